@@ -1,0 +1,110 @@
+"""Every check of the project, each in an environment of its own; `nox -l` lists them."""
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.10.16"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+PACKAGES = ("kernels", "models", "cache", "engine", "server")
+PYTEST = ("python", "-m", "pytest", "--durations=5")
+
+
+def sync(session: nox.Session, *selection: str) -> None:
+    """Install exactly what `selection` of the lock file says into the session's own environment."""
+    session.run_install(
+        "uv",
+        "sync",
+        "--frozen",
+        "--no-default-groups",
+        *selection,
+        env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location},
+        external=True,
+    )
+
+
+def sync_package(session: nox.Session, package: str) -> None:
+    """Install one package with its declared dependencies and its `test` group; nothing else is there to import."""
+    sync(session, "--package", f"infer-{package}", "--group", "test")
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(name, id=name) for name in (*PACKAGES, "cross")])
+def tests(session: nox.Session, package: str) -> None:
+    """Each package alone with only its declared dependencies, then the facts across packages."""
+    if package == "cross":
+        sync(session, "--group", "test")
+        session.run(*PYTEST, "tests", *session.posargs)
+        return
+    sync_package(session, package)
+    session.run(*PYTEST, f"packages/infer-{package}/tests", *session.posargs)
+
+
+@nox.session
+def tests_long(session: nox.Session) -> None:
+    """The long profiles of the same tests: more examples, the cases marked `slow`."""
+    sync(session, "--group", "test")
+    session.run(*PYTEST, "--run-slow", *session.posargs, env={"HYPOTHESIS_PROFILE": "long"})
+
+
+@nox.session(python="3.11")
+def lowest(session: nox.Session) -> None:
+    """The oldest supported torch and triton, under kernels and models."""
+    test_tools = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test-tools")
+    session.install(
+        "torch==2.11.*",
+        "triton==3.6.*",
+        "numpy<2.4",  # triton 3.6's interpreter breaks with later ones
+        "transformers>=5.0",
+        "./packages/infer-kernels",
+        "./packages/infer-models",
+        *test_tools,
+    )
+    for package in ("kernels", "models"):
+        session.run(*PYTEST, f"packages/infer-{package}/tests", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """A short run of the benchmarks, within two minutes on two cores."""
+    sync(session)
+    session.run("python", "benchmarks/concurrency.py", "--quick", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting and the layers between packages."""
+    sync(session, "--group", "lint")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types: all sources at once, then each package's tests."""
+    sync(session, "--group", "types", "--group", "test", "--group", "lint", "--group", "dev")
+    session.run("mypy", *[f"packages/infer-{name}/src" for name in PACKAGES])
+    for name in PACKAGES:
+        session.run("mypy", f"packages/infer-{name}/tests")
+    for folder in ("tests", "benchmarks", "examples", "noxfile.py"):
+        session.run("mypy", folder)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build every wheel, install them outside the workspace, import each, and check their bounds against each other."""
+    built = Path(session.create_tmp()).resolve() / "wheels"
+    for name in PACKAGES:
+        session.run(
+            "uv", "build", "--wheel", "--quiet", "--package", f"infer-{name}", "--out-dir", str(built), external=True
+        )
+    session.install("--reinstall", *sorted(str(wheel) for wheel in built.glob("*.whl")))
+    with session.chdir(built):
+        for name in PACKAGES:
+            session.run("python", "-c", f"import infer_{name}; print(infer_{name}.__file__)")
+        session.run("infer-server", "--version")
+    session.run("uv", "pip", "check", external=True)
