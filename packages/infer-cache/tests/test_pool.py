@@ -1,0 +1,65 @@
+"""The KV memory: its shape, its strides, its price."""
+
+import pytest
+import torch
+
+from infer_cache import KVPool
+
+SIZES = {"num_layers": 2, "num_blocks": 3, "kv_heads": 4, "block_size": 5, "head_dim": 16}
+
+
+def pool(*, dtype: torch.dtype = torch.float32, **sizes: int) -> KVPool:
+    return KVPool(**{**SIZES, **sizes}, dtype=dtype, device=torch.device("cpu"))
+
+
+def test_a_layers_cache_is_blocks_by_heads_by_tokens_and_starts_at_zero() -> None:
+    cache = pool(dtype=torch.bfloat16)
+    for tensor in (cache.key_cache(1), cache.value_cache(1)):
+        assert tensor.shape == (3, 4, 5, 16)
+        assert tensor.dtype == torch.bfloat16
+        assert not tensor.any()
+    assert (cache.num_layers, cache.num_blocks, cache.block_size) == (2, 3, 5)
+
+
+def test_consecutive_blocks_are_one_view_over_their_tokens_on_a_cpu() -> None:
+    cache = pool().key_cache(0)
+    cache.copy_(torch.arange(cache.numel()).view(cache.shape))
+    tokens = cache.transpose(1, 2).view(3 * 5, 4, 16)
+    assert tokens.data_ptr() == cache.data_ptr()
+    assert torch.equal(tokens[5 + 2], cache[1, :, 2])
+
+
+def test_layers_keys_and_values_share_no_memory() -> None:
+    cache = pool()
+    cache.key_cache(0).fill_(1)
+    cache.value_cache(1).fill_(2)
+    assert not cache.key_cache(1).any()
+    assert not cache.value_cache(0).any()
+    assert (cache.key_cache(0) == 1).all()
+
+
+def test_bytes_per_block_is_what_a_block_takes_of_the_storage() -> None:
+    cache = pool(dtype=torch.float16, num_blocks=7)
+    layers = range(cache.num_layers)
+    total = sum(cache.key_cache(layer).nbytes + cache.value_cache(layer).nbytes for layer in layers)
+    assert total == 7 * KVPool.bytes_per_block(num_layers=2, kv_heads=4, block_size=5, head_dim=16, dtype=torch.float16)
+
+
+def test_a_pool_of_no_blocks_is_legal() -> None:
+    assert pool(num_blocks=0).key_cache(0).shape == (0, 4, 5, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("num_layers", 0), ("num_blocks", -1), ("kv_heads", 0), ("block_size", 0), ("head_dim", -16)]
+)
+def test_a_size_out_of_range_is_refused_by_name(name: str, size: int) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is {size}"):
+        pool(dtype=torch.float32, **{name: size})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_head_of_a_block_is_one_piece_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    cache = KVPool(**SIZES, dtype=torch.float16, device=device)
+    assert cache.key_cache(0).is_contiguous()
+    assert cache.value_cache(0).device.type == "cuda"

@@ -1,0 +1,200 @@
+"""Attention through the pool equals dense causal attention over the same tokens, however they are stored and split."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from infer_cache import BlockTables, KVPool, PagedCacheView
+from infer_kernels import plan_attention
+from infer_models.attention import AttentionSpec
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+TOLERANCE = 1e-4
+
+
+def spec_of(*, group: int = 3, window: int | None = None, soft_cap: float | None = None) -> AttentionSpec:
+    return AttentionSpec(q_heads=2 * group, kv_heads=2, head_dim=16, scale=0.3, window=window, soft_cap=soft_cap)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    """The definition, one query head at a time: q [tokens, q_heads, head_dim] over all of k and v."""
+    position = torch.arange(len(q), device=q.device)
+    distance = position[:, None] - position
+    hidden = (distance < 0) | (distance >= (spec.window or len(q)))
+    heads = []
+    for head in range(spec.q_heads):
+        kv_head = head // (spec.q_heads // spec.kv_heads)
+        scores = q[:, head] @ k[:, kv_head].T * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        heads.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[:, kv_head])
+    return torch.stack(heads, dim=1)
+
+
+class CachedSequences:
+    """Random sequences whose tokens are attended step by step through one pool."""
+
+    def __init__(
+        self,
+        seq_lens: Sequence[int],
+        *,
+        block_size: int,
+        spec: AttentionSpec,
+        shuffled: bool = True,
+        device: str = "cpu",
+    ) -> None:
+        generator = torch.Generator().manual_seed(sum(seq_lens) + block_size)
+        self.spec, self.device, self.num_layers = spec, device, 2
+        shapes = [(self.num_layers, heads, spec.head_dim) for heads in (spec.q_heads, spec.kv_heads, spec.kv_heads)]
+        self.qkv = [
+            [torch.randn(seq_len, *shape, generator=generator).to(device) for shape in shapes] for seq_len in seq_lens
+        ]
+        num_blocks = [-(-seq_len // block_size) for seq_len in seq_lens]
+        order = torch.arange(sum(num_blocks))
+        if shuffled:
+            order = torch.randperm(sum(num_blocks), generator=generator)
+        self.tables = [blocks.tolist() for blocks in torch.split(order, num_blocks)]
+        self.pool = KVPool(
+            num_layers=self.num_layers,
+            num_blocks=sum(num_blocks),
+            kv_heads=spec.kv_heads,
+            block_size=block_size,
+            head_dim=spec.head_dim,
+            dtype=torch.float32,
+            device=torch.device(device),
+        )
+        self.num_cached = [0] * len(seq_lens)
+        self.attended: list[list[Tensor]] = [[] for _ in seq_lens]
+
+    def step(self, counts: dict[int, int]) -> None:
+        """Compute the next `counts[i]` tokens of each sequence i, all in one flat batch."""
+        size = self.pool.block_size
+        spans = {i: range(self.num_cached[i], self.num_cached[i] + count) for i, count in counts.items()}
+        width = max(map(len, self.tables)) + 1
+        plan = plan_attention(
+            query_start=torch.tensor([0, *counts.values()]).cumsum(0).int(),
+            seq_lens=torch.tensor([span.stop for span in spans.values()], dtype=torch.int32),
+            block_table=torch.tensor(
+                [self.tables[i] + [0] * (width - len(self.tables[i])) for i in counts], dtype=torch.int32
+            ),
+            block_size=size,
+            device=self.device,
+        )
+        slots = [self.tables[i][at // size] * size + at % size for i, span in spans.items() for at in span]
+        view = PagedCacheView(self.pool, slots=torch.tensor(slots, dtype=torch.int32, device=self.device), plan=plan)
+        q, k, v = (torch.cat([self.qkv[i][j][span.start : span.stop] for i, span in spans.items()]) for j in range(3))
+        layers = [view.attend(n, q[:, n], k[:, n], v[:, n], self.spec) for n in range(self.num_layers)]
+        for (i, span), rows in zip(
+            spans.items(), torch.split(torch.stack(layers, dim=1), [*counts.values()]), strict=True
+        ):
+            self.attended[i].append(rows)
+            self.num_cached[i] = span.stop
+
+    def assert_equal_to_dense(self) -> None:
+        for (q, k, v), attended in zip(self.qkv, self.attended, strict=True):
+            for n in range(self.num_layers):
+                expected = dense(q[:, n], k[:, n], v[:, n], self.spec)
+                torch.testing.assert_close(torch.cat(attended)[:, n], expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
+def test_whole_prefill_of_a_ragged_batch_is_dense_attention(block_size: int, device: str) -> None:
+    sequences = CachedSequences([37, 1, 16, 65], block_size=block_size, spec=spec_of(), device=device)
+    sequences.step({0: 37, 1: 1, 2: 16, 3: 65})
+    sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
+def test_chunked_prefill_is_dense_attention(block_size: int, device: str) -> None:
+    sequences = CachedSequences([23, 40], block_size=block_size, spec=spec_of(), device=device)
+    for counts in ({0: 7, 1: 16}, {0: 1, 1: 16}, {1: 8, 0: 15}):
+        sequences.step(counts)
+    sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
+def test_decode_beside_a_prompt_is_dense_attention(block_size: int, device: str) -> None:
+    sequences = CachedSequences([20, 34, 12], block_size=block_size, spec=spec_of(), device=device)
+    sequences.step({0: 10, 1: 30})
+    for prompt_chunk in (3, 3, 3, 3):
+        sequences.step({0: 1, 1: 1, 2: prompt_chunk})
+    for _ in range(6):
+        sequences.step({0: 1})
+    sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+def test_consecutive_blocks_give_what_shuffled_ones_give(block_size: int) -> None:
+    for shuffled in (True, False):
+        sequences = CachedSequences([33, 9], block_size=block_size, spec=spec_of(), shuffled=shuffled)
+        sequences.step({0: 20, 1: 9})
+        sequences.step({0: 12})
+        sequences.step({0: 1})
+        sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [1, 4, 5, 6, 100])
+def test_a_window_hides_what_has_left_it(window: int, device: str) -> None:
+    sequences = CachedSequences([19, 11], block_size=5, spec=spec_of(window=window), device=device)
+    sequences.step({0: 9, 1: 11})
+    sequences.step({0: 8})
+    sequences.step({0: 1})
+    sequences.step({0: 1})
+    sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("group", [1, 8])
+def test_scale_and_soft_cap_reach_every_group_ratio(group: int) -> None:
+    sequences = CachedSequences([14], block_size=4, spec=spec_of(group=group, soft_cap=2.0))
+    for count in (6, 7, 1):
+        sequences.step({0: count})
+    sequences.assert_equal_to_dense()
+
+
+def test_a_slot_of_minus_one_stores_nothing() -> None:
+    spec = spec_of()
+    sequences = CachedSequences([3], block_size=4, spec=spec)
+    plan = plan_attention(
+        query_start=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([1], dtype=torch.int32),
+        block_table=torch.tensor([[0, 0]], dtype=torch.int32),
+        block_size=4,
+        device="cpu",
+    )
+    view = PagedCacheView(sequences.pool, slots=torch.tensor([-1], dtype=torch.int32), plan=plan)
+    view.attend(0, torch.ones(1, 6, 16), torch.ones(1, 2, 16), torch.ones(1, 2, 16), spec)
+    assert not sequences.pool.key_cache(0).any()
+    assert not sequences.pool.value_cache(0).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    block_size=st.integers(1, 9),
+    chunks=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3),
+    window=st.none() | st.integers(1, 12),
+)
+def test_any_split_into_chunks_is_dense_attention(block_size: int, chunks: list[list[int]], window: int | None) -> None:
+    sequences = CachedSequences([sum(sizes) for sizes in chunks], block_size=block_size, spec=spec_of(window=window))
+    for step in range(max(map(len, chunks))):
+        sequences.step({i: sizes[step] for i, sizes in enumerate(chunks) if step < len(sizes)})
+    sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_blocks_of_a_released_sequence_serve_the_next_one(block_size: int) -> None:
+    tables = BlockTables(-(-24 // block_size), block_size)
+    sequences = CachedSequences([24, 17], block_size=block_size, spec=spec_of())
+    for i, seq_len in enumerate((24, 17)):
+        tables.reserve(str(i), seq_len)
+        sequences.tables[i] = list(tables.blocks(str(i)))
+        sequences.step({i: seq_len})
+        tables.release(str(i))
+    sequences.assert_equal_to_dense()
