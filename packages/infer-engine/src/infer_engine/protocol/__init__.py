@@ -1,0 +1,38 @@
+"""The engine's public protocol: all that a client of the engine may know. Standard library and msgspec only; no torch.
+
+`EngineConfig` says what to run, `SamplingParams` and `GenerateRequest` what to generate, `StepOutput` what came of it.
+`Engine` and `RequestStream` are what `infer_engine.build_engine` gives: the server is written against these two.
+"""
+
+from infer_engine.protocol.config import EngineConfig
+from infer_engine.protocol.engine import Engine, EngineInfo, EngineStats, EngineStatus, RequestStream
+from infer_engine.protocol.errors import (
+    CheckpointUnusableError,
+    ContextLengthExceededError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestRefusedError,
+)
+from infer_engine.protocol.requests import FinishReason, GenerateRequest, RequestFailure, StepOutput
+from infer_engine.protocol.sampling import SamplingParams
+
+__all__ = [
+    "CheckpointUnusableError",
+    "ContextLengthExceededError",
+    "Engine",
+    "EngineConfig",
+    "EngineInfo",
+    "EngineStats",
+    "EngineStatus",
+    "EngineUnavailableError",
+    "FinishReason",
+    "GenerateRequest",
+    "InvalidRequestError",
+    "QueueFullError",
+    "RequestFailure",
+    "RequestRefusedError",
+    "RequestStream",
+    "SamplingParams",
+    "StepOutput",
+]

@@ -1,0 +1,125 @@
+"""`Engine` and `RequestStream`: the two verbs-only protocols that a server is written against."""
+
+import enum
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from infer_engine.protocol.requests import GenerateRequest, StepOutput
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded, in the words a person would use.
+
+    Attributes:
+        model: the `model` string as configured; the demo model has a fixed name.
+        architecture: the checkpoint's `model_type`.
+        num_parameters: weights, tied ones counted once.
+        dtype: of weights and activations, such as `bfloat16`.
+        device: where it runs, such as `cpu`.
+        vocab_size: token ids are in [0, vocab_size).
+        max_seq_len: prompt plus generated tokens of one request.
+        num_kv_blocks: blocks of the KV cache.
+        block_size: tokens of one block.
+        max_batch_size: requests computed in one step.
+    """
+
+    model: str
+    architecture: str
+    num_parameters: int
+    dtype: str
+    device: str
+    vocab_size: int
+    max_seq_len: int
+    num_kv_blocks: int
+    block_size: int
+    max_batch_size: int
+
+
+class EngineStatus(enum.StrEnum):
+    """Ready takes requests, draining finishes those it has, stopped and dead take none; the log says why it died."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot after a step.
+
+    Attributes:
+        num_steps: steps computed since the start.
+        num_running: requests that hold KV memory.
+        num_waiting: requests in the queue, preempted ones included.
+        num_free_blocks: KV blocks that nobody holds.
+        num_blocks: all KV blocks.
+        num_leaked_blocks: what the block audit found: held, but reachable from no sequence. Always 0 in a sound engine.
+        num_preemptions: requests put back to the queue for want of memory, since the start.
+        num_prompt_tokens: prompt tokens computed since the start, recomputed ones included.
+        num_generated_tokens: tokens generated since the start.
+    """
+
+    num_steps: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    num_leaked_blocks: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+
+
+class RequestStream(Protocol):
+    """One accepted request's outputs. Whoever holds it must consume it to its end or call `abort`."""
+
+    @property
+    def request_id(self) -> str:
+        """The engine's own id, never a client's."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, known as soon as the request is accepted."""
+
+    def __aiter__(self) -> AsyncIterator[StepOutput]:
+        """Yield one output per step that made something, the last with `finished`; ends after that one.
+
+        A failure is a last output with `error`, never an exception.
+        """
+
+    def abort(self) -> None:
+        """Stop computing, give back the memory by the next step. Legal at any time, any number of times."""
+
+
+class Engine(Protocol):
+    """A running engine, used from one asyncio event loop. Its steps run elsewhere and never hold the loop up."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """Whether it takes requests."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest snapshot; never blocks."""
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
+        """Tokenize off the event loop, validate, and queue all of `requests` or none of them.
+
+        Raises:
+            InvalidRequestError: an empty prompt, a token id outside the vocabulary.
+            ContextLengthExceededError: prompt plus `max_tokens` exceeds `max_seq_len`.
+            QueueFullError: there is no room in the queue for all of them.
+            EngineUnavailableError: the engine is draining, stopped or dead.
+        """
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests, let running ones finish, abort what is left after `timeout_s` seconds."""
+
+    async def close(self) -> None:
+        """Abort everything and stop the engine's thread; idempotent."""

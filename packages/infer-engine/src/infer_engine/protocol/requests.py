@@ -1,0 +1,62 @@
+"""What goes in and what comes out: `GenerateRequest` and `StepOutput`. Text here is the front's; the core sees ids."""
+
+import enum
+
+import msgspec
+
+from infer_engine.protocol.sampling import SamplingParams
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended: an eos id, a stop id or string, `max_tokens` reached, or somebody aborted it."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate.
+
+    Attributes:
+        prompt: text, or the token ids themselves.
+        params: how to sample and when to stop.
+    """
+
+    prompt: str | list[int]
+    params: SamplingParams
+
+
+class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request that had been accepted could not be finished. Our own words, never a library's."""
+
+    message: str
+    code: str = "internal_error"
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step made for one request; the deltas of a request's outputs join up to its whole answer.
+
+    Attributes:
+        request_id: the engine's id of the request.
+        token_ids: the tokens of this step, in order (empty only on an abort or a failure).
+        text: what became certain of the text in this step. Held-back text (an unfinished character, what may begin a
+            stop string) comes with a later output, at the latest with the last one.
+        finished: no output follows.
+        finish_reason: why it ended; None while it goes on and when it failed.
+        error: why it failed; None otherwise.
+        num_prompt_tokens: tokens of the prompt.
+        num_completion_tokens: tokens generated so far, those of this output included.
+        num_cached_tokens: prompt tokens whose keys and values were found in a cache.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    text: str = ""
+    finished: bool = False
+    finish_reason: FinishReason | None = None
+    error: RequestFailure | None = None
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_tokens: int = 0

@@ -1,0 +1,171 @@
+"""The engine over real (tiny) models: `transformers`' own tokens, and the same ones in whatever company."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infer_engine import LLM, SamplingParams
+from infer_engine.llm import Completion
+from infer_engine.protocol import (
+    CheckpointUnusableError,
+    ContextLengthExceededError,
+    FinishReason,
+    InvalidRequestError,
+)
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3, save_tiny_tokenizer
+
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "llama": save_tiny_llama,
+    "qwen3": save_tiny_qwen3,
+    "gemma3": save_tiny_gemma3,
+}
+VOCAB_SIZE = 320
+NUM_TOKENS = 16
+PROMPTS = [
+    [random.Random(length).randrange(3, VOCAB_SIZE) for _ in range(length)]  # noqa: S311 - a test's choices
+    for length in (1, 3, 8, 9, 17, 40)
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A checkpoint, and what transformers generates from it for each prompt."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = FAMILIES[request.param](folder)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    model.generation_config.eos_token_id = None
+    expected = []
+    for prompt in PROMPTS:
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
+        expected.append(out[0, len(prompt) :].tolist())
+    return folder, expected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A servable tiny Llama."""
+    folder = tmp_path_factory.mktemp("servable")
+    save_tiny_llama(folder)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    return folder
+
+
+def token_ids(completions: list[Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"max_batch_size": 1},
+        {"prefill_chunk_size": 4},
+        {"use_chunked_prefill": False},
+        {"block_size": 1, "prefill_chunk_size": 5},
+        {"block_size": 5, "max_num_batched_tokens": 7},
+        {"block_size": 4, "num_gpu_blocks": 15, "kv_reserve": 0.0, "max_seq_len": 60},
+    ],
+    ids=["default", "one by one", "chunks of 4", "whole prompts", "block size 1", "block size 5", "tiny pool"],
+)
+def test_greedy_tokens_are_those_of_transformers_with_every_switch(
+    family: tuple[Path, list[list[int]]], switches: dict[str, Any]
+) -> None:
+    folder, expected = family
+    llm = LLM(str(folder), dtype="float32", **switches)
+    assert token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
+def test_a_pool_too_small_for_all_preempts_and_changes_nothing(family: tuple[Path, list[list[int]]]) -> None:
+    folder, expected = family
+    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks=15, kv_reserve=0.0, max_seq_len=60)
+    assert token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+    stats = llm.stats
+    assert stats.num_preemptions > 0
+    assert (stats.num_free_blocks, stats.num_leaked_blocks) == (15, 0)
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32")
+    params = [SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_tokens=12) for seed in range(len(PROMPTS))]
+    together = token_ids(llm.generate(PROMPTS, params, use_tqdm=False))
+    alone = [
+        token_ids(llm.generate([prompt], param, use_tqdm=False))[0]
+        for prompt, param in zip(PROMPTS, params, strict=True)
+    ]
+    assert together == alone
+
+
+def test_the_base_seed_makes_requests_without_their_own_reproducible(folder: Path) -> None:
+    def run(seed: int) -> list[list[int]]:
+        llm = LLM(str(folder), dtype="float32", seed=seed)
+        return token_ids(llm.generate(PROMPTS[:3], SamplingParams(max_tokens=12), use_tqdm=False))
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_texts_are_the_decoded_tokens_and_a_stop_string_cuts_them(folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32")
+    [whole] = llm.generate("hello", GREEDY, use_tqdm=False)
+    assert len(whole.text) > 4
+    stop = whole.text[3:5]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop=(stop,))
+    [cut] = llm.generate("hello", params, use_tqdm=False)
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason is FinishReason.STOP
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+
+
+def test_chat_renders_the_checkpoints_template(folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32")
+    messages = [{"role": "user", "content": "hi"}]
+    [answer] = llm.chat(messages, GREEDY, use_tqdm=False)
+    [same] = llm.chat([messages], GREEDY, use_tqdm=False)
+    assert answer.token_ids == same.token_ids
+    assert answer.num_prompt_tokens > len("hi")
+
+
+def test_a_refused_prompt_leaves_nothing_behind(folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32", max_seq_len=64)
+    with pytest.raises(ContextLengthExceededError, match="maximum context length is 64 tokens"):
+        llm.generate([[5], [5] * 60], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="`prompt` is empty"):
+        llm.generate([[]], GREEDY, use_tqdm=False)
+    with pytest.raises(ValueError, match="2 entries for 1 prompts"):
+        llm.generate([[5]], [GREEDY, GREEDY], use_tqdm=False)
+    assert llm.stats.num_running == llm.stats.num_waiting == 0
+
+
+def test_a_progress_bar_goes_to_standard_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    LLM(str(folder), dtype="float32").generate(PROMPTS[:2], GREEDY)
+    captured = capsys.readouterr()
+    assert "2/2" in captured.err
+    assert captured.out == ""
+
+
+def test_dummy_weights_need_nothing_but_a_config(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    llm = LLM(str(tmp_path), load_format="dummy")
+    [completion] = llm.generate("bytes", GREEDY, use_tqdm=False)
+    assert completion.num_prompt_tokens == len("bytes")
+    assert len(completion.token_ids) == NUM_TOKENS
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    save_tiny_tokenizer(tmp_path, vocab_size=VOCAB_SIZE + 1)
+    with pytest.raises(CheckpointUnusableError, match="belongs to another model"):
+        LLM(str(tmp_path))
+
+
+def test_the_demo_model_writes_text() -> None:
+    llm = LLM()
+    [completion] = llm.generate("ROMEO:\n", SamplingParams(max_tokens=20, seed=1), use_tqdm=False)
+    assert len(completion.text) > 10
+    assert llm.info.model == "infer-demo"

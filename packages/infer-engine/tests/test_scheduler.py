@@ -1,0 +1,157 @@
+"""Who computes how many tokens in which step."""
+
+import pytest
+
+from infer_engine.scheduler import SchedulerLimits
+from infer_engine.testing import FormulaEngine, expected_tokens, tokens_of
+
+
+def engine(*, num_blocks: int = 10_000, block_size: int = 1, **limits: object) -> FormulaEngine:
+    defaults: dict[str, object] = {"max_batch_size": 8, "max_num_batched_tokens": 2048}
+    return FormulaEngine(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        limits=SchedulerLimits(**{**defaults, **limits}),  # type: ignore[arg-type]  # plain keyword pass-through
+    )
+
+
+def test_admission_leaves_the_reserve_of_250_free_tokens_to_decodes() -> None:
+    running = engine(num_blocks=250)
+    for name, length in (("a", 100), ("b", 200), ("c", 300)):
+        running.submit(name, [1] * length, max_tokens=1)
+    assert running.core.step().admitted == ["a"]
+
+
+def test_admission_of_two_fits_the_share_of_625_free_tokens_beside_a_running_request() -> None:
+    running = engine(num_blocks=626, prefill_chunk_size=512)
+    running.submit("first", [1], max_tokens=100)
+    running.core.step()
+    for name, length in (("b", 200), ("c", 299), ("d", 1)):
+        running.submit(name, [1] * length, max_tokens=1)
+    # 626 blocks, 2 held by the running request at its first decode: int(624 * 0.8) = 499 tokens may be admitted.
+    assert running.core.step().admitted == ["b", "c"]
+
+
+def test_admission_takes_the_first_in_line_on_an_idle_engine_even_if_it_fills_the_pool() -> None:
+    idle = engine(num_blocks=101)
+    idle.submit("whole pool", [1] * 100, max_tokens=1)
+    assert idle.core.step().admitted == ["whole pool"]
+
+
+def test_admission_is_first_come_first_served_and_nobody_overtakes() -> None:
+    busy = engine(num_blocks=100)
+    busy.submit("running", [1] * 50, max_tokens=10)
+    busy.core.step()
+    busy.submit("too long", [1] * 45, max_tokens=1)
+    busy.submit("short", [1], max_tokens=1)
+    assert busy.core.step().admitted == []
+
+
+def test_admission_stops_at_the_batch_size() -> None:
+    small = engine(max_batch_size=2)
+    for name in "abc":
+        small.submit(name, [1], max_tokens=2)
+    assert small.core.step().admitted == ["a", "b"]
+    small.core.step()
+    assert small.core.step().admitted == ["c"]
+
+
+def test_memory_freed_by_a_finished_request_is_admitted_into_in_the_next_step() -> None:
+    full = engine(num_blocks=12)
+    full.submit("a", [1] * 10, max_tokens=1)
+    full.submit("b", [2] * 10, max_tokens=1)
+    assert full.core.step().admitted == ["a"]
+    assert full.core.step().admitted == ["b"]
+
+
+def test_decodes_come_first_and_a_long_prompt_goes_in_chunks_beside_them() -> None:
+    mixed = engine(prefill_chunk_size=4)
+    mixed.submit("short", [1, 2], max_tokens=5)
+    mixed.core.step()
+    mixed.submit("long", list(range(10)), max_tokens=1)
+    mixed.run()
+    assert mixed.runner.schedules[1:4] == [
+        [("short", 1), ("long", 4)],
+        [("short", 1), ("long", 4)],
+        [("short", 1), ("long", 2)],
+    ]
+
+
+def test_nothing_is_emitted_before_a_prompts_last_chunk() -> None:
+    chunked = engine(prefill_chunk_size=3)
+    chunked.submit("a", list(range(9)), max_tokens=2)
+    assert chunked.core.step().outputs == []
+    assert chunked.core.step().outputs == []
+    assert [output.token_ids for output in chunked.core.step().outputs] == [expected_tokens(list(range(9)), 1)]
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
+def test_a_prompt_of_any_length_against_the_chunk_takes_the_fewest_steps(length: int) -> None:
+    chunked = engine(prefill_chunk_size=4)
+    chunked.submit("a", [1] * length, max_tokens=1)
+    chunked.run()
+    assert len(chunked.runner.schedules) == -(-length // 4)
+
+
+def test_chunks_share_the_steps_token_budget_in_order_of_arrival() -> None:
+    tight = engine(max_num_batched_tokens=6, prefill_chunk_size=4)
+    tight.submit("a", [1] * 8, max_tokens=1)
+    tight.submit("b", [1] * 4, max_tokens=1)
+    tight.run()
+    assert tight.runner.schedules == [[("a", 4), ("b", 2)], [("a", 4), ("b", 2)]]
+
+
+def test_max_prefill_chunks_per_step_bounds_the_prompts_of_a_step() -> None:
+    one_by_one = engine(max_prefill_chunks_per_step=1, prefill_chunk_size=4)
+    one_by_one.submit("a", [1] * 4, max_tokens=1)
+    one_by_one.submit("b", [1] * 4, max_tokens=1)
+    one_by_one.run()
+    assert one_by_one.runner.schedules == [[("a", 4)], [("b", 4)]]
+
+
+def test_without_chunking_a_prompt_over_the_budget_is_the_only_one_of_its_step() -> None:
+    whole = engine(prefill_chunk_size=None, max_num_batched_tokens=8)
+    for name, length in (("a", 5), ("over", 20), ("b", 3)):
+        whole.submit(name, [1] * length, max_tokens=1)
+    whole.run()
+    assert whole.runner.schedules == [[("a", 5)], [("over", 20)], [("b", 3)]]
+
+
+def test_a_request_without_room_to_grow_preempts_the_latest_arrival_and_both_get_their_tokens() -> None:
+    tight = engine(num_blocks=16, kv_reserve=0.0)
+    tight.submit("old", [1] * 4, max_tokens=10)
+    tight.submit("young", [2] * 4, max_tokens=10)
+    outputs = tight.run()
+    assert tight.core.step().stats.num_preemptions >= 1
+    assert tokens_of(outputs["old"]) == expected_tokens([1] * 4, 10)
+    assert tokens_of(outputs["young"]) == expected_tokens([2] * 4, 10)
+    assert outputs["old"][-1].num_completion_tokens == 10
+
+
+def test_the_oldest_request_is_never_preempted() -> None:
+    tight = engine(num_blocks=24, kv_reserve=0.0)
+    for name in ("oldest", "b", "c"):
+        tight.submit(name, [3] * 4, max_tokens=18)
+    tight.run()
+    first = [step for step in tight.runner.schedules if any(name == "oldest" for name, _ in step)]
+    assert first == tight.runner.schedules[: len(first)]
+    assert len(first) == 18
+
+
+def test_a_preempted_request_is_first_in_line_again() -> None:
+    tight = engine(num_blocks=16, kv_reserve=0.0)
+    tight.submit("old", [1] * 4, max_tokens=10)
+    tight.submit("young", [2] * 4, max_tokens=10)
+    tight.submit("waiting", [3] * 12, max_tokens=1)
+    order = []
+    while tight.core.has_work:
+        order += tight.core.step().admitted
+    assert order == ["old", "young", "young", "waiting"]
+
+
+def test_two_requests_that_compete_for_a_pool_of_little_more_than_one_both_finish() -> None:
+    tight = engine(num_blocks=48, block_size=1, kv_reserve=0.0)
+    for name in "ab":
+        tight.submit(name, [5] * 10, max_tokens=30)
+    outputs = tight.run(max_steps=200)
+    assert {name: tokens_of(out) for name, out in outputs.items()} == dict.fromkeys("ab", expected_tokens([5] * 10, 30))

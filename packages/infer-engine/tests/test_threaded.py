@@ -1,0 +1,212 @@
+"""The core in its thread, seen from an event loop: streams, refusals, aborts, draining, death."""
+
+import asyncio
+import threading
+
+import pytest
+
+from infer_engine.core import EngineCore
+from infer_engine.front import Front, FrontLimits
+from infer_engine.protocol import (
+    ContextLengthExceededError,
+    EngineInfo,
+    EngineStatus,
+    EngineUnavailableError,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequestError,
+    QueueFullError,
+    RequestStream,
+    SamplingParams,
+    StepOutput,
+)
+from infer_engine.scheduler import Schedule, SchedulerLimits
+from infer_engine.testing import FormulaEngine, FormulaRunner, expected_tokens
+from infer_engine.threaded import ThreadedEngine
+from infer_models.text import stand_in_tokenizer
+
+VOCAB = 997
+MAX_SEQ_LEN = 64
+LIMITS = SchedulerLimits(max_batch_size=2, max_num_batched_tokens=16, prefill_chunk_size=8)
+INFO = EngineInfo(
+    model="formula",
+    architecture="formula",
+    num_parameters=0,
+    dtype="float32",
+    device="cpu",
+    vocab_size=VOCAB,
+    max_seq_len=MAX_SEQ_LEN,
+    num_kv_blocks=256,
+    block_size=1,
+    max_batch_size=2,
+)
+
+
+class GatedRunner:
+    """A runner that waits for `gate` before each step, so that a test decides when steps happen; it may be broken."""
+
+    def __init__(self, inner: FormulaRunner) -> None:
+        self.inner = inner
+        self.gate = threading.Event()
+        self.broken = False
+
+    def execute(self, schedule: Schedule) -> list[int]:
+        assert self.gate.wait(timeout=30)
+        if self.broken:
+            raise RuntimeError("broken on purpose")
+        return self.inner.execute(schedule)
+
+
+class Rig:
+    """A threaded engine over the formula runner, with the gate within reach."""
+
+    def __init__(self, *, max_waiting_requests: int = 100) -> None:
+        formula = FormulaEngine(num_blocks=256, limits=LIMITS)
+        self.runner = GatedRunner(formula.runner)
+        core = EngineCore(self.runner, formula.scheduler, formula.tables, eos_token_ids=frozenset())
+        front = Front(stand_in_tokenizer(VOCAB), FrontLimits(vocab_size=VOCAB, max_seq_len=MAX_SEQ_LEN), seed=0)
+        self.engine = ThreadedEngine(core, front, info=INFO, max_waiting_requests=max_waiting_requests)
+
+    async def submit(self, *prompts: list[int], max_tokens: int = 4) -> list[RequestStream]:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        return await self.engine.submit([GenerateRequest(prompt=prompt, params=params) for prompt in prompts])
+
+
+async def read(stream: RequestStream) -> list[StepOutput]:
+    return [output async for output in stream]
+
+
+def tokens(outputs: list[StepOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+async def test_streams_give_one_output_per_token_and_end_after_the_finished_one() -> None:
+    rig = Rig()
+    rig.runner.gate.set()
+    streams = await rig.submit([1, 2], [3], [4, 5, 6])
+    for stream, prompt in zip(streams, ([1, 2], [3], [4, 5, 6]), strict=True):
+        outputs = await read(stream)
+        assert tokens(outputs) == expected_tokens(prompt, 4)
+        assert [len(output.token_ids) for output in outputs] == [1] * 4
+        assert [output.finished for output in outputs] == [False] * 3 + [True]
+    await rig.engine.close()
+
+
+async def test_a_stop_string_ends_the_stream_and_frees_the_memory() -> None:
+    rig = Rig()
+    rig.runner.gate.set()
+    token_ids = expected_tokens([1], 60)
+    text = stand_in_tokenizer(VOCAB).decode(token_ids)
+    stop = text[20:23]
+    request = GenerateRequest(prompt=[1], params=SamplingParams(temperature=0, max_tokens=60, stop=(stop,)))
+    [stream] = await rig.engine.submit([request])
+    outputs = await read(stream)
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert "".join(output.text for output in outputs) == text[: text.index(stop)]
+    await rig.engine.drain(10)
+    await rig.engine.close()
+    assert rig.engine.stats.num_free_blocks == 256
+
+
+async def test_the_queue_takes_max_waiting_requests_and_refuses_a_batch_whole() -> None:
+    rig = Rig(max_waiting_requests=4)
+    first = await rig.submit([1], [2], [3])
+    with pytest.raises(QueueFullError, match="`max_waiting_requests` is 4"):
+        await rig.submit([4], [5])
+    fits = await rig.submit([4])
+    rig.runner.gate.set()
+    for stream in [*first, *fits]:
+        assert (await read(stream))[-1].finished
+    await rig.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error"),
+    [
+        ([], {}, InvalidRequestError),
+        ("", {}, InvalidRequestError),
+        ([1, VOCAB], {}, InvalidRequestError),
+        ([-1], {}, InvalidRequestError),
+        ([1], {"stop_token_ids": (VOCAB,)}, InvalidRequestError),
+        ([1] * MAX_SEQ_LEN, {"max_tokens": 1}, ContextLengthExceededError),
+        ([1] * 60, {"max_tokens": 5}, ContextLengthExceededError),
+    ],
+)
+async def test_a_request_that_cannot_be_served_is_refused_before_the_queue(
+    prompt: list[int] | str, params: dict[str, object], error: type[Exception]
+) -> None:
+    rig = Rig()
+    request = GenerateRequest(prompt=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]  # pass-through
+    with pytest.raises(error):
+        await rig.engine.submit([GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=1)), request])
+    assert rig.engine.stats.num_waiting == 0
+    await rig.engine.close()
+
+
+async def test_an_abort_ends_the_stream_and_frees_the_memory_by_the_next_step() -> None:
+    rig = Rig()
+    [stream, other] = await rig.submit([1, 2, 3], [9], max_tokens=40)
+    rig.runner.gate.set()
+    seen = 0
+    async for output in stream:
+        seen += 1
+        if seen == 3:
+            stream.abort()
+        last = output
+    assert last.finish_reason is FinishReason.ABORT
+    assert tokens(await read(other)) == expected_tokens([9], 40)
+    await rig.engine.drain(10)
+    await rig.engine.close()
+    assert (rig.engine.stats.num_running, rig.engine.stats.num_free_blocks) == (0, 256)
+
+
+async def test_draining_refuses_newcomers_and_lets_running_requests_finish() -> None:
+    rig = Rig()
+    [stream] = await rig.submit([1], max_tokens=5)
+    draining = asyncio.create_task(rig.engine.drain(30))
+    await asyncio.sleep(0)
+    assert rig.engine.status is EngineStatus.DRAINING
+    with pytest.raises(EngineUnavailableError, match="draining"):
+        await rig.submit([2])
+    rig.runner.gate.set()
+    await draining
+    assert tokens(await read(stream)) == expected_tokens([1], 5)
+    await rig.engine.close()
+
+
+async def test_draining_aborts_what_is_left_after_its_time() -> None:
+    rig = Rig()
+    [stream] = await rig.submit([1], max_tokens=5)
+    await rig.engine.drain(0.01)
+    assert [output.finish_reason for output in await read(stream)] == [FinishReason.ABORT]
+    rig.runner.gate.set()
+    await rig.engine.close()
+
+
+async def test_a_core_that_fails_tells_every_stream_and_takes_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    streams = await rig.submit([1], [2])
+    rig.runner.broken = True
+    rig.runner.gate.set()
+    for stream in streams:
+        last = (await read(stream))[-1]
+        assert last.error is not None
+        assert last.error.code == "engine_dead"
+    assert rig.engine.status is EngineStatus.DEAD
+    with pytest.raises(EngineUnavailableError, match="dead"):
+        await rig.submit([3])
+    assert "broken on purpose" in caplog.text
+    await rig.engine.close()
+
+
+async def test_steps_never_hold_up_the_event_loop() -> None:
+    rig = Rig()
+    [stream] = await rig.submit([1])
+    ticks = 0
+    for _ in range(100):  # the core is inside a step all this time: the gate is shut
+        await asyncio.sleep(0)
+        ticks += 1
+    assert ticks == 100
+    rig.runner.gate.set()
+    await read(stream)
+    await rig.engine.close()
