@@ -1,0 +1,159 @@
+"""Planning a step's attention and running it, layer by layer. Knows what arguments must be; knows no arithmetic."""
+
+import torch
+from torch import Tensor
+
+from infer_kernels.attention.cpu import CpuAttentionPlan
+from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, check_options
+from infer_kernels.attention.tiles import TiledAttentionPlan
+from infer_kernels.checks import (
+    require_dense_rows,
+    require_device,
+    require_dtype,
+    require_like,
+    require_out,
+    require_rank,
+    require_shape,
+)
+from infer_kernels.store_kv import check_cache
+
+
+def plan_attention(
+    *,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    device: torch.device | str,
+) -> AttentionPlan:
+    """Lay out one step's ragged batch, once for all its layers.
+
+    Args:
+        query_start: [seqs + 1] int32 on the host, ascending from 0: rows `query_start[i]` to `query_start[i + 1]` of q
+            belong to sequence i; a decode has one, a prefill chunk several, an idle sequence none.
+        seq_lens: [seqs] int32 on the host: tokens of each sequence, this step's included, so that its last row is at
+            position `seq_len - 1`. A sequence of length 0 attends to nothing and gets zeros.
+        block_table: [seqs, columns] int32 on the host: the blocks of each sequence, in order, and one column more than
+            the longest needs (kernels prefetch a block id ahead). Unused entries are never followed.
+        block_size: tokens of a block.
+        device: where q and the caches are.
+
+    Returns:
+        The plan. It reads the host tensors while it is made and, on a CPU, the table until it is dropped.
+
+    Raises:
+        ValueError: a shape, device or value does not fit.
+        TypeError: a dtype does not fit.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        device = torch.empty(0, device=device).device  # "cuda" becomes the "cuda:0" that tensors say they are on
+    cpu = torch.device("cpu")
+    for name, tensor in (("query_start", query_start), ("seq_lens", seq_lens), ("block_table", block_table)):
+        require_dtype(name, tensor, torch.int32)
+        require_device(name, tensor, "the plan's input", cpu)
+    require_rank("seq_lens", seq_lens, "seqs")
+    require_rank("block_table", block_table, "seqs, columns")
+    num_seqs = seq_lens.shape[0]
+    require_shape("query_start", query_start, (num_seqs + 1,), "one more than `seq_lens`")
+    require_shape("block_table", block_table, (num_seqs, block_table.shape[1]), "as many rows as `seq_lens`")
+    if block_size < 1:
+        raise ValueError(f"`block_size` is {block_size}; pass at least 1")
+    _check_lengths(query_start, seq_lens, num_columns=block_table.shape[1], block_size=block_size)
+    if device.type == "cuda":
+        return TiledAttentionPlan(
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_table=block_table,
+            block_size=block_size,
+            device=device,
+            capability=torch.cuda.get_device_capability(device),
+        )
+    return CpuAttentionPlan(
+        query_start=query_start, seq_lens=seq_lens, block_table=block_table, block_size=block_size, device=device
+    )
+
+
+def _check_lengths(query_start: Tensor, seq_lens: Tensor, *, num_columns: int, block_size: int) -> None:
+    num_rows = query_start[1:] - query_start[:-1]
+    if int(query_start[0]) != 0 or bool((num_rows < 0).any()):
+        raise ValueError(f"`query_start` is {query_start.tolist()}; pass offsets that ascend from 0")
+    wrong = ((num_rows > seq_lens) & (seq_lens != 0)).nonzero()
+    if wrong.numel():
+        i = int(wrong[0])
+        raise ValueError(
+            f"`seq_lens[{i}]` is {int(seq_lens[i])} but the sequence has {int(num_rows[i])} rows in `query_start`; "
+            "lengths include this step's tokens"
+        )
+    if num_rows.numel():
+        needed = -(-int(seq_lens.max()) // block_size) + 1
+        if num_columns < needed:
+            raise ValueError(
+                f"`block_table` has {num_columns} columns; the longest sequence has {int(seq_lens.max())} tokens: pass "
+                f"at least {needed}, its blocks and one more"
+            )
+        if int(seq_lens.min()) < 0:
+            raise ValueError(f"`seq_lens` has {int(seq_lens.min())}; pass lengths of at least 0")
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch, decodes and prefill chunks mixed, over a paged cache.
+
+    This step's keys and values are already in the cache (see `store_kv`).
+
+    Args:
+        q: [tokens, q_heads, head_dim], of the dtype and device of the caches; may be a strided view. head_dim is a
+            multiple of 16 up to 256, q_heads a multiple of kv_heads.
+        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16 or fp16, any strides but 1 in the last dimension.
+        v_cache: like `k_cache`; its strides may differ.
+        plan: of this step, from `plan_attention`.
+        scale: multiplies the dot products.
+        window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
+        soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
+        out: like `q`, not overlapping it.
+
+    Returns:
+        `out`, or a fresh tensor like `q`. No gradient flows (see `causal_attention`).
+
+    Raises:
+        ValueError: a shape, device, stride or option does not fit.
+        TypeError: a dtype does not fit.
+    """
+    check_cache(k_cache, v_cache)
+    require_rank("q", q, "tokens, q_heads, head_dim")
+    require_like("q", q, "k_cache", k_cache)
+    require_dense_rows("q", q)
+    _, kv_heads, block_size, head_dim = k_cache.shape
+    q_heads = q.shape[1]
+    require_shape("q", q, (plan.num_tokens, q_heads, head_dim), "the plan's tokens, and head_dim as of `k_cache`")
+    require_device("q", q, "the plan", plan.device)
+    if kv_heads == 0 or q_heads % kv_heads:
+        raise ValueError(
+            f"`q` has {q_heads} heads and `k_cache` {kv_heads}; the first must be a multiple of the second"
+        )
+    if head_dim % 16 or not 16 <= head_dim <= 256:
+        raise ValueError(f"`q` has head_dim {head_dim}; pass a multiple of 16 from 16 to 256")
+    if block_size != plan.block_size:
+        raise ValueError(
+            f"`k_cache` has blocks of {block_size} tokens but `plan` of {plan.block_size}; make them agree"
+        )
+    check_options(window, soft_cap)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    else:
+        require_out("out", out, "q", q)
+    if plan.num_tokens:
+        options = AttentionOptions(scale=scale, window=window, soft_cap=soft_cap)
+        with torch.no_grad():
+            plan.attend(q, k_cache, v_cache, options, out)
+    return out

@@ -1,0 +1,52 @@
+"""What a step's attention plan is. Knows which rows belong to which sequence; knows no kernel."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """What differs by layer.
+
+    Attributes:
+        scale: multiplies the dot products.
+        window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
+        soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
+    """
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+
+class AttentionPlan(ABC):
+    """One step's ragged batch, laid out once for the device's path and shared by all layers.
+
+    Attributes:
+        num_tokens: rows of q that the plan covers.
+        block_size: tokens of a block.
+        device: where q and the caches must be.
+    """
+
+    __slots__ = ("block_size", "device", "num_tokens")
+
+    def __init__(self, *, num_tokens: int, block_size: int, device: torch.device) -> None:
+        """A plan for `num_tokens` rows; made by `plan_attention`."""
+        self.num_tokens = num_tokens
+        self.block_size = block_size
+        self.device = device
+
+    @abstractmethod
+    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor) -> None:
+        """Write the attention of q into `out`; arguments as for `paged_attention`, already checked."""
+
+
+def check_options(window: int | None, soft_cap: float | None) -> None:
+    """Raise `ValueError` unless a window holds a token and a soft cap is positive."""
+    if window is not None and window < 1:
+        raise ValueError(f"`window` is {window}; pass at least 1, or None for all tokens")
+    if soft_cap is not None and soft_cap <= 0:
+        raise ValueError(f"`soft_cap` is {soft_cap}; pass a positive bound, or None for no cap")

@@ -1,0 +1,86 @@
+"""The formula of paged attention, written for clarity. Knows blocks and tables; knows no speed.
+
+For a query at position p of a sequence, over the positions j of its keys with p - window < j <= p:
+
+    s_j = scale * (q . k_j)           (then soft_cap * tanh(s_j / soft_cap), where there is a cap)
+    y   = sum_j softmax(s)_j * v_j
+
+Query head h reads key-value head h // (q_heads / kv_heads) (Ainslie et al., "GQA", 2023; the paged layout: Kwon et al.,
+"Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
+"""
+
+import torch
+from torch import Tensor
+
+
+def attention_rows(
+    q: Tensor, k: Tensor, v: Tensor, *, first_position: int, scale: float, window: int | None, soft_cap: float | None
+) -> Tensor:
+    """Attention of one sequence's queries [tokens, q_heads, head_dim] from `first_position` on, in fp32.
+
+    k and v are [seq_len, kv_heads, head_dim], positions 0 to seq_len - 1.
+    """
+    group = q.shape[1] // k.shape[1]
+    keys = k.float().repeat_interleave(group, dim=1)
+    values = v.float().repeat_interleave(group, dim=1)
+    scores = torch.einsum("thd,shd->hts", q.float(), keys) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    query_position = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
+    key_position = torch.arange(k.shape[0], device=q.device)[None, :]
+    visible = key_position <= query_position
+    if window is not None:
+        visible &= key_position > query_position - window
+    probabilities = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    return torch.einsum("hts,shd->thd", probabilities, values)
+
+
+def paged_attention_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Paged attention in plain fp32 PyTorch, one sequence after another.
+
+    Args:
+        q: [tokens, q_heads, head_dim].
+        k_cache: [blocks, kv_heads, block_size, head_dim].
+        v_cache: like `k_cache`.
+        query_start: [seqs + 1]: rows `query_start[i]` to `query_start[i + 1]` of q belong to sequence i.
+        seq_lens: [seqs]: tokens of each sequence, this step's included; 0 gives zeros.
+        block_table: [seqs, columns]: the blocks of each sequence, in order.
+        scale: multiplies the dot products.
+        window: a token attends to itself and the `window - 1` tokens before it.
+        soft_cap: bounds the scores.
+
+    Returns:
+        A tensor like `q`.
+    """
+    _, kv_heads, _, head_dim = k_cache.shape
+    out = torch.zeros_like(q)
+    starts = query_start.tolist()
+    for sequence, seq_len in enumerate(seq_lens.tolist()):
+        rows = slice(starts[sequence], starts[sequence + 1])
+        num_rows = rows.stop - rows.start
+        if seq_len == 0 or num_rows == 0:
+            continue
+        blocks = block_table[sequence].long().to(k_cache.device)
+        keys = k_cache[blocks].transpose(1, 2).reshape(-1, kv_heads, head_dim)[:seq_len]
+        values = v_cache[blocks].transpose(1, 2).reshape(-1, kv_heads, head_dim)[:seq_len]
+        out[rows] = attention_rows(
+            q[rows],
+            keys,
+            values,
+            first_position=seq_len - num_rows,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+        ).to(q.dtype)
+    return out

@@ -1,0 +1,14 @@
+"""Which path an op takes. Knows devices and gradients; knows no op."""
+
+import torch
+from torch import Tensor
+
+
+def wants_grad(*tensors: Tensor) -> bool:
+    """Whether autograd is recording and any of `tensors` takes part."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def takes_triton(*tensors: Tensor) -> bool:
+    """Whether an op on `tensors` runs its Triton kernel: on CUDA, unless a gradient is wanted (kernels have none)."""
+    return tensors[0].is_cuda and not wants_grad(*tensors)

@@ -1,0 +1,259 @@
+"""Rotary position embedding on flat tokens. Knows positions and a table of angles; knows no cache.
+
+With x1, x2 the halves of a head and angles cos, sin of the token's position ("rotate half" pairing, as in GPT-NeoX):
+
+    y1 = x1 * cos - x2 * sin
+    y2 = x2 * cos + x1 * sin
+
+Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. Bytes moved: q and k read and
+written, one table row per token: tokens * head_dim * (2 * (q_heads + kv_heads) * itemsize + 4).
+
+Precision: fp32 angles and arithmetic, one rounding at the end.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.checks import (
+    require_dense_rows,
+    require_device,
+    require_dtype,
+    require_float,
+    require_integer,
+    require_like,
+    require_out,
+    require_rank,
+    require_shape,
+)
+from infer_kernels.dispatch import takes_triton, wants_grad
+
+
+def apply_rope_reference(q: Tensor, k: Tensor, position_ids: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate q and k in plain fp32 PyTorch; arguments as for `apply_rope`. Differentiable."""
+    cos, sin = cos_sin[position_ids].unsqueeze(1).chunk(2, dim=-1)
+
+    def rotate(x: Tensor) -> Tensor:
+        x1, x2 = x.float().chunk(2, dim=-1)
+        return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)
+
+    return rotate(q), rotate(k)
+
+
+@triton.jit
+def _rotate_heads(
+    out: tl.tensor,  # one token's heads, [heads, 2 * half]
+    x: tl.tensor,  # the same
+    cos: tl.tensor,  # fp32 [BLOCK_HALF]
+    sin: tl.tensor,  # fp32 [BLOCK_HALF]
+    heads: tl.tensor,
+    half: tl.tensor,
+    out_stride_head: tl.tensor,
+    x_stride_head: tl.tensor,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+) -> None:
+    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    column = tl.arange(0, BLOCK_HALF)[None, :]
+    mask = (head < heads) & (column < half)
+    x_at = x + head * x_stride_head + column
+    x1 = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x_at + half, mask=mask, other=0.0).to(tl.float32)
+    y1 = x1 * cos[None, :] - x2 * sin[None, :]
+    y2 = x2 * cos[None, :] + x1 * sin[None, :]
+    out_at = out + head * out_stride_head + column
+    tl.store(out_at, y1.to(out.dtype.element_ty), mask=mask)
+    tl.store(out_at + half, y2.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rope_kernel(
+    q_out: tl.tensor,  # [tokens, q_heads, head_dim]
+    k_out: tl.tensor,  # [tokens, kv_heads, head_dim]
+    q: tl.tensor,  # [tokens, q_heads, head_dim]
+    k: tl.tensor,  # [tokens, kv_heads, head_dim]
+    position_ids: tl.tensor,  # [tokens]
+    cos_sin: tl.tensor,  # fp32 [max_position, head_dim]
+    q_heads: tl.tensor,
+    kv_heads: tl.tensor,
+    half: tl.tensor,  # head_dim / 2
+    q_out_stride_token: tl.tensor,
+    q_out_stride_head: tl.tensor,
+    k_out_stride_token: tl.tensor,
+    k_out_stride_head: tl.tensor,
+    q_stride_token: tl.tensor,
+    q_stride_head: tl.tensor,
+    k_stride_token: tl.tensor,
+    k_stride_head: tl.tensor,
+    cos_sin_stride: tl.tensor,
+    BLOCK_Q_HEADS: tl.constexpr,
+    BLOCK_KV_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(position_ids + token).to(tl.int64)
+    column = tl.arange(0, BLOCK_HALF)
+    angles = cos_sin + position * cos_sin_stride
+    cos = tl.load(angles + column, mask=column < half, other=0.0)
+    sin = tl.load(angles + half + column, mask=column < half, other=0.0)
+    _rotate_heads(
+        q_out + token * q_out_stride_token,
+        q + token * q_stride_token,
+        cos,
+        sin,
+        q_heads,
+        half,
+        q_out_stride_head,
+        q_stride_head,
+        BLOCK_Q_HEADS,
+        BLOCK_HALF,
+    )
+    _rotate_heads(
+        k_out + token * k_out_stride_token,
+        k + token * k_stride_token,
+        cos,
+        sin,
+        kv_heads,
+        half,
+        k_out_stride_head,
+        k_stride_head,
+        BLOCK_KV_HEADS,
+        BLOCK_HALF,
+    )
+
+
+def apply_rope_triton(
+    q: Tensor, k: Tensor, position_ids: Tensor, cos_sin: Tensor, *, q_out: Tensor, k_out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Launch the kernel; arguments as for `apply_rope`, unchecked."""
+    tokens, q_heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    if tokens == 0:
+        return q_out, k_out
+    block_half = triton.next_power_of_2(head_dim // 2)
+    block_q_heads = triton.next_power_of_2(q_heads)
+    _rope_kernel[(tokens,)](
+        q_out,
+        k_out,
+        q,
+        k,
+        position_ids,
+        cos_sin,
+        q_heads,
+        kv_heads,
+        head_dim // 2,
+        q_out.stride(0),
+        q_out.stride(1),
+        k_out.stride(0),
+        k_out.stride(1),
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        cos_sin.stride(0),
+        BLOCK_Q_HEADS=block_q_heads,
+        BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
+        BLOCK_HALF=block_half,
+        num_warps=min(8, max(1, block_q_heads * block_half // 256)),
+        enable_fp_fusion=False,
+    )
+    return q_out, k_out
+
+
+def _rotate_torch(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None) -> Tensor:
+    """`x` [tokens, heads, head_dim] rotated by cos and sin [tokens, 1, head_dim / 2]."""
+    x1, x2 = x.float().chunk(2, dim=-1)
+    rotated = torch.cat((torch.addcmul(x1 * cos, x2, sin, value=-1), torch.addcmul(x2 * cos, x1, sin)), dim=-1)
+    return rotated.to(x.dtype) if out is None else out.copy_(rotated)
+
+
+def apply_rope_torch(
+    q: Tensor,
+    k: Tensor,
+    position_ids: Tensor,
+    cos_sin: Tensor,
+    *,
+    q_out: Tensor | None = None,
+    k_out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The fastest plain PyTorch; arguments as for `apply_rope`, unchecked. Differentiable where no `out` is given."""
+    cos, sin = cos_sin.index_select(0, position_ids).unsqueeze(1).chunk(2, dim=-1)
+    q_heads = q.shape[1]
+    if q_out is None and k_out is None and not wants_grad(q, k) and _is_followed_by(q, k):
+        # q and k lie side by side in packed qkv: half as many operations rotate both.
+        both = q.as_strided((q.shape[0], q_heads + k.shape[1], q.shape[2]), q.stride())
+        rotated = _rotate_torch(both, cos, sin, None)
+        return rotated[:, :q_heads], rotated[:, q_heads:]
+    return _rotate_torch(q, cos, sin, q_out), _rotate_torch(k, cos, sin, k_out)
+
+
+def _is_followed_by(q: Tensor, k: Tensor) -> bool:
+    """Whether `k`'s heads are in memory where further heads of `q` would be."""
+    return bool(
+        q.stride() == k.stride()
+        and q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+        and k.storage_offset() == q.storage_offset() + q.shape[1] * q.stride(1)
+    )
+
+
+def apply_rope(
+    q: Tensor,
+    k: Tensor,
+    position_ids: Tensor,
+    cos_sin: Tensor,
+    *,
+    q_out: Tensor | None = None,
+    k_out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys by their positions.
+
+    Args:
+        q: [tokens, q_heads, head_dim], fp32, bf16 or fp16; may be a strided view into packed qkv.
+        k: [tokens, kv_heads, head_dim], of the dtype and device of `q`.
+        position_ids: [tokens], int32 or int64, each below max_position (not checked: it would stall the device).
+        cos_sin: [max_position, head_dim], fp32: the cosines of the head_dim / 2 angles, then their sines.
+        q_out: like `q`; may be `q`.
+        k_out: like `k`; may be `k`.
+
+    Returns:
+        (rotated q, rotated k), fresh tensors (they may share storage) where none were given.
+
+    Raises:
+        ValueError: a shape, device or stride does not fit.
+        TypeError: a dtype does not fit.
+    """
+    require_rank("q", q, "tokens, q_heads, head_dim")
+    require_float("q", q)
+    require_dense_rows("q", q)
+    tokens, _, head_dim = q.shape
+    if head_dim % 2:
+        raise ValueError(f"`q` has head_dim {head_dim}; rotary pairs need an even one")
+    require_rank("k", k, "tokens, kv_heads, head_dim")
+    require_shape("k", k, (tokens, k.shape[1], head_dim), "tokens and head_dim as of `q`")
+    require_like("k", k, "q", q)
+    require_dense_rows("k", k)
+    require_integer("position_ids", position_ids)
+    require_shape("position_ids", position_ids, (tokens,), "one for each token of `q`")
+    require_device("position_ids", position_ids, "q", q.device)
+    require_dtype("cos_sin", cos_sin, torch.float32)
+    require_rank("cos_sin", cos_sin, "max_position, head_dim")
+    require_shape("cos_sin", cos_sin, (cos_sin.shape[0], head_dim), "cosines and sines of head_dim / 2 angles each")
+    require_device("cos_sin", cos_sin, "q", q.device)
+    require_dense_rows("cos_sin", cos_sin)
+    if q_out is not None:
+        require_out("q_out", q_out, "q", q)
+    if k_out is not None:
+        require_out("k_out", k_out, "k", k)
+    if takes_triton(q, k, cos_sin):
+        return apply_rope_triton(
+            q,
+            k,
+            position_ids.contiguous(),
+            cos_sin,
+            q_out=torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out,
+            k_out=torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out,
+        )
+    return apply_rope_torch(q, k, position_ids, cos_sin, q_out=q_out, k_out=k_out)

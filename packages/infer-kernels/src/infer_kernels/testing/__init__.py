@@ -1,0 +1,4 @@
+"""What tests of kernels need: a faithful interpreter, ahead-of-time compilation, random paged batches.
+
+Shipped so that other packages' tests can use it. Imports nothing here: `interpreter` also needs numpy.
+"""

@@ -1,0 +1,32 @@
+"""The canary: if Triton's interpreter changes how it treats bfloat16, these fail before anything is believed."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
+def _product(out: tl.tensor, a: tl.tensor, b: tl.tensor) -> None:
+    index = tl.arange(0, 16)
+    at = index[:, None] * 16 + index[None, :]
+    tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
+def _rounded(out: tl.tensor, x: tl.tensor) -> None:
+    at = tl.arange(0, 1024)
+    tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty))
+
+
+def test_dot_of_bfloat16_is_the_exact_product() -> None:
+    a, b = torch.randn(2, 16, 16).bfloat16()
+    out = torch.empty(16, 16)
+    _product[(1,)](out, a, b)
+    torch.testing.assert_close(out, a.float() @ b.float())
+
+
+def test_cast_to_bfloat16_rounds_to_nearest_even() -> None:
+    x = torch.cat([torch.randn(1021), torch.tensor([1.00390625, 1.01171875, float("nan")])])
+    out = torch.empty(1024, dtype=torch.bfloat16)
+    _rounded[(1,)](out, x)
+    torch.testing.assert_close(out, x.bfloat16(), rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,76 @@
+"""The norm kernels, interpreted, against their references."""
+
+import pytest
+import torch
+
+from infer_kernels import NormVariant, add_rms_norm_reference, norm_add_norm_reference, rms_norm_reference
+from infer_kernels.add_rms_norm import add_rms_norm_triton
+from infer_kernels.norm_add_norm import norm_add_norm_triton
+from infer_kernels.rms_norm import rms_norm_triton
+from infer_kernels.testing.closeness import assert_within_roundings
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+VARIANTS: list[NormVariant] = ["llama", "gemma"]
+SHAPES = [(1, 1), (1, 16), (3, 17), (7, 96), (33, 128), (5, 576), (2, 2049)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_equals_reference(shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+    out = rms_norm_triton(x, weight, 1e-6, variant=variant, out=torch.empty_like(x))
+    assert_within_roundings(out, rms_norm_reference(x, weight, 1e-6, variant=variant))
+
+
+@pytest.mark.parametrize("head_dim", [16, 96])
+def test_rms_norm_reads_and_writes_heads_inside_packed_qkv(head_dim: int) -> None:
+    qkv = torch.randn(5, 9 * head_dim)
+    heads = qkv[:, head_dim : 4 * head_dim].view(5, 3, head_dim)
+    weight = torch.randn(head_dim)
+    expected, others = rms_norm_reference(heads, weight, 1e-6), qkv[:, 4 * head_dim :].clone()
+    rms_norm_triton(heads, weight, 1e-6, variant="llama", out=heads)
+    assert_within_roundings(heads, expected)
+    assert torch.equal(qkv[:, 4 * head_dim :], others)
+
+
+def test_rms_norm_takes_more_than_three_dimensions() -> None:
+    x, weight = torch.randn(2, 3, 4, 24), torch.randn(24)
+    out = rms_norm_triton(x, weight, 1e-6, variant="llama", out=torch.empty_like(x))
+    assert_within_roundings(out, rms_norm_reference(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_in_place_equals_reference(
+    shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype
+) -> None:
+    x, residual = torch.randn(2, *shape).to(dtype)
+    weight = torch.randn(shape[-1]).to(dtype)
+    expected = add_rms_norm_reference(x, residual, weight, 1e-6, variant=variant)
+    add_rms_norm_triton(x, residual, weight, 1e-6, variant=variant, out=x, residual_out=residual)
+    assert_within_roundings(x, expected[0])
+    assert torch.equal(residual, expected[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_add_norm_in_place_equals_reference(
+    shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype
+) -> None:
+    x, residual = torch.randn(2, *shape).to(dtype)
+    post, following = torch.randn(2, shape[-1]).to(dtype)
+    expected = norm_add_norm_reference(x, residual, post, following, 1e-6, variant=variant)
+    norm_add_norm_triton(x, residual, post, following, 1e-6, variant=variant, out=x, residual_out=residual)
+    # A sum that cancels shows a rounding of its terms many times over after the second norm.
+    assert_within_roundings(residual, expected[1], 4)
+    assert_within_roundings(x, expected[0], 16)
+
+
+def test_norms_of_no_tokens_launch_nothing() -> None:
+    x, weight = torch.empty(0, 32), torch.ones(32)
+    assert rms_norm_triton(x, weight, 1e-6, variant="llama", out=x).shape == (0, 32)
+    add_rms_norm_triton(x, x, weight, 1e-6, variant="llama", out=x, residual_out=x)
+    norm_add_norm_triton(x, x, weight, weight, 1e-6, variant="llama", out=x, residual_out=x)

@@ -1,0 +1,163 @@
+"""Wrong arguments are refused with the argument's name, its value and what would be right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from infer_kernels import (
+    add_rms_norm,
+    apply_rope,
+    causal_attention,
+    gelu_tanh_and_mul,
+    linear,
+    norm_add_norm,
+    paged_attention,
+    plan_attention,
+    rms_norm,
+    silu_and_mul,
+    store_kv,
+)
+
+X = torch.zeros(3, 8)
+WEIGHT = torch.zeros(8)
+HEADS = torch.zeros(3, 4, 16)
+KEYS = torch.zeros(3, 2, 16)
+CACHE = torch.zeros(5, 2, 4, 16)
+SLOTS = torch.zeros(3, dtype=torch.int32)
+COS_SIN = torch.zeros(9, 16)
+ROWS = torch.tensor([0, 1, 3], dtype=torch.int32)
+LENGTHS = torch.tensor([4, 2], dtype=torch.int32)
+TABLE = torch.zeros(2, 2, dtype=torch.int32)
+PLAN = plan_attention(query_start=ROWS, seq_lens=LENGTHS, block_table=TABLE, block_size=4, device="cpu")
+
+# For each function, arguments that are right; each case below replaces one.
+RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
+    rms_norm: {"x": X, "weight": WEIGHT, "eps": 1e-6, "out": X.clone()},
+    add_rms_norm: {"x": X, "residual": X, "weight": WEIGHT, "eps": 1e-6, "out": X.clone(), "residual_out": X.clone()},
+    norm_add_norm: {
+        "x": X,
+        "residual": X,
+        "post_weight": WEIGHT,
+        "next_weight": WEIGHT,
+        "eps": 1e-6,
+        "out": X.clone(),
+        "residual_out": X.clone(),
+    },
+    apply_rope: {
+        "q": HEADS,
+        "k": KEYS,
+        "position_ids": SLOTS,
+        "cos_sin": COS_SIN,
+        "q_out": HEADS.clone(),
+        "k_out": KEYS.clone(),
+    },
+    silu_and_mul: {"gate_up": X, "out": torch.zeros(3, 4)},
+    gelu_tanh_and_mul: {"gate_up": X, "out": torch.zeros(3, 4)},
+    store_kv: {"k": KEYS, "v": KEYS, "k_cache": CACHE.clone(), "v_cache": CACHE.clone(), "slots": torch.arange(3)},
+    plan_attention: {
+        "query_start": ROWS,
+        "seq_lens": LENGTHS,
+        "block_table": TABLE,
+        "block_size": 4,
+        "device": "cpu",
+    },
+    paged_attention: {
+        "q": HEADS,
+        "k_cache": CACHE,
+        "v_cache": CACHE,
+        "plan": PLAN,
+        "scale": 1.0,
+        "window": 2,
+        "soft_cap": None,
+        "out": HEADS.clone(),
+    },
+    causal_attention: {"q": HEADS, "k": KEYS, "v": KEYS, "scale": 1.0, "window": 2, "soft_cap": 2.0},
+    linear: {"x": X, "weight": torch.zeros(5, 8), "bias": torch.zeros(5)},
+}
+TENSORS = [
+    (op, name)
+    for op, arguments in RIGHT.items()
+    for name, value in arguments.items()
+    if isinstance(value, torch.Tensor)
+]
+
+
+@pytest.mark.parametrize("op", RIGHT)
+def test_right_arguments_are_taken(op: Callable[..., Any]) -> None:
+    op(**RIGHT[op])
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_tensor_of_wrong_dtype_is_refused(op: Callable[..., Any], name: str) -> None:
+    value = RIGHT[op][name]
+    dtype = torch.float64 if value.is_floating_point() else torch.int16
+    with pytest.raises(TypeError, match=r"`\w+` has dtype torch\.\w+"):
+        op(**RIGHT[op] | {name: value.to(dtype)})
+
+
+@pytest.mark.parametrize(("op", "name"), [case for case in TENSORS if case != (linear, "x")])
+def test_tensor_with_a_dimension_too_many_is_refused(op: Callable[..., Any], name: str) -> None:
+    with pytest.raises(ValueError, match=r"`\w+` has (shape \[|\d+ columns)"):
+        op(**RIGHT[op] | {name: RIGHT[op][name].unsqueeze(0)})
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
+    with pytest.raises(ValueError, match=r"`\w+` is on (meta|cpu) but .* move one"):
+        op(**RIGHT[op] | {name: RIGHT[op][name].to("meta")})
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "message"),
+    [
+        (rms_norm, "x", torch.zeros(8, 3).T, r"`x` has stride 3 in its last dimension"),
+        (rms_norm, "x", torch.zeros(3, 0), r"`x` has shape \[3, 0\]; pass \[\.\.\., hidden\]"),
+        (rms_norm, "weight", torch.zeros(7), r"`weight` has shape \[7\]; pass \[8\]"),
+        (rms_norm, "variant", "qwen", r"`variant` is 'qwen'; pass \"llama\" or \"gemma\""),
+        (rms_norm, "out", torch.zeros(8, 3).T, r"`out` has stride 3"),
+        (add_rms_norm, "residual", torch.zeros(2, 8), r"`residual` has shape \[2, 8\]; pass \[3, 8\]"),
+        (norm_add_norm, "next_weight", torch.zeros(9), r"`next_weight` has shape \[9\]; pass \[8\]"),
+        (apply_rope, "k", torch.zeros(2, 2, 16), r"`k` has shape \[2, 2, 16\]; pass \[3, 2, 16\]"),
+        (apply_rope, "q", torch.zeros(3, 4, 15), r"`q` has head_dim 15; rotary pairs need an even one"),
+        (apply_rope, "cos_sin", torch.zeros(9, 8), r"`cos_sin` has shape \[9, 8\]; pass \[9, 16\]"),
+        (apply_rope, "position_ids", SLOTS[:2], r"`position_ids` has shape \[2\]; pass \[3\]"),
+        (silu_and_mul, "gate_up", torch.zeros(3, 7), r"`gate_up` has 7 columns; pass \[tokens, 2 \* intermediate\]"),
+        (store_kv, "k", torch.zeros(3, 1, 16), r"`k` has shape \[3, 1, 16\]; pass \[3, 2, 16\]"),
+        (store_kv, "v_cache", CACHE[1:], r"`v_cache` has shape \[4, 2, 4, 16\]; pass \[5, 2, 4, 16\]"),
+        (store_kv, "slots", SLOTS[:2], r"`slots` has shape \[2\]; pass \[3\]"),
+        (plan_attention, "block_size", 0, r"`block_size` is 0; pass at least 1"),
+        (plan_attention, "query_start", ROWS + 1, r"`query_start` is \[1, 2, 4\]; pass offsets that ascend from 0"),
+        (plan_attention, "query_start", ROWS.flip(0), r"`query_start` is \[3, 1, 0\]"),
+        (plan_attention, "query_start", ROWS[:2], r"`query_start` has shape \[2\]; pass \[3\]"),
+        (plan_attention, "seq_lens", LENGTHS - 1, r"`seq_lens\[1\]` is 1 but the sequence has 2 rows"),
+        (plan_attention, "seq_lens", LENGTHS + 1, r"`block_table` has 2 columns; .* 5 tokens: pass at least 3"),
+        (plan_attention, "block_table", TABLE[:1], r"`block_table` has shape \[1, 2\]; pass \[2, 2\]"),
+        (paged_attention, "q", HEADS[:2], r"`q` has shape \[2, 4, 16\]; pass \[3, 4, 16\]"),
+        (paged_attention, "q", HEADS[:, :3], r"`q` has 3 heads and `k_cache` 2"),
+        (paged_attention, "window", 0, r"`window` is 0; pass at least 1"),
+        (paged_attention, "soft_cap", -1.0, r"`soft_cap` is -1\.0; pass a positive bound"),
+        (causal_attention, "q", HEADS[:, :3], r"`q` has 3 heads and `k` 2"),
+        (causal_attention, "v", KEYS[:, :1], r"`v` has shape \[3, 1, 16\]; pass \[3, 2, 16\]"),
+        (linear, "x", torch.zeros(3, 9), r"`x` has shape \[3, 9\]; pass \[\.\.\., 8\]"),
+        (linear, "bias", torch.zeros(4), r"`bias` has shape \[4\]; pass \[5\]"),
+    ],
+)
+def test_wrong_value_is_named_with_its_fix(op: Callable[..., Any], name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        op(**RIGHT[op] | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("cache_shape", "message"),
+    [
+        ((5, 2, 8, 16), r"`k_cache` has blocks of 8 tokens but `plan` of 4"),
+        ((5, 2, 4, 24), r"`q` has head_dim 24; pass a multiple of 16 from 16 to 256"),
+        ((5, 2, 4, 272), r"`q` has head_dim 272; pass a multiple of 16 from 16 to 256"),
+    ],
+)
+def test_paged_attention_refuses_shapes_that_no_kernel_takes(cache_shape: tuple[int, ...], message: str) -> None:
+    cache, q = torch.zeros(cache_shape), torch.zeros(3, 4, cache_shape[3])
+    with pytest.raises(ValueError, match=message):
+        paged_attention(q, cache, cache, PLAN, scale=1.0)
