@@ -1,0 +1,131 @@
+"""Request bodies: read within a limit, decoded strictly. Knows JSON and types; knows no field's meaning.
+
+The framework's own decoding is not used: it takes `"5"` for a number, and turns hostile bodies into status 500.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request
+
+from infer_server.errors import ApiError, shorten
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_PLACE = re.compile(r" - at `\$\.(\w+)")
+# What is read past the limit and thrown away, so that a client which is still sending gets to read the reply.
+_DISCARD_FACTOR = 4
+
+
+class ClientDisconnectedError(Exception):
+    """The client went away; there is nobody to answer."""
+
+
+async def read_body(request: Request[Any, Any, Any], max_bytes: int) -> bytes:
+    """Return the body of `request`, counted while it is read.
+
+    Raises:
+        ApiError: 413, the body is larger than `max_bytes`.
+        ClientDisconnectedError: the client went away while it was sending.
+    """
+    too_large = ApiError(
+        413,
+        f"The body is larger than {max_bytes} bytes; send less, or raise the server's `--max-body-size`.",
+        code="body_too_large",
+    )
+    announced = request.headers.get("content-length", "")
+    waits_for_permission = request.headers.get("expect", "").lower() == "100-continue"
+    if waits_for_permission and announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more and size <= _DISCARD_FACTOR * max_bytes:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnectedError
+        chunk = message["body"]
+        more = message["more_body"]
+        size += len(chunk)
+        if size <= max_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+    if size > max_bytes:
+        raise too_large
+    return b"".join(chunks)
+
+
+def decode_body(body: bytes, struct: type[T]) -> T:
+    """Return `body` as a `struct` (which forbids unknown fields); `null` and a field left out are the same to it.
+
+    Raises:
+        ApiError: 400, the body is not JSON, or a value has the wrong type or is missing; 422, it has a field that
+            nobody knows, or a number that nothing can hold. What is 400 is looked for first.
+    """
+    try:
+        return msgspec.json.decode(body, type=struct, strict=True)
+    except msgspec.ValidationError as error:
+        unknown = _UNKNOWN.fullmatch(str(error))
+        if unknown is None:
+            raise _invalid(error) from None
+        _check_the_rest(body, struct)
+        raise _unknown_field(unknown[1], unknown[2] or "") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def _check_the_rest(body: bytes, struct: type[msgspec.Struct]) -> None:
+    """Decode `body` without the fields that `struct` does not know."""
+    try:
+        msgspec.convert(_known_part(msgspec.json.decode(body), struct), struct, strict=True)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def _known_part(value: Any, kind: Any) -> Any:
+    """Drop from the decoded `value` the fields that a struct inside `kind` does not know."""
+    structs = [kind, *getattr(kind, "__args__", ())]
+    struct = next((s for s in structs if isinstance(s, type) and issubclass(s, msgspec.Struct)), None)
+    if struct is None or not isinstance(value, dict):
+        return value
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    return {name: _known_part(inner, fields[name]) for name, inner in value.items() if name in fields}
+
+
+def _not_json(error: Exception) -> ApiError:
+    match error:
+        case RecursionError():
+            reason = "it is nested too deeply"
+        case UnicodeDecodeError():
+            reason = "it is not UTF-8"
+        case _:
+            reason = str(error)
+    return ApiError(400, f"The body is not valid JSON: {reason}. Send one JSON object in UTF-8.", code="invalid_json")
+
+
+def _invalid(error: msgspec.ValidationError) -> ApiError:
+    message = str(error)
+    missing = _MISSING.match(message)
+    if missing:
+        name = missing[1]
+        return ApiError(400, f"`{name}` is missing; send it.", code="missing_field", param=name)
+    place = _PLACE.search(message)
+    param = place[1] if place else None
+    where = f"`{param}` is not valid" if param else "The body is not valid"
+    text = f"{where}: {shorten(message, 300)}."
+    if "out of range" in message:
+        return ApiError(422, f"{text} Send a number that fits 64 bits.", code="invalid_value", param=param)
+    return ApiError(400, f"{text} Types are taken strictly: send the expected one.", code="invalid_type", param=param)
+
+
+def _unknown_field(name: str, place: str) -> ApiError:
+    path = shorten(f"{place}.{name}" if place else name, 100)
+    return ApiError(
+        422, f"`{path}` is not a field that this server knows; leave it out.", code="unknown_field", param=path
+    )

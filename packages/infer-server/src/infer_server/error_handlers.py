@@ -1,0 +1,61 @@
+"""From any exception to an error reply. Knows the framework's exceptions; the last line before a client sees one."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+from litestar.types import ExceptionHandlersMap
+
+from infer_engine.protocol import RequestRefusedError
+from infer_server.errors import ApiError, internal_error, refusal_error, shorten
+from infer_server.request_ids import request_id
+
+logger = logging.getLogger(__name__)
+
+AnyRequest = Request[Any, Any, Any]
+
+
+def exception_handlers() -> ExceptionHandlersMap:
+    """Return a handler for every exception that can leave a route, or keep a request from reaching one."""
+    return {
+        ApiError: _on_api_error,
+        RequestRefusedError: _on_refusal,
+        HTTPException: _on_http_exception,
+        Exception: _on_unforeseen,
+    }
+
+
+def _reply(error: ApiError) -> Response[Any]:
+    return Response(error.reply, status_code=error.status, headers=error.headers, media_type="application/json")
+
+
+def _on_api_error(_: AnyRequest, error: ApiError) -> Response[Any]:
+    return _reply(error)
+
+
+def _on_refusal(_: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
+    return _reply(refusal_error(refusal))
+
+
+def _on_http_exception(request: AnyRequest, error: HTTPException) -> Response[Any]:
+    method, path = request.scope["method"], shorten(request.scope["path"], 200)
+    match error:
+        case NotFoundException():
+            message = f"There is nothing at `{path}`; `/schema` lists what there is."
+        case MethodNotAllowedException():
+            message = f"`{path}` does not take {method}; `/schema` lists what it takes."
+        case _ if error.status_code >= 500:
+            return _on_unforeseen(request, error)
+        case _:
+            message = f"{method} `{path}` was refused: {HTTPStatus(error.status_code).phrase.lower()}."
+    code = HTTPStatus(error.status_code).name.lower()
+    reply = _reply(ApiError(error.status_code, message, code=code))
+    reply.headers.update(error.headers or {})
+    return reply
+
+
+def _on_unforeseen(request: AnyRequest, error: Exception) -> Response[Any]:
+    logger.error("request %s failed", request_id(request.scope), exc_info=error)
+    return _reply(internal_error())

@@ -1,0 +1,90 @@
+"""`ApiError` and the one shape that every error has on the wire. Knows HTTP statuses; knows no route.
+
+The shape is OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
+"""
+
+import msgspec
+
+from infer_engine.protocol import (
+    ContextLengthExceededError,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestRefusedError,
+)
+
+MAX_MESSAGE_CHARACTERS = 500
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong and what to do about it.
+
+    Attributes:
+        message: for a person to read.
+        type: whose fault it is: `invalid_request_error` or `server_error`.
+        param: the request field to blame, or null.
+        code: the case, for a program to read.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every reply that is not a success."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """A request cannot be answered; carries what the client is told.
+
+    Attributes:
+        status: the HTTP status.
+        reply: the body.
+        headers: headers beside the usual ones.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        """`message` is cut to 500 characters; `retry_after_s` is whole seconds for the `Retry-After` header."""
+        super().__init__(message)
+        self.status = status
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.reply = ErrorReply(error=ErrorBody(message=shorten(message), type=kind, param=param, code=code))
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+
+def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """Cut `text` to `limit` characters, so that no reply echoes a megabyte of somebody's request."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def internal_error() -> ApiError:
+    """Return what a client is told of a failure that nobody foresaw; the log has the rest."""
+    return ApiError(
+        500,
+        "The server failed on this request; its log has the cause under the reply's X-Request-Id.",
+        code="internal_error",
+    )
+
+
+def refusal_error(refusal: RequestRefusedError) -> ApiError:
+    """Return the reply to a request that the engine refused before it entered the queue."""
+    match refusal:
+        case QueueFullError():
+            return ApiError(503, refusal.message, code="queue_full", retry_after_s=refusal.retry_after_s)
+        case EngineUnavailableError():
+            return ApiError(503, refusal.message, code="engine_unavailable", retry_after_s=refusal.retry_after_s)
+        case ContextLengthExceededError():
+            return ApiError(422, refusal.message, code="context_length_exceeded", param=refusal.param)
+        case _:
+            return ApiError(422, refusal.message, code="invalid_value", param=refusal.param)

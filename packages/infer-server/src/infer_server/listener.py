@@ -1,0 +1,56 @@
+"""The listening socket: bound before a model loads, so that a port in use is an error at once."""
+
+import errno
+import socket
+
+
+class AddressUnusableError(Exception):
+    """The server cannot listen where it was told to: the message is one line that says why."""
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    """Return a socket bound to `host` and `port` that does not listen yet; port 0 takes any free one.
+
+    Raises:
+        AddressUnusableError: the port is in use, the address is none of this machine's, or may not be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise AddressUnusableError(f"`--host` is {host!r}, which cannot be listened on: {error.strerror}.") from error
+    try:
+        _bind(listener, address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            reason = f"Port {port} of {host} is in use; stop what listens there, or choose another with `--port`."
+        else:
+            reason = f"Cannot listen on port {port} of {host}: {error.strerror}."
+        raise AddressUnusableError(reason) from error
+    return listener
+
+
+def leave_to_successor(listener: socket.socket) -> None:
+    """Let the next server have the port while connections of this one linger; to be called just before listening."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def _bind(listener: socket.socket, address: tuple[str | int, ...] | tuple[int, bytes]) -> None:
+    """Bind without SO_REUSEADDR first: with it, two servers that are still loading could both have the port."""
+    try:
+        listener.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        leave_to_successor(listener)
+        listener.bind(address)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address of `listener` as a client on this machine would write it."""
+    host, port = listener.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

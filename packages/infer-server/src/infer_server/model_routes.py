@@ -1,0 +1,61 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`: the one model that is served, in OpenAI's shape."""
+
+import time
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import PathParameter
+
+from infer_engine.protocol import Engine
+from infer_server.errors import ApiError, shorten
+from infer_server.openapi import error_responses
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model; `max_model_len` is the tokens of prompt and answer together."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "infer"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]:
+    """Return the handlers under `/v1/models`."""
+    model = Model(id=served_model, created=int(time.time()), max_model_len=engine.info.max_seq_len)
+
+    @get("/v1/models", summary="List the served models")
+    async def list_models() -> ModelList:
+        return ModelList(data=[model])
+
+    @get(
+        "/v1/models/{model_id:path}",
+        summary="Describe a served model",
+        responses=error_responses({400: "The id cannot be read.", 404: "No such model is served."}),
+    )
+    async def retrieve_model(model_id: Annotated[str, PathParameter(description="The model's id.")]) -> Model:
+        # The id may be a Hub id or a folder; on the way here it loses leading and doubled slashes and `./`.
+        if _segments(model_id) != _segments(served_model):
+            raise ApiError(
+                404,
+                f"The model `{shorten(model_id.lstrip('/'), 100)}` is not served here; `{served_model}` is.",
+                code="model_not_found",
+                param="model",
+            )
+        return model
+
+    return [list_models, retrieve_model]
+
+
+def _segments(path: str) -> list[str]:
+    return [segment for segment in path.split("/") if segment not in ("", ".")]

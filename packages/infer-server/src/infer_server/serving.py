@@ -1,0 +1,130 @@
+r"""One server's life: listen, serve, drain, exit. Knows signals and exit codes; knows no request.
+
+```
+            SIGTERM, SIGINT          drained, or out of time
+ serving ---------------> draining ---------------> exit 0
+    | \                       | the signal again
+    |  engine dead            +--------------------> exit 128 + signal
+    +----------------------------------------------> exit 1
+```
+
+While it drains, running requests finish, and others are answered with 503 rather than refused connections.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+from litestar import Litestar
+
+from infer_engine.protocol import Engine, EngineStatus
+from infer_server.app import create_app
+from infer_server.disconnects import cancel_and_wait
+from infer_server.listener import leave_to_successor
+from infer_server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+EXIT_DEAD_ENGINE = 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LAST_BYTES_S = 2  # for clients to read what a finished request still has under way
+_DEAD_ENGINE_GRACE_S = 2.0  # in which streams get their error event, and probes see a 503
+_STATUS_POLL_S = 0.25
+_MAX_HEADER_BYTES = 64 * 1024
+_KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, but for signals (it would stop listening at the first, and re-raise them all at the end)."""
+
+    def __init__(self, app: Litestar, *, on_listening: Callable[[], None]) -> None:
+        """`on_listening` is called once, when connections are accepted."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",  # the only one whose header limit can be set
+                h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_LAST_BYTES_S,
+            )
+        )
+        self._on_listening = on_listening
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        for listener in sockets or ():
+            leave_to_successor(listener)
+        await super().startup(sockets)
+        self._on_listening()
+
+
+async def serve(
+    engine: Engine, *, settings: ServerSettings, listener: socket.socket, on_listening: Callable[[], None]
+) -> int:
+    """Serve `engine` on the bound `listener` until a signal or the engine's death; return the process's exit code.
+
+    The engine is closed and the socket too when this returns.
+    """
+    server = HttpServer(create_app(engine, settings=settings), on_listening=on_listening)
+    life = _Life(engine, server, shutdown_timeout_s=settings.shutdown_timeout)
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, life.on_signal, number)
+    watch = asyncio.create_task(life.watch_engine())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        await cancel_and_wait(watch, *life.drains)
+        await engine.close()
+    return life.exit_code
+
+
+class _Life:
+    """Decides when the server ends, and with which exit code."""
+
+    def __init__(self, engine: Engine, server: HttpServer, *, shutdown_timeout_s: float) -> None:
+        self._engine = engine
+        self._server = server
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self.drains: list[asyncio.Task[None]] = []
+        self.exit_code = 0
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """Drain on the first signal, stop at once on the second."""
+        if self.drains:
+            logger.warning("%s again: aborting running requests", number.name)
+            self.exit_code = 128 + number
+            self.drains.append(asyncio.create_task(self._drain(0.0)))
+        else:
+            logger.info("%s: finishing running requests, for at most %g s", number.name, self._shutdown_timeout_s)
+            self.drains.append(asyncio.create_task(self._drain(self._shutdown_timeout_s)))
+
+    async def watch_engine(self) -> None:
+        """End the process when the engine dies: a supervisor restarts what exits, not what answers 503 for ever."""
+        while self._engine.status is not EngineStatus.DEAD:  # noqa: ASYNC110 - the engine tells a status, no events
+            await asyncio.sleep(_STATUS_POLL_S)
+        logger.error("the engine is dead: exiting")
+        self.exit_code = EXIT_DEAD_ENGINE
+        await asyncio.sleep(_DEAD_ENGINE_GRACE_S)
+        self._server.should_exit = True
+
+    async def _drain(self, timeout_s: float) -> None:
+        try:
+            await self._engine.drain(timeout_s)
+        finally:
+            self._server.should_exit = True

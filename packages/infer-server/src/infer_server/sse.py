@@ -1,0 +1,105 @@
+"""Server-sent events: framing, headers, pings, the client's disappearance. Knows bytes; knows no tokens.
+
+Only `event:`, `data:` and comment lines are ever written: widely used clients fail on `id:` and `retry:`.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from litestar import Response
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from infer_server.disconnects import cancel_and_wait, wait_for_disconnect
+from infer_server.errors import internal_error
+from infer_server.request_ids import request_id
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "text/event-stream"
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def names_event_stream(accept: str) -> bool:
+    """Whether an `Accept` header asks for an event stream by name; `*/*` does not."""
+    return any(media_range.split(";")[0].strip().lower() == MEDIA_TYPE for media_range in accept.split(","))
+
+
+def named_event(name: str, data: msgspec.Struct) -> bytes:
+    """Return one event with an `event:` line."""
+    return f"event: {name}\n".encode() + plain_event(name, data)
+
+
+def plain_event(_: str, data: msgspec.Struct) -> bytes:
+    """Return one event without a name. JSON has no raw line breaks, so no text can end the event."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+class EventStreamResponse(Response[Any]):
+    """Sends `events`, one write each, and pings while there are none; calls `release` when it ends, however it ends."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        release: Callable[[], None],
+        frame: Callable[[str, msgspec.Struct], bytes],
+        ping_interval_s: float,
+    ) -> None:
+        """`frame` makes the error event, should `events` raise; `release` is called from a `finally`."""
+        super().__init__(content=b"", media_type=MEDIA_TYPE)
+        self._events = events
+        self._release = release
+        self._frame = frame
+        self._ping_interval_s = ping_interval_s
+        self._last_write_s = 0.0
+
+    def to_asgi_response(self, *_: Any, **__: Any) -> ASGIApp:  # type: ignore[override]  # the framework's own signature is wider than ASGI needs
+        """Return the ASGI application that writes the stream."""
+        return self._run
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            writer = asyncio.create_task(self._write(scope, send))
+            tasks += [writer, asyncio.create_task(self._ping(send)), asyncio.create_task(wait_for_disconnect(receive))]
+            await asyncio.wait({writer, tasks[2]}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                await cancel_and_wait(*tasks[1:])
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._release()
+            await cancel_and_wait(*tasks)
+
+    async def _write(self, scope: Scope, send: Send) -> None:
+        try:
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await self._send(send, event)
+        except Exception:
+            logger.exception("stream of request %s failed", request_id(scope))
+            await self._send(send, self._frame("error", internal_error().reply) + DONE)
+
+    async def _ping(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        self._last_write_s = clock()
+        while True:
+            silence_s = clock() - self._last_write_s
+            if silence_s >= self._ping_interval_s:
+                await self._send(send, PING)
+                silence_s = 0.0
+            await asyncio.sleep(self._ping_interval_s - silence_s)
+
+    async def _send(self, send: Send, event: bytes) -> None:
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._last_write_s = asyncio.get_running_loop().time()

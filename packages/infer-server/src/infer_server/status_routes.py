@@ -1,0 +1,58 @@
+"""`GET /health`, `/ready`, `/version`: is it alive, does it take requests, what is it."""
+
+from importlib.metadata import version
+
+import msgspec
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+
+from infer_engine.protocol import Engine, EngineStatus
+from infer_server.errors import ApiError
+from infer_server.openapi import error_responses
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's own word for its state."""
+
+    status: EngineStatus
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's version."""
+
+    version: str
+
+
+def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
+    """Return the handlers of `/health`, `/ready` and `/version`."""
+    server_version = Version(version=version("infer-server"))
+
+    @get(
+        "/health",
+        summary="Is it alive?",
+        responses=error_responses({503: "The engine is dead or stopped."}),
+    )
+    async def health() -> Status:
+        if engine.status in (EngineStatus.DEAD, EngineStatus.STOPPED):
+            raise _unavailable(engine.status, "restart the server; its log has the cause")
+        return Status(status=engine.status)
+
+    @get(
+        "/ready",
+        summary="Does it take requests?",
+        responses=error_responses({503: "The engine is draining, stopped or dead."}),
+    )
+    async def ready() -> Status:
+        if engine.status is not EngineStatus.READY:
+            raise _unavailable(engine.status, "send requests elsewhere")
+        return Status(status=engine.status)
+
+    @get("/version", summary="What is it?")
+    async def show_version() -> Version:
+        return server_version
+
+    return [health, ready, show_version]
+
+
+def _unavailable(status: EngineStatus, advice: str) -> ApiError:
+    return ApiError(503, f"The engine is {status.value}; {advice}.", code="engine_unavailable", retry_after_s=1)

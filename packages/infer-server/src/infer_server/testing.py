@@ -1,0 +1,232 @@
+"""For tests: `FakeEngine`, which keeps to the engine's protocol and says what it is told, and a server around it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from infer_engine.protocol import (
+    ContextLengthExceededError,
+    Engine,
+    EngineInfo,
+    EngineStats,
+    EngineStatus,
+    EngineUnavailableError,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequestError,
+    RequestFailure,
+    RequestStream,
+    StepOutput,
+)
+from infer_server.app import create_app
+from infer_server.listener import bind_listener, url_of
+from infer_server.serving import HttpServer
+from infer_server.settings import ServerSettings
+
+FAKE_INFO = EngineInfo(
+    model="fake-model",
+    architecture="fake",
+    num_parameters=1_500_000,
+    dtype="float32",
+    device="cpu",
+    vocab_size=1000,
+    max_seq_len=512,
+    num_kv_blocks=32,
+    block_size=16,
+    max_batch_size=8,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a request gets, whatever it asks.
+
+    Attributes:
+        steps: one output each: the token ids of the step and its text.
+        finish_reason: how the last of them ends the request.
+        failure: ends the request instead, after all steps.
+        hold_after: number of outputs after which the request waits until it is aborted or `let_go` is called.
+    """
+
+    steps: tuple[tuple[tuple[int, ...], str], ...] = (((1,), "Hello"), ((2,), ","), ((3,), " world"))
+    finish_reason: FinishReason = FinishReason.EOS
+    failure: RequestFailure | None = None
+    hold_after: int | None = None
+
+
+class FakeStream:
+    """One request of a `FakeEngine`."""
+
+    def __init__(self, request_id: str, *, num_prompt_tokens: int, script: Script) -> None:
+        """Follow `script`; `num_prompt_tokens` is reported as it is."""
+        self._script = script
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.failure = script.failure
+        self.aborted = False
+        self.ended = asyncio.Event()
+        self._let_go = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[StepOutput]:
+        """Yield the script's outputs."""
+        return self._outputs()
+
+    def abort(self) -> None:
+        """End the request, if it has not ended."""
+        if not self.ended.is_set():
+            self.aborted = True
+            self.ended.set()
+            self._let_go.set()
+
+    def fail(self, failure: RequestFailure) -> None:
+        """Let the request's next output be its failure."""
+        self.failure = failure
+        self._let_go.set()
+
+    def let_go(self) -> None:
+        """Go on where the script says to hold."""
+        self._let_go.set()
+
+    async def _outputs(self) -> AsyncIterator[StepOutput]:
+        steps, made = self._script.steps, 0
+        for position, (token_ids, text) in enumerate(steps):
+            if position == self._script.hold_after:
+                await self._let_go.wait()
+            if self.aborted or self.failure is not self._script.failure:
+                break
+            made += len(token_ids)
+            is_last = position == len(steps) - 1 and self.failure is None
+            if is_last:
+                self.ended.set()
+            yield self._output(made, token_ids, text=text, reason=self._script.finish_reason if is_last else None)
+            if is_last:
+                return
+        if self.aborted:
+            yield self._output(made, (), reason=FinishReason.ABORT)
+        else:
+            self.ended.set()
+            yield self._output(made, (), error=self.failure)
+
+    def _output(
+        self,
+        made: int,
+        token_ids: tuple[int, ...],
+        *,
+        text: str = "",
+        reason: FinishReason | None = None,
+        error: RequestFailure | None = None,
+    ) -> StepOutput:
+        return StepOutput(
+            request_id=self.request_id,
+            token_ids=list(token_ids),
+            text=text,
+            finished=reason is not None or error is not None,
+            finish_reason=reason,
+            error=error,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_completion_tokens=made,
+        )
+
+
+class FakeEngine:
+    """An engine without a model: each request gets `script`; what it was asked is kept for the test to read.
+
+    A prompt's text is as many tokens as it has characters.
+    """
+
+    def __init__(self, script: Script | None = None, *, info: EngineInfo = FAKE_INFO) -> None:
+        """Give every request `script`, a short greeting if None."""
+        self._script = script or Script()
+        self.info = info
+        self.status = EngineStatus.READY
+        self.stats = EngineStats()
+        self.refusal: Exception | None = None
+        self.requests: list[GenerateRequest] = []
+        self.streams: list[FakeStream] = []
+        self._taken = asyncio.Condition()
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
+        """Take `requests`, or raise what the protocol says, or whatever `refusal` holds."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.status is not EngineStatus.READY:
+            raise EngineUnavailableError(f"The engine is {self.status.value}; try again later.")
+        for request in requests:
+            self._check(request)
+        self.requests += requests
+        streams = [
+            FakeStream(f"fake-{len(self.streams) + i}", num_prompt_tokens=len(request.prompt), script=self._script)
+            for i, request in enumerate(requests)
+        ]
+        async with self._taken:
+            self.streams += streams
+            self._taken.notify_all()
+        return list[RequestStream](streams)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for running requests; abort those left after `timeout_s`."""
+        self.status = EngineStatus.DRAINING
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait_until_idle()
+        except TimeoutError:
+            self._abort_all()
+
+    async def close(self) -> None:
+        """Abort everything."""
+        self._abort_all()
+        if self.status is not EngineStatus.DEAD:
+            self.status = EngineStatus.STOPPED
+
+    async def wait_for_requests(self, count: int) -> None:
+        """Return when `count` requests have been taken since the start."""
+        async with self._taken:
+            await self._taken.wait_for(lambda: len(self.streams) >= count)
+
+    async def wait_until_idle(self) -> None:
+        """Return when every request that was taken has ended or was aborted."""
+        for stream in self.streams:
+            await stream.ended.wait()
+
+    def let_go(self) -> None:
+        """Let every request go on where the script says to hold."""
+        for stream in self.streams:
+            stream.let_go()
+
+    def die(self) -> None:
+        """Be dead: running requests fail, others are refused."""
+        self.status = EngineStatus.DEAD
+        for stream in self.streams:
+            stream.fail(RequestFailure(message="The engine died.", code="engine_dead"))
+
+    def _abort_all(self) -> None:
+        for stream in self.streams:
+            stream.abort()
+
+    def _check(self, request: GenerateRequest) -> None:
+        if isinstance(request.prompt, list):
+            for token_id in request.prompt:
+                if not 0 <= token_id < self.info.vocab_size:
+                    raise InvalidRequestError(f"`prompt` has the unknown token id {token_id}.", param="prompt")
+        max_tokens = request.params.max_tokens or 1
+        if len(request.prompt) + max_tokens > self.info.max_seq_len:
+            raise ContextLengthExceededError(
+                max_seq_len=self.info.max_seq_len, num_prompt_tokens=len(request.prompt), max_tokens=max_tokens
+            )
+
+
+@asynccontextmanager
+async def running_server(engine: Engine, settings: ServerSettings | None = None) -> AsyncIterator[str]:
+    """Serve `engine` on a free port of the loopback address, in this event loop; yields the server's URL."""
+    listening = asyncio.Event()
+    listener = bind_listener("127.0.0.1", 0)
+    app = create_app(engine, settings=settings or ServerSettings())
+    server = HttpServer(app, on_listening=listening.set)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await listening.wait()
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        await task

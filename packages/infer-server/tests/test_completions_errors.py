@@ -1,0 +1,200 @@
+"""What `/v1/completions` refuses: the status, the code, the field to blame, and a message that helps."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from infer_engine.protocol import EngineUnavailableError, QueueFullError, RequestFailure
+from infer_server import ServerSettings, create_app
+from infer_server.testing import FakeEngine, Script
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(engine) as client:
+        yield client
+
+
+def client_of(engine: FakeEngine, settings: ServerSettings | None = None) -> httpx.AsyncClient:
+    """Return a client of the application itself: no socket is needed to see what is refused."""
+    app = create_app(engine, settings=settings or ServerSettings())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
+
+
+def error_of(reply: httpx.Response) -> Any:
+    """Return the error object, after checking that it is one."""
+    (error,) = reply.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 10 < len(error["message"]) <= 500
+    assert reply.headers["x-request-id"]
+    return error
+
+
+WRONG_TYPES = [
+    ({"prompt": "x", "max_tokens": "5"}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": True}, "max_tokens"),
+    ({"prompt": "x", "temperature": "1"}, "temperature"),
+    ({"prompt": "x", "stream": 1}, "stream"),
+    ({"prompt": "x", "stop": 3}, "stop"),
+    ({"prompt": "x", "stop_token_ids": [True]}, "stop_token_ids"),
+    ({"prompt": "x", "logit_bias": {"1": "2"}}, "logit_bias"),
+    ({"prompt": "x", "stream_options": {"include_usage": "yes"}}, "stream_options"),
+    ({"prompt": 7}, "prompt"),
+    ({"prompt": ["x", 1]}, "prompt"),
+    ({"prompt": [[1, 2], "x"]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 7, "bogus": 1}, "prompt"),
+    ({"stream_options": {"bogus": 1}, "prompt": {}}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG_TYPES)
+async def test_wrong_type_is_400_and_names_the_field(client: httpx.AsyncClient, body: object, param: str) -> None:
+    reply = await client.post("/v1/completions", json=body)
+    assert reply.status_code == 400
+    assert error_of(reply)["param"] == param
+    assert error_of(reply)["code"] == "invalid_type"
+
+
+@pytest.mark.parametrize("body", [{}, {"model": "fake-model"}, {"bogus": 1}])
+async def test_missing_prompt_is_400_before_anything_else(client: httpx.AsyncClient, body: object) -> None:
+    reply = await client.post("/v1/completions", json=body)
+    assert (reply.status_code, error_of(reply)["code"], error_of(reply)["param"]) == (400, "missing_field", "prompt")
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])
+async def test_empty_prompt_is_400_before_anything_else(client: httpx.AsyncClient, prompt: object) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": prompt, "model": "other", "temperature": -1})
+    assert (reply.status_code, error_of(reply)["code"]) == (400, "empty_prompt")
+
+
+OUT_OF_RANGE = [
+    {"max_tokens": 0},
+    {"temperature": -0.1},
+    {"temperature": 101},
+    {"top_p": 0},
+    {"top_p": 1.1},
+    {"top_k": 0},
+    {"min_p": 2},
+    {"seed": 2**63},
+    {"stop": ""},
+    {"stop": ["x"] * 17},
+    {"stop": "x" * 257},
+    {"stream_options": {"include_usage": True}},
+]
+
+
+@pytest.mark.parametrize("field", OUT_OF_RANGE, ids=str)
+async def test_value_out_of_range_is_422_and_names_the_field(client: httpx.AsyncClient, field: dict[str, Any]) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": "x", **field})
+    assert (reply.status_code, error_of(reply)["code"]) == (422, "invalid_value")
+    assert error_of(reply)["param"] == next(iter(field))
+
+
+UNSUPPORTED = [
+    ("n", 2),
+    ("best_of", 3),
+    ("echo", True),
+    ("logprobs", 0),
+    ("suffix", "end"),
+    ("logit_bias", {"1": 1.0}),
+    ("presence_penalty", 0.5),
+    ("frequency_penalty", -1),
+    ("repetition_penalty", 1.1),
+    ("min_tokens", 1),
+    ("priority", -1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+async def test_what_is_not_done_is_refused_by_name(client: httpx.AsyncClient, name: str, value: object) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": "x", name: value})
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], error["param"]) == (422, "unsupported_value", name)
+    assert "not supported" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "name"), [({"bogus": 1}, "bogus"), ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x")]
+)
+async def test_unknown_field_is_422_by_name(client: httpx.AsyncClient, body: dict[str, object], name: str) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": "x", **body})
+    assert (reply.status_code, error_of(reply)["code"], error_of(reply)["param"]) == (422, "unknown_field", name)
+
+
+async def test_model_that_is_not_served_is_422_and_told_which_is(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": "x", "model": "other"})
+    assert (reply.status_code, error_of(reply)["code"]) == (422, "model_not_found")
+    assert "fake-model" in error_of(reply)["message"]
+
+
+async def test_served_model_name_takes_the_place_of_the_models_own(engine: FakeEngine) -> None:
+    settings = ServerSettings(served_model_name="mine")
+    async with client_of(engine, settings) as client:
+        own = await client.post("/v1/completions", json={"prompt": "x", "model": "fake-model"})
+        mine = await client.post("/v1/completions", json={"prompt": "x", "model": "mine"})
+    assert (own.status_code, mine.json()["model"]) == (422, "mine")
+
+
+async def test_context_too_long_is_422_in_the_wording_that_agents_parse(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": "x" * 500, "max_tokens": 100})
+    assert (reply.status_code, error_of(reply)["code"]) == (422, "context_length_exceeded")
+    assert error_of(reply)["message"].startswith("This model's maximum context length is 512 tokens. However, you")
+
+
+async def test_token_id_outside_the_vocabulary_is_422(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": [1, 1000]})
+    assert (reply.status_code, error_of(reply)["param"]) == (422, "prompt")
+
+
+async def test_more_than_64_prompts_are_422(client: httpx.AsyncClient) -> None:
+    accepted = await client.post("/v1/completions", json={"prompt": ["x"] * 64})
+    refused = await client.post("/v1/completions", json={"prompt": ["x"] * 65})
+    assert (accepted.status_code, refused.status_code) == (200, 422)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (QueueFullError("The queue is full.", retry_after_s=3), "queue_full"),
+        (EngineUnavailableError("It is draining.", retry_after_s=3), "engine_unavailable"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_full_queue_and_draining_are_503_with_retry_after(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    refusal: Exception,
+    code: str,
+    stream: bool,  # noqa: FBT001 - a table of cases
+) -> None:
+    engine.refusal = refusal
+    reply = await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
+    assert (reply.status_code, error_of(reply)["code"], reply.headers["retry-after"]) == (503, code, "3")
+
+
+async def test_unforeseen_failure_is_500_and_its_cause_goes_to_the_log_alone(
+    client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.refusal = KeyError("secret")
+    reply = await client.post("/v1/completions", json={"prompt": "x"}, headers={"X-Request-Id": "mine-1"})
+    assert (reply.status_code, error_of(reply)["code"]) == (500, "internal_error")
+    assert "secret" not in reply.text
+    assert "mine-1" in caplog.text
+    assert "KeyError: 'secret'" in caplog.text
+
+
+async def test_failed_request_is_500_with_the_engines_words() -> None:
+    engine = FakeEngine(Script(failure=RequestFailure(message="The step failed.", code="step_failed")))
+    async with client_of(engine) as client:
+        reply = await client.post("/v1/completions", json={"prompt": "x"})
+    assert (reply.status_code, error_of(reply)["code"]) == (500, "step_failed")

@@ -1,0 +1,96 @@
+"""A client that goes away has its request aborted, streaming or not; one that stays has not."""
+
+import asyncio
+import json
+
+import httpx
+
+from infer_server.testing import FakeEngine, Script, running_server
+
+HELD = Script(hold_after=1)
+
+
+async def open_request(url: str, **body: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a completion request over a bare connection, which the test closes as it likes."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps({"prompt": "x", **body})
+    writer.write(
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n{content}".encode()
+    )
+    return reader, writer
+
+
+async def test_client_that_leaves_a_stream_has_its_request_aborted() -> None:
+    engine = FakeEngine(HELD)
+    async with running_server(engine) as url:
+        reader, writer = await open_request(url, stream=True)
+        await reader.readuntil(b"Hello")
+        writer.close()
+        await engine.wait_until_idle()
+    assert engine.streams[0].aborted
+
+
+async def test_client_that_leaves_before_the_first_token_has_its_request_aborted() -> None:
+    engine = FakeEngine(Script(hold_after=0))
+    async with running_server(engine) as url:
+        _, writer = await open_request(url, stream=True)
+        await engine.wait_for_requests(1)
+        writer.close()
+        await engine.wait_until_idle()
+    assert engine.streams[0].aborted
+
+
+async def test_client_that_leaves_without_streaming_has_its_request_aborted() -> None:
+    engine = FakeEngine(HELD)
+    async with running_server(engine) as url:
+        _, writer = await open_request(url)
+        await engine.wait_for_requests(1)
+        writer.close()
+        await engine.wait_until_idle()
+    assert engine.streams[0].aborted
+
+
+async def test_client_that_leaves_has_all_prompts_of_its_batch_aborted() -> None:
+    engine = FakeEngine(HELD)
+    async with running_server(engine) as url:
+        _, writer = await open_request(url, prompt=["a", "b", "c"], stream=True)
+        await engine.wait_for_requests(3)
+        writer.close()
+        await engine.wait_until_idle()
+    assert [stream.aborted for stream in engine.streams] == [True, True, True]
+
+
+async def test_client_that_leaves_does_not_disturb_the_others() -> None:
+    engine = FakeEngine(HELD)
+    async with running_server(engine) as url, httpx.AsyncClient(base_url=url) as client:
+        stays = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
+        await engine.wait_for_requests(1)
+        _, writer = await open_request(url, stream=True)
+        await engine.wait_for_requests(2)
+        writer.close()
+        await engine.streams[1].ended.wait()
+        engine.let_go()
+        assert (await stays).json()["choices"][0]["text"] == "Hello, world"
+    assert [stream.aborted for stream in engine.streams] == [False, True]
+
+
+async def test_client_that_leaves_while_sending_costs_nothing() -> None:
+    engine = FakeEngine()
+    async with running_server(engine) as url, httpx.AsyncClient(base_url=url) as client:
+        host, port = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+    assert len(engine.requests) == 1
+    assert not engine.streams[0].aborted
+
+
+async def test_finished_requests_are_not_aborted_and_their_connection_lives_on() -> None:
+    engine = FakeEngine()
+    async with running_server(engine) as url, httpx.AsyncClient(base_url=url) as client:
+        for stream in (True, False, True):
+            await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
+    assert [stream.aborted for stream in engine.streams] == [False, False, False]

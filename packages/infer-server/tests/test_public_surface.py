@@ -1,0 +1,20 @@
+"""What `infer_server` offers to the world, and nothing else."""
+
+import pytest
+from litestar import Litestar
+
+import infer_server
+
+
+def test_public_names_are_these() -> None:
+    assert sorted(infer_server.__all__) == ["ServerSettings", "create_app"]
+
+
+def test_public_names_resolve() -> None:
+    app = infer_server.create_app
+    assert app.__annotations__["return"] is Litestar
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="bogus"):
+        _ = infer_server.bogus

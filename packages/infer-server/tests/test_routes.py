@@ -1,0 +1,132 @@
+"""The routes beside `/v1/completions`, and what every reply has in common."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from infer_engine.protocol import EngineStatus
+from infer_server import ServerSettings, create_app
+from infer_server.testing import FakeEngine
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(engine) as client:
+        yield client
+
+
+def client_of(engine: FakeEngine, settings: ServerSettings | None = None) -> httpx.AsyncClient:
+    """Return a client of the application itself: no socket is needed to see what is refused."""
+    app = create_app(engine, settings=settings or ServerSettings())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
+
+
+async def test_models_lists_the_served_model(client: httpx.AsyncClient) -> None:
+    listing = (await client.get("/v1/models")).json()
+    (model,) = listing["data"]
+    assert (listing["object"], model["object"], model["id"]) == ("list", "model", "fake-model")
+    assert model["max_model_len"] == 512
+    assert model == (await client.get("/v1/models/fake-model")).json()
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "/models/some folder", "./m"])
+async def test_model_id_may_be_a_hub_id_or_a_folder(engine: FakeEngine, name: str) -> None:
+    settings = ServerSettings(served_model_name=name)
+    async with client_of(engine, settings) as client:
+        for spelled in (name, name.replace("/", "%2F")):
+            reply = await client.get("/v1/models/" + spelled)
+            assert (reply.status_code, reply.json().get("id")) == (200, name)
+
+
+async def test_unknown_model_is_404(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/v1/models/other")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("status", "health", "ready"),
+    [
+        (EngineStatus.READY, 200, 200),
+        (EngineStatus.DRAINING, 200, 503),
+        (EngineStatus.STOPPED, 503, 503),
+        (EngineStatus.DEAD, 503, 503),
+    ],
+)
+async def test_health_and_ready_follow_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine, status: EngineStatus, health: int, ready: int
+) -> None:
+    engine.status = status
+    assert (await client.get("/health")).status_code == health
+    assert (await client.get("/ready")).status_code == ready
+
+
+async def test_version_is_the_packages(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/version")).json() == {"version": "0.1.0"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("POST", "/v1/completions/x", 404, "not_found"),
+        ("GET", "/schema/nothing", 404, "not_found"),
+        ("GET", "/%00%ff", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("DELETE", "/health", 405, "method_not_allowed"),
+    ],
+)
+async def test_errors_of_every_path_are_openais_object(
+    client: httpx.AsyncClient, method: str, path: str, status: int, code: str
+) -> None:
+    reply = await client.request(method, path)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["type"], error["param"]) == (
+        status,
+        code,
+        "invalid_request_error",
+        None,
+    )
+
+
+async def test_method_not_allowed_says_which_are(client: httpx.AsyncClient) -> None:
+    assert "POST" in (await client.get("/v1/completions")).headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/nothing", "/v1/models"])
+async def test_request_id_is_the_clients_on_every_reply(client: httpx.AsyncClient, path: str) -> None:
+    reply = await client.get(path, headers={"X-Request-Id": "abc-1"})
+    assert reply.headers["x-request-id"] == "abc-1"
+
+
+@pytest.mark.parametrize("sent", [b"", b"a b", b"x" * 129, b"\xe9"])
+async def test_request_id_that_is_not_sane_is_replaced(client: httpx.AsyncClient, sent: bytes) -> None:
+    replies = [await client.get("/health", headers=[(b"X-Request-Id", sent)]) for _ in range(2)]
+    first, second = (reply.headers["x-request-id"] for reply in replies)
+    assert first.startswith("req-")
+    assert first != second
+
+
+async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.AsyncClient) -> None:
+    paths = (await client.get("/schema/openapi.json")).json()["paths"]
+    assert set(paths) == {"/v1/completions", "/v1/models", "/v1/models/{model_id}", "/health", "/ready", "/version"}
+    operation = paths["/v1/completions"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["prompt"]
+    assert body["additionalProperties"] is False
+    assert "include_usage" in str(body["properties"]["stream_options"])
+    assert set(operation["responses"]) == {"200", "400", "413", "422", "500", "503"}
+
+
+async def test_openapi_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
+    page = await client.get("/schema")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "POST /v1/completions" in page.text
+    assert "://" not in page.text
+    assert "<script" not in page.text
