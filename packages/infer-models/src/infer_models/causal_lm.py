@@ -1,0 +1,80 @@
+"""`CausalLM`: what every family's model is to an engine. Knows a decoder and an LM head; knows no architecture."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from infer_models.attention import AttentionSpec, KVCacheView
+from infer_models.config import ModelConfig
+from infer_models.layers import LMHead, PackedLinear
+
+
+class CausalLM(nn.Module):
+    """A decoder and its LM head, over a flat batch of tokens.
+
+    Parameters require no gradient until `requires_grad_(True)`; with `CausalView` the model is then trainable.
+
+    Attributes:
+        config: the architecture.
+        attention_specs: one for each layer.
+        ignored_tensors: patterns (as of `fnmatch`) of names that the family's checkpoints carry needlessly.
+    """
+
+    ignored_tensors: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:
+        """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""
+        super().__init__()
+        self.config = config
+        self.attention_specs: tuple[AttentionSpec, ...] = config.attention_specs
+        self.model = decoder
+        self.lm_head = lm_head
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights, tied ones counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView, logit_rows: Tensor | None = None
+    ) -> Tensor:
+        """Compute logits.
+
+        Args:
+            input_ids: [tokens], int32 or int64.
+            position_ids: [tokens], each token's position in its own sequence, int32 or int64.
+            cache: knows which tokens belong to whom, and attends.
+            logit_rows: [rows], the tokens whose logits are wanted; None: all of them.
+
+        Returns:
+            [rows, vocab], in the model's dtype.
+        """
+        hidden: Tensor = self.model(input_ids, position_ids, cache)
+        if logit_rows is not None:
+            hidden = hidden.index_select(0, logit_rows)
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def checkpoint_tensors(self) -> Mapping[str, Tensor]:
+        """Return the weights by their names in checkpoints, packed ones in parts, as views; a tied head is left out."""
+        packed = {name: module for name, module in self.named_modules() if isinstance(module, PackedLinear)}
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.named_parameters():
+            owner, _, leaf = name.rpartition(".")
+            if owner not in packed:
+                tensors[name] = parameter.detach()
+                continue
+            place = owner.rpartition(".")[0]
+            for part, weight in packed[owner].part_weights().items():
+                tensors[f"{place}.{part}.{leaf}"] = weight
+        return MappingProxyType(tensors)
+
+
+class Family(Protocol):
+    """Builds a model of one architecture, its matrices still to be loaded or drawn."""
+
+    def __call__(self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> CausalLM:
+        """Allocate the model's weights on `device`, in `dtype`."""

@@ -1,0 +1,98 @@
+"""Fills a model's weights from a checkpoint folder. Knows files and names; knows no architecture."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from torch import Tensor
+
+from infer_models.causal_lm import CausalLM
+from infer_models.checkpoint.safetensors_file import SafetensorsFile
+from infer_models.errors import CheckpointError
+from infer_models.json_fields import JsonFields
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_MAX_NAMED = 3
+
+
+def load_weights(model: CausalLM, folder: Path) -> None:
+    """Copy every tensor of the checkpoint into the model, one at a time, straight to its device and dtype.
+
+    Everything that headers can tell is checked before the first weight is copied; beside the model no more than 32 MiB
+    of weights are in memory.
+
+    Raises:
+        CheckpointError: there are no safetensors, a file is damaged, a tensor is missing, unexpected or of another
+            shape than `config.json` makes it.
+    """
+    weights = model.checkpoint_tensors()
+    paths = _find_files(folder)
+    with ExitStack() as stack:
+        sources: dict[str, SafetensorsFile] = {}
+        for path in paths:
+            file = stack.enter_context(SafetensorsFile(path))
+            for name in file.tensors:
+                if name in sources:
+                    raise CheckpointError(f"{path}: tensor `{name}` is also in {sources[name].path.name}.")
+                sources[name] = file
+        _check_names(model, weights, sources, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
+        for name, weight in weights.items():
+            sources[name].check(name, weight)
+        # As they lie on the disk: one sequential read of each file.
+        for name in sorted(weights, key=lambda name: (sources[name].path, sources[name].tensors[name].start)):
+            sources[name].read_into(name, weights[name])
+
+
+def _check_names(
+    model: CausalLM, weights: Mapping[str, Tensor], sources: Mapping[str, SafetensorsFile], *, where: Path
+) -> None:
+    missing = [name for name in weights if name not in sources]
+    if missing:
+        raise CheckpointError(f"{where}: {_name_some(missing)} missing, which the model of `config.json` needs.")
+    ignored = model.ignored_tensors
+    if model.config.tie_word_embeddings:
+        ignored = (*ignored, "lm_head.weight")
+    unexpected = [
+        name for name in sources if name not in weights and not any(fnmatchcase(name, pattern) for pattern in ignored)
+    ]
+    if unexpected:
+        path = sources[unexpected[0]].path
+        raise CheckpointError(f"{path}: {_name_some(unexpected)} unexpected: the model has no such weight.")
+
+
+def _name_some(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_MAX_NAMED])
+    match len(names):
+        case 1:
+            return f"tensor {shown} is"
+        case count if count <= _MAX_NAMED:
+            return f"tensors {shown} are"
+        case count:
+            return f"tensors {shown} and {count - _MAX_NAMED} more are"
+
+
+def _find_files(folder: Path) -> list[Path]:
+    """Return the checkpoint's files: one, or the shards that the index names."""
+    single, index = folder / _SINGLE_FILE, folder / _INDEX_FILE
+    if single.exists():
+        return [single]
+    if index.exists():
+        fields = JsonFields.from_file(index)
+        shards = fields.nested("weight_map").text_values()
+        names = sorted(set(shards))
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise CheckpointError(f"{index}: shard {name!r} is not the name of a safetensors file in this folder.")
+        if not names:
+            raise fields.invalid("weight_map", "an object that maps tensors to shards")
+        return [folder / name for name in names]
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            f"{folder} has its weights in {pickles[0]}, a pickle, which can run code; only safetensors are read. "
+            "Save it with `save_pretrained(folder, safe_serialization=True)`."
+        )
+    raise CheckpointError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}.")

@@ -1,0 +1,179 @@
+"""`SafetensorsFile`: one file's header and its tensors' bytes. Knows the format; knows no model.
+
+The format is https://github.com/huggingface/safetensors#format: the header's length as 8 bytes, little-endian; the
+header, a JSON object of `{name: {"dtype", "shape", "data_offsets"}}`; the data. It is read, not mapped: a file that
+shrinks or a disk that fails is then an error with a name instead of a signal, and no more of the file is in memory than
+the tensor at hand.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+import torch
+from torch import Tensor
+
+from infer_models.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_STAGING_BYTES = 32 * 2**20
+_ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
+}  # fmt: skip
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """Where a tensor lies in a file.
+
+    Attributes:
+        dtype: as the format spells it, such as `BF16`.
+        shape: sizes of the dimensions.
+        start: offset of the first byte from the start of the file.
+        num_bytes: bytes of all elements.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+class SafetensorsFile:
+    """An open safetensors file whose header was checked against its size; a context manager.
+
+    Attributes:
+        path: of the file.
+        tensors: what it holds, by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file and read its header.
+
+        Raises:
+            CheckpointError: the file is missing, unreadable, truncated or no safetensors file; the message names the
+                tensor that does not fit, where it is one.
+        """
+        self.path = path
+        try:
+            self._file: BinaryIO = path.open("rb", buffering=0)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        try:
+            self.tensors: Mapping[str, StoredTensor] = MappingProxyType(self._read_header())
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def check(self, name: str, target: Tensor) -> None:
+        """Raise unless the tensor `name` can be read into `target`.
+
+        Raises:
+            CheckpointError: the tensor has another shape, or holds something else than floats.
+        """
+        stored = self.tensors[name]
+        if stored.shape != tuple(target.shape):
+            raise CheckpointError(
+                f"{self.path}: tensor `{name}` has shape {list(stored.shape)} but `config.json` makes it "
+                f"{list(target.shape)}."
+            )
+        if stored.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{self.path}: tensor `{name}` is {stored.dtype}; weights must be one of {', '.join(_FLOATS)}."
+            )
+
+    def read_into(self, name: str, target: Tensor) -> None:
+        """Copy the tensor `name` into `target`, converting to its dtype and device, 32 MiB at a time.
+
+        Raises:
+            CheckpointError: as `check`, or the file cannot be read.
+        """
+        self.check(name, target)
+        stored = self.tensors[name]
+        dtype = _FLOATS[stored.dtype]
+        flat = target.view(-1)
+        staging = torch.empty(min(stored.num_bytes, _STAGING_BYTES), dtype=torch.uint8)
+        self._file.seek(stored.start)
+        for done in range(0, stored.num_bytes, _STAGING_BYTES):
+            piece = staging[: stored.num_bytes - done]
+            self._fill(piece.numpy().data, f"tensor `{name}`")
+            first = done // dtype.itemsize
+            flat[first : first + piece.numel() // dtype.itemsize].copy_(piece.view(dtype))
+
+    def _read_header(self) -> dict[str, StoredTensor]:
+        file_bytes = self._file.seek(0, 2)
+        self._file.seek(0)
+        if file_bytes < _LENGTH_BYTES:
+            raise CheckpointError(f"{self.path} has {file_bytes} bytes: it is truncated, or no safetensors file.")
+        length = bytearray(_LENGTH_BYTES)
+        self._fill(memoryview(length), "the header's length")
+        header_bytes = int.from_bytes(length, "little")
+        data_start = _LENGTH_BYTES + header_bytes
+        if header_bytes > _MAX_HEADER_BYTES or data_start > file_bytes:
+            raise CheckpointError(
+                f"{self.path} has {file_bytes} bytes but its first 8 announce a header of {header_bytes}: it is "
+                "truncated, or no safetensors file."
+            )
+        header = bytearray(header_bytes)
+        self._fill(memoryview(header), "the header")
+        try:
+            entries = json.loads(header)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path} is no safetensors file: its header is not JSON.") from error
+        if not isinstance(entries, dict):
+            raise CheckpointError(f"{self.path} is no safetensors file: its header is not an object.")
+        entries.pop("__metadata__", None)
+        return {
+            name: self._locate(name, entry, data_start=data_start, file_bytes=file_bytes)
+            for name, entry in entries.items()
+        }
+
+    def _locate(self, name: str, entry: Any, *, data_start: int, file_bytes: int) -> StoredTensor:
+        match entry:
+            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+                pass
+            case _:
+                raise CheckpointError(f"{self.path}: the header's entry of tensor `{name}` is damaged.")
+        if dtype not in _ITEM_BYTES:
+            raise CheckpointError(f"{self.path}: tensor `{name}` has the unknown dtype {dtype!r}.")
+        counts = all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape)
+        if not counts or begin < 0 or end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
+            raise CheckpointError(
+                f"{self.path}: tensor `{name}` is {dtype} {shape} but has the bytes from {begin} to {end}: the file is "
+                "damaged."
+            )
+        if data_start + end > file_bytes:
+            raise CheckpointError(
+                f"{self.path} is truncated: it has {file_bytes} bytes, and tensor `{name}` ends at {data_start + end}."
+            )
+        return StoredTensor(dtype=dtype, shape=tuple(shape), start=data_start + begin, num_bytes=end - begin)
+
+    def _fill(self, buffer: memoryview, what: str) -> None:
+        done = 0
+        while done < len(buffer):
+            try:
+                count = self._file.readinto(buffer[done:])  # type: ignore[attr-defined]  # raw files have it
+            except OSError as error:
+                raise CheckpointError(f"{self.path}: {what} cannot be read: {error.strerror}.") from error
+            if not count:
+                raise CheckpointError(f"{self.path} ended while {what} was read: somebody is changing it.")
+            done += count

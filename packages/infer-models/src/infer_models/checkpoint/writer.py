@@ -1,0 +1,25 @@
+"""Saves a model's weights. Knows the names that checkpoints use; writes no `config.json`."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from infer_models.causal_lm import CausalLM
+
+
+def save_model(model: CausalLM, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Write `model.safetensors` with the tensors that `load_model` reads, and `transformers` where it has the family.
+
+    Args:
+        model: packed weights are written in parts, a tied LM head not at all.
+        folder: made if it is not there.
+        dtype: of the written weights; None: the model's own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Parts of a packed weight share its storage, which the format does not allow.
+    tensors = {
+        name: weight.to(device="cpu", dtype=dtype or weight.dtype, copy=True)
+        for name, weight in model.checkpoint_tensors().items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,31 @@
+"""`GenerationConfig`: which tokens end a sequence. Knows two files; knows no sampling."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from infer_models.json_fields import JsonFields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    """What a checkpoint says of generation.
+
+    Attributes:
+        eos_token_ids: tokens that end a sequence; empty where the checkpoint names none.
+    """
+
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "GenerationConfig":
+        """Read `generation_config.json`, and `config.json` for what it leaves out.
+
+        Raises:
+            CheckpointError: a file is damaged, or `config.json` missing where it is needed.
+        """
+        path = folder / "generation_config.json"
+        if path.exists():
+            fields = JsonFields.from_file(path)
+            if "eos_token_id" in fields:
+                return cls(eos_token_ids=fields.token_ids("eos_token_id"))
+        return cls(eos_token_ids=JsonFields.from_file(folder / "config.json").token_ids("eos_token_id"))

@@ -1,0 +1,69 @@
+"""From what a user calls a model to a folder on this machine. Knows the Hub and the demo model; reads no checkpoint."""
+
+import re
+from pathlib import Path
+
+from infer_models.errors import CheckpointError
+
+DEMO_MODEL_NAME = "infer-demo"
+
+# Safetensors and what describes them; pickled weights and code are never fetched. `*` matches `/` too, hence the second
+# list: sub-folders hold the same weights in other formats, and `consolidated*` is a second copy of all of them.
+_ALLOWED_FILES = ["*.safetensors", "*.json", "*.jinja"]
+_IGNORED_FILES = ["*/*", "consolidated*"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+def demo_model_folder() -> Path:
+    """Return the folder of the demo model that comes with this package."""
+    return Path(__file__).parent / "demo"
+
+
+def resolve_checkpoint(model: str | None) -> Path:
+    """Return the folder of a checkpoint, downloading it from the Hugging Face Hub where it is not on this machine.
+
+    Args:
+        model: a folder, a Hub id such as `Qwen/Qwen3-0.6B`, or the demo model: None or its name.
+
+    Raises:
+        CheckpointError: there is no such folder, or the Hub does not give it; one line that says why.
+    """
+    if model is None or model == DEMO_MODEL_NAME:
+        return demo_model_folder()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; give the folder of the checkpoint that it belongs to.")
+    if not _HUB_ID.fullmatch(model) or ("/" in model and path.parent.is_dir()):
+        raise CheckpointError(
+            f"{path} does not exist; give a checkpoint's folder or a Hub id such as `Qwen/Qwen3-0.6B`."
+        )
+    return _download(model)
+
+
+def _download(hub_id: str) -> Path:
+    # Imported here, since it is slow and a local folder needs none of it.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - see above
+    from huggingface_hub.errors import (  # noqa: PLC0415 - see above
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        folder = snapshot_download(hub_id, allow_patterns=_ALLOWED_FILES, ignore_patterns=_IGNORED_FILES)
+    except GatedRepoError as error:
+        cause = "its owner grants access one by one; ask for it on its page and set `HF_TOKEN`"
+        raise CheckpointError(f"`{hub_id}` cannot be downloaded: {cause}.") from error
+    except RepositoryNotFoundError as error:
+        cause = "the Hub has no such model, or it is private and `HF_TOKEN` is not set; it is no folder here either"
+        raise CheckpointError(f"`{hub_id}` cannot be downloaded: {cause}.") from error
+    except LocalEntryNotFoundError as error:
+        cause = "the Hub cannot be reached and the model is not in the local cache; it is no folder here either"
+        raise CheckpointError(f"`{hub_id}` cannot be downloaded: {cause}.") from error
+    except (HFValidationError, OSError) as error:
+        raise CheckpointError(f"`{hub_id}` cannot be downloaded: {' '.join(str(error).split())[:300]}") from error
+    return Path(folder)

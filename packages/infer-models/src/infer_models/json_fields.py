@@ -1,0 +1,114 @@
+"""Reads a JSON object field by field. Knows types and file names; knows no model."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from infer_models.errors import CheckpointError
+
+
+class JsonFields:
+    """A JSON object whose fields are read with their types checked; a field that is null counts as absent.
+
+    Every reader raises `CheckpointError` naming the file, the field, its value and what is allowed.
+    """
+
+    def __init__(self, path: Path, fields: dict[str, Any], *, prefix: str = "") -> None:
+        """Read `fields`, found in the file `path` under the dotted `prefix`."""
+        self.path = path
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._prefix = prefix
+
+    @classmethod
+    def from_file(cls, path: Path) -> "JsonFields":
+        """Read a file that holds one JSON object.
+
+        Raises:
+            CheckpointError: the file is missing, unreadable or holds something else.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing; a checkpoint folder needs it.") from None
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is not valid JSON: {error}.") from error
+        if not isinstance(fields, dict):
+            raise CheckpointError(f"{path} holds a JSON {type(fields).__name__}; it must hold an object.")
+        return cls(path, fields)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return name in self._fields
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.invalid(name, "a whole number of at least 1")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a finite number above 0."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise self.invalid(name, "a number above 0")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """Return a finite number above 0, or None where the field is absent."""
+        return self.number(name) if name in self else None
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return true or false."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.invalid(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a string."""
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self.invalid(name, "a string")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of strings."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.invalid(name, "a list of strings")
+        return value
+
+    def text_values(self) -> list[str]:
+        """Return all values, which are strings, whatever their names."""
+        return [self.text(name) for name in self._fields]
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """Return token ids given as one or a list, in order and without repeats; none where the field is absent."""
+        value = self._fields.get(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+            raise self.invalid(name, "a token id or a list of them")
+        return tuple(dict.fromkeys(ids))
+
+    def nested(self, name: str) -> "JsonFields":
+        """Return the fields of an object in this one; no fields where it is absent."""
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            raise self.invalid(name, "an object")
+        return JsonFields(self.path, value, prefix=f"{self._prefix}{name}.")
+
+    def invalid(self, name: str, allowed: str) -> CheckpointError:
+        """Return the error that says what the field may be."""
+        value = repr(self._fields.get(name))
+        shown = value if len(value) <= 80 else f"{value[:80]}..."
+        return CheckpointError(f"{self.path}: `{self._prefix}{name}` is {shown}; it must be {allowed}.")
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self._fields.get(name, default)
+        if value is None:
+            raise CheckpointError(f"{self.path}: `{self._prefix}{name}` is missing.")
+        return value

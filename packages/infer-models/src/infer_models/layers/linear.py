@@ -1,0 +1,46 @@
+"""Dense layers over flat tokens. Know which checkpoint tensors make up a packed weight; know no architecture."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from infer_kernels import linear
+from infer_models.layers.placement import Placement
+
+
+class Linear(nn.Module):
+    """`y = x @ weight.T + bias`."""
+
+    def __init__(self, placement: Placement, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        """The weight is [out_features, in_features], the bias [out_features] or none."""
+        super().__init__()
+        self.weight = placement.matrix(out_features, in_features)
+        self.bias = placement.vector(out_features, fill=0.0) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [tokens, in_features] to [tokens, out_features]."""
+        return linear(x, self.weight, self.bias)
+
+
+class PackedLinear(nn.Module):
+    """Several dense layers of one input as one: their weights below each other, their outputs side by side.
+
+    Attributes:
+        parts: the rows of each part, by its name in checkpoints, in the order of the outputs. A checkpoint has each
+            part as a layer of its own, in the place of this one.
+    """
+
+    def __init__(self, placement: Placement, in_features: int, parts: Mapping[str, int]) -> None:
+        """The weight is [sum of `parts`, in_features]."""
+        super().__init__()
+        self.parts = dict(parts)
+        self.weight = placement.matrix(sum(parts.values()), in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [tokens, in_features] to [tokens, sum of `parts`]."""
+        return linear(x, self.weight)
+
+    def part_weights(self) -> dict[str, Tensor]:
+        """Return each part's rows of the weight, as views, by its name."""
+        return dict(zip(self.parts, torch.split(self.weight.detach(), list(self.parts.values())), strict=True))

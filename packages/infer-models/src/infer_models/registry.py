@@ -1,0 +1,43 @@
+"""From a checkpoint folder to a model. Knows which family a `model_type` is; knows no architecture."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from infer_models.causal_lm import CausalLM, Family
+from infer_models.checkpoint import draw_weights, load_weights
+from infer_models.config import ModelConfig
+from infer_models.gemma3 import Gemma3
+from infer_models.llama import Llama
+from infer_models.nanogpt import NanoGPT
+from infer_models.qwen3 import Qwen3
+
+FAMILIES: dict[str, Family] = {"llama": Llama, "qwen3": Qwen3, "gemma3_text": Gemma3, "nanogpt": NanoGPT}
+
+
+def load_model(
+    folder: Path, *, device: torch.device, dtype: torch.dtype, load_format: Literal["auto", "dummy"] = "auto"
+) -> CausalLM:
+    """Build the model that `config.json` describes and fill it.
+
+    Args:
+        folder: holds `config.json`, and `model.safetensors` or shards with their index.
+        device: where the weights go, straight from the file.
+        dtype: of weights and activations, whatever the file's is.
+        load_format: `auto` reads safetensors; `dummy` draws random weights from `config.json` alone.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
+        ValueError: `load_format` is none of the two.
+    """
+    config = ModelConfig.from_folder(folder)
+    model = FAMILIES[config.model_type](config, device=device, dtype=dtype)
+    match load_format:
+        case "auto":
+            load_weights(model, folder)
+        case "dummy":
+            draw_weights(model)
+        case _:
+            raise ValueError(f"`load_format` is {load_format!r}; it must be `auto` or `dummy`.")
+    return model

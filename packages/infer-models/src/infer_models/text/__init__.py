@@ -1,0 +1,17 @@
+"""Text on one side, token ids on the other: tokenizers, chat templates, streaming, stop strings. Imports no torch."""
+
+from infer_models.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
+from infer_models.text.detokenizer import IncrementalDetokenizer
+from infer_models.text.stand_in import stand_in_tokenizer
+from infer_models.text.stop_strings import StopStringMatcher
+from infer_models.text.tokenizer import Tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateError",
+    "ChatTemplateMissingError",
+    "IncrementalDetokenizer",
+    "StopStringMatcher",
+    "Tokenizer",
+    "stand_in_tokenizer",
+]

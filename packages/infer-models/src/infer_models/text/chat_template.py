@@ -1,0 +1,101 @@
+"""Chat templates: from messages to a prompt's text. Knows Jinja2 and its sandbox; knows no tokens."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = Mapping[str, object]
+
+
+class ChatTemplateMissingError(Exception):
+    """The checkpoint has no chat template: it completes text but holds no conversations."""
+
+
+class ChatTemplateError(ValueError):
+    """The chat template cannot render these messages; the message says why, in the template's own words."""
+
+
+class _GenerationBlock(Extension):
+    """Renders `{% generation %}...{% endgeneration %}`, which marks what a model said for training, as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled template. Renders as `transformers` does: the same white space, functions, filters and sandbox."""
+
+    def __init__(self, source: str, *, variables: Mapping[str, str]) -> None:
+        """Compile `source`; `variables` are the special tokens by name, such as `bos_token`.
+
+        Raises:
+            jinja2.TemplateSyntaxError: `source` is no Jinja2 template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self._template = environment.from_string(source)
+        self._variables = dict(variables)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Return the prompt's text; with `add_generation_prompt` it ends where the answer begins.
+
+        Raises:
+            ChatTemplateError: the template refuses the messages, or fails on them.
+        """
+        # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
+        plain_messages = [{key: map_text(value, str) for key, value in message.items()} for message in messages]
+        try:
+            return self._template.render(
+                **self._variables, messages=plain_messages, add_generation_prompt=add_generation_prompt
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise ChatTemplateError(f"the chat template cannot render these messages: {error}") from error
+
+
+def map_text(value: object, change: Callable[[str], str]) -> Any:
+    """Return a plain copy of JSON-like `value` with `change` applied to every text in it but names of fields.
+
+    Raises:
+        ChatTemplateError: there is something in it that JSON does not have.
+    """
+    if isinstance(value, str):
+        return change(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {key if key.isidentifier() else change(key): map_text(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [map_text(item, change) for item in value]
+    raise ChatTemplateError(f"a message holds a `{type(value).__name__}`; give text, numbers, lists and mappings.")
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates may pass it by position
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - templates may pass it by position
+) -> str:
+    """Dump as JSON; Jinja2's own filter would escape `<` and `&` for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now(tz=UTC).astimezone().strftime(pattern)

@@ -1,0 +1,197 @@
+"""What `config.json` and `generation_config.json` say, in the dialects of `transformers` 4 and 5."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer_models import CheckpointError, GenerationConfig, ModelConfig
+from infer_models.rope import LinearScaling, Llama3Scaling, NoScaling, RopeParameters
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+LLAMA3 = {
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+GEMMA: dict[str, Any] = LLAMA | {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512}
+
+
+def read(folder: Path, fields: object) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return ModelConfig.from_folder(folder)
+
+
+def refusal_of(folder: Path, fields: object) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read(folder, fields)
+    message = str(caught.value)
+    assert message.startswith(str(folder / "config.json"))
+    assert "\n" not in message
+    return message
+
+
+def test_an_architecture_is_read(tmp_path: Path) -> None:
+    config = read(tmp_path, LLAMA | {"dtype": "bfloat16"})
+    assert (config.model_type, config.dtype, config.max_position_embeddings) == ("llama", "bfloat16", 131072)
+    assert (config.vocab_size, config.hidden_size, config.num_layers) == (128256, 2048, 16)
+    assert (config.q_heads, config.kv_heads, config.head_dim, config.intermediate_size) == (32, 8, 64, 8192)
+    assert config.tie_word_embeddings
+    assert config.attention_scale == 0.125
+    assert len(config.attention_specs) == 16
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}, {"rope_scaling": LLAMA3, "rope_theta": 5e5}],
+    ids=["transformers_5", "transformers_4"],
+)
+def test_llama3_scaling_is_read_in_both_dialects(tmp_path: Path, rope: dict[str, Any]) -> None:
+    scaling = Llama3Scaling(
+        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
+    assert read(tmp_path, LLAMA | rope).rope == RopeParameters(theta=5e5, scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    "dialect", [{"dtype": "float16"}, {"torch_dtype": "float16"}, {"torch_dtype": "torch.float16"}]
+)
+def test_the_dtype_is_read_in_both_dialects(tmp_path: Path, dialect: dict[str, Any]) -> None:
+    assert read(tmp_path, LLAMA | dialect).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            }
+        },
+        {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": {"type": "linear", "factor": 8.0}},
+    ],
+    ids=["transformers_5", "transformers_4"],
+)
+def test_gemma_has_two_tables_in_both_dialects(tmp_path: Path, rope: dict[str, Any]) -> None:
+    config = read(tmp_path, GEMMA | rope)
+    assert config.rope == RopeParameters(theta=1e6, scaling=LinearScaling(factor=8.0))
+    assert config.sliding_rope == RopeParameters(theta=2e4, scaling=NoScaling())
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {},
+        {"sliding_window_pattern": 6},
+        {"_sliding_window_pattern": 6},
+        {"layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]},
+    ],
+)
+def test_gemma_layers_alternate(tmp_path: Path, layers: dict[str, Any]) -> None:
+    config = read(tmp_path, GEMMA | layers)
+    assert config.windows == (512, 512, 512, 512, 512, None, 512)
+
+
+def test_gemma_heads_are_tied_unless_said_otherwise(tmp_path: Path) -> None:
+    fields = {name: value for name, value in GEMMA.items() if name != "tie_word_embeddings"}
+    assert read(tmp_path, fields).tie_word_embeddings
+    assert not read(tmp_path, fields | {"model_type": "llama"}).tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", [name for name in LLAMA if name not in ("rms_norm_eps", "tie_word_embeddings")])
+def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
+    fields = {other: value for other, value in LLAMA.items() if other != name}
+    if name == "num_key_value_heads":
+        assert read(tmp_path, fields).kv_heads == 32
+    else:
+        assert f"`{name}` is missing" in refusal_of(tmp_path, fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "gpt2"},
+            "`model_type` is 'gpt2'; it must be one of `llama`, `qwen3`, `gemma3_text`, `nanogpt`",
+        ),
+        ({"model_type": ["llama"]}, "`model_type` is ['llama']; it must be a string"),
+        ({"hidden_size": "64"}, "`hidden_size` is '64'; it must be a whole number of at least 1"),
+        ({"hidden_size": True}, "`hidden_size` is True; it must be a whole number"),
+        ({"vocab_size": 0}, "`vocab_size` is 0; it must be a whole number"),
+        ({"num_key_value_heads": 5}, "`num_key_value_heads` is 5; it must be a divisor of `num_attention_heads` = 32"),
+        ({"num_attention_heads": 24}, "`num_attention_heads` is 24; it must be a divisor of `hidden_size` = 2048"),
+        ({"head_dim": 72}, "`head_dim` is 72; supported are the multiples of 16"),
+        ({"rms_norm_eps": "tiny"}, "`rms_norm_eps` is 'tiny'; it must be a number above 0"),
+        ({"tie_word_embeddings": 1}, "`tie_word_embeddings` is 1; it must be true or false"),
+        ({"dtype": "float8_e4m3fn"}, "`dtype` is 'float8_e4m3fn'; it must be `float32`"),
+        ({"attention_bias": True}, "`attention_bias` is True; it must be false"),
+        ({"hidden_act": "relu"}, "`hidden_act` is 'relu'; it must be `silu`"),
+        ({"quantization_config": {"bits": 4}}, "`quantization_config` is set"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "`rope_scaling.rope_type` is 'yarn'; it must be"),
+        ({"rope_scaling": {"type": "dynamic"}}, "`rope_scaling.type` is 'dynamic'; it must be"),
+        ({"rope_scaling": {"type": "linear"}}, "`rope_scaling.factor` is missing"),
+        ({"rope_scaling": [1]}, "`rope_scaling` is [1]; it must be an object"),
+        ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "`rope_parameters.high_freq_factor` is 1.0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "`rope_parameters.partial_rotary_factor` is 0.5"),
+    ],
+)
+def test_a_value_that_is_not_supported_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    assert message in refusal_of(tmp_path, LLAMA | changes)
+
+
+def test_layer_types_must_fit_the_layers(tmp_path: Path) -> None:
+    assert "`layer_types`" in refusal_of(tmp_path, GEMMA | {"layer_types": ["full_attention"] * 6})
+    assert "`layer_types`" in refusal_of(tmp_path, GEMMA | {"layer_types": ["chunked_attention"] * 7})
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"nul"])
+def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json (is not valid JSON|holds a JSON list)"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": 7}, {"eos_token_id": 1}, (7,)),
+        ({"eos_token_id": [9, 7, 9]}, {}, (9, 7)),
+        ({"eos_token_id": None}, {"eos_token_id": 1}, (1,)),
+        (None, {"eos_token_id": [1, 2]}, (1, 2)),
+        (None, {}, ()),
+    ],
+)
+def test_eos_ids_come_from_the_generation_config_first(
+    tmp_path: Path, generation: object, config: object, expected: tuple[int, ...]
+) -> None:
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert GenerationConfig.from_folder(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("eos", ["</s>", [1, "2"], -1, 1.5, True])
+def test_an_eos_that_is_no_token_id_is_an_error(tmp_path: Path, eos: object) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: `eos_token_id` is"):
+        GenerationConfig.from_folder(tmp_path)

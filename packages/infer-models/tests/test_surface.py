@@ -1,0 +1,39 @@
+"""What the package shows, and what it costs to import."""
+
+import subprocess
+import sys
+
+import pytest
+
+import infer_models
+from infer_models.config import MODEL_TYPES
+from infer_models.registry import FAMILIES
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(infer_models.__all__) == [
+        "AttentionSpec",
+        "CausalLM",
+        "CausalView",
+        "CheckpointError",
+        "GenerationConfig",
+        "KVCacheView",
+        "ModelConfig",
+        "load_model",
+        "save_model",
+    ]
+    assert all(getattr(infer_models, name).__name__ == name for name in infer_models.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = infer_models.Nonsense
+
+
+def test_configuration_imports_no_torch() -> None:
+    code = "import sys; from infer_models import GenerationConfig, ModelConfig; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_every_model_type_that_is_read_has_a_family() -> None:
+    assert tuple(FAMILIES) == MODEL_TYPES

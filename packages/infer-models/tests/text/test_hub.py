@@ -1,0 +1,72 @@
+"""From what a user calls a model to a folder: the demo model, folders, Hub ids, and what is neither."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infer_models.errors import CheckpointError
+from infer_models.hub import DEMO_MODEL_NAME, demo_model_folder, resolve_checkpoint
+
+
+@pytest.mark.parametrize("model", [None, DEMO_MODEL_NAME])
+def test_no_model_is_the_demo_model(model: str | None) -> None:
+    assert resolve_checkpoint(model) == demo_model_folder()
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+
+
+def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(CheckpointError, match="is a file; give the folder"):
+        resolve_checkpoint(str(path))
+
+
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./absent", "../absent", "~/absent", "a/b/c", "with space", "src/"]
+)
+def test_a_path_that_is_absent_is_never_looked_up(model: str) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        resolve_checkpoint(model)
+
+
+def test_an_absent_folder_beside_a_present_one_is_never_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="models/absent does not exist"):
+        resolve_checkpoint("models/absent")
+
+
+def run_offline(cache: Path, model: str) -> subprocess.CompletedProcess[str]:
+    """Resolve `model` in a process of its own, since huggingface_hub reads its environment when it is imported."""
+    code = (
+        "import sys\nfrom infer_models.errors import CheckpointError\nfrom infer_models.hub import resolve_checkpoint\n"
+        "try: print(resolve_checkpoint(sys.argv[1]))\nexcept CheckpointError as error: sys.exit(str(error))"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
+    command = [sys.executable, "-c", code, model]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+
+
+def test_a_hub_id_out_of_reach_is_one_line(tmp_path: Path) -> None:
+    result = run_offline(tmp_path, "nobody/nothing")
+    assert result.returncode == 1
+    assert result.stderr.startswith("`nobody/nothing` cannot be downloaded: the Hub cannot be reached")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_hub_id_in_the_local_cache_works_offline(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--nobody--cached" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "models--nobody--cached" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    assert run_offline(tmp_path, "nobody/cached").stdout.strip() == str(snapshot)

@@ -1,0 +1,76 @@
+"""Stop strings: found wherever the text is cut, and never sent, not even in part."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infer_models.text import StopStringMatcher
+
+LETTERS = st.text(alphabet="ab\n", max_size=30)
+STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), max_size=4)
+
+
+def run(stops: list[str], deltas: list[str]) -> tuple[list[str], bool]:
+    matcher = StopStringMatcher(stops)
+    sent: list[str] = []
+    for delta in deltas:
+        text, matched = matcher.add(delta)
+        sent.append(text)
+        if matched:
+            return sent, True
+    return [*sent, matcher.finish()], False
+
+
+def text_before_stop(stops: list[str], text: str) -> tuple[str, bool]:
+    """By definition: cut before the longest of the stop strings that are complete first."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))], True
+    return text, False
+
+
+@settings(deadline=None, max_examples=200)
+@given(stops=STOPS, deltas=st.lists(LETTERS))
+def test_text_ends_before_the_first_stop_string_wherever_it_is_cut(stops: list[str], deltas: list[str]) -> None:
+    sent, matched = run(stops, deltas)
+    assert ("".join(sent), matched) == text_before_stop(stops, "".join(deltas))
+
+
+@settings(deadline=None, max_examples=200)
+@given(stops=STOPS, text=LETTERS)
+def test_all_text_that_cannot_begin_a_stop_string_is_sent_at_once(stops: list[str], text: str) -> None:
+    matcher = StopStringMatcher(stops)
+    sent, matched = matcher.add(text)
+    if not matched:
+        held = text[len(sent) :]
+        longest = next((text[i:] for i in range(len(text)) if any(s.startswith(text[i:]) for s in stops)), "")
+        assert held == longest
+
+
+def test_a_beginning_is_held_back_until_it_leads_elsewhere() -> None:
+    assert run(["\n\nUser:"], ["Hello", "\n", "\nUs", "e", " it"]) == (["Hello", "", "", "", "\n\nUse it", ""], False)
+
+
+def test_a_beginning_is_sent_when_the_text_ends() -> None:
+    assert run(["END"], ["the EN"]) == (["the ", "EN"], False)
+
+
+def test_a_stop_string_within_one_delta_ends_the_text() -> None:
+    assert run(["END"], ["the END of"]) == (["the "], True)
+
+
+def test_a_stop_string_that_overlaps_itself_is_found() -> None:
+    assert run(["aab"], ["aa", "a", "b"]) == (["", "a", ""], True)
+
+
+def test_nothing_is_sent_after_a_match() -> None:
+    matcher = StopStringMatcher(["x"])
+    assert matcher.add("ax") == ("a", True)
+    assert matcher.add("more") == ("", True)
+    assert matcher.finish() == ""
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="`stop` holds an empty string"):
+        StopStringMatcher(["a", ""])

@@ -1,0 +1,129 @@
+"""A tokenizer from a checkpoint's folder: what its files say, and what is said when they are damaged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infer_models.errors import CheckpointError
+from infer_models.text import Tokenizer
+from infer_models.text.testing import byte_fallback, byte_level, save_tokenizer
+
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_decode_undoes_encode(text: str) -> None:
+    tokenizer = Tokenizer(byte_level())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_tokens_spelled_out_in_a_prompt_are_ids() -> None:
+    tokenizer = Tokenizer(byte_level())
+    assert tokenizer.encode("<|im_start|>")[0] == 1
+    assert tokenizer.decode([1]) == ""
+    assert tokenizer.decode([1], skip_special_tokens=False) == "<|im_start|>"
+
+
+def test_tokens_around_every_text_can_be_left_out() -> None:
+    tokenizer = Tokenizer(byte_fallback())
+    assert tokenizer.encode("the") == [1, *tokenizer.encode("the", add_special_tokens=False)]
+
+
+def test_a_lone_surrogate_is_encoded_as_a_replacement_character() -> None:
+    tokenizer = Tokenizer(byte_level())
+    assert tokenizer.decode(tokenizer.encode("a\ud800b\udc00")) == "a\ufffdb\ufffd"
+    assert tokenizer.decode(tokenizer.encode("\ufeff\ud83d\ude42")) == "\ufeff🙂"
+
+
+def test_the_configuration_names_the_special_tokens(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, config={"bos_token": {"content": "<|bos|>"}, "eos_token": "<|im_end|>", "pad_token": None})
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 2)
+
+
+def test_a_tokenizer_needs_no_configuration(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.eos_token_id is None
+    assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
+
+
+def test_tokens_that_only_the_configuration_knows_are_added(tmp_path: Path) -> None:
+    size = byte_level().get_vocab_size()
+    listed = {str(size + 1): {"content": "<b>"}, str(size): {"content": "<|a|>", "special": True}}
+    save_tokenizer(tmp_path, config={"added_tokens_decoder": listed})
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.vocab_size == size + 2
+    assert tokenizer.encode("<|a|><b>") == [size, size + 1]
+    assert tokenizer.decode([size, size + 1]) == "<b>"
+
+
+def test_tokens_named_as_special_by_the_configuration_alone_are_special(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, config={"additional_special_tokens": ["the", "absent"]})
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("the fox")) == " fox"
+
+
+def test_truncation_and_padding_left_over_from_training_are_off(tmp_path: Path) -> None:
+    raw = byte_level()
+    raw.enable_truncation(2)
+    raw.enable_padding(length=50)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("jumps over the dog"), skip_special_tokens=False) == "jumps over the dog"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    ["direct", [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "direct"}]],
+    ids=["text", "several"],
+)
+def test_the_chat_template_may_be_in_the_configuration(tmp_path: Path, stored: object) -> None:
+    save_tokenizer(tmp_path, config={"chat_template": stored})
+    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "direct"
+
+
+def test_the_chat_template_file_comes_first(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, config={"chat_template": "direct"})
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "file"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cause"),
+    [
+        ("tokenizer.json", "{", "no tokenizer that `tokenizers` can read"),
+        ("tokenizer.json", "{}", "no tokenizer that `tokenizers` can read"),
+        ("tokenizer.json", b"\xff\xfe", "cannot be read"),
+        ("tokenizer_config.json", "{", "is not JSON"),
+        ("tokenizer_config.json", "[]", "holds a list"),
+        ("tokenizer_config.json", '{"chat_template": 5}', "`chat_template` is a int"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "`added_tokens_decoder` is damaged"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"5": {"content": "z"}}}', "gives 'z' the id 5"),
+        ("chat_template.jinja", "\n{% if %}", "broken at line 2"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, text: str | bytes, cause: str) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(CheckpointError, match=cause) as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({}))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_text_needs_no_torch() -> None:
+    code = "import infer_models.text, infer_models.hub, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - our own code
