@@ -1,5 +1,8 @@
 """One row's choice depends on its logits, parameters, seed and position alone, and follows its distribution."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,8 +16,8 @@ def logits(rows: int = 1, *, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def row(position: int = 0, *, seed: int = 3, **params: object) -> SampledRow:
-    return SampledRow(SamplingParams(**params), seed, position)  # type: ignore[arg-type]  # plain keyword pass-through
+def row(position: int = 0, *, seed: int = 3, **params: Any) -> SampledRow:
+    return SampledRow(SamplingParams(**params), seed, position)
 
 
 def test_temperature_zero_takes_the_most_probable_token() -> None:
@@ -50,7 +53,9 @@ def test_a_tiny_temperature_does_not_overflow() -> None:
         ({"top_p": 0.7}, lambda p: p >= _smallest_kept(p, 0.7)),
     ],
 )
-def test_truncation_draws_all_of_the_kept_tokens_and_no_other(params: dict[str, object], allowed) -> None:  # type: ignore[no-untyped-def]
+def test_truncation_draws_all_of_the_kept_tokens_and_no_other(
+    params: dict[str, Any], allowed: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     one = logits(1)
     drawn = set(sample(one.expand(4000, -1), [row(i, **params) for i in range(4000)]))
     kept = allowed(one[0].softmax(-1)).nonzero().flatten().tolist()
@@ -66,7 +71,7 @@ def _smallest_kept(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 49}, {"temperature": 1.7}])
-def test_draws_follow_the_distribution(params: dict[str, float]) -> None:
+def test_draws_follow_the_distribution(params: dict[str, Any]) -> None:
     one = logits(1)
     num_draws = 20_000
     drawn = torch.tensor(sample(one.expand(num_draws, -1), [row(i, **params) for i in range(num_draws)]))
@@ -78,7 +83,14 @@ def test_draws_follow_the_distribution(params: dict[str, float]) -> None:
 
 def test_a_rows_choice_is_the_same_in_any_company() -> None:
     batch = logits(6, seed=1)
-    kinds = [{}, {"top_k": 7}, {"top_p": 0.5}, {"temperature": 0}, {"min_p": 0.1, "top_p": 0.9}, {"temperature": 3.0}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_k": 7},
+        {"top_p": 0.5},
+        {"temperature": 0},
+        {"min_p": 0.1, "top_p": 0.9},
+        {"temperature": 3.0},
+    ]
     rows = [row(i, seed=i, **kind) for i, kind in enumerate(kinds)]
     together = sample(batch, rows)
     alone = [sample(batch[i : i + 1], [rows[i]])[0] for i in range(6)]

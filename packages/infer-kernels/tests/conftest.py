@@ -60,7 +60,7 @@ def _run_in_child(item: pytest.Function) -> dict[str, str]:
     tests = [other.nodeid for other in item.session.items if other.path == item.path]
     with tempfile.TemporaryDirectory() as folder:
         reports = Path(folder) / "reports"
-        subprocess.run(  # noqa: S603 - this very interpreter on tests of ours
+        subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
             cwd=item.config.rootpath,
             env=os.environ | {"TRITON_INTERPRET": "1", REPORTS: str(reports)},

@@ -95,7 +95,7 @@ def test_help_groups_the_flags_and_says_what_each_is(capsys: pytest.CaptureFixtu
 
 def test_module_runs_as_the_command_does() -> None:
     command = [sys.executable, "-m", "infer_server", "--version"]
-    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() == "0.1.0"  # noqa: S603 - our own code
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() == "0.1.0"
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,12 +113,12 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_nothing_of_the_server_imports_torch(statement: str) -> None:
     check = f"import sys; {statement}; assert not {{'torch', 'triton', 'infer_models'}} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own code
+    subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_server_says_what_it_loaded_and_where_it_listens_then_serves_until_sigterm() -> None:
     command = [sys.executable, "-c", COMMAND, "--port", "0", "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:  # noqa: S603 - our own code
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout
         lines = [server.stdout.readline() for _ in range(8)]
         url = next(line.split()[-1] for line in lines if line.startswith("listens on"))

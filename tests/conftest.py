@@ -1,0 +1,56 @@
+"""A real server in a process of its own."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running `infer-server`: its process, where it listens, and what it printed."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    banner: str
+
+    def terminate(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def serving(log: Path, *flags: str) -> Iterator[Server]:
+    """Run `infer-server` with `flags` on a free port; its standard error goes to the file `log`."""
+    command = [sys.executable, "-m", "infer_server", "--port", "0", *flags]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    with process:
+        try:
+            yield _read_banner(process, log)
+        finally:
+            process.kill()
+
+
+def _read_banner(process: "subprocess.Popen[str]", log: Path) -> Server:
+    assert process.stdout is not None
+    banner = ""
+    for line in process.stdout:
+        banner += line
+        found = re.search(r"curl -N (http://[\w.:]+)", line)
+        if found:
+            return Server(process, found[1], banner)
+    raise AssertionError(f"the server ended with {process.wait()}:\n{banner}\n{log.read_text()}")
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Server]]:
+    """Return a function that runs a server with the given flags, as a context manager."""
+    return lambda *flags: serving(tmp_path / "server.log", *flags)

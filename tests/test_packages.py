@@ -1,0 +1,71 @@
+"""Facts between packages: what stays light, what each one shows, that its README's snippet runs."""
+
+import importlib
+import importlib.resources
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ["kernels", "models", "cache", "engine", "server"]
+LIGHT = [
+    "infer_models",
+    "infer_models.text",
+    "infer_models.attention",
+    "infer_cache",
+    "infer_engine",
+    "infer_engine.protocol",
+    "infer_engine.scheduler",
+    "infer_server",
+    "infer_server.app",
+    "infer_server.cli",
+]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = [
+    pytest.param(body, id=f"{page.relative_to(ROOT)}-{i}")
+    for page in PAGES
+    for i, body in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL))
+]
+
+
+def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_a_light_module_imports_no_torch(module: str, tmp_path: Path) -> None:
+    assert run_python(f"import sys, {module}; sys.exit('torch' in sys.modules)", tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_names_its_public_surface_and_ships_its_types(package: str) -> None:
+    module = importlib.import_module(f"infer_{package}")
+    assert module.__all__
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    assert (importlib.resources.files(module) / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("body", SNIPPETS)
+def test_a_pages_snippet_runs(body: str, tmp_path: Path) -> None:
+    completed = run_python(body, tmp_path)
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_no_file_imports_pickle_or_runs_remote_code() -> None:
+    sources = list((ROOT / "packages").glob("*/src/**/*.py"))
+    assert sources
+    for path in sources:
+        text = path.read_text()
+        assert not re.search(r"^\s*(import|from) (pickle|shelve|marshal)\b", text, re.MULTILINE), path
+        assert "trust_remote_code" not in text, path
+        assert "torch.load(" not in text, path
