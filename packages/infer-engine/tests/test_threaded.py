@@ -43,22 +43,26 @@ INFO = EngineInfo(
 
 
 class GatedRunner:
-    """A runner that waits for `gate` before each step, so that a test decides when steps happen; it may be broken."""
+    """A runner that computes a step for each permit, so that a test decides when steps happen; it may be broken."""
 
     def __init__(self, inner: FormulaRunner) -> None:
-        self.inner = inner
-        self.gate = threading.Event()
+        self._inner = inner
+        self._permits = threading.Semaphore(0)
         self.broken = False
 
+    def allow(self, num_steps: int = 10_000) -> None:
+        """Let the core compute that many more steps."""
+        self._permits.release(num_steps)
+
     def execute(self, schedule: Schedule) -> list[int]:
-        assert self.gate.wait(timeout=30)
+        assert self._permits.acquire(timeout=30)
         if self.broken:
             raise RuntimeError("broken on purpose")
-        return self.inner.execute(schedule)
+        return self._inner.execute(schedule)
 
 
 class Rig:
-    """A threaded engine over the formula runner, with the gate within reach."""
+    """A threaded engine over the formula runner, with the runner within reach."""
 
     def __init__(self, *, max_waiting_requests: int = 100) -> None:
         formula = FormulaEngine(num_blocks=256, limits=LIMITS)
@@ -82,7 +86,7 @@ def tokens(outputs: list[StepOutput]) -> list[int]:
 
 async def test_streams_give_one_output_per_token_and_end_after_the_finished_one() -> None:
     rig = Rig()
-    rig.runner.gate.set()
+    rig.runner.allow()
     streams = await rig.submit([1, 2], [3], [4, 5, 6])
     for stream, prompt in zip(streams, ([1, 2], [3], [4, 5, 6]), strict=True):
         outputs = await read(stream)
@@ -94,7 +98,7 @@ async def test_streams_give_one_output_per_token_and_end_after_the_finished_one(
 
 async def test_a_stop_string_ends_the_stream_and_frees_the_memory() -> None:
     rig = Rig()
-    rig.runner.gate.set()
+    rig.runner.allow()
     token_ids = expected_tokens([1], 60)
     text = stand_in_tokenizer(VOCAB).decode(token_ids)
     stop = text[20:23]
@@ -114,7 +118,7 @@ async def test_the_queue_takes_max_waiting_requests_and_refuses_a_batch_whole() 
     with pytest.raises(QueueFullError, match="`max_waiting_requests` is 4"):
         await rig.submit([4], [5])
     fits = await rig.submit([4])
-    rig.runner.gate.set()
+    rig.runner.allow()
     for stream in [*first, *fits]:
         assert (await read(stream))[-1].finished
     await rig.engine.close()
@@ -146,14 +150,15 @@ async def test_a_request_that_cannot_be_served_is_refused_before_the_queue(
 async def test_an_abort_ends_the_stream_and_frees_the_memory_by_the_next_step() -> None:
     rig = Rig()
     [stream, other] = await rig.submit([1, 2, 3], [9], max_tokens=40)
-    rig.runner.gate.set()
-    seen = 0
+    rig.runner.allow(3)
+    outputs = []
     async for output in stream:
-        seen += 1
-        if seen == 3:
+        outputs.append(output)
+        if len(outputs) == 3:
             stream.abort()
-        last = output
-    assert last.finish_reason is FinishReason.ABORT
+            rig.runner.allow()
+    assert outputs[-1].finish_reason is FinishReason.ABORT
+    assert tokens(outputs) == expected_tokens([1, 2, 3], 3)
     assert tokens(await read(other)) == expected_tokens([9], 40)
     await rig.engine.drain(10)
     await rig.engine.close()
@@ -168,7 +173,7 @@ async def test_draining_refuses_newcomers_and_lets_running_requests_finish() -> 
     assert rig.engine.status is EngineStatus.DRAINING
     with pytest.raises(EngineUnavailableError, match="draining"):
         await rig.submit([2])
-    rig.runner.gate.set()
+    rig.runner.allow()
     await draining
     assert tokens(await read(stream)) == expected_tokens([1], 5)
     await rig.engine.close()
@@ -179,7 +184,7 @@ async def test_draining_aborts_what_is_left_after_its_time() -> None:
     [stream] = await rig.submit([1], max_tokens=5)
     await rig.engine.drain(0.01)
     assert [output.finish_reason for output in await read(stream)] == [FinishReason.ABORT]
-    rig.runner.gate.set()
+    rig.runner.allow()
     await rig.engine.close()
 
 
@@ -187,7 +192,7 @@ async def test_a_core_that_fails_tells_every_stream_and_takes_no_more(caplog: py
     rig = Rig()
     streams = await rig.submit([1], [2])
     rig.runner.broken = True
-    rig.runner.gate.set()
+    rig.runner.allow()
     for stream in streams:
         last = (await read(stream))[-1]
         assert last.error is not None
@@ -203,10 +208,10 @@ async def test_steps_never_hold_up_the_event_loop() -> None:
     rig = Rig()
     [stream] = await rig.submit([1])
     ticks = 0
-    for _ in range(100):  # the core is inside a step all this time: the gate is shut
+    for _ in range(100):  # the core is inside a step all this time: it has no permit
         await asyncio.sleep(0)
         ticks += 1
     assert ticks == 100
-    rig.runner.gate.set()
+    rig.runner.allow()
     await read(stream)
     await rig.engine.close()

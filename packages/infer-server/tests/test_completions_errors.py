@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_engine.protocol import EngineUnavailableError, QueueFullError, RequestFailure
+from infer_engine.protocol import EmptyPromptError, EngineUnavailableError, QueueFullError, RequestFailure
 from infer_server import ServerSettings, create_app
 from infer_server.testing import FakeEngine, Script
 
@@ -180,6 +180,12 @@ async def test_full_queue_and_draining_are_503_with_retry_after(
     engine.refusal = refusal
     reply = await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
     assert (reply.status_code, error_of(reply)["code"], reply.headers["retry-after"]) == (503, code, "3")
+
+
+async def test_a_prompt_that_tokenizes_to_nothing_is_400(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.refusal = EmptyPromptError()
+    reply = await client.post("/v1/completions", json={"prompt": "\u200b"})
+    assert (reply.status_code, error_of(reply)["code"]) == (400, "empty_prompt")
 
 
 async def test_unforeseen_failure_is_500_and_its_cause_goes_to_the_log_alone(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from infer_engine.messages import Submit, TokenOutput
 from infer_engine.protocol import (
     ContextLengthExceededError,
+    EmptyPromptError,
     FinishReason,
     GenerateRequest,
     InvalidRequestError,
@@ -41,12 +42,13 @@ class Front:
         """Tokenize and check one request; safe to call from any thread, and slow for long prompts.
 
         Raises:
-            InvalidRequestError: an empty prompt, a token id outside the vocabulary.
+            EmptyPromptError: the prompt has no tokens.
+            InvalidRequestError: a token id outside the vocabulary.
             ContextLengthExceededError: the prompt plus `max_tokens` exceeds the context.
         """
         prompt = request.prompt if isinstance(request.prompt, list) else self._tokenizer.encode(request.prompt)
         if not prompt:
-            raise InvalidRequestError("`prompt` is empty; send at least one token.", param="prompt")
+            raise EmptyPromptError
         self._check_ids("prompt", prompt)
         self._check_ids("stop_token_ids", request.params.stop_token_ids)
         room = self._limits.max_seq_len - len(prompt)

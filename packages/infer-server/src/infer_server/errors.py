@@ -7,6 +7,7 @@ import msgspec
 
 from infer_engine.protocol import (
     ContextLengthExceededError,
+    EmptyPromptError,
     EngineUnavailableError,
     QueueFullError,
     RequestRefusedError,
@@ -84,6 +85,8 @@ def refusal_error(refusal: RequestRefusedError) -> ApiError:
             return ApiError(503, refusal.message, code="queue_full", retry_after_s=refusal.retry_after_s)
         case EngineUnavailableError():
             return ApiError(503, refusal.message, code="engine_unavailable", retry_after_s=refusal.retry_after_s)
+        case EmptyPromptError():
+            return ApiError(400, refusal.message, code="empty_prompt", param=refusal.param)
         case ContextLengthExceededError():
             return ApiError(422, refusal.message, code="context_length_exceeded", param=refusal.param)
         case _:

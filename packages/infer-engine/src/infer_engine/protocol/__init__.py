@@ -9,6 +9,7 @@ from infer_engine.protocol.engine import Engine, EngineInfo, EngineStats, Engine
 from infer_engine.protocol.errors import (
     CheckpointUnusableError,
     ContextLengthExceededError,
+    EmptyPromptError,
     EngineUnavailableError,
     InvalidRequestError,
     QueueFullError,
@@ -20,6 +21,7 @@ from infer_engine.protocol.sampling import SamplingParams
 __all__ = [
     "CheckpointUnusableError",
     "ContextLengthExceededError",
+    "EmptyPromptError",
     "Engine",
     "EngineConfig",
     "EngineInfo",

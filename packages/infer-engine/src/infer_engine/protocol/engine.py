@@ -112,7 +112,8 @@ class Engine(Protocol):
         """Tokenize off the event loop, validate, and queue all of `requests` or none of them.
 
         Raises:
-            InvalidRequestError: an empty prompt, a token id outside the vocabulary.
+            EmptyPromptError: a prompt has no tokens.
+            InvalidRequestError: a token id outside the vocabulary.
             ContextLengthExceededError: prompt plus `max_tokens` exceeds `max_seq_len`.
             QueueFullError: there is no room in the queue for all of them.
             EngineUnavailableError: the engine is draining, stopped or dead.

@@ -21,7 +21,15 @@ class RequestRefusedError(Exception):
 
 
 class InvalidRequestError(RequestRefusedError):
-    """The request can never be served as it stands: an empty prompt, a token id outside the vocabulary."""
+    """The request can never be served as it stands, such as a token id outside the vocabulary."""
+
+
+class EmptyPromptError(InvalidRequestError):
+    """The prompt has no tokens, or is a text that the tokenizer makes none of."""
+
+    def __init__(self) -> None:
+        """Say so; there is nothing to add."""
+        super().__init__("`prompt` is empty; send at least one token.", param="prompt")
 
 
 class ContextLengthExceededError(RequestRefusedError):
