@@ -78,4 +78,4 @@ class TablesMachine(RuleBasedStateMachine):
 
 
 TestConservation = TablesMachine.TestCase
-TestConservation.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestConservation.settings = settings(stateful_step_count=40)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -175,7 +175,6 @@ def test_a_slot_of_minus_one_stores_nothing() -> None:
     assert not sequences.pool.value_cache(0).any()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     block_size=st.integers(1, 9),
     chunks=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3),

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_engine.messages import Abort, StepResult
@@ -107,7 +107,6 @@ def _arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int | None]]:
     return draw(st.lists(request, min_size=1, max_size=12))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     arrivals=_arrivals(),
     num_blocks=st.integers(24, 60),

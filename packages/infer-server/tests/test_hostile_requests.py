@@ -8,7 +8,7 @@ from contextlib import suppress
 import httpx
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_server import ServerSettings
@@ -126,7 +126,6 @@ JSON = st.recursive(
 FIELDS = st.sampled_from([field.name for field in msgspec.structs.fields(CompletionBody)]) | st.text(max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(FIELDS, JSON, max_size=6), st.text(min_size=1))
 def test_any_json_object_is_taken_or_refused_by_an_api_error(fields: dict[str, object], prompt: str) -> None:
     with suppress(ApiError):
@@ -134,7 +133,6 @@ def test_any_json_object_is_taken_or_refused_by_an_api_error(fields: dict[str, o
         assert generate_requests(body, served_model="m", streaming=False)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary())
 def test_any_bytes_are_taken_or_refused_by_an_api_error(body: bytes) -> None:
     with pytest.raises(ApiError) as refused:

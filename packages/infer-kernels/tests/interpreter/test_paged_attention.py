@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_kernels import paged_attention, paged_attention_reference
@@ -97,7 +97,6 @@ def test_rows_of_an_empty_sequence_are_zeros() -> None:
     token_major=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_batch_equals_reference(
     sequences: list[tuple[int, int]],
     heads: tuple[int, int],

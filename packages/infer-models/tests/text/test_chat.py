@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -46,7 +46,6 @@ def test_ids_are_those_of_transformers(tmp_path: Path, template: str, content: s
     assert Tokenizer.from_folder(tmp_path).encode_chat(messages) == expected
 
 
-@settings(deadline=None)
 @given(content=CONTENTS, name=CONTENTS)
 @pytest.mark.parametrize("template", [CHATML, TRIMMING, BARE], ids=["chatml", "trim", "bare"])
 def test_messages_never_become_special_tokens(template: str, content: str, name: str) -> None:
@@ -56,7 +55,6 @@ def test_messages_never_become_special_tokens(template: str, content: str, name:
     assert specials(tokenizer, token_ids) == specials(tokenizer, harmless)
 
 
-@settings(deadline=None)
 @given(content=CONTENTS)
 def test_messages_reach_the_model_unchanged(content: str) -> None:
     tokenizer = chat_tokenizer()

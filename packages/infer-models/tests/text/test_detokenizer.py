@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_models.text import IncrementalDetokenizer, Tokenizer
@@ -47,7 +47,6 @@ def continuation(tokenizer: Tokenizer, prompt_ids: list[int], token_ids: list[in
 
 
 @pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
-@settings(deadline=None, max_examples=200)
 @given(text=TEXTS, cut=st.integers(0, 200), end=st.integers(1, 200))
 def test_deltas_join_up_to_the_decoded_text(tokenizer: Tokenizer, text: str, cut: int, end: int) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -56,7 +55,6 @@ def test_deltas_join_up_to_the_decoded_text(tokenizer: Tokenizer, text: str, cut
 
 
 @pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
-@settings(deadline=None, max_examples=200)
 @given(data=st.data())
 def test_deltas_of_random_tokens_join_up_to_the_decoded_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     any_tokens = st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40)
@@ -64,7 +62,6 @@ def test_deltas_of_random_tokens_join_up_to_the_decoded_text(tokenizer: Tokenize
     assert "".join(stream(tokenizer, prompt, generated)) == continuation(tokenizer, prompt, generated)
 
 
-@settings(deadline=None, max_examples=200)
 @given(text=TEXTS)
 def test_a_delta_never_ends_within_a_character(text: str) -> None:
     token_ids = BYTE_LEVEL.encode(text)

@@ -1,7 +1,7 @@
 """Stop strings: found wherever the text is cut, and never sent, not even in part."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_models.text import StopStringMatcher
@@ -30,14 +30,12 @@ def text_before_stop(stops: list[str], text: str) -> tuple[str, bool]:
     return text, False
 
 
-@settings(deadline=None, max_examples=200)
 @given(stops=STOPS, deltas=st.lists(LETTERS))
 def test_text_ends_before_the_first_stop_string_wherever_it_is_cut(stops: list[str], deltas: list[str]) -> None:
     sent, matched = run(stops, deltas)
     assert ("".join(sent), matched) == text_before_stop(stops, "".join(deltas))
 
 
-@settings(deadline=None, max_examples=200)
 @given(stops=STOPS, text=LETTERS)
 def test_all_text_that_cannot_begin_a_stop_string_is_sent_at_once(stops: list[str], text: str) -> None:
     matcher = StopStringMatcher(stops)
