@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infer_engine import EngineConfig, SamplingParams
-from infer_engine.sizing import choose_block_size, resolve_device, size_engine
+from infer_engine.sizing import KVMemory, choose_block_size, resolve_device, size_kv_cache, size_step
 
 CPU = torch.device("cpu")
 
@@ -81,14 +81,14 @@ def test_a_sampling_parameter_out_of_range_is_refused_by_name(field: str, value:
         SamplingParams(**{field: value})  # type: ignore[arg-type]  # wrong on purpose
 
 
-def sizes(config: EngineConfig, *, available_bytes: int = 10**9) -> tuple[int, int]:
-    sized = size_engine(
+def sizes(config: EngineConfig, *, share: int = 10**9, free: int = 10**10) -> tuple[int, int]:
+    sized = size_kv_cache(
         config,
-        device=CPU,
         model_max_seq_len=1000,
+        max_batch_size=size_step(config, device=CPU, model_max_seq_len=1000).max_batch_size,
         block_size=choose_block_size(config, head_dim=64),
         bytes_per_block=1000,
-        available_bytes=available_bytes,
+        memory=KVMemory(share=share, free=free),
     )
     return sized.num_blocks, sized.max_seq_len
 
@@ -98,7 +98,7 @@ def test_the_pool_is_no_larger_than_every_slot_at_full_length() -> None:
 
 
 def test_little_memory_cuts_the_longest_sequence_to_what_the_pool_holds() -> None:
-    assert sizes(EngineConfig(), available_bytes=5_500) == (5, 320)
+    assert sizes(EngineConfig(), share=5_500) == (5, 320)
 
 
 def test_kv_cache_memory_and_num_gpu_blocks_set_the_pool() -> None:
@@ -115,7 +115,25 @@ def test_asking_for_a_longer_sequence_than_fits_names_the_largest_that_does() ->
 
 def test_a_cache_without_a_block_is_refused() -> None:
     with pytest.raises(ValueError, match="raise `kv_cache_memory`"):
-        sizes(EngineConfig(), available_bytes=10)
+        sizes(EngineConfig(), share=10)
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_gpu_blocks", 10**11), ("kv_cache_memory", "90000GiB")])
+def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits(field: str, value: object) -> None:
+    config = EngineConfig(max_batch_size=10**9, **{field: value})  # type: ignore[arg-type]  # one of two fields
+    with pytest.raises(ValueError, match=rf"`{field}` is {value}: .* lower it to at most \d+"):
+        sizes(config)
+
+
+def test_prompts_computed_whole_need_buffers_for_the_longest() -> None:
+    chunked = size_step(EngineConfig(max_batch_size=4), device=CPU, model_max_seq_len=9000)
+    whole = size_step(EngineConfig(max_batch_size=4, use_chunked_prefill=False), device=CPU, model_max_seq_len=9000)
+    assert (chunked.max_tokens, whole.max_tokens) == (2052, 9004)
+
+
+def test_a_chunk_size_without_chunking_contradicts_it() -> None:
+    with pytest.raises(ValueError, match="`prefill_chunk_size` is 64 but `use_chunked_prefill` is false"):
+        EngineConfig(prefill_chunk_size=64, use_chunked_prefill=False)
 
 
 def test_wide_heads_get_smaller_blocks() -> None:

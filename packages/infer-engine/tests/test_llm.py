@@ -1,12 +1,14 @@
 """The engine over real (tiny) models: `transformers`' own tokens, and the same ones in whatever company."""
 
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from infer_engine import LLM, SamplingParams
 from infer_engine.llm import Completion
@@ -162,6 +164,45 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -
     save_tiny_tokenizer(tmp_path, vocab_size=VOCAB_SIZE + 1)
     with pytest.raises(CheckpointUnusableError, match="belongs to another model"):
         LLM(str(tmp_path))
+
+
+def test_a_tokenizer_with_added_tokens_beyond_the_embedding_is_usable_without_them(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    llm = LLM(str(tmp_path))
+    assert llm.info.vocab_size == VOCAB_SIZE
+    with pytest.raises(InvalidRequestError, match=f"token id {VOCAB_SIZE}"):
+        llm.generate("<image>", GREEDY, use_tqdm=False)
+
+
+def test_an_interrupted_call_leaves_nothing_behind_for_the_next(folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert llm.stats.num_running == llm.stats.num_waiting == 0
+    assert len(llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].token_ids) == NUM_TOKENS
+
+
+def test_prompts_may_be_tuples_of_ids(folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32")
+    prompt: Any = tuple(PROMPTS[2])
+    assert token_ids(llm.generate(prompt, GREEDY, use_tqdm=False)) == token_ids(
+        llm.generate(PROMPTS[2], GREEDY, use_tqdm=False)
+    )
 
 
 def test_the_demo_model_writes_text() -> None:

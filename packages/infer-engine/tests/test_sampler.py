@@ -70,6 +70,13 @@ def _smallest_kept(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     return ordered[num_kept - 1]
 
 
+def test_min_p_drops_before_top_p_takes_its_share() -> None:
+    one = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    drawn = set(sample(one.expand(500, -1), [row(i, min_p=0.3, top_p=0.75) for i in range(500)]))
+    # min-p drops 0.1; of what is left 0.4 and 0.3 have 78%. The other order would need 0.2 for the 75%.
+    assert drawn == {0, 1}
+
+
 @pytest.mark.parametrize("params", [{}, {"top_k": 49}, {"temperature": 1.7}])
 def test_draws_follow_the_distribution(params: dict[str, Any]) -> None:
     one = logits(1)

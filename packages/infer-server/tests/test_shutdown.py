@@ -100,6 +100,16 @@ async def test_second_signal_ends_the_server_now_and_tells_its_streams() -> None
     assert engine.streams[0].aborted
 
 
+async def test_an_engine_that_dies_while_draining_is_exit_code_1() -> None:
+    engine = FakeEngine(HELD)
+    async with serving(engine) as (url, ended), open_stream(url):
+        signal.raise_signal(signal.SIGTERM)
+        while await get(f"{url}/ready") == 200:
+            pass
+        engine.die()
+        assert await ended == 1
+
+
 async def test_dead_engine_fails_its_streams_and_ends_the_server_with_exit_code_1() -> None:
     engine = FakeEngine(HELD)
     async with serving(engine) as (url, ended), open_stream(url) as lines:

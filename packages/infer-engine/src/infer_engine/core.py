@@ -74,7 +74,7 @@ class EngineCore:
         schedule = self._scheduler.schedule()
         outputs = self._compute(schedule) if schedule.items else []
         self._num_preemptions += len(schedule.preempted)
-        if not self.has_work:  # the audit walks all blocks: when idle, it costs nobody a token
+        if not schedule.items:  # the audit walks all blocks: in an idle step nobody waits for it
             self._num_leaked_blocks = len(self._tables.audit())
         admitted = [request.request_id for request in schedule.admitted]
         return StepResult(outputs=outputs, admitted=admitted, stats=self.stats)
@@ -92,8 +92,8 @@ class EngineCore:
         self._num_steps += 1
         outputs = []
         for request, num_tokens in schedule.items:
-            if request.state is RequestState.PREFILL:
-                self._num_prompt_tokens += num_tokens
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                self._num_prompt_tokens += min(num_tokens, request.num_prompt_tokens - request.num_computed_tokens)
             if self._scheduler.mark_computed(request, num_tokens):
                 outputs.append(self._accept(request, next(tokens)))
         return outputs

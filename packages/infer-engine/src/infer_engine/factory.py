@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from infer_cache import BlockTables, KVPool
 from infer_engine.core import EngineCore
 from infer_engine.front import Front, FrontLimits
+from infer_engine.measuring import activation_bytes
 from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig, EngineInfo
 from infer_engine.runner import Runner
 from infer_engine.scheduler import ContinuousScheduler, SchedulerLimits
-from infer_engine.sizing import available_kv_bytes, choose_block_size, resolve_device, size_engine
+from infer_engine.sizing import choose_block_size, kv_memory, resolve_device, size_kv_cache, size_step
 from infer_engine.staging import StepStaging
 from infer_engine.threaded import ThreadedEngine
-from infer_models import AttentionSpec, CausalLM, CheckpointError, GenerationConfig, ModelConfig, load_model
+from infer_models import CheckpointError, GenerationConfig, ModelConfig, load_model
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
 from infer_models.text import Tokenizer, stand_in_tokenizer
 
@@ -51,51 +51,50 @@ def build_parts(config: EngineConfig) -> EngineParts:
 def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
     device = resolve_device(config.device)
     model_config = ModelConfig.from_folder(folder)
+    max_positions = model_config.max_position_embeddings
     tokenizer = _load_tokenizer(config, model_config, folder)
     generation = GenerationConfig.from_folder(folder)
     dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
     vocab_size = _usable_vocabulary(tokenizer, model_config, folder)
     model = load_model(folder, device=device, dtype=dtype, load_format=config.load_format)
 
-    spec = model.attention_specs[0]
-    block_size = choose_block_size(config, head_dim=spec.head_dim)
-    sizes = size_engine(
+    step = size_step(config, device=device, model_max_seq_len=max_positions)
+    block_size = choose_block_size(config, head_dim=model_config.head_dim)
+    kv = size_kv_cache(
         config,
-        device=device,
-        model_max_seq_len=model_config.max_position_embeddings,
+        model_max_seq_len=max_positions,
+        max_batch_size=step.max_batch_size,
         block_size=block_size,
         bytes_per_block=KVPool.bytes_per_block(
             num_layers=model_config.num_layers,
-            kv_heads=spec.kv_heads,
+            kv_heads=model_config.kv_heads,
             block_size=block_size,
-            head_dim=spec.head_dim,
+            head_dim=model_config.head_dim,
             dtype=dtype,
         ),
-        available_bytes=available_kv_bytes(
-            config, device=device, activation_bytes=_activation_bytes(model, config, device)
-        ),
+        memory=kv_memory(config, device=device, activation_bytes=activation_bytes(model, step, device)),
     )
     pool = KVPool(
         num_layers=model_config.num_layers,
-        num_blocks=sizes.num_blocks,
-        kv_heads=spec.kv_heads,
+        num_blocks=kv.num_blocks,
+        kv_heads=model_config.kv_heads,
         block_size=block_size,
-        head_dim=spec.head_dim,
+        head_dim=model_config.head_dim,
         dtype=dtype,
         device=device,
     )
-    tables = BlockTables(sizes.num_blocks, block_size)
+    tables = BlockTables(kv.num_blocks, block_size)
     staging = StepStaging(
-        max_tokens=max(sizes.max_num_batched_tokens, sizes.max_seq_len) + sizes.max_batch_size,
-        max_seqs=sizes.max_batch_size,
-        max_seq_len=sizes.max_seq_len,
+        max_tokens=step.max_tokens,
+        max_seqs=step.max_batch_size,
+        max_seq_len=kv.max_seq_len,
         block_size=block_size,
         device=device,
     )
     runner = Runner(model, pool, staging=staging, vocab_size=vocab_size, device=device)
     limits = SchedulerLimits(
-        max_batch_size=sizes.max_batch_size,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_batch_size=step.max_batch_size,
+        max_num_batched_tokens=step.max_num_batched_tokens,
         kv_reserve=config.kv_reserve,
         prefill_chunk_size=None if config.use_chunked_prefill is False else config.prefill_chunk_size,
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
@@ -106,7 +105,7 @@ def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
         tables,
         eos_token_ids=frozenset(generation.eos_token_ids),
     )
-    front = Front(tokenizer, FrontLimits(vocab_size=vocab_size, max_seq_len=sizes.max_seq_len), seed=config.seed)
+    front = Front(tokenizer, FrontLimits(vocab_size=vocab_size, max_seq_len=kv.max_seq_len), seed=config.seed)
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
         architecture=model_config.model_type,
@@ -114,10 +113,10 @@ def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         vocab_size=vocab_size,
-        max_seq_len=sizes.max_seq_len,
-        num_kv_blocks=sizes.num_blocks,
+        max_seq_len=kv.max_seq_len,
+        num_kv_blocks=kv.num_blocks,
         block_size=block_size,
-        max_batch_size=sizes.max_batch_size,
+        max_batch_size=step.max_batch_size,
     )
     return EngineParts(core=core, front=front, info=info)
 
@@ -130,36 +129,14 @@ def _load_tokenizer(config: EngineConfig, model_config: ModelConfig, folder: Pat
 
 
 def _usable_vocabulary(tokenizer: Tokenizer, model_config: ModelConfig, folder: Path) -> int:
-    """Ids that both the tokenizer and the embedding know; checkpoints pad the embedding beyond the tokenizer's."""
-    if tokenizer.vocab_size > model_config.vocab_size:
+    """Ids that both the tokenizer and the embedding know.
+
+    Checkpoints pad the embedding beyond the tokenizer's vocabulary, and text models share tokenizers that have added
+    tokens (for images, say) beyond their embedding; but every ordinary token must have its row.
+    """
+    if tokenizer.ordinary_vocab_size > model_config.vocab_size:
         raise CheckpointError(
-            f"{folder / 'tokenizer.json'} has {tokenizer.vocab_size} tokens but config.json's `vocab_size` is "
+            f"{folder / 'tokenizer.json'} has {tokenizer.ordinary_vocab_size} tokens but config.json's `vocab_size` is "
             f"{model_config.vocab_size}: the tokenizer belongs to another model."
         )
-    return tokenizer.vocab_size
-
-
-class _NoCacheView:
-    """A view that attends to nothing, to measure what the rest of the model takes."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return something of the right shape: [tokens, q_heads, head_dim]."""
-        del layer, k, v, spec
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
-
-
-def _activation_bytes(model: CausalLM, config: EngineConfig, device: torch.device) -> int:
-    """Bytes that the largest step takes beside weights and KV cache; 0 on a CPU, where nothing is shared out."""
-    if device.type == "cpu":
-        return 0
-    num_tokens = config.max_num_batched_tokens or 8192
-    num_rows = config.max_batch_size or 256
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    with torch.inference_mode():
-        ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
-        logits = model(ids, ids, _NoCacheView(), ids[:num_rows])
-        logits.float().sort(dim=-1)
-    taken = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    return taken
+    return min(tokenizer.vocab_size, model_config.vocab_size)

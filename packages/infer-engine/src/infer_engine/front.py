@@ -35,11 +35,15 @@ class Front:
         """`seed` is the base of the seeds of requests that bring none; None draws one."""
         self._tokenizer = tokenizer
         self._limits = limits
-        self._serial = itertools.count()
+        self._serials = itertools.count()
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
 
-    def prepare(self, request: GenerateRequest) -> Submit:
-        """Tokenize and check one request; safe to call from any thread, and slow for long prompts.
+    def next_serial(self) -> int:
+        """Return the next request's number. Numbers are taken in order of arrival: unseeded draws depend on them."""
+        return next(self._serials)
+
+    def prepare(self, request: GenerateRequest, *, serial: int) -> Submit:
+        """Tokenize and check request number `serial`; safe to call from any thread, and slow for long prompts.
 
         Raises:
             EmptyPromptError: the prompt has no tokens.
@@ -57,7 +61,6 @@ class Front:
             raise ContextLengthExceededError(
                 max_seq_len=self._limits.max_seq_len, num_prompt_tokens=len(prompt), max_tokens=max_tokens
             )
-        serial = next(self._serial)
         seed = request.params.seed
         return Submit(
             request_id=f"r{serial}",
@@ -110,13 +113,19 @@ class RequestText:
             text += delta
             if matched:
                 return _step_output(output, text, FinishReason.STOP)
-        if finished:
-            delta, matched = self._stops.add(self._detokenizer.finish())
-            text += delta
-            if matched:
-                return _step_output(output, text, FinishReason.STOP)
-            text += self._stops.finish()
-        return _step_output(output, text, reason)
+        if not finished:
+            return _step_output(output, text, None)
+        delta, matched = self._finish()
+        return _step_output(output, text + delta, FinishReason.STOP if matched else reason)
+
+    def cut_short(self) -> str:
+        """Return the text that was held back; no more tokens come, and none ended the text."""
+        return self._finish()[0]
+
+    def _finish(self) -> tuple[str, bool]:
+        """Return the rest of the text, and whether it completed a stop string."""
+        delta, matched = self._stops.add(self._detokenizer.finish())
+        return delta if matched else delta + self._stops.finish(), matched
 
 
 def _step_output(output: TokenOutput, text: str, reason: FinishReason | None) -> StepOutput:

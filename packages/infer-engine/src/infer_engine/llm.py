@@ -104,7 +104,7 @@ class LLM:
         return self._run(requests, use_tqdm=use_tqdm)
 
     def _run(self, requests: Sequence[GenerateRequest], *, use_tqdm: bool) -> list[Completion]:
-        submissions = [self._front.prepare(request) for request in requests]
+        submissions = [self._front.prepare(request, serial=self._front.next_serial()) for request in requests]
         pending: dict[str, tuple[Completion, RequestText]] = {}
         for request, submission in zip(requests, submissions, strict=True):
             completion = Completion(
@@ -146,5 +146,5 @@ class LLM:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # narrowed by the test
+        return [prompts if isinstance(prompts, str) else list(prompts)]  # type: ignore[arg-type]  # narrowed by the test
     return list(prompts)  # type: ignore[arg-type]  # narrowed by the test

@@ -4,6 +4,7 @@ One uniform number per row decides the draw by inverting the row's cumulative di
 of (seed, position), so that a request draws the same tokens in any batch, and again after it was preempted.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,8 @@ def uniform(seed: int, position: int) -> float:
 def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
     """Return one token id per row of `logits` [rows, vocab]: the most probable one, or one drawn from what is kept.
 
-    Rows that draw are computed in fp32, their cumulative sums in fp64. Truncation follows vLLM: top-k, then top-p over
-    what top-k kept; min-p compares with the most probable token.
+    Rows that draw are computed in fp32, their cumulative sums in fp64. Truncation is in vLLM's order: min-p against the
+    most probable token, exactly top-k of the rest (the lower id of equals), then top-p of the mass that is left.
     """
     token_ids: list[int] = logits.argmax(dim=-1).tolist()
     plain = [i for i, row in enumerate(rows) if not row.params.is_greedy and not _truncates(row.params)]
@@ -69,14 +70,13 @@ def _draw_truncated(scaled: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     ordered, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
     vocab = scaled.shape[-1]
     top_k = _column([min(row.params.top_k or vocab, vocab) for row in rows], scaled)
-    rank = torch.arange(vocab, device=scaled.device)
-    probs = ordered.masked_fill(rank >= top_k, -torch.inf).softmax(dim=-1)
+    # `scaled` is 0 for the most probable token: `min_p` times its probability is log(min_p) below it.
+    floor = _column([math.log(row.params.min_p) if row.params.min_p else -math.inf for row in rows], scaled)
+    dropped = (torch.arange(vocab, device=scaled.device) >= top_k) | (ordered < floor)
+    probs = ordered.masked_fill(dropped, -math.inf).softmax(dim=-1)
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     # Each rule keeps a prefix of the order, the most probable token always in it.
-    kept = (cumulative - probs < _column([row.params.top_p for row in rows], cumulative)) & (
-        probs >= _column([row.params.min_p for row in rows], probs) * probs[:, :1]
-    )
-    kept &= rank < top_k
+    kept = (cumulative - probs < _column([row.params.top_p for row in rows], cumulative)) & ~dropped
     num_kept = kept.sum(dim=-1, keepdim=True).clamp_(min=1)
     total = cumulative.gather(-1, num_kept - 1)
     rank_drawn = _invert(cumulative, total, rows)[:, None].minimum(num_kept - 1)

@@ -17,14 +17,39 @@ CPU_MEMORY_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSizes:
-    """The numbers that an engine is built with; all of them at least 1."""
+class StepSizes:
+    """The most that one step computes.
 
-    block_size: int
-    num_blocks: int
-    max_seq_len: int
+    Attributes:
+        max_batch_size: requests.
+        max_num_batched_tokens: tokens that the scheduler plans for.
+        max_tokens: tokens that buffers must hold: a prompt that is computed whole may exceed the plan.
+    """
+
     max_batch_size: int
     max_num_batched_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVMemory:
+    """Bytes for keys and values.
+
+    Attributes:
+        share: what the cache takes where the configuration does not say.
+        free: what it can take at most.
+    """
+
+    share: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSizes:
+    """The KV cache and the longest sequence that it holds."""
+
+    num_blocks: int
+    max_seq_len: int
 
 
 def resolve_device(name: str) -> torch.device:
@@ -47,32 +72,46 @@ def choose_block_size(config: EngineConfig, *, head_dim: int) -> int:
     return config.block_size or (32 if head_dim >= 256 else 64)
 
 
-def size_engine(
-    config: EngineConfig,
-    *,
-    device: torch.device,
-    model_max_seq_len: int,
-    block_size: int,
-    bytes_per_block: int,
-    available_bytes: int,
-) -> EngineSizes:
-    """Derive the engine's numbers; `available_bytes` is what the KV cache gets where the configuration does not say.
-
-    Raises:
-        ValueError: `max_seq_len` asks for more than the model or the KV cache can hold.
-    """
+def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: int) -> StepSizes:
+    """Return the most that a step computes, as configured or as the device likes it."""
     on_gpu = device.type == "cuda"
     max_batch_size = config.max_batch_size or (256 if on_gpu else 32)
+    max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
+    longest = config.max_seq_len or model_max_seq_len
+    max_prefill = max_num_batched_tokens if config.use_chunked_prefill is not False else longest
+    return StepSizes(
+        max_batch_size=max_batch_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_tokens=max(max_num_batched_tokens, max_prefill) + max_batch_size,
+    )
+
+
+def size_kv_cache(
+    config: EngineConfig,
+    *,
+    model_max_seq_len: int,
+    max_batch_size: int,
+    block_size: int,
+    bytes_per_block: int,
+    memory: KVMemory,
+) -> KVSizes:
+    """Derive the cache's blocks and the longest sequence.
+
+    Raises:
+        ValueError: the configuration asks for more than the model, the memory or the cache has.
+    """
     if config.max_seq_len is not None and config.max_seq_len > model_max_seq_len:
         raise ValueError(
             f"`max_seq_len` is {config.max_seq_len} but the model's positions end at {model_max_seq_len}; lower it to "
             f"{model_max_seq_len}."
         )
     wanted = config.max_seq_len or model_max_seq_len
-    num_blocks = config.num_gpu_blocks
-    if num_blocks is None:
-        budget = config.kv_cache_bytes or available_bytes
+    if config.num_gpu_blocks is None:
+        budget = config.kv_cache_bytes or memory.share
         num_blocks = min(budget // bytes_per_block, max_batch_size * -(-wanted // block_size))
+    else:
+        num_blocks = config.num_gpu_blocks
+    _check_memory(config, num_blocks, bytes_per_block=bytes_per_block, free=memory.free)
     num_tokens = num_blocks * block_size
     if num_tokens < 2:
         raise ValueError(
@@ -88,22 +127,29 @@ def size_engine(
         logger.warning(
             "max_seq_len is cut from the model's %d to %d, the tokens that the KV cache holds", wanted, num_tokens
         )
-    return EngineSizes(
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_seq_len=min(wanted, num_tokens),
-        max_batch_size=max_batch_size,
-        max_num_batched_tokens=config.max_num_batched_tokens or (8192 if on_gpu else 2048),
-    )
+    return KVSizes(num_blocks=num_blocks, max_seq_len=min(wanted, num_tokens))
 
 
-def available_kv_bytes(config: EngineConfig, *, device: torch.device, activation_bytes: int) -> int:
+def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: int) -> KVMemory:
     """Return the bytes that the KV cache may take once the weights are on `device`.
 
-    On a GPU what `gpu_memory_utilization` leaves beside what is in use and `activation_bytes`; on a CPU a quarter of
-    the memory that is free.
+    On a GPU its share is what `gpu_memory_utilization` leaves beside what is in use and `activation_bytes`; on a CPU a
+    quarter of the memory that is free.
     """
     if device.type == "cpu":
-        return int(psutil.virtual_memory().available * CPU_MEMORY_SHARE)
+        free = psutil.virtual_memory().available
+        return KVMemory(share=int(free * CPU_MEMORY_SHARE), free=free)
     free, total = torch.cuda.mem_get_info(device)
-    return max(0, int(total * config.gpu_memory_utilization) - (total - free) - activation_bytes)
+    share = int(total * config.gpu_memory_utilization) - (total - free) - activation_bytes
+    return KVMemory(share=max(0, share), free=free)
+
+
+def _check_memory(config: EngineConfig, num_blocks: int, *, bytes_per_block: int, free: int) -> None:
+    if num_blocks * bytes_per_block <= free:
+        return
+    field = "num_gpu_blocks" if config.num_gpu_blocks is not None else "kv_cache_memory"
+    most = free // bytes_per_block if config.num_gpu_blocks is not None else free
+    raise ValueError(
+        f"`{field}` is {getattr(config, field)}: {num_blocks} blocks of {bytes_per_block} bytes, but {free} bytes are "
+        f"free; lower it to at most {most}."
+    )

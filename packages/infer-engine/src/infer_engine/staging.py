@@ -50,9 +50,12 @@ class StepStaging:
         # Attention kernels prefetch one block id past a sequence's last: the rows are one column wider than they need.
         num_columns = -(-max_seq_len // block_size) + 1
         self._block_table = np.zeros((max_seqs, num_columns), dtype=np.int32)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def build(self, items: Sequence[tuple[Request, int]], edits: Sequence[TableEdit]) -> StepInputs:
         """Apply the block table's `edits`, then lay out `items`, (request, tokens to compute), end to end."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the step before may still be reading the buffer
         for edit in edits:
             self._block_table[edit.row, edit.column : edit.column + len(edit.block_ids)] = edit.block_ids
         num_tokens = np.fromiter((count for _, count in items), np.int32, len(items))
@@ -76,8 +79,9 @@ class StepStaging:
         logit_rows[:] = query_start[1:][due] - 1
 
         used = 3 * total + len(logit_rows)
-        if self._on_device is not self._staged:
+        if self._copied is not None:
             self._on_device[:used].copy_(self._staged[:used], non_blocking=True)
+            self._copied.record()
         num_columns = -(-int(seq_lens.max()) // self._block_size) + 1
         return StepInputs(
             input_ids=self._on_device[:total],

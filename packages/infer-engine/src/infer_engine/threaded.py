@@ -10,8 +10,10 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVarTuple
 
 from infer_engine.core import EngineCore
 from infer_engine.front import Front, RequestText
@@ -23,6 +25,7 @@ from infer_engine.protocol import (
     EngineUnavailableError,
     FinishReason,
     GenerateRequest,
+    InvalidRequestError,
     QueueFullError,
     RequestFailure,
     RequestStream,
@@ -32,6 +35,9 @@ from infer_engine.protocol import (
 logger = logging.getLogger(__name__)
 
 NUM_TOKENIZER_THREADS = 2
+CLOSE_TIMEOUT_S = 5.0
+
+_Args = TypeVarTuple("_Args")
 
 
 class _Stop:
@@ -50,8 +56,10 @@ class ThreadedEngine:
         self._stats = EngineStats(num_blocks=info.num_kv_blocks, num_free_blocks=info.num_kv_blocks)
         self._streams: dict[str, _Stream] = {}
         self._waiting: set[str] = set()
+        self._num_preparing = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Submit | Abort | _Stop] = queue.SimpleQueue()
         self._tokenizers = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="infer-tokenize")
@@ -76,17 +84,19 @@ class ThreadedEngine:
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
         """Queue all of `requests` or none; see `infer_engine.protocol.Engine.submit`."""
         self._check_open()
+        self._check_room(len(requests))
         loop = self._loop = asyncio.get_running_loop()
-        prepared = [loop.run_in_executor(self._tokenizers, self._front.prepare, request) for request in requests]
-        submissions = await asyncio.gather(*prepared)
-        # Others may have come, or the engine may have gone, while this request was tokenized.
-        self._check_open()
-        if len(self._waiting) + len(submissions) > self._max_waiting_requests:
-            raise QueueFullError(
-                f"{len(self._waiting)} requests wait and `max_waiting_requests` is {self._max_waiting_requests}; "
-                "try again later."
-            )
-        return [self._enqueue(submission) for submission in submissions]
+        prepare = [partial(self._front.prepare, request, serial=self._front.next_serial()) for request in requests]
+        self._num_preparing += len(requests)
+        try:
+            submissions = await asyncio.gather(*(loop.run_in_executor(self._tokenizers, call) for call in prepare))
+        finally:
+            self._num_preparing -= len(requests)
+        self._check_open()  # the engine may have gone while the request was tokenized
+        streams = [_Stream(self, submission, self._front.start_text(submission)) for submission in submissions]
+        for stream, submission in zip(streams, submissions, strict=True):
+            self._enqueue(stream, submission)
+        return list(streams)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s` seconds; abort the rest."""
@@ -101,10 +111,15 @@ class ThreadedEngine:
         """Abort everything and end the core's thread."""
         if self._status is not EngineStatus.DEAD:
             self._status = EngineStatus.STOPPED
+        self._loop = asyncio.get_running_loop()
         self._abort_all()
         self._inbox.put(_Stop())
-        await asyncio.to_thread(self._thread.join)
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
+        try:
+            await asyncio.wait_for(self._stopped.wait(), CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            logger.error("A step did not end within %g s and is left behind.", CLOSE_TIMEOUT_S)  # noqa: TRY400 - no traceback of ours would help
+            self._status = EngineStatus.DEAD
 
     def abort(self, request_id: str) -> None:
         """End a request's stream with reason `abort` and free its memory; one that ended already is left alone."""
@@ -113,17 +128,30 @@ class ThreadedEngine:
             self._inbox.put(Abort(request_id=request_id))
             stream.end(finish_reason=FinishReason.ABORT)
 
+    def _check_room(self, num_requests: int) -> None:
+        """Refuse what the queue cannot take before anybody tokenizes it; those being tokenized have their place."""
+        num_waiting = len(self._waiting) + self._num_preparing
+        if num_requests > self._max_waiting_requests:
+            raise InvalidRequestError(
+                f"The request has {num_requests} prompts and `max_waiting_requests` is {self._max_waiting_requests}; "
+                "send fewer at once.",
+                param="prompt",
+            )
+        if num_waiting + num_requests > self._max_waiting_requests:
+            raise QueueFullError(
+                f"{num_waiting} requests wait and `max_waiting_requests` is {self._max_waiting_requests}; "
+                "try again later."
+            )
+
     def _check_open(self) -> None:
         if self._status is not EngineStatus.READY:
             raise EngineUnavailableError(f"The engine is {self._status}; it takes no new requests.")
 
-    def _enqueue(self, submission: Submit) -> "_Stream":
-        stream = _Stream(self, submission, self._front.start_text(submission))
+    def _enqueue(self, stream: "_Stream", submission: Submit) -> None:
         self._streams[submission.request_id] = stream
         self._waiting.add(submission.request_id)
         self._idle.clear()
         self._inbox.put(submission)
-        return stream
 
     def _forget(self, request_id: str) -> "_Stream | None":
         stream = self._streams.pop(request_id, None)
@@ -144,9 +172,15 @@ class ThreadedEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:  # aborted while the step ran: the token is nobody's
                 continue
-            if stream.push(output):
+            try:
+                finished = stream.push(output)
+            except Exception:
+                logger.exception("The text of request %s failed; the others go on.", output.request_id)
+                stream.end(error=RequestFailure(message="This request's text could not be made; the log says why."))
+                finished = True
+            if finished:
                 self._forget(output.request_id)
-                if output.finish_reason is None:  # a stop string, which the core knows nothing of
+                if output.finish_reason is None:  # the core knows nothing of it: a stop string, or failed text
                     self._inbox.put(Abort(request_id=output.request_id))
 
     def _die(self) -> None:
@@ -163,10 +197,13 @@ class ThreadedEngine:
         try:
             while self._take_messages(core):
                 self._post(self._deliver, core.step())
+                if not core.has_work:  # an idle step: it audits the blocks, and nobody waits for it
+                    self._post(self._deliver, core.step())
         except Exception:
             logger.exception("The engine core failed; every request in it fails with it.")
-            self._status = EngineStatus.DEAD
             self._post(self._die)
+        finally:
+            self._post(self._stopped.set)
 
     def _take_messages(self, core: EngineCore) -> bool:
         """Hand all waiting messages to the core, sleeping for one where it has no work; False when told to stop."""
@@ -179,10 +216,12 @@ class ThreadedEngine:
             return True
         return False
 
-    def _post(self, callback: object, *args: object) -> None:
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(callback, *args)  # type: ignore[arg-type]  # bound methods of this class
+    def _post(self, callback: Callable[[*_Args], None], *args: *_Args) -> None:
+        """Call back on the event loop, from the core's thread; without one there is nobody to disturb."""
+        if self._loop is None:
+            callback(*args)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *args)
 
 
 class _Stream:
@@ -192,6 +231,7 @@ class _Stream:
         self._engine = engine
         self._text = text
         self._outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
+        self._ended = False
         self._last = StepOutput(
             request_id=submission.request_id,
             token_ids=[],
@@ -210,12 +250,11 @@ class _Stream:
         return self._last.num_prompt_tokens
 
     async def __aiter__(self) -> AsyncIterator[StepOutput]:
-        """Yield outputs up to the finished one."""
-        while True:
+        """Yield outputs up to the finished one; nothing more after that."""
+        while not self._ended:
             output = await self._outputs.get()
+            self._ended = output.finished
             yield output
-            if output.finished:
-                return
 
     def abort(self) -> None:
         """Stop computing; see `infer_engine.protocol.RequestStream.abort`."""
@@ -228,11 +267,12 @@ class _Stream:
         return self._last.finished
 
     def end(self, *, finish_reason: FinishReason | None = None, error: RequestFailure | None = None) -> None:
-        """Queue a last output that carries no token."""
+        """Queue a last output that carries no token, but the text that was held back."""
         self._outputs.put_nowait(
             StepOutput(
                 request_id=self._last.request_id,
                 token_ids=[],
+                text=self._text.cut_short() if error is None else "",
                 finished=True,
                 finish_reason=finish_reason,
                 error=error,

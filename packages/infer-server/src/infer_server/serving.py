@@ -90,6 +90,7 @@ async def serve(
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
         await cancel_and_wait(watch, *life.drains)
+        life.note_engine()
         await engine.close()
     return life.exit_code
 
@@ -114,12 +115,16 @@ class _Life:
             logger.info("%s: finishing running requests, for at most %g s", number.name, self._shutdown_timeout_s)
             self.drains.append(asyncio.create_task(self._drain(self._shutdown_timeout_s)))
 
+    def note_engine(self) -> None:
+        """A server whose engine died has failed, however it came to end."""
+        if self._engine.status is EngineStatus.DEAD:
+            self.exit_code = EXIT_DEAD_ENGINE
+
     async def watch_engine(self) -> None:
         """End the process when the engine dies: a supervisor restarts what exits, not what answers 503 for ever."""
         while self._engine.status is not EngineStatus.DEAD:  # noqa: ASYNC110 - the engine tells a status, no events
             await asyncio.sleep(_STATUS_POLL_S)
         logger.error("the engine is dead: exiting")
-        self.exit_code = EXIT_DEAD_ENGINE
         await asyncio.sleep(_DEAD_ENGINE_GRACE_S)
         self._server.should_exit = True
 

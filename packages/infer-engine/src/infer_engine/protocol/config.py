@@ -88,8 +88,13 @@ class EngineConfig:
                 f"`num_gpu_blocks` is {self.num_gpu_blocks} and `kv_cache_memory` is {self.kv_cache_memory}, and each "
                 "sets the size of the KV cache; set one of them."
             )
+        if self.use_chunked_prefill is False and self.prefill_chunk_size != DEFAULT_PREFILL_CHUNK_SIZE:
+            raise ValueError(
+                f"`prefill_chunk_size` is {self.prefill_chunk_size} but `use_chunked_prefill` is false and prompts are "
+                "computed whole; leave one of them out."
+            )
         # The default is not the user's word: a chunk is cut to what a step computes anyway.
-        chunk_was_set = self.use_chunked_prefill is not False and self.prefill_chunk_size != DEFAULT_PREFILL_CHUNK_SIZE
+        chunk_was_set = self.prefill_chunk_size != DEFAULT_PREFILL_CHUNK_SIZE
         step_size = self.max_num_batched_tokens
         if chunk_was_set and step_size is not None and self.prefill_chunk_size > step_size:
             raise ValueError(

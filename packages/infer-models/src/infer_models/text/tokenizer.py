@@ -16,6 +16,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: token ids are in [0, vocab_size); added tokens count, gaps in the ids too.
+        ordinary_vocab_size: the same without added tokens, which may lie beyond a text model's embedding.
         special_ids: ids of the special tokens, which have no text in answers.
         fallback_byte_ids: ids of tokens such as `<0xE2>` that stand for one byte each; empty where there are none.
         bos_token_id: of the token that begins a text, by `tokenizer_config.json`; None where there is none.
@@ -41,6 +42,8 @@ class Tokenizer:
         ]
         self._scanner = SpecialTokenScanner(self._special_tokens)
         self.vocab_size: int = 1 + max(tokenizer.get_vocab().values(), default=-1)
+        ordinary_vocab = tokenizer.get_vocab(with_added_tokens=False)
+        self.ordinary_vocab_size: int = 1 + max(ordinary_vocab.values(), default=-1)
         self.special_ids = frozenset(special.token_id for special in self._special_tokens)
         self.fallback_byte_ids = _fallback_byte_ids(tokenizer)
         self.bos_token_id = self._named_id(named_tokens, "bos_token")
