@@ -107,6 +107,10 @@ def test_the_base_seed_makes_requests_without_their_own_reproducible(folder: Pat
         llm = LLM(str(folder), dtype="float32", seed=seed)
         return token_ids(llm.generate(PROMPTS[:3], SamplingParams(max_tokens=12), use_tqdm=False))
 
+    [same_prompt, twice] = LLM(str(folder), seed=1).generate(
+        [PROMPTS[0], PROMPTS[0]], SamplingParams(max_tokens=12), use_tqdm=False
+    )
+    assert same_prompt.token_ids != twice.token_ids
     assert run(1) == run(1)
     assert run(1) != run(2)
 

@@ -105,15 +105,14 @@ class ContinuousScheduler:
     def schedule(self) -> Schedule:
         """Choose the next step's work and reserve its memory.
 
-        Decodes first, then prompts under way, then admissions. A step that had to preempt somebody admits nobody: the
-        memory it gained belongs to those that run.
+        Decodes first, then prompts under way, then admissions. A step that had to preempt somebody admits nobody: what
+        the victim at the head of the queue gave up is partly taken, and there was no other free block.
         """
         schedule = Schedule()
         budget = _Budget(self._limits)
         self._schedule_decodes(schedule, budget)
         self._schedule_prefills(schedule, budget)
-        if not schedule.preempted:
-            self._admit(schedule, budget)
+        self._admit(schedule, budget)
         return schedule
 
     def mark_computed(self, request: Request, num_tokens: int) -> bool:

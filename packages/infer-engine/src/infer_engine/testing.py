@@ -34,7 +34,7 @@ class FormulaRunner:
 
     def execute(self, schedule: Schedule) -> list[int]:
         """Return the next token of each request whose last known token is computed in this step."""
-        assert not (schedule.preempted and schedule.admitted), "memory gained by preemption belongs to the running"
+        assert not (schedule.preempted and schedule.admitted), "what preemption frees is not enough for its victim"
         self.schedules.append([(request.request_id, count) for request, count in schedule.items])
         for request, count in schedule.items:
             num_blocks = len(self._tables.blocks(request.request_id))

@@ -1,0 +1,76 @@
+"""What continuous batching is worth: 16 mixed requests together against the same requests one by one.
+
+The ceiling of the ratio is the number of requests, where a step's cost is reading the weights once. Both sides run in
+the same process, on the same engine, alternating; the ratio is that of the medians.
+
+    uv run python benchmarks/concurrency.py
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from infer_engine import LLM, SamplingParams
+from report import ROOT, save
+from shapes import SHAPES, write_shape
+
+
+def main() -> None:
+    """Measure, print a table and save the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm-135m")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3, help="measured rounds of both sides, after a warm-up")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the workload's prompt and answer lengths")
+    parser.add_argument("--quick", action="store_true", help="one round at a quarter of the lengths; result not saved")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    args = parser.parse_args()
+    scale, repeats = (0.25, 1) if args.quick else (args.scale, args.repeats)
+
+    prompts, params = mixed_workload(args.requests, scale=scale, vocab_size=SHAPES[args.shape]["vocab_size"])
+    num_tokens = sum(param.max_tokens or 0 for param in params)
+    with tempfile.TemporaryDirectory() as folder:
+        llm = LLM(str(write_shape(args.shape, Path(folder))), load_format="dummy", max_batch_size=args.requests)
+    llm.generate(prompts[:2], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+
+    together: list[float] = []
+    one_by_one: list[float] = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        llm.generate(prompts, params)
+        together.append(num_tokens / (time.perf_counter() - started))
+        started = time.perf_counter()
+        for prompt, param in zip(prompts, params, strict=True):
+            llm.generate([prompt], param, use_tqdm=False)
+        one_by_one.append(num_tokens / (time.perf_counter() - started))
+
+    ratio = statistics.median(together) / statistics.median(one_by_one)
+    print(f"\n| {args.shape}, {args.requests} requests, {num_tokens} tokens, x{scale:g} lengths | output tokens/s |")
+    print("|---|---|")
+    print(f"| one by one | {statistics.median(one_by_one):.1f} |")
+    print(f"| together | {statistics.median(together):.1f} |")
+    print(f"| ratio (ceiling {args.requests}) | {ratio:.2f} |")
+    if not args.quick:
+        result = {"shape": args.shape, "scale": scale, "together": together, "one_by_one": one_by_one, "ratio": ratio}
+        print("saved", save(f"concurrency-{args.shape}", result, args.out))
+
+
+def mixed_workload(num_requests: int, *, scale: float, vocab_size: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Return prompts of 32-1024 random tokens and answers of 64-256, both times `scale`; always the same ones."""
+    draw = random.Random(0)  # noqa: S311 - a workload, not a secret
+    prompts = [
+        [draw.randrange(vocab_size) for _ in range(max(1, int(draw.randint(32, 1024) * scale)))]
+        for _ in range(num_requests)
+    ]
+    params = [
+        SamplingParams(temperature=0, ignore_eos=True, max_tokens=max(1, int(draw.randint(64, 256) * scale)))
+        for _ in range(num_requests)
+    ]
+    return prompts, params
+
+
+if __name__ == "__main__":
+    main()
