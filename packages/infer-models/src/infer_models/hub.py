@@ -48,7 +48,6 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - see above
     from huggingface_hub.errors import (  # noqa: PLC0415 - see above
         GatedRepoError,
-        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -64,6 +63,6 @@ def _download(hub_id: str) -> Path:
     except LocalEntryNotFoundError as error:
         cause = "the Hub cannot be reached and the model is not in the local cache; it is no folder here either"
         raise CheckpointError(f"`{hub_id}` cannot be downloaded: {cause}.") from error
-    except (HFValidationError, OSError) as error:
+    except Exception as error:  # whatever the Hub's transports raise, which are not ours to know
         raise CheckpointError(f"`{hub_id}` cannot be downloaded: {' '.join(str(error).split())[:300]}") from error
     return Path(folder)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from infer_models.text import StopStringMatcher
 
-LETTERS = st.text(alphabet="ab\n", max_size=30)
-STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), max_size=4)
+LETTERS = st.text(alphabet="ab", max_size=30)
+STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=8), max_size=4)
 
 
 def run(stops: list[str], deltas: list[str]) -> tuple[list[str], bool]:
@@ -60,6 +60,11 @@ def test_a_stop_string_within_one_delta_ends_the_text() -> None:
 
 def test_a_stop_string_that_overlaps_itself_is_found() -> None:
     assert run(["aab"], ["aa", "a", "b"]) == (["", "a", ""], True)
+
+
+@pytest.mark.parametrize("stops", [["ab", "b", "xab"], ["xab", "b", "ab"]])
+def test_of_stop_strings_that_end_together_the_longest_counts(stops: list[str]) -> None:
+    assert run(stops, ["yx", "ab"]) == (["y", ""], True)
 
 
 def test_nothing_is_sent_after_a_match() -> None:

@@ -45,7 +45,7 @@ def tile_config(
     hopper = capability[0] in (9, 10)  # 227 KiB of shared memory and warpgroup matrix products
     width = triton.next_power_of_2(head_dim)
     if itemsize == 4:  # multiplied in full precision, without tensor cores: bound by registers
-        rows, widest, num_warps, num_stages = 32, 32 if width <= 64 else 16, 8 if width == 256 else 4, 2
+        rows, widest, num_warps, num_stages = 32, 32 if width <= 32 else 16, 8 if width == 256 else 4, 2
     elif decodes:
         rows, widest, num_warps, num_stages = 16, 64 if width <= 128 else 32, 4, 3
     elif width == 256:
