@@ -57,6 +57,7 @@ def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
     dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
     vocab_size = _usable_vocabulary(tokenizer, model_config, folder)
     model = load_model(folder, device=device, dtype=dtype, load_format=config.load_format)
+    model.prepack()
 
     step = size_step(config, device=device, model_max_seq_len=max_positions)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)

@@ -18,7 +18,7 @@ from infer_kernels.gated import (
     silu_and_mul,
     silu_and_mul_reference,
 )
-from infer_kernels.linear import linear
+from infer_kernels.linear import linear, prepack
 from infer_kernels.norm_add_norm import norm_add_norm, norm_add_norm_reference
 from infer_kernels.rms_norm import NormVariant, rms_norm, rms_norm_reference
 from infer_kernels.rope import apply_rope, apply_rope_reference
@@ -40,6 +40,7 @@ __all__ = [
     "paged_attention",
     "paged_attention_reference",
     "plan_attention",
+    "prepack",
     "rms_norm",
     "rms_norm_reference",
     "silu_and_mul",

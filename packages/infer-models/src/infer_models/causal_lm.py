@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers import LMHead, PackedLinear
+from infer_models.layers import Dense, LMHead, PackedLinear
 
 
 class CausalLM(nn.Module):
@@ -20,6 +20,7 @@ class CausalLM(nn.Module):
     Attributes:
         config: the architecture.
         attention_specs: one for each layer.
+        num_parameters: weights, tied ones counted once.
         ignored_tensors: patterns (as of `fnmatch`) of names that the family's checkpoints carry needlessly.
     """
 
@@ -32,11 +33,16 @@ class CausalLM(nn.Module):
         self.attention_specs: tuple[AttentionSpec, ...] = config.attention_specs
         self.model = decoder
         self.lm_head = lm_head
+        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
-    @property
-    def num_parameters(self) -> int:
-        """Weights, tied ones counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+    def prepack(self) -> None:
+        """Bring all matrices into the order that their device multiplies fastest.
+
+        For inference, and for good: the model can then be neither trained nor saved. A tied LM head gets a copy.
+        """
+        for module in self.modules():
+            if isinstance(module, Dense):
+                module.prepack()
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView, logit_rows: Tensor | None = None

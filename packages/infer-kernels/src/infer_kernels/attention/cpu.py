@@ -37,11 +37,29 @@ class SequenceRows:
     blocks: Tensor
     first_block: int | None
 
+    @property
+    def first_position(self) -> int:
+        """The position of its first row."""
+        return self.seq_len - (self.stop - self.start)
+
+    def first_key(self, window: int | None) -> int:
+        """The first position that any of its rows attends to."""
+        return 0 if window is None else max(0, self.first_position - window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRun:
+    """A decode whose keys lie side by side: its row of q, and which rows of a token-major cache it attends to."""
+
+    row: int
+    first_slot: int
+    keys: int
+
 
 class CpuAttentionPlan(AttentionPlan):
     """A plan whose sequences are attended one after another."""
 
-    __slots__ = ("_empty_rows", "_masks", "_sequences")
+    __slots__ = ("_decode_runs", "_empty_rows", "_masks", "_others", "_sequences")
 
     def __init__(
         self,
@@ -65,62 +83,98 @@ class CpuAttentionPlan(AttentionPlan):
             if starts[i + 1] > starts[i]
         ]
         self._sequences = [row for row in rows if row.seq_len > 0]
+        self._others = [row for row in self._sequences if row.stop - row.start > 1 or row.first_block is None]
         self._empty_rows = [(row.start, row.stop) for row in rows if row.seq_len == 0]
-        # A layer's masks serve every later layer of the same window: (first row, window) -> [tokens, keys].
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        # What the first layer of a window lays out serves every later one.
+        self._decode_runs: dict[int | None, list[DecodeRun]] = {}
+        self._masks: dict[tuple[int, int | None], Tensor] = {}  # (first row, window) -> [tokens, keys]
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor) -> None:
         """Write the attention of q into `out`; arguments as for `paged_attention`, already checked."""
         for start, stop in self._empty_rows:
             out[start:stop].zero_()
         keys, values = _CacheReader(k_cache), _CacheReader(v_cache)
-        for sequence in self._sequences:
-            num_rows = sequence.stop - sequence.start
-            first_position = sequence.seq_len - num_rows
-            first_key = 0 if options.window is None else max(0, first_position - options.window + 1)
-            k, v = keys.read(sequence, first_key), values.read(sequence, first_key)
-            if options.soft_cap is None and num_rows == 1:
-                _decode(q[sequence.start], k, v, options.scale, out[sequence.start])
-            else:
-                rows = slice(sequence.start, sequence.stop)
-                self._prefill(q[rows], k, v, sequence, first_key, options, out[rows])
+        sequences = self._sequences
+        if keys.rows is not None and values.rows is not None and options.soft_cap is None:
+            self._attend_decode_runs(q, keys.rows, values.rows, options, out)
+            sequences = self._others
+        for sequence in sequences:
+            first_key = sequence.first_key(options.window)
+            attended = self._attend_sequence(
+                q[sequence.start : sequence.stop].transpose(0, 1),
+                keys.read(sequence, first_key),
+                values.read(sequence, first_key),
+                sequence,
+                options,
+            )
+            out[sequence.start : sequence.stop] = attended.transpose(0, 1)
 
-    def _prefill(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sequence: SequenceRows,
-        first_key: int,
-        options: AttentionOptions,
-        out: Tensor,
+    def _attend_decode_runs(
+        self, q: Tensor, k_rows: Tensor, v_rows: Tensor, options: AttentionOptions, out: Tensor
     ) -> None:
-        """Queries [tokens, q_heads, head_dim] over keys and values [kv_heads, 1, keys, head_dim]."""
-        k, v, queries = k.squeeze(1), v.squeeze(1), q.transpose(0, 1)
-        if options.soft_cap is not None:
-            mask = self._mask(sequence, options.window, first_key)
-            attended = capped_attention(queries, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
-        else:
-            whole = sequence.seq_len == q.shape[0] and (options.window is None or options.window >= q.shape[0])
-            attended = functional.scaled_dot_product_attention(
-                queries[None],
-                k[None],
-                v[None],
-                attn_mask=None if whole else self._mask(sequence, options.window, first_key),
-                is_causal=whole,
-                scale=options.scale,
-                enable_gqa=True,
-            )[0]
-        out.copy_(attended.transpose(0, 1))
+        """Attend all decodes on views; `k_rows` and `v_rows` are [kv_heads, slots, head_dim].
 
-    def _mask(self, sequence: SequenceRows, window: int | None, first_key: int) -> Tensor:
+        This runs for every sequence, layer and token: one view a tensor, one call, one copy.
+        """
+        runs = self._decode_runs.get(options.window)
+        if runs is None:
+            runs = self._decode_runs[options.window] = self._lay_out_decode_runs(options.window)
+        kv_heads = k_rows.shape[0]
+        # [kv_heads, tokens, group, head_dim]: a decode's queries are rows of its key-value head.
+        grouped, grouped_out = (x.view(len(x), kv_heads, -1, x.shape[2]).transpose(0, 1) for x in (q, out))
+        k_rows, v_rows = k_rows.unsqueeze(1), v_rows.unsqueeze(1)
+        for run in runs:
+            attended = functional.scaled_dot_product_attention(
+                grouped.narrow(1, run.row, 1),
+                k_rows.narrow(2, run.first_slot, run.keys),
+                v_rows.narrow(2, run.first_slot, run.keys),
+                scale=options.scale,
+            )
+            grouped_out.narrow(1, run.row, 1).copy_(attended)
+
+    def _lay_out_decode_runs(self, window: int | None) -> list[DecodeRun]:
+        return [
+            DecodeRun(
+                sequence.start,
+                sequence.first_block * self.block_size + sequence.first_key(window),
+                sequence.seq_len - sequence.first_key(window),
+            )
+            for sequence in self._sequences
+            if sequence.stop - sequence.start == 1 and sequence.first_block is not None
+        ]
+
+    def _attend_sequence(
+        self, q: Tensor, k: Tensor, v: Tensor, sequence: SequenceRows, options: AttentionOptions
+    ) -> Tensor:
+        """[q_heads, tokens, head_dim] of q over [kv_heads, keys, head_dim]; the result is like q."""
+        if options.soft_cap is not None:
+            mask = self._mask(sequence, options.window)
+            return capped_attention(q, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
+        if sequence.stop - sequence.start == 1:
+            rows = q.reshape(k.shape[0], -1, 1, q.shape[2]).transpose(1, 2)  # [kv_heads, 1, group, head_dim]
+            attended = functional.scaled_dot_product_attention(
+                rows, k.unsqueeze(1), v.unsqueeze(1), scale=options.scale
+            )
+            return attended.transpose(1, 2).flatten(0, 1)
+        whole = sequence.first_position == 0 and (options.window is None or options.window >= sequence.seq_len)
+        return functional.scaled_dot_product_attention(
+            q.unsqueeze(0),
+            k.unsqueeze(0),
+            v.unsqueeze(0),
+            attn_mask=None if whole else self._mask(sequence, options.window),
+            is_causal=whole,
+            scale=options.scale,
+            enable_gqa=True,
+        )[0]
+
+    def _mask(self, sequence: SequenceRows, window: int | None) -> Tensor:
         key = (sequence.start, window)
         mask = self._masks.get(key)
         if mask is None:
-            tokens = sequence.stop - sequence.start
+            first_key = sequence.first_key(window)
             mask = self._masks[key] = visible_mask(
-                first_position=sequence.seq_len - tokens,
-                tokens=tokens,
+                first_position=sequence.first_position,
+                tokens=sequence.stop - sequence.start,
                 first_key=first_key,
                 keys=sequence.seq_len - first_key,
                 window=window,
@@ -129,36 +183,31 @@ class CpuAttentionPlan(AttentionPlan):
         return mask
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> None:
-    """One query [q_heads, head_dim] over keys and values [kv_heads, 1, keys, head_dim]."""
-    shape = (k.shape[0], 1, -1, q.shape[1])
-    attended = functional.scaled_dot_product_attention(q.view(shape), k, v, scale=scale)
-    out.view(shape).copy_(attended)
-
-
 class _CacheReader:
-    """One layer's keys or values, read a sequence at a time."""
+    """One layer's keys or values, read a sequence at a time.
 
-    __slots__ = ("_block_size", "_blocks", "_rows")
+    Attributes:
+        rows: [kv_heads, blocks * block_size, head_dim], a view of the cache; None where its strides allow none.
+    """
+
+    __slots__ = ("_block_size", "_cache", "rows")
 
     def __init__(self, cache: Tensor) -> None:
         rows = token_rows(cache)
+        self._cache = cache
         self._block_size = cache.shape[2]
-        self._blocks = cache.transpose(1, 2)  # [blocks, block_size, kv_heads, head_dim]
-        self._rows = (
-            None if rows is None else rows.transpose(0, 1).unsqueeze(1)
-        )  # [kv_heads, 1, blocks * block_size, head_dim]
+        self.rows = None if rows is None else rows.transpose(0, 1)
 
     def read(self, sequence: SequenceRows, first_key: int) -> Tensor:
-        """[kv_heads, 1, keys, head_dim]: positions `first_key` to the sequence's end, a view where possible."""
+        """[kv_heads, keys, head_dim]: positions `first_key` to the sequence's end, a view where possible."""
         keys = sequence.seq_len - first_key
-        if self._rows is not None and sequence.first_block is not None:
-            return self._rows.narrow(2, sequence.first_block * self._block_size + first_key, keys)
+        if self.rows is not None and sequence.first_block is not None:
+            return self.rows.narrow(1, sequence.first_block * self._block_size + first_key, keys)
         first_column = first_key // self._block_size
         last_column = -(-sequence.seq_len // self._block_size)
-        gathered = self._blocks.index_select(0, sequence.blocks[first_column:last_column])
-        tokens = gathered.flatten(0, 1).narrow(0, first_key - first_column * self._block_size, keys)
-        return tokens.transpose(0, 1).unsqueeze(1)
+        # [blocks, block_size, kv_heads, head_dim] of this sequence.
+        gathered = self._cache.transpose(1, 2).index_select(0, sequence.blocks[first_column:last_column])
+        return gathered.flatten(0, 1).narrow(0, first_key - first_column * self._block_size, keys).transpose(0, 1)
 
 
 def _first_blocks_of_runs(seq_lens: Tensor, block_table: Tensor, block_size: int) -> list[int | None]:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from infer_kernels import linear
+from infer_models.layers.linear import Dense
 from infer_models.layers.placement import Placement
 
 
@@ -34,7 +35,7 @@ class ScaledEmbedding(Embedding):
         return super().forward(ids) * self.scale
 
 
-class LMHead(nn.Module):
+class LMHead(Dense):
     """Hidden states to logits. Its weight may be the embedding's own parameter."""
 
     def __init__(
