@@ -1,5 +1,7 @@
 """Attention's plain-torch paths against the references. What belongs to no sequence is NaN and must not show."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
@@ -28,6 +30,15 @@ def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float |
     )
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Compute with two threads, as where three heads cannot be shared out evenly."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
@@ -53,6 +64,28 @@ def test_memory_order_and_consecutive_blocks_make_no_difference(
         consecutive=consecutive,
     )
     assert_attention_close(attention(batch), reference(batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 129, 200])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_long_decodes_on_two_threads_equal_reference(
+    two_threads: None,  # noqa: ARG001 - a fixture for what it does
+    kv_heads: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    batch = random_paged_batch(
+        [(1, 128), (1, 129), (1, 40), (1, 300), (9, 140), (1, 255), (1, 1)],
+        q_heads=3 * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=32,
+        block_size=16,
+        dtype=dtype,
+        token_major=True,
+        consecutive=True,
+    )
+    assert_attention_close(attention(batch, window=window), reference(batch, window=window))
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 36, 37, 61, 1000])

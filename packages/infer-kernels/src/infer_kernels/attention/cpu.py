@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from infer_kernels.attention.halves import MIN_SPLIT_KEYS, MIN_SPLIT_RUNS, DecodeRun, attend_in_halves
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.scores import capped_attention, visible_mask
 from infer_kernels.store_kv import token_rows
@@ -45,15 +46,6 @@ class SequenceRows:
     def first_key(self, window: int | None) -> int:
         """The first position that any of its rows attends to."""
         return 0 if window is None else max(0, self.first_position - window + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRun:
-    """A decode whose keys lie side by side: its row of q, and which rows of a token-major cache it attends to."""
-
-    row: int
-    first_slot: int
-    keys: int
 
 
 class CpuAttentionPlan(AttentionPlan):
@@ -119,6 +111,10 @@ class CpuAttentionPlan(AttentionPlan):
         runs = self._decode_runs.get(options.window)
         if runs is None:
             runs = self._decode_runs[options.window] = self._lay_out_decode_runs(options.window)
+        long_runs = [run for run in runs if run.keys >= MIN_SPLIT_KEYS]
+        if len(long_runs) >= MIN_SPLIT_RUNS and k_rows.shape[0] % torch.get_num_threads():
+            attend_in_halves(long_runs, q, k_rows, v_rows, scale=options.scale, out=out)
+            runs = [run for run in runs if run.keys < MIN_SPLIT_KEYS]
         kv_heads = k_rows.shape[0]
         # [kv_heads, tokens, group, head_dim]: a decode's queries are rows of its key-value head.
         grouped, grouped_out = (x.view(len(x), kv_heads, -1, x.shape[2]).transpose(0, 1) for x in (q, out))
