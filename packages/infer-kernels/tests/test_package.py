@@ -21,7 +21,7 @@ OPS = [
 
 
 def test_public_surface_is_pinned() -> None:
-    others = ["AttentionPlan", "NormVariant", "causal_attention", "linear", "plan_attention"]
+    others = ["AttentionPlan", "NormVariant", "causal_attention", "linear", "plan_attention", "prepack"]
     assert sorted(infer_kernels.__all__) == sorted([*OPS, *(f"{op}_reference" for op in OPS), *others])
 
 

@@ -1,0 +1,49 @@
+"""Prepacked weights give what plain ones give, and weights stay plain where packing has nothing to offer."""
+
+import pytest
+import torch
+
+from infer_kernels import linear, prepack
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 65])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_prepacked_weight_gives_what_the_plain_one_gives(rows: int, *, with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(48, 32, generator=generator).bfloat16()
+    bias = torch.randn(48, generator=generator).bfloat16() if with_bias else None
+    x = torch.randn(rows, 32, generator=generator).bfloat16()
+    packed = linear(x, prepack(weight), bias)
+    assert packed.shape == (rows, 48)
+    torch.testing.assert_close(packed, linear(x, weight, bias), atol=2e-2, rtol=2e-2)
+
+
+def test_a_prepacked_weight_keeps_its_shape_and_is_checked_like_any_other() -> None:
+    packed = prepack(torch.randn(48, 32).bfloat16())
+    assert packed.shape == (48, 32)
+    with pytest.raises(ValueError, match="`x` has shape"):
+        linear(torch.randn(2, 31).bfloat16(), packed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weights_of_other_types_are_left_alone(dtype: torch.dtype) -> None:
+    weight = torch.randn(8, 8).to(dtype)
+    assert prepack(weight) is weight
+
+
+def test_a_weight_of_another_rank_is_refused() -> None:
+    with pytest.raises(ValueError, match="`weight`"):
+        prepack(torch.randn(8).bfloat16())
+
+
+def test_a_machine_without_bf16_instructions_keeps_plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infer_kernels.linear import _packs_bf16  # noqa: PLC0415 - its answer is remembered: asked anew here
+
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    _packs_bf16.cache_clear()
+    try:
+        weight = torch.randn(8, 8).bfloat16()
+        assert prepack(weight) is weight
+    finally:
+        _packs_bf16.cache_clear()
