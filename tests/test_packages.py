@@ -24,6 +24,7 @@ LIGHT = [
     "infer_server.cli",
 ]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PROSE = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")]
 SNIPPETS = [
     pytest.param(body, id=f"{page.relative_to(ROOT)}-{i}")
     for page in PAGES
@@ -59,6 +60,12 @@ def test_a_package_names_its_public_surface_and_ships_its_types(package: str) ->
 def test_a_pages_snippet_runs(body: str, tmp_path: Path) -> None:
     completed = run_python(body, tmp_path)
     assert completed.returncode == 0, completed.stderr
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in sorted(PROSE)])
+def test_a_pages_links_to_files_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_no_file_imports_pickle_or_runs_remote_code() -> None:
