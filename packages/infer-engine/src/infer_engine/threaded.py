@@ -117,6 +117,7 @@ class ThreadedEngine:
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
         try:
             await asyncio.wait_for(self._stopped.wait(), CLOSE_TIMEOUT_S)
+            self._thread.join()  # it has nothing left to do; a process must not end while torch's thread does
         except TimeoutError:
             logger.error("A step did not end within %g s and is left behind.", CLOSE_TIMEOUT_S)  # noqa: TRY400 - no traceback of ours would help
             self._status = EngineStatus.DEAD
