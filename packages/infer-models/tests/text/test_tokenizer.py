@@ -16,8 +16,8 @@ from infer_models.text.testing import byte_fallback, byte_level, save_tokenizer
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
-@given(text=st.text())
-def test_decode_undoes_encode(text: str) -> None:
+@given(text=st.text().filter(lambda text: "<|" not in text))
+def test_decode_undoes_encode_of_all_but_special_tokens(text: str) -> None:
     tokenizer = Tokenizer(byte_level())
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
