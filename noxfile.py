@@ -86,7 +86,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Strict types: all sources at once, then each package's tests."""
-    sync(session, "--group", "types", "--group", "test", "--group", "lint", "--group", "dev")
+    sync(session, "--group", "dev")
     session.run("mypy", *[f"packages/infer-{name}/src" for name in PACKAGES])
     for name in PACKAGES:
         session.run("mypy", f"packages/infer-{name}/tests")

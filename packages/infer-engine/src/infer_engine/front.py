@@ -104,7 +104,6 @@ class RequestText:
     def advance(self, output: TokenOutput) -> StepOutput:
         """Return the output with its text. It is finished with reason `stop` where a stop string was completed."""
         reason = output.finish_reason
-        finished = reason is not None or output.error is not None
         # The token that ends a request by its id is no part of the text.
         spoken = output.token_ids if reason in (None, FinishReason.LENGTH) else output.token_ids[:-1]
         text = ""
@@ -113,7 +112,7 @@ class RequestText:
             text += delta
             if matched:
                 return _step_output(output, text, FinishReason.STOP)
-        if not finished:
+        if reason is None:
             return _step_output(output, text, None)
         delta, matched = self._finish()
         return _step_output(output, text + delta, FinishReason.STOP if matched else reason)
@@ -133,10 +132,8 @@ def _step_output(output: TokenOutput, text: str, reason: FinishReason | None) ->
         request_id=output.request_id,
         token_ids=output.token_ids,
         text=text,
-        finished=reason is not None or output.error is not None,
+        finished=reason is not None,
         finish_reason=reason,
-        error=output.error,
         num_prompt_tokens=output.num_prompt_tokens,
         num_completion_tokens=output.num_completion_tokens,
-        num_cached_tokens=output.num_cached_tokens,
     )

@@ -5,7 +5,7 @@ The same messages serve a core in this thread, in another thread, or behind a so
 
 import msgspec
 
-from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, SamplingParams
+from infer_engine.protocol import EngineStats, FinishReason, SamplingParams
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -38,10 +38,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    error: RequestFailure | None = None
     num_prompt_tokens: int
     num_completion_tokens: int
-    num_cached_tokens: int = 0
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 WAITING ──admit──> PREFILL ──last chunk──> DECODE ──eos, stop, length──> FINISHED
    ^                  │                       │
-   └────preempted─────┴───────────────────────┘      any of the three ──> ABORTED or FAILED
+   └────preempted─────┴───────────────────────┘      any of the three ──> ABORTED
 """
 
 import enum
@@ -19,7 +19,6 @@ class RequestState(enum.Enum):
     DECODE = enum.auto()
     FINISHED = enum.auto()
     ABORTED = enum.auto()
-    FAILED = enum.auto()
 
 
 class Request:

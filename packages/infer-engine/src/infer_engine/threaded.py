@@ -279,6 +279,5 @@ class _Stream:
                 error=error,
                 num_prompt_tokens=self._last.num_prompt_tokens,
                 num_completion_tokens=self._last.num_completion_tokens,
-                num_cached_tokens=self._last.num_cached_tokens,
             )
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.attention.halves import MIN_SPLIT_KEYS, MIN_SPLIT_RUNS, DecodeRun, attend_in_halves
+from infer_kernels.attention.halves import DecodeLayout, DecodeRun, attend_in_halves, lay_out_decodes
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.scores import capped_attention, visible_mask
 from infer_kernels.store_kv import token_rows
@@ -51,7 +51,7 @@ class SequenceRows:
 class CpuAttentionPlan(AttentionPlan):
     """A plan whose sequences are attended one after another."""
 
-    __slots__ = ("_decode_runs", "_empty_rows", "_masks", "_others", "_sequences")
+    __slots__ = ("_decode_layouts", "_empty_rows", "_masks", "_others", "_sequences")
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class CpuAttentionPlan(AttentionPlan):
         self._others = [row for row in self._sequences if row.stop - row.start > 1 or row.first_block is None]
         self._empty_rows = [(row.start, row.stop) for row in rows if row.seq_len == 0]
         # What the first layer of a window lays out serves every later one.
-        self._decode_runs: dict[int | None, list[DecodeRun]] = {}
+        self._decode_layouts: dict[int | None, DecodeLayout] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}  # (first row, window) -> [tokens, keys]
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor) -> None:
@@ -108,18 +108,17 @@ class CpuAttentionPlan(AttentionPlan):
 
         This runs for every sequence, layer and token: one view a tensor, one call, one copy.
         """
-        runs = self._decode_runs.get(options.window)
-        if runs is None:
-            runs = self._decode_runs[options.window] = self._lay_out_decode_runs(options.window)
-        long_runs = [run for run in runs if run.keys >= MIN_SPLIT_KEYS]
-        if len(long_runs) >= MIN_SPLIT_RUNS and k_rows.shape[0] % torch.get_num_threads():
-            attend_in_halves(long_runs, q, k_rows, v_rows, scale=options.scale, out=out)
-            runs = [run for run in runs if run.keys < MIN_SPLIT_KEYS]
         kv_heads = k_rows.shape[0]
+        layout = self._decode_layouts.get(options.window)
+        if layout is None:
+            layout = lay_out_decodes(self._decode_runs(options.window), kv_heads)
+            self._decode_layouts[options.window] = layout
+        if layout.halved:
+            attend_in_halves(layout, q, k_rows, v_rows, scale=options.scale, out=out)
         # [kv_heads, tokens, group, head_dim]: a decode's queries are rows of its key-value head.
         grouped, grouped_out = (x.view(len(x), kv_heads, -1, x.shape[2]).transpose(0, 1) for x in (q, out))
         k_rows, v_rows = k_rows.unsqueeze(1), v_rows.unsqueeze(1)
-        for run in runs:
+        for run in layout.whole:
             attended = functional.scaled_dot_product_attention(
                 grouped.narrow(1, run.row, 1),
                 k_rows.narrow(2, run.first_slot, run.keys),
@@ -128,7 +127,7 @@ class CpuAttentionPlan(AttentionPlan):
             )
             grouped_out.narrow(1, run.row, 1).copy_(attended)
 
-    def _lay_out_decode_runs(self, window: int | None) -> list[DecodeRun]:
+    def _decode_runs(self, window: int | None) -> list[DecodeRun]:
         return [
             DecodeRun(
                 sequence.start,

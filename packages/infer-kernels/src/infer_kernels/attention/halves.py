@@ -30,15 +30,39 @@ class DecodeRun:
     keys: int
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeLayout:
+    """Which decodes are attended whole and which in halves, the same for every layer.
+
+    Attributes:
+        whole: one call each.
+        halved: one call each, then joined.
+        halved_rows: [halved], their rows of q.
+    """
+
+    whole: tuple[DecodeRun, ...]
+    halved: tuple[DecodeRun, ...]
+    halved_rows: Tensor
+
+
+def lay_out_decodes(runs: Sequence[DecodeRun], kv_heads: int) -> DecodeLayout:
+    """Halve the long runs where that shares `kv_heads` out better over the threads, and joining is worth its cost."""
+    halved = tuple(run for run in runs if run.keys >= MIN_SPLIT_KEYS)
+    if len(halved) < MIN_SPLIT_RUNS or kv_heads % torch.get_num_threads() == 0:
+        halved = ()
+    whole = tuple(run for run in runs if not halved or run.keys < MIN_SPLIT_KEYS)
+    return DecodeLayout(whole, halved, torch.tensor([run.row for run in halved], dtype=torch.int64))
+
+
 def attend_in_halves(
-    runs: Sequence[DecodeRun], q: Tensor, k_rows: Tensor, v_rows: Tensor, *, scale: float, out: Tensor
+    layout: DecodeLayout, q: Tensor, k_rows: Tensor, v_rows: Tensor, *, scale: float, out: Tensor
 ) -> None:
-    """Write the attention of all `runs`, each of two keys at least, into their rows of `out`.
+    """Write the attention of the layout's halved runs into their rows of `out`.
 
     q and out are [tokens, q_heads, head_dim]; k_rows and v_rows are [kv_heads, slots, head_dim].
     """
     kv_heads, _, head_dim = k_rows.shape
-    rows = torch.tensor([run.row for run in runs])
+    runs, rows = layout.halved, layout.halved_rows
     # [runs, 2, kv_heads, group, head_dim]: the same queries for both halves.
     queries = q.index_select(0, rows).view(len(runs), 1, kv_heads, -1, head_dim).expand(-1, 2, -1, -1, -1)
     partial_outs, log_sums = [], []
