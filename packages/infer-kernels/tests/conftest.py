@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infer_kernels.testing.interpreter import make_bfloat16_faithful
+from infer_kernels.testing.interpreter import interpret_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FOLDER = Path(__file__).parent / "interpreter"
@@ -24,7 +24,7 @@ REPORTS = "INFER_KERNELS_TEST_REPORTS"
 OUTCOMES = pytest.StashKey[dict[Path, dict[str, str]]]()
 
 if INTERPRETED:
-    make_bfloat16_faithful()
+    interpret_kernels()
 
 
 @pytest.fixture(autouse=True)

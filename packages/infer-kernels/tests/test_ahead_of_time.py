@@ -67,9 +67,9 @@ def attention_kernel(
     plan = TiledAttentionPlan(
         **batch.layout, block_size=block_size, device=torch.device("cpu"), capability=divmod(capability, 10)
     )
-    with compile_only(capability) as compiled:
+    with compile_only(capability) as recording:
         paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.1, window=window, soft_cap=soft_cap)
-    (kernel,) = compiled
+    (kernel,) = recording.compiled
     return kernel
 
 
@@ -79,10 +79,10 @@ def attention_kernel(
 def test_elementwise_kernels_compile_without_spills(
     launch: Callable[[torch.dtype], None], dtype: torch.dtype, capability: int
 ) -> None:
-    with compile_only(capability) as compiled:
+    with compile_only(capability) as recording:
         launch(dtype)
-    assert compiled
-    assert {kernel.name: kernel.spilled_bytes for kernel in compiled if kernel.spilled_bytes} == {}
+    assert recording.compiled
+    assert {kernel.name: kernel.spilled_bytes for kernel in recording.compiled if kernel.spilled_bytes} == {}
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

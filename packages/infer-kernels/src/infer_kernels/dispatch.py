@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+TRITON_DEVICES = {"cuda"}
+"""Types of the devices whose tensors Triton's active driver takes; `infer_kernels.testing` adds "cpu" for a while."""
+
 
 def wants_grad(*tensors: Tensor) -> bool:
     """Whether autograd is recording and any of `tensors` takes part."""
@@ -11,4 +14,4 @@ def wants_grad(*tensors: Tensor) -> bool:
 
 def takes_triton(*tensors: Tensor) -> bool:
     """Whether an op on `tensors` runs its Triton kernel: on CUDA, unless a gradient is wanted (kernels have none)."""
-    return tensors[0].is_cuda and not wants_grad(*tensors)
+    return tensors[0].device.type in TRITON_DEVICES and not wants_grad(*tensors)

@@ -6,17 +6,19 @@ specialisation, compiled to machine code for that architecture. Nothing is compu
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+
+from infer_kernels.dispatch import TRITON_DEVICES
 
 # Bytes of shared memory that one program may have, by compute capability.
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -31,6 +33,9 @@ class CompiledKernel:
         registers: per thread.
         spilled_bytes: of stack per thread: registers that did not fit.
         shared_memory: bytes per program.
+        num_warps: of a program.
+        num_stages: iterations whose loads may be in flight.
+        ptx: the assembly that it was made from.
         machine_code: the cubin.
     """
 
@@ -38,13 +43,36 @@ class CompiledKernel:
     registers: int
     spilled_bytes: int
     shared_memory: int
+    num_warps: int
+    num_stages: int
+    ptx: str
     machine_code: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch of a kernel that did not take place.
+
+    Attributes:
+        name: of the kernel.
+        grid: programs in each of the three dimensions.
+    """
+
+    name: str
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was compiled and launched inside `compile_only`, in order."""
+
+    compiled: list[CompiledKernel] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+
+
 class _Utils:
-    def __init__(self, capability: int, compiled: list[CompiledKernel]) -> None:
+    def __init__(self, capability: int) -> None:
         self._capability = capability
-        self._compiled = compiled
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         del device
@@ -56,21 +84,40 @@ class _Utils:
         }
 
     def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        del device
-        self._compiled.append(_inspect(name, cubin, shared))
+        del name, cubin, shared, device
         return (1, 1, 0, 0, 1024)
 
 
 class _Driver:
     """As much of a CUDA driver as compiling and launching asks for."""
 
-    def __init__(self, capability: int, compiled: list[CompiledKernel]) -> None:
+    def __init__(self, capability: int, recording: Recording) -> None:
         self._capability = capability
-        self.utils = _Utils(capability, compiled)
+        self._recording = recording
+        self.utils = _Utils(capability)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        del source, metadata
-        return lambda *_args, **_kwargs: None
+        del metadata
+        # Triton keeps compiled variants, and their launchers, longer than one recording.
+        name, device = source.fn.__name__, self._capability
+
+        def launch(grid_x: int, grid_y: int, grid_z: int, *_args: object, **_kwargs: object) -> None:
+            active = driver.active
+            assert isinstance(active, _Driver)
+            assert active.get_current_device() == device
+            active.record_launch(Launch(name=name, grid=(grid_x, grid_y, grid_z)))
+
+        return launch
+
+    def record_launch(self, launch: Launch) -> None:
+        self._recording.launches.append(launch)
+
+    def record_compilation(self, *, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+        del times, cache_hit
+        files = {Path(file).suffix: Path(file) for file in metadata_group.values()}
+        self._recording.compiled.append(
+            _inspect(src.fn.__name__, metadata, ptx=files[".ptx"].read_text(), cubin=files[".cubin"])
+        )
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._capability, 32)
@@ -88,37 +135,43 @@ class _Driver:
 
 
 @contextmanager
-def compile_only(capability: int) -> Iterator[list[CompiledKernel]]:
-    """Compile for `capability` (90 for sm_90) whatever is launched inside; yields what was compiled, in order.
+def compile_only(capability: int) -> Iterator[Recording]:
+    """Compile for `capability` (90 for sm_90) whatever is launched inside; yields what was compiled and launched.
 
-    A variant is compiled, and listed, at its first launch in this process.
+    Public ops take their Triton path on CPU tensors. A variant is compiled, and recorded, at its first launch in this
+    process.
 
     Raises:
         triton.runtime.errors.OutOfResources: from the launch, where a variant does not fit shared memory.
     """
-    compiled: list[CompiledKernel] = []
-    driver.set_active(_Driver(capability, compiled))
+    recording = Recording()
+    simulated = _Driver(capability, recording)
+    driver.set_active(simulated)
+    listener, triton.knobs.compilation.listener = triton.knobs.compilation.listener, simulated.record_compilation
+    TRITON_DEVICES.add("cpu")
     try:
-        yield compiled
+        yield recording
     finally:
+        TRITON_DEVICES.discard("cpu")
+        triton.knobs.compilation.listener = listener
         # None: the real driver is looked for again when it is next needed.
         driver.set_active(None)
 
 
-def _inspect(name: str, cubin: bytes, shared: int) -> CompiledKernel:
+def _inspect(name: str, metadata: dict[str, Any], *, ptx: str, cubin: Path) -> CompiledKernel:
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        report = subprocess.run(  # noqa: S603 - Triton's own tool on a file of ours
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+    report = subprocess.run(  # noqa: S603 - Triton's own tool on a file of ours
+        [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
+    ).stdout
     usage = re.search(r"REG:(\d+) STACK:(\d+)", report)
     assert usage is not None, report
     return CompiledKernel(
         name=name,
         registers=int(usage[1]),
         spilled_bytes=int(usage[2]),
-        shared_memory=shared,
-        machine_code=cubin,
+        shared_memory=metadata["shared"],
+        num_warps=metadata["num_warps"],
+        num_stages=metadata["num_stages"],
+        ptx=ptx,
+        machine_code=cubin.read_bytes(),
     )

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import triton.language as tl
 from triton.runtime import interpreter
 
+from infer_kernels.dispatch import TRITON_DEVICES
+
 
 def _widened(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32).reshape(bits.shape)
@@ -20,6 +22,15 @@ def _rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     to_nearest_even = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), to_nearest_even.reshape(values.shape))
+
+
+def interpret_kernels() -> None:
+    """Make public ops run their Triton kernels on CPU tensors, faithfully, for the rest of this process.
+
+    The process must have started with `TRITON_INTERPRET=1`: Triton asks for it when a kernel is decorated.
+    """
+    make_bfloat16_faithful()
+    TRITON_DEVICES.add("cpu")
 
 
 def make_bfloat16_faithful() -> None:
