@@ -1,5 +1,6 @@
 """Every check of the project, each in an environment of its own; `nox -l` lists them."""
 
+import re
 from pathlib import Path
 
 import nox
@@ -75,6 +76,20 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def kernel_report(session: nox.Session) -> None:
+    """Registers, shared memory and spills of every kernel that ships, compiled for three architectures."""
+    sync(session)
+    session.run("python", "benchmarks/kernels/report.py", *session.posargs)
+
+
+@nox.session
+def kernel_sweep(session: nox.Session) -> None:
+    """The same for the configurations that do not ship, to choose from."""
+    sync(session)
+    session.run("python", "benchmarks/kernels/sweep.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, formatting and the layers between packages."""
     sync(session, "--group", "lint")
@@ -92,6 +107,22 @@ def types(session: nox.Session) -> None:
         session.run("mypy", f"packages/infer-{name}/tests")
     for folder in ("tests", "benchmarks", "examples", "noxfile.py"):
         session.run("mypy", folder)
+
+
+@nox.session
+def alone(session: nox.Session) -> None:
+    """The kernels as other projects take them: the built wheel with torch and triton, outside the workspace."""
+    folder = Path(session.create_tmp()).resolve()
+    session.run(
+        "uv", "build", "--wheel", "--quiet", "--package", "infer-kernels", "--out-dir", str(folder), external=True
+    )
+    session.install("--reinstall-package", "infer-kernels", *sorted(str(wheel) for wheel in folder.glob("*.whl")))
+    (snippet,) = re.findall(
+        r"```python\n(.*?)```", Path("packages/infer-kernels/README.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    with session.chdir(folder):
+        session.run("python", "-c", "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('numpy')))")
+        session.run("python", "-c", snippet)
 
 
 @nox.session

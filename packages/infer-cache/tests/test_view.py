@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_cache import BlockTables, KVPool, PagedCacheView
-from infer_kernels import plan_attention
+from infer_kernels import NormVariant, QKNorm, Rotary, plan_attention
+from infer_models import CausalView
 from infer_models.attention import AttentionSpec
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -49,10 +50,9 @@ class CachedSequences:
     ) -> None:
         generator = torch.Generator().manual_seed(sum(seq_lens) + block_size)
         self.spec, self.device, self.num_layers = spec, device, 2
-        shapes = [(self.num_layers, heads, spec.head_dim) for heads in (spec.q_heads, spec.kv_heads, spec.kv_heads)]
-        self.qkv = [
-            [torch.randn(seq_len, *shape, generator=generator).to(device) for shape in shapes] for seq_len in seq_lens
-        ]
+        self.heads = [spec.q_heads, spec.kv_heads, spec.kv_heads]
+        shape = (self.num_layers, sum(self.heads), spec.head_dim)
+        self.qkv = [torch.randn(seq_len, *shape, generator=generator).to(device) for seq_len in seq_lens]
         num_blocks = [-(-seq_len // block_size) for seq_len in seq_lens]
         order = torch.arange(sum(num_blocks))
         if shuffled:
@@ -70,24 +70,28 @@ class CachedSequences:
         self.num_cached = [0] * len(seq_lens)
         self.attended: list[list[Tensor]] = [[] for _ in seq_lens]
 
-    def step(self, counts: dict[int, int]) -> None:
-        """Compute the next `counts[i]` tokens of each sequence i, all in one flat batch."""
+    def view(self, spans: dict[int, range]) -> PagedCacheView:
+        """View the pool as the step does that computes the tokens `spans[i]` of each sequence i."""
         size = self.pool.block_size
-        spans = {i: range(self.num_cached[i], self.num_cached[i] + count) for i, count in counts.items()}
         width = max(map(len, self.tables)) + 1
         plan = plan_attention(
-            query_start=torch.tensor([0, *counts.values()]).cumsum(0).int(),
+            query_start=torch.tensor([0, *map(len, spans.values())]).cumsum(0).int(),
             seq_lens=torch.tensor([span.stop for span in spans.values()], dtype=torch.int32),
             block_table=torch.tensor(
-                [self.tables[i] + [0] * (width - len(self.tables[i])) for i in counts], dtype=torch.int32
+                [self.tables[i] + [0] * (width - len(self.tables[i])) for i in spans], dtype=torch.int32
             ),
             block_size=size,
             device=self.device,
         )
         slots = [self.tables[i][at // size] * size + at % size for i, span in spans.items() for at in span]
-        view = PagedCacheView(self.pool, slots=torch.tensor(slots, dtype=torch.int32, device=self.device), plan=plan)
-        q, k, v = (torch.cat([self.qkv[i][j][span.start : span.stop] for i, span in spans.items()]) for j in range(3))
-        layers = [view.attend(n, q[:, n], k[:, n], v[:, n], self.spec) for n in range(self.num_layers)]
+        return PagedCacheView(self.pool, slots=torch.tensor(slots, dtype=torch.int32, device=self.device), plan=plan)
+
+    def step(self, counts: dict[int, int]) -> None:
+        """Compute the next `counts[i]` tokens of each sequence i, all in one flat batch."""
+        spans = {i: range(self.num_cached[i], self.num_cached[i] + count) for i, count in counts.items()}
+        view = self.view(spans)
+        qkv = torch.cat([self.qkv[i][span.start : span.stop] for i, span in spans.items()])
+        layers = [view.attend(n, qkv[:, n], self.spec) for n in range(self.num_layers)]
         for (i, span), rows in zip(
             spans.items(), torch.split(torch.stack(layers, dim=1), [*counts.values()]), strict=True
         ):
@@ -95,9 +99,10 @@ class CachedSequences:
             self.num_cached[i] = span.stop
 
     def assert_equal_to_dense(self) -> None:
-        for (q, k, v), attended in zip(self.qkv, self.attended, strict=True):
+        for qkv, attended in zip(self.qkv, self.attended, strict=True):
             for n in range(self.num_layers):
-                expected = dense(q[:, n], k[:, n], v[:, n], self.spec)
+                q, k, v = torch.split(qkv[:, n], self.heads, dim=1)
+                expected = dense(q, k, v, self.spec)
                 torch.testing.assert_close(torch.cat(attended)[:, n], expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
@@ -170,9 +175,24 @@ def test_a_slot_of_minus_one_stores_nothing() -> None:
         device="cpu",
     )
     view = PagedCacheView(sequences.pool, slots=torch.tensor([-1], dtype=torch.int32), plan=plan)
-    view.attend(0, torch.ones(1, 6, 16), torch.ones(1, 2, 16), torch.ones(1, 2, 16), spec)
+    view.attend(0, torch.ones(1, 6 + 2 + 2, 16), spec)
     assert not sequences.pool.key_cache(0).any()
     assert not sequences.pool.value_cache(0).any()
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma"])
+def test_normed_and_rotated_heads_are_attended_as_without_a_cache(variant: NormVariant) -> None:
+    spec, generator = spec_of(), torch.Generator().manual_seed(5)
+    sequences = CachedSequences([11], block_size=4, spec=spec)
+    qkv, cos_sin = (torch.randn(11, *shape, generator=generator) for shape in ((6 + 2 + 2, 16), (16,)))
+    q_weight, k_weight = torch.randn(2, 16, generator=generator)
+    norm = QKNorm(q_weight=q_weight, k_weight=k_weight, eps=1e-6, variant=variant)
+    rotary = Rotary(position_ids=torch.arange(11), cos_sin=cos_sin)
+    expected = CausalView().attend(1, qkv, spec, rotary=rotary, norm=norm)
+    for span in (range(7), range(7, 11)):
+        rotary, rows = Rotary(position_ids=torch.tensor(span), cos_sin=cos_sin), qkv[span.start : span.stop]
+        attended = sequences.view({0: span}).attend(1, rows, spec, rotary=rotary, norm=norm)
+        torch.testing.assert_close(attended, expected[span.start : span.stop], rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @given(

@@ -1,124 +1,117 @@
 """Every kernel in the configurations it ships with, compiled to machine code for three architectures without a GPU."""
 
-from collections.abc import Callable
+import re
+from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
-from infer_kernels import paged_attention
-from infer_kernels.add_rms_norm import add_rms_norm_triton
-from infer_kernels.attention.tiles import TiledAttentionPlan
-from infer_kernels.gated import gated_triton
-from infer_kernels.norm_add_norm import norm_add_norm_triton
-from infer_kernels.rms_norm import rms_norm_triton
-from infer_kernels.rope import apply_rope_triton
-from infer_kernels.store_kv import store_kv_triton
-from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, CompiledKernel, compile_only
-from infer_kernels.testing.batches import random_paged_batch
+from infer_kernels.attention.configs import TileConfig, decode_config, prefill_config
+from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, CompiledKernel
+from infer_kernels.testing.shipped import ATTENTION_CASES, SHIPPED_CASES, AttentionCase, attention_tiles, compile_launch
 
 CAPABILITIES = [80, 90, 120]
 
+# Bytes of stack per thread. fp32 is multiplied by the threads themselves, which hold whole tiles of both factors: the
+# attention kernels spill a few of their loop's counters, outside the inner products.
+SPILLS_IN_FULL_PRECISION = 16
 
-def launch_norms(dtype: torch.dtype) -> None:
-    for hidden in (64, 576, 5376):
-        x, weight = torch.empty(7, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
-        rms_norm_triton(x, weight, 1e-6, variant="llama", out=x)
-        add_rms_norm_triton(x, x, weight, 1e-6, variant="llama", out=x, residual_out=x)
-        norm_add_norm_triton(x, x, weight, weight, 1e-6, variant="gemma", out=x, residual_out=x)
-
-
-def launch_rope(dtype: torch.dtype) -> None:
-    for q_heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 96), (64, 8, 128), (4, 1, 256)):
-        q, k = torch.empty(3, q_heads, head_dim, dtype=dtype), torch.empty(3, kv_heads, head_dim, dtype=dtype)
-        apply_rope_triton(q, k, torch.zeros(3, dtype=torch.int32), torch.empty(9, head_dim), q_out=q, k_out=k)
+# The common case: Llama's shape, in a cache that a GPU engine lays out.
+LLAMA = {
+    prefill: AttentionCase(prefill=prefill, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    for prefill in (False, True)
+}
 
 
-def launch_gated(dtype: torch.dtype) -> None:
-    gate_up, out = torch.empty(3, 3072, dtype=dtype), torch.empty(3, 1536, dtype=dtype)
-    gated_triton(gate_up, activation="silu", out=out)
-    gated_triton(gate_up, activation="gelu_tanh", out=out)
+@cache
+def compiled(name: str, capability: int) -> CompiledKernel:
+    (case,) = [case for case in SHIPPED_CASES if str(case) == name]
+    return compile_launch(case.launch, capability)
 
 
-def launch_store_kv(dtype: torch.dtype) -> None:
-    for kv_heads, head_dim, block_size in ((3, 64, 64), (8, 128, 64), (1, 256, 32), (8, 96, 5)):
-        cache = torch.empty(4, kv_heads, block_size, head_dim, dtype=dtype)
-        rows = torch.empty(3, kv_heads, head_dim, dtype=dtype)
-        store_kv_triton(rows, rows, cache, cache, torch.zeros(3, dtype=torch.int32))
+def compiled_attention(case: AttentionCase, capability: int) -> CompiledKernel:
+    return compiled(f"{case.op}: {case.label}", capability)
 
 
-def attention_kernel(
-    capability: int,
-    *,
-    head_dim: int,
-    block_size: int,
-    num_queries: int,
-    dtype: torch.dtype,
-    window: int | None = None,
-    soft_cap: float | None = None,
-) -> CompiledKernel:
-    batch = random_paged_batch(
-        [(num_queries, 40)],
-        q_heads=8,
-        kv_heads=2,
-        head_dim=head_dim,
-        block_size=block_size,
-        dtype=dtype,
+def shipped_config(case: AttentionCase, capability: int) -> TileConfig:
+    table = prefill_config if case.prefill else decode_config
+    return table(
+        group=case.q_heads // case.kv_heads,
+        head_dim=case.head_dim,
+        itemsize=case.dtype.itemsize,
+        capability=divmod(capability, 10),
     )
-    plan = TiledAttentionPlan(
-        **batch.layout, block_size=block_size, device=torch.device("cpu"), capability=divmod(capability, 10)
-    )
-    with compile_only(capability) as recording:
-        paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.1, window=window, soft_cap=soft_cap)
-    (kernel,) = recording.compiled
-    return kernel
+
+
+def test_shipped_cases_have_names_of_their_own() -> None:
+    names = [str(case) for case in SHIPPED_CASES]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("launch", [launch_norms, launch_rope, launch_gated, launch_store_kv])
-def test_elementwise_kernels_compile_without_spills(
-    launch: Callable[[torch.dtype], None], dtype: torch.dtype, capability: int
-) -> None:
-    with compile_only(capability) as recording:
-        launch(dtype)
-    assert recording.compiled
-    assert {kernel.name: kernel.spilled_bytes for kernel in recording.compiled if kernel.spilled_bytes} == {}
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 64), (96, 64), (128, 64), (256, 32), (16, 16), (128, 5)])
-@pytest.mark.parametrize("num_queries", [1, 40])
-def test_attention_fits_shared_memory_and_registers(
-    head_dim: int, block_size: int, num_queries: int, dtype: torch.dtype, capability: int
-) -> None:
-    kernel = attention_kernel(
-        capability, head_dim=head_dim, block_size=block_size, num_queries=num_queries, dtype=dtype
-    )
+@pytest.mark.parametrize("name", [str(case) for case in SHIPPED_CASES])
+def test_kernel_fits_shared_memory_and_registers(name: str, capability: int) -> None:
+    kernel = compiled(name, capability)
     assert kernel.shared_memory <= SHARED_MEMORY[capability]
-    assert kernel.spilled_bytes == 0
+    assert kernel.spilled_bytes <= (SPILLS_IN_FULL_PRECISION if "fp32" in name and "paged" in name else 0)
+
+
+@pytest.mark.parametrize(
+    "name", [str(case) for case in SHIPPED_CASES if case.op in ("paged_prefill", "linear_invariant")]
+)
+def test_half_precision_is_multiplied_by_warpgroups_on_hopper(name: str) -> None:
+    # Rows of 1000 elements do not start on multiples of 16 elements, and take a small tile of their own.
+    expected = "fp32" not in name and "1000 to" not in name
+    assert ("wgmma.mma_async" in compiled(name, 90).ptx) == expected
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: f"{case.op}: {case.label}")
+def test_contiguous_caches_are_read_by_descriptors_on_hopper(case: AttentionCase) -> None:
+    whole_tiles = case.block_size % shipped_config(case, 90).keys == 0
+    # All tiles of a window are masked, and masked ones are loaded key by key.
+    expected = whole_tiles and case.dtype.itemsize == 2 and not case.token_major and case.window is None
+    assert ("cp.async.bulk.tensor" in compiled_attention(case, 90).ptx) == expected
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("num_queries", [1, 40])
-@pytest.mark.parametrize("soft_cap", [None, 50.0])
-def test_windowed_and_capped_attention_fit_too(num_queries: int, soft_cap: float | None, capability: int) -> None:
-    kernel = attention_kernel(
-        capability,
-        head_dim=256,
-        block_size=32,
-        num_queries=num_queries,
-        dtype=torch.bfloat16,
-        window=512,
-        soft_cap=soft_cap,
-    )
-    assert kernel.shared_memory <= SHARED_MEMORY[capability]
-    assert kernel.spilled_bytes == 0
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_decode_keeps_two_tiles_of_keys_and_values_in_flight(capability: int) -> None:
+@pytest.mark.parametrize("case", LLAMA.values(), ids=lambda case: str(case.op))
+def test_each_stage_holds_a_tile_of_keys_and_values(case: AttentionCase, capability: int) -> None:
     # A block id loaded in the iteration that needs it would leave one: the stages come from loading it one ahead.
-    kernel = attention_kernel(capability, head_dim=128, block_size=128, num_queries=1, dtype=torch.bfloat16)
-    bytes_of_tile = 64 * 128 * 2
-    assert kernel.shared_memory >= 2 * 2 * bytes_of_tile
+    config = replace(shipped_config(case, capability), rows=64, keys=32, num_warps=4)
+    kernels = []
+    for num_stages in (2, 3):
+        with attention_tiles(replace(config, num_stages=num_stages)):
+            kernels.append(compile_launch(case.launch, capability))
+    bytes_of_stage = 2 * config.keys * case.head_dim * case.dtype.itemsize
+    two, three = (kernel.shared_memory for kernel in kernels)
+    assert three - two >= bytes_of_stage
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: f"{case.op}: {case.label}")
+def test_keys_and_values_are_loaded_ahead_in_all_stages_but_one(case: AttentionCase, capability: int) -> None:
+    # The tile that is being multiplied may be in registers.
+    config = shipped_config(case, capability)
+    bytes_of_stage = 2 * config.keys * case.head_dim * case.dtype.itemsize
+    assert config.num_stages > 1
+    assert compiled_attention(case, capability).shared_memory >= (config.num_stages - 1) * bytes_of_stage
+
+
+@pytest.mark.parametrize("case", LLAMA.values(), ids=lambda case: str(case.op))
+def test_two_tiles_of_keys_and_values_are_in_flight_on_hopper(case: AttentionCase) -> None:
+    bytes_of_stage = 2 * shipped_config(case, 90).keys * case.head_dim * case.dtype.itemsize
+    assert compiled_attention(case, 90).shared_memory >= 2 * bytes_of_stage
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in ATTENTION_CASES if case.head_dim % 8 == 0 and case.dtype.itemsize == 2],
+    ids=lambda case: f"{case.op}: {case.label}",
+)
+def test_copies_into_shared_memory_are_of_16_bytes_on_ampere(case: AttentionCase) -> None:
+    widths = re.findall(
+        r"cp\.async\.c[ag]\.shared\.global [^;]*?, (0x[0-9a-f]+|\d+)[,;]", compiled_attention(case, 80).ptx
+    )
+    assert widths
+    assert {int(width, 0) for width in widths} == {16}

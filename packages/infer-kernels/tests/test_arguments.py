@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from infer_kernels import (
+    AttentionBuffers,
     add_rms_norm,
     apply_rope,
     causal_attention,
@@ -19,6 +20,7 @@ from infer_kernels import (
     silu_and_mul,
     store_kv,
 )
+from infer_kernels.testing.ahead_of_time import compile_only
 
 X = torch.zeros(3, 8)
 WEIGHT = torch.zeros(8)
@@ -62,6 +64,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
         "block_table": TABLE,
         "block_size": 4,
         "device": "cpu",
+        "is_prefill": torch.tensor([False, True]),
     },
     paged_attention: {
         "q": HEADS,
@@ -136,6 +139,9 @@ def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
         (plan_attention, "block_table", TABLE[:1], r"`block_table` has shape \[1, 2\]; pass \[2, 2\]"),
         (paged_attention, "q", HEADS[:2], r"`q` has shape \[2, 4, 16\]; pass \[3, 4, 16\]"),
         (paged_attention, "q", HEADS[:, :3], r"`q` has 3 heads and `k_cache` 2"),
+        (plan_attention, "is_prefill", torch.tensor([True]), r"`is_prefill` has shape \[1\]; pass \[2\]"),
+        (plan_attention, "is_prefill", torch.tensor([True, False]), r"`is_prefill\[1\]` is False but .* has 2 rows"),
+        (paged_attention, "scale", 0.0, r"`scale` is 0\.0; pass a positive factor"),
         (paged_attention, "window", 0, r"`window` is 0; pass at least 1"),
         (paged_attention, "soft_cap", -1.0, r"`soft_cap` is -1\.0; pass a positive bound"),
         (causal_attention, "q", HEADS[:, :3], r"`q` has 3 heads and `k` 2"),
@@ -161,3 +167,38 @@ def test_paged_attention_refuses_shapes_that_no_kernel_takes(cache_shape: tuple[
     cache, q = torch.zeros(cache_shape), torch.zeros(3, 4, cache_shape[3])
     with pytest.raises(ValueError, match=message):
         paged_attention(q, cache, cache, PLAN, scale=1.0)
+
+
+def test_attention_buffers_are_refused_where_no_kernel_runs() -> None:
+    with pytest.raises(ValueError, match=r"`device` is cpu; only kernels need buffers"):
+        AttentionBuffers(max_seqs=1, max_tokens=1, max_seq_len=1, block_size=1, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"max_seqs": 0}, r"`max_seqs` is 0; pass at least 1"),
+        ({"max_splits": 0}, r"`max_splits` is 0; pass at least 1"),
+        ({"max_seqs": 1}, r"`buffers` hold 1 sequences but the step has 2"),
+        ({"max_tokens": 2}, r"`buffers` hold 2 rows of q but the step has 3"),
+        ({"max_seq_len": 3, "block_size": 8}, r"`buffers` are for blocks of 8 tokens but the plan for 4"),
+    ],
+)
+def test_attention_buffers_say_what_does_not_fit(sizes: dict[str, int], message: str) -> None:
+    sizes = {"max_seqs": 2, "max_tokens": 3, "max_seq_len": 4, "block_size": 4} | sizes
+    with compile_only(90), pytest.raises(ValueError, match=message):
+        plan_attention(**RIGHT[plan_attention], buffers=AttentionBuffers(**sizes, device="cpu"))
+
+
+def test_attention_buffers_say_when_there_are_too_many_splits() -> None:
+    lengths = torch.tensor([700, 2], dtype=torch.int32)
+    table = torch.zeros(2, 12, dtype=torch.int32)
+    query_start = torch.tensor([0, 1, 2], dtype=torch.int32)
+    with compile_only(90):
+        buffers = AttentionBuffers(max_seqs=2, max_tokens=2, max_seq_len=704, block_size=64, device="cpu", max_splits=3)
+        plan = plan_attention(
+            query_start=query_start, seq_lens=lengths, block_table=table, block_size=64, device="cpu", buffers=buffers
+        )
+        cache = torch.zeros(2, 1, 64, 16)
+        with pytest.raises(ValueError, match=r"`buffers` hold 3 pieces of work but the step has 4; .* `max_splits`"):
+            paged_attention(torch.zeros(2, 1, 16), cache, cache, plan, scale=1.0)

@@ -192,3 +192,15 @@ def test_causal_attention_equals_paged_reference(
 def test_causal_attention_of_no_tokens_is_empty() -> None:
     empty = torch.empty(0, 2, 16)
     assert causal_attention(empty, empty, empty, scale=1.0).shape == (0, 2, 16)
+
+
+@pytest.mark.parametrize("consecutive", [True, False])
+@pytest.mark.parametrize("window", [None, 9])
+def test_one_row_of_a_prompt_equals_reference(window: int | None, *, consecutive: bool) -> None:
+    batch = random_paged_batch(
+        [(1, 37), (1, 1), (3, 8)], q_heads=6, kv_heads=2, head_dim=32, block_size=16, token_major=True,
+        consecutive=consecutive,
+    )  # fmt: skip
+    plan = plan_attention(**batch.layout, block_size=16, device="cpu", is_prefill=torch.tensor([True, True, True]))
+    attended = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=32**-0.5, window=window)
+    assert_attention_close(attended, reference(batch, window=window))

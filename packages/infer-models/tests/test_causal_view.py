@@ -24,10 +24,9 @@ def test_sequences_end_to_end_are_as_if_alone(tmp_path: Path) -> None:
 
 
 def test_lengths_that_do_not_add_up_are_refused() -> None:
-    q, k = torch.zeros(5, 2, 16), torch.zeros(5, 1, 16)
     spec = AttentionSpec(q_heads=2, kv_heads=1, head_dim=16, scale=0.25)
     with pytest.raises(ValueError, match="`seq_lens` add up to 4 but the batch has 5 tokens"):
-        CausalView([3, 1]).attend(0, q, k, k, spec)
+        CausalView([3, 1]).attend(0, torch.zeros(5, 2 + 1 + 1, 16), spec)
 
 
 @pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3, save_tiny_nanogpt])

@@ -97,6 +97,15 @@ def test_saving_can_change_the_dtype(tmp_path: Path) -> None:
     assert torch.equal(logits_of(load(tmp_path, torch.bfloat16)), logits_of(model.to(torch.bfloat16)))
 
 
+@pytest.mark.parametrize("save", [save_tiny_qwen3, save_tiny_gemma3])
+def test_a_moved_model_uses_its_moved_weights(tmp_path: Path, save: object) -> None:
+    assert callable(save)
+    save(tmp_path)
+    model = load(tmp_path, torch.bfloat16).to(torch.float32)
+    save_model(model, tmp_path)
+    assert torch.equal(logits_of(model), logits_of(load(tmp_path)))
+
+
 @pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3, save_tiny_nanogpt])
 def test_dummy_weights_need_a_config_alone(tmp_path: Path, save: object) -> None:
     assert callable(save)

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from infer_kernels import paged_attention, store_kv
+from infer_kernels import paged_attention, qk_norm_rope_store
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infer_cache.pool import KVPool
-    from infer_kernels import AttentionPlan
+    from infer_kernels import AttentionPlan, QKNorm, Rotary
     from infer_models.attention import AttentionSpec
 
 
@@ -31,14 +31,22 @@ class PagedCacheView:
         self._slots = slots
         self._plan = plan
 
-    def attend(self, layer: int, q: "Tensor", k: "Tensor", v: "Tensor", spec: "AttentionSpec") -> "Tensor":
-        """Store this step's keys and values, then attend causally over all that each sequence has.
+    def attend(
+        self,
+        layer: int,
+        qkv: "Tensor",
+        spec: "AttentionSpec",
+        *,
+        rotary: "Rotary | None" = None,
+        norm: "QKNorm | None" = None,
+    ) -> "Tensor":
+        """Prepare this step's queries and keys, store keys and values, then attend over all that each sequence has.
 
-        q is [tokens, q_heads, head_dim], k and v are [tokens, kv_heads, head_dim]; the result is like q.
+        qkv is [tokens, q_heads + 2 * kv_heads, head_dim], the result [tokens, q_heads, head_dim].
         """
         key_cache = self._pool.key_cache(layer)
         value_cache = self._pool.value_cache(layer)
-        store_kv(k, v, key_cache, value_cache, self._slots)
+        q = qk_norm_rope_store(qkv, key_cache, value_cache, self._slots, rotary=rotary, norm=norm)
         return paged_attention(
             q, key_cache, value_cache, self._plan, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap
         )

@@ -6,13 +6,14 @@ from torch import Tensor
 from infer_engine.protocol import SamplingParams
 from infer_engine.sampler import SampledRow, sample
 from infer_engine.sizing import StepSizes
+from infer_kernels import QKNorm, Rotary
 from infer_models import AttentionSpec, CausalLM
 
 
 def activation_bytes(model: CausalLM, step: StepSizes, device: torch.device) -> int:
     """Return the bytes that a step of the largest size takes on a GPU; 0 on a CPU, whose memory is not shared out.
 
-    The costliest kind of sampling is part of it: rows that truncate are sorted over the whole vocabulary.
+    The costliest kind of sampling is part of it: rows that are cut need scratch memory.
     """
     if device.type == "cpu":
         return 0
@@ -36,7 +37,15 @@ def run_largest_step(model: CausalLM, step: StepSizes, device: torch.device) -> 
 class _NoCacheView:
     """A view that attends to nothing: what attention itself needs is its kernel's business."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        spec: AttentionSpec,
+        *,
+        rotary: Rotary | None = None,
+        norm: QKNorm | None = None,
+    ) -> Tensor:
         """Return something of the right shape: [tokens, q_heads, head_dim]."""
-        del layer, k, v, spec
-        return torch.zeros_like(q, memory_format=torch.contiguous_format)
+        del layer, rotary, norm
+        return qkv.new_zeros(qkv.shape[0], spec.q_heads, spec.head_dim)

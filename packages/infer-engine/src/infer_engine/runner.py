@@ -33,6 +33,7 @@ class Runner:
         plan = plan_attention(
             query_start=inputs.query_start,
             seq_lens=inputs.seq_lens,
+            is_prefill=inputs.is_prefill,
             block_table=inputs.block_table,
             block_size=self._pool.block_size,
             device=self._device,

@@ -1,19 +1,25 @@
-"""Choosing tokens from logits, batched. A row's choice depends on its logits, parameters, seed and position alone.
+"""From requests' parameters to one sampling call. Knows how a step's rows want to be sampled; knows no arithmetic."""
 
-One uniform number per row decides the draw by inverting the row's cumulative distribution. The number comes from a hash
-of (seed, position), so that a request draws the same tokens in any batch, and again after it was preempted.
-"""
-
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from infer_engine.protocol import SamplingParams
+from infer_kernels.sampling import sample as sample_tokens
 
-_MASK = (1 << 64) - 1
+# One block of each, [rows], in this order: those of 8 bytes first, so that each begins at a multiple of its size.
+_COLUMNS = (
+    ("seeds", np.dtype(np.int64), torch.int64),
+    ("positions", np.dtype(np.int64), torch.int64),
+    ("temperatures", np.dtype(np.float32), torch.float32),
+    ("top_p", np.dtype(np.float32), torch.float32),
+    ("min_p", np.dtype(np.float32), torch.float32),
+    ("top_k", np.dtype(np.int32), torch.int32),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,70 +31,51 @@ class SampledRow:
     position: int
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) that decides the token of `seed` at `position`: SplitMix64 (Steele et al., 2014)."""
-    state = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xBF58476D1CE4E5B9) & _MASK
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state = ((state ^ (state >> shift)) * factor) & _MASK
-    return ((state ^ (state >> 31)) >> 11) * 2.0**-53
-
-
 def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
     """Return one token id per row of `logits` [rows, vocab]: the most probable one, or one drawn from what is kept.
 
-    Rows that draw are computed in fp32, their cumulative sums in fp64. Truncation is in vLLM's order: min-p against the
-    most probable token, exactly top-k of the rest (the lower id of equals), then top-p of the mass that is left.
+    `infer_kernels.sampling.sample` says what is kept and how it is drawn. A row's choice depends on its logits,
+    parameters, seed and position alone: a request draws the same tokens in any batch, and again after it was preempted.
+    Filters that no row asks for are left out of the call.
     """
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
-    plain = [i for i, row in enumerate(rows) if not row.params.is_greedy and not _truncates(row.params)]
-    truncated = [i for i, row in enumerate(rows) if not row.params.is_greedy and _truncates(row.params)]
-    for indices, draw in ((plain, _draw_plain), (truncated, _draw_truncated)):
-        if indices:
-            chosen = draw(_scaled(logits, rows, indices), [rows[i] for i in indices])
-            for i, token_id in zip(indices, chosen.tolist(), strict=True):
-                token_ids[i] = token_id
+    params = [row.params for row in rows]
+    if all(each.is_greedy for each in params):
+        return _listed(sample_tokens(logits))
+    columns = _staged(rows, logits.device)
+    used = {
+        "top_k": any(each.top_k is not None for each in params),
+        "top_p": any(each.top_p < 1 for each in params),
+        "min_p": any(each.min_p > 0 for each in params),
+    }
+    return _listed(sample_tokens(logits, **{name: column for name, column in columns.items() if used.get(name, True)}))
+
+
+def _listed(drawn: Tensor) -> list[int]:
+    token_ids: list[int] = drawn.tolist()
     return token_ids
 
 
-def _truncates(params: SamplingParams) -> bool:
-    return params.top_k is not None or params.top_p < 1.0 or params.min_p > 0.0
+def _staged(rows: Sequence[SampledRow], device: torch.device) -> dict[str, Tensor]:
+    """The rows' parameters as columns [rows] on `device`, in one transfer."""
+    values: dict[str, list[int] | list[float]] = {
+        "seeds": [_signed(row.seed) for row in rows],
+        "positions": [row.position for row in rows],
+        "temperatures": [0.0 if row.params.is_greedy else row.params.temperature for row in rows],
+        "top_p": [row.params.top_p for row in rows],
+        "min_p": [row.params.min_p for row in rows],
+        "top_k": [min(row.params.top_k or 0, 2**31 - 1) for row in rows],
+    }
+    parts: list[npt.NDArray[np.uint8]] = [np.array(values[name], dtype).view(np.uint8) for name, dtype, _ in _COLUMNS]
+    staged = torch.from_numpy(np.concatenate(parts)).to(device)
+    columns = {}
+    start = 0
+    for name, dtype, torch_dtype in _COLUMNS:
+        end = start + dtype.itemsize * len(rows)
+        columns[name] = staged[start:end].view(torch_dtype)
+        start = end
+    return columns
 
 
-def _scaled(logits: Tensor, rows: Sequence[SampledRow], indices: list[int]) -> Tensor:
-    """Logits of the rows `indices` in fp32, over their temperatures, largest 0: no overflow however small those are."""
-    picked = logits[indices].float()
-    temperatures = _column([rows[i].params.temperature for i in indices], picked)
-    return (picked - picked.amax(dim=-1, keepdim=True)) / temperatures
-
-
-def _draw_plain(scaled: Tensor, rows: Sequence[SampledRow]) -> Tensor:
-    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    return _invert(cumulative, cumulative[:, -1:], rows)
-
-
-def _draw_truncated(scaled: Tensor, rows: Sequence[SampledRow]) -> Tensor:
-    ordered, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
-    vocab = scaled.shape[-1]
-    top_k = _column([min(row.params.top_k or vocab, vocab) for row in rows], scaled)
-    # `scaled` is 0 for the most probable token: `min_p` times its probability is log(min_p) below it.
-    floor = _column([math.log(row.params.min_p) if row.params.min_p else -math.inf for row in rows], scaled)
-    dropped = (torch.arange(vocab, device=scaled.device) >= top_k) | (ordered < floor)
-    probs = ordered.masked_fill(dropped, -math.inf).softmax(dim=-1)
-    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    # Each rule keeps a prefix of the order, the most probable token always in it.
-    kept = (cumulative - probs < _column([row.params.top_p for row in rows], cumulative)) & ~dropped
-    num_kept = kept.sum(dim=-1, keepdim=True).clamp_(min=1)
-    total = cumulative.gather(-1, num_kept - 1)
-    rank_drawn = _invert(cumulative, total, rows)[:, None].minimum(num_kept - 1)
-    return token_ids.gather(-1, rank_drawn).squeeze(-1)
-
-
-def _invert(cumulative: Tensor, total: Tensor, rows: Sequence[SampledRow]) -> Tensor:
-    """Return the first index whose cumulative mass exceeds the row's share of `total`: [rows]."""
-    draws = _column([uniform(row.seed, row.position) for row in rows], cumulative)
-    index = torch.searchsorted(cumulative, draws * total, right=True).squeeze(-1)
-    return index.clamp_(max=cumulative.shape[-1] - 1)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+def _signed(seed: int) -> int:
+    """The int64 with the lower 64 bits of `seed`: a base seed plus a request's number may be larger."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -13,7 +13,7 @@ from infer_engine.scheduler import TableEdit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """One step's flat batch: all of it int32.
+    """One step's flat batch: all of it int32, but for `is_prefill`.
 
     The host tensors serve the attention plan, the device tensors the model.
 
@@ -24,6 +24,7 @@ class StepInputs:
         logit_rows: [sampled] on the device: the rows whose next token is due.
         query_start: [seqs + 1] on the host: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i.
         seq_lens: [seqs] on the host: tokens of each sequence after this step.
+        is_prefill: [seqs] bool on the host: whether a sequence's rows are of its prompt, or computed again.
         block_table: [seqs, columns] on the host.
     """
 
@@ -33,6 +34,7 @@ class StepInputs:
     logit_rows: Tensor
     query_start: Tensor
     seq_lens: Tensor
+    is_prefill: Tensor
     block_table: Tensor
 
 
@@ -62,6 +64,7 @@ class StepStaging:
         starts = np.fromiter((request.num_computed_tokens for request, _ in items), np.int32, len(items))
         rows = np.fromiter((request.row for request, _ in items), np.int64, len(items))
         seq_lens = starts + num_tokens
+        prompts = np.fromiter((request.num_prompt_tokens for request, _ in items), np.int32, len(items))
         query_start = np.zeros(len(items) + 1, dtype=np.int32)
         np.cumsum(num_tokens, out=query_start[1:])
         due = np.fromiter((request.num_uncomputed_tokens == count for request, count in items), bool, len(items))
@@ -90,5 +93,6 @@ class StepStaging:
             logit_rows=self._on_device[3 * total : used],
             query_start=torch.from_numpy(query_start),
             seq_lens=torch.from_numpy(seq_lens),
+            is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompts)),
             block_table=torch.from_numpy(self._block_table[rows, :num_columns]),
         )

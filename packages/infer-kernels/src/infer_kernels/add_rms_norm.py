@@ -37,7 +37,7 @@ def add_rms_norm_reference(
     return rms_norm_reference(new_residual, weight, eps, variant=variant), new_residual
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _add_rms_norm_kernel(
     out: tl.tensor,  # [tokens, hidden]
     residual_out: tl.tensor,  # [tokens, hidden]

@@ -44,7 +44,7 @@ def norm_add_norm_reference(
     return rms_norm_reference(new_residual, next_weight, eps, variant=variant), new_residual
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _norm_add_norm_kernel(
     out: tl.tensor,  # [tokens, hidden]
     residual_out: tl.tensor,  # [tokens, hidden]

@@ -51,7 +51,7 @@ def normalise_rows(
     return (normed.to(DTYPE).to(tl.float32) * weight[None, :]).to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     out: tl.tensor,  # [outer, inner, hidden]
     x: tl.tensor,  # [outer, inner, hidden]

@@ -44,11 +44,13 @@ def apply_rope_reference(q: Tensor, k: Tensor, position_ids: Tensor, cos_sin: Te
 
 
 @triton.jit
-def _rotate_heads(
+def rotate_heads(
     out: tl.tensor,  # one token's heads, [heads, 2 * half]
-    x: tl.tensor,  # the same
-    cos: tl.tensor,  # fp32 [BLOCK_HALF]
-    sin: tl.tensor,  # fp32 [BLOCK_HALF]
+    x: tl.tensor,  # the same; may be `out`
+    cos1: tl.tensor,  # fp32 [BLOCK_HALF], of the first half
+    sin1: tl.tensor,  # fp32 [BLOCK_HALF]
+    cos2: tl.tensor,  # fp32 [BLOCK_HALF], of the second half
+    sin2: tl.tensor,  # fp32 [BLOCK_HALF]
     heads: tl.tensor,
     half: tl.tensor,
     out_stride_head: tl.tensor,
@@ -56,20 +58,21 @@ def _rotate_heads(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ) -> None:
-    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    """Rotate all heads of one token."""
+    head = tl.arange(0, BLOCK_HEADS).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK_HALF)[None, :]
     mask = (head < heads) & (column < half)
     x_at = x + head * x_stride_head + column
     x1 = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_at + half, mask=mask, other=0.0).to(tl.float32)
-    y1 = x1 * cos[None, :] - x2 * sin[None, :]
-    y2 = x2 * cos[None, :] + x1 * sin[None, :]
+    y1 = x1 * cos1[None, :] - x2 * sin1[None, :]
+    y2 = x2 * cos2[None, :] + x1 * sin2[None, :]
     out_at = out + head * out_stride_head + column
     tl.store(out_at, y1.to(out.dtype.element_ty), mask=mask)
     tl.store(out_at + half, y2.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["position_ids"])
 def _rope_kernel(
     q_out: tl.tensor,  # [tokens, q_heads, head_dim]
     k_out: tl.tensor,  # [tokens, kv_heads, head_dim]
@@ -99,9 +102,11 @@ def _rope_kernel(
     angles = cos_sin + position * cos_sin_stride
     cos = tl.load(angles + column, mask=column < half, other=0.0)
     sin = tl.load(angles + half + column, mask=column < half, other=0.0)
-    _rotate_heads(
+    rotate_heads(
         q_out + token * q_out_stride_token,
         q + token * q_stride_token,
+        cos,
+        sin,
         cos,
         sin,
         q_heads,
@@ -111,9 +116,11 @@ def _rope_kernel(
         BLOCK_Q_HEADS,
         BLOCK_HALF,
     )
-    _rotate_heads(
+    rotate_heads(
         k_out + token * k_out_stride_token,
         k + token * k_stride_token,
+        cos,
+        sin,
         cos,
         sin,
         kv_heads,
@@ -163,10 +170,12 @@ def apply_rope_triton(
     return q_out, k_out
 
 
-def _rotate_torch(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None) -> Tensor:
-    """`x` [tokens, heads, head_dim] rotated by cos and sin [tokens, 1, head_dim / 2]."""
+def rotate_torch(
+    x: Tensor, cos1: Tensor, sin1: Tensor, cos2: Tensor, sin2: Tensor, *, out: Tensor | None = None
+) -> Tensor:
+    """`x` [..., head_dim] rotated by the fp32 angles of its halves, which broadcast to [..., head_dim / 2]."""
     x1, x2 = x.float().chunk(2, dim=-1)
-    rotated = torch.cat((torch.addcmul(x1 * cos, x2, sin, value=-1), torch.addcmul(x2 * cos, x1, sin)), dim=-1)
+    rotated = torch.cat((torch.addcmul(x1 * cos1, x2, sin1, value=-1), torch.addcmul(x2 * cos2, x1, sin2)), dim=-1)
     return rotated.to(x.dtype) if out is None else out.copy_(rotated)
 
 
@@ -185,9 +194,9 @@ def apply_rope_torch(
     if q_out is None and k_out is None and not wants_grad(q, k) and _is_followed_by(q, k):
         # q and k lie side by side in packed qkv: half as many operations rotate both.
         both = q.as_strided((q.shape[0], q_heads + k.shape[1], q.shape[2]), q.stride())
-        rotated = _rotate_torch(both, cos, sin, None)
+        rotated = rotate_torch(both, cos, sin, cos, sin)
         return rotated[:, :q_heads], rotated[:, q_heads:]
-    return _rotate_torch(q, cos, sin, q_out), _rotate_torch(k, cos, sin, k_out)
+    return rotate_torch(q, cos, sin, cos, sin, out=q_out), rotate_torch(k, cos, sin, cos, sin, out=k_out)
 
 
 def _is_followed_by(q: Tensor, k: Tensor) -> bool:

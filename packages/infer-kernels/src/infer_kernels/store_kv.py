@@ -36,7 +36,7 @@ def store_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
     return k_cache, v_cache
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _store_kv_kernel(
     k_cache: tl.tensor,  # [blocks, kv_heads, block_size, head_dim]
     v_cache: tl.tensor,  # the same shape

@@ -5,23 +5,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_kernels import paged_attention, paged_attention_reference
-from infer_kernels.attention.tiles import TiledAttentionPlan
+from infer_kernels import paged_attention, paged_attention_reference, plan_attention
+from infer_kernels.attention.memory import FreshMemory
+from infer_kernels.attention.triton_plan import TritonAttentionPlan
+from infer_kernels.attention.work import HostLayout
+from infer_kernels.gpu import Gpu
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1)]  # (rows of q, tokens) of each sequence
 
 
-def tiled_attention(
-    batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None, capability: tuple[int, int] = (9, 0)
+def attend(
+    batch: PagedBatch,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    is_prefill: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    plan = TiledAttentionPlan(
-        **batch.layout, block_size=batch.block_size, device=torch.device("cpu"), capability=capability
-    )
-    return paged_attention(
-        batch.q, batch.k_cache, batch.v_cache, plan, scale=batch.q.shape[2] ** -0.5, window=window, soft_cap=soft_cap
-    )
+    plan = plan_attention(**batch.layout, block_size=batch.block_size, device="cpu", is_prefill=is_prefill)
+    assert isinstance(plan, TritonAttentionPlan)
+    scale = batch.q.shape[2] ** -0.5
+    return paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=scale, window=window, soft_cap=soft_cap)
 
 
 def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
@@ -36,7 +41,7 @@ def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float |
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
 def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int) -> None:
     batch = random_paged_batch(RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=block_size)
-    assert_attention_close(tiled_attention(batch), reference(batch))
+    assert_attention_close(attend(batch), reference(batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -44,14 +49,14 @@ def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: in
 @pytest.mark.parametrize("block_size", [5, 32])
 def test_half_precision_equals_reference(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
     batch = random_paged_batch(RAGGED, q_heads=6, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=dtype)
-    assert_attention_close(tiled_attention(batch), reference(batch))
+    assert_attention_close(attend(batch), reference(batch))
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 36, 37, 61, 1000])
 @pytest.mark.parametrize("block_size", [5, 16])
 def test_window_edges_equal_reference(window: int, block_size: int) -> None:
     batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=1, head_dim=32, block_size=block_size)
-    assert_attention_close(tiled_attention(batch, window=window), reference(batch, window=window))
+    assert_attention_close(attend(batch, window=window), reference(batch, window=window))
 
 
 def test_window_reads_no_block_before_its_first() -> None:
@@ -59,33 +64,44 @@ def test_window_reads_no_block_before_its_first() -> None:
     expected = reference(batch, window=20)
     batch.block_table[0, : (90 - 20) // 16] = 0  # a block of NaN
     batch.block_table[1, : (70 - 22) // 16] = 0
-    assert_attention_close(tiled_attention(batch, window=20), expected)
+    assert_attention_close(attend(batch, window=20), expected)
 
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_soft_cap_equals_reference(window: int | None) -> None:
     batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=32, block_size=16)
-    assert_attention_close(
-        tiled_attention(batch, window=window, soft_cap=0.7), reference(batch, window=window, soft_cap=0.7)
-    )
+    assert_attention_close(attend(batch, window=window, soft_cap=0.7), reference(batch, window=window, soft_cap=0.7))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
-def test_configurations_of_every_architecture_equal_reference(capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize("token_major", [False, True])
+def test_configurations_of_every_architecture_equal_reference(
+    capability: tuple[int, int], *, token_major: bool
+) -> None:
     batch = random_paged_batch(
-        RAGGED, q_heads=4, kv_heads=1, head_dim=128, block_size=64, dtype=torch.float16, token_major=True
+        RAGGED, q_heads=4, kv_heads=1, head_dim=128, block_size=64, dtype=torch.float16, token_major=token_major
     )
-    assert_attention_close(tiled_attention(batch, capability=capability), reference(batch))
+    query_start = batch.query_start
+    plan = TritonAttentionPlan(
+        HostLayout(query_start=query_start, seq_lens=batch.seq_lens, is_prefill=query_start.diff() > 1),
+        batch.block_table,
+        block_size=64,
+        device=torch.device("cpu"),
+        gpu=Gpu(capability, 4),
+        memory=FreshMemory(torch.device("cpu")),
+    )
+    attended = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=128**-0.5)
+    assert_attention_close(attended, reference(batch))
 
 
 def test_group_wider_than_a_decode_tile_equals_reference() -> None:
     batch = random_paged_batch(RAGGED, q_heads=40, kv_heads=1, head_dim=16, block_size=16)
-    assert_attention_close(tiled_attention(batch), reference(batch))
+    assert_attention_close(attend(batch), reference(batch))
 
 
 def test_rows_of_an_empty_sequence_are_zeros() -> None:
     batch = random_paged_batch([(1, 0), (2, 0), (1, 3)], q_heads=2, kv_heads=1, head_dim=16, block_size=4)
-    assert torch.equal(tiled_attention(batch)[:3], torch.zeros(3, 2, 16))
+    assert torch.equal(attend(batch)[:3], torch.zeros(3, 2, 16))
 
 
 @given(
@@ -116,4 +132,4 @@ def test_any_batch_equals_reference(
         token_major=token_major,
         seed=seed,
     )
-    assert_attention_close(tiled_attention(batch, window=window), reference(batch, window=window))
+    assert_attention_close(attend(batch, window=window), reference(batch, window=window))

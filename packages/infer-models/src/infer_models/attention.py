@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infer_kernels import QKNorm, Rotary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
@@ -31,8 +33,24 @@ class AttentionSpec:
 class KVCacheView(Protocol):
     """The cache as one step's model sees it: which rows belong to whom is the cache's business."""
 
-    def attend(self, layer: int, q: "Tensor", k: "Tensor", v: "Tensor", spec: AttentionSpec) -> "Tensor":
-        """Store this step's keys and values, then attend causally.
+    def attend(
+        self,
+        layer: int,
+        qkv: "Tensor",
+        spec: AttentionSpec,
+        *,
+        rotary: "Rotary | None" = None,
+        norm: "QKNorm | None" = None,
+    ) -> "Tensor":
+        """Prepare this step's queries and keys, store keys and values, then attend causally.
 
-        q is [tokens, q_heads, head_dim], k and v are [tokens, kv_heads, head_dim]; the result is like q.
+        Args:
+            layer: whose keys and values these are.
+            qkv: [tokens, q_heads + 2 * kv_heads, head_dim]: a token's queries, then its keys, then its values.
+            spec: the layer's attention.
+            rotary: rotates queries and keys by position, after the norm; None leaves them.
+            norm: norms each head of queries and keys; None leaves them.
+
+        Returns:
+            [tokens, q_heads, head_dim].
         """

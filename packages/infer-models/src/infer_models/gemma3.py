@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import apply_rope, gelu_tanh_and_mul
+from infer_kernels import QKNorm, Rotary, gelu_tanh_and_mul
 from infer_models.attention import KVCacheView
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
@@ -24,19 +24,21 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.spec = config.attention_specs[layer]
-        self.heads = (config.q_heads, config.kv_heads, config.kv_heads)
         q_size, kv_size = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = PackedLinear(placement, config.hidden_size, parts)
         self.q_norm = RMSNorm(placement, config.head_dim, config.norm_eps, variant="gemma")
         self.k_norm = RMSNorm(placement, config.head_dim, config.norm_eps, variant="gemma")
+        # Weights are filled and moved in place: these stay those of the two norms.
+        self.qk_norm = QKNorm(
+            q_weight=self.q_norm.weight, k_weight=self.k_norm.weight, eps=config.norm_eps, variant="gemma"
+        )
         self.o_proj = Linear(placement, q_size, config.hidden_size)
 
-    def forward(self, x: Tensor, position_ids: Tensor, rotary: RotaryTable, cache: KVCacheView) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""
-        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.heads, dim=1)
-        q, k = apply_rope(self.q_norm(q), self.k_norm(k), position_ids, rotary.cos_sin)
-        attended = cache.attend(self.layer, q, k, v, self.spec)
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim))
+        attended = cache.attend(self.layer, qkv, self.spec, rotary=rotary, norm=self.qk_norm)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
 
@@ -71,16 +73,10 @@ class DecoderLayer(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(placement, config.hidden_size, config.norm_eps, variant="gemma")
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        next_norm: RMSNorm,
-        position_ids: Tensor,
-        rotary: RotaryTable,
-        cache: KVCacheView,
+        self, x: Tensor, residual: Tensor, next_norm: RMSNorm, rotary: Rotary, cache: KVCacheView
     ) -> tuple[Tensor, Tensor]:
         """x, this layer's normed input, and the residual -> what `next_norm` makes of the new residual, and that."""
-        x = self.self_attn(x, position_ids, rotary, cache)
+        x = self.self_attn(x, rotary, cache)
         x, residual = self.post_attention_layernorm.add_then(self.pre_feedforward_layernorm, x, residual)
         return self.post_feedforward_layernorm.add_then(next_norm, self.mlp(x), residual)
 
@@ -106,14 +102,16 @@ class Decoder(nn.Module):
         self.sliding_rotary = RotaryTable(
             placement, config.sliding_rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings
         )
-        self.rotaries = [self.rotary if window is None else self.sliding_rotary for window in config.windows]
+        self.windows = config.windows
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
         """Ids [tokens] -> normed hidden states [tokens, hidden]."""
         residual: Tensor = self.embed_tokens(input_ids)
         x: Tensor = self.norms[0](residual)
-        for layer, next_norm, rotary in zip(self.layers, self.norms[1:], self.rotaries, strict=True):
-            x, residual = layer(x, residual, next_norm, position_ids, rotary, cache)
+        full: Rotary = self.rotary(position_ids)
+        sliding: Rotary = self.sliding_rotary(position_ids)
+        for layer, next_norm, window in zip(self.layers, self.norms[1:], self.windows, strict=True):
+            x, residual = layer(x, residual, next_norm, full if window is None else sliding, cache)
         return x
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import apply_rope, silu_and_mul
+from infer_kernels import Rotary, silu_and_mul
 from infer_models.attention import KVCacheView
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
@@ -24,17 +24,15 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.spec = config.attention_specs[layer]
-        self.heads = (config.q_heads, config.kv_heads, config.kv_heads)
         q_size, kv_size = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = PackedLinear(placement, config.hidden_size, parts)
         self.o_proj = Linear(placement, q_size, config.hidden_size)
 
-    def forward(self, x: Tensor, position_ids: Tensor, rotary: RotaryTable, cache: KVCacheView) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""
-        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.heads, dim=1)
-        q, k = apply_rope(q, k, position_ids, rotary.cos_sin)
-        attended = cache.attend(self.layer, q, k, v, self.spec)
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim))
+        attended = cache.attend(self.layer, qkv, self.spec, rotary=rotary)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
 
@@ -67,16 +65,10 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config, placement)
 
     def forward(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        next_norm: RMSNorm,
-        position_ids: Tensor,
-        rotary: RotaryTable,
-        cache: KVCacheView,
+        self, x: Tensor, residual: Tensor, next_norm: RMSNorm, rotary: Rotary, cache: KVCacheView
     ) -> tuple[Tensor, Tensor]:
         """x, this layer's normed input, and the residual -> what `next_norm` makes of the new residual, and that."""
-        x = self.self_attn(x, position_ids, rotary, cache)
+        x = self.self_attn(x, rotary, cache)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return next_norm.add(self.mlp(x), residual)
 
@@ -101,8 +93,9 @@ class Decoder(nn.Module):
         """Ids [tokens] -> normed hidden states [tokens, hidden]."""
         residual: Tensor = self.embed_tokens(input_ids)
         x: Tensor = self.norms[0](residual)
+        rotary: Rotary = self.rotary(position_ids)
         for layer, next_norm in zip(self.layers, self.norms[1:], strict=True):
-            x, residual = layer(x, residual, next_norm, position_ids, self.rotary, cache)
+            x, residual = layer(x, residual, next_norm, rotary, cache)
         return x
 
 

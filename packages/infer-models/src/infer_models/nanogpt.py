@@ -23,7 +23,6 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.spec = config.attention_specs[layer]
-        self.heads = (config.q_heads, config.kv_heads, config.kv_heads)
         q_size, kv_size = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = PackedLinear(placement, config.hidden_size, parts)
@@ -31,8 +30,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""
-        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.heads, dim=1)
-        attended = cache.attend(self.layer, q, k, v, self.spec)
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim))
+        attended = cache.attend(self.layer, qkv, self.spec)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
 

@@ -43,7 +43,7 @@ def causal_attention(
     require_like("v", v, "q", q)
     if kv_heads == 0 or q_heads % kv_heads:
         raise ValueError(f"`q` has {q_heads} heads and `k` {kv_heads}; the first must be a multiple of the second")
-    check_options(window, soft_cap)
+    check_options(scale, window, soft_cap)
     if tokens == 0:
         return q.clone()
     queries, keys, values = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from infer_kernels.attention.halves import DecodeLayout, DecodeRun, attend_in_halves, lay_out_decodes
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.scores import capped_attention, visible_mask
+from infer_kernels.attention.work import HostLayout
 from infer_kernels.store_kv import token_rows
 
 
@@ -28,6 +29,7 @@ class SequenceRows:
         start: its first row of q.
         stop: one past its last row.
         seq_len: its tokens, this step's included.
+        is_prefill: whether its rows belong to a prompt; where they do not, it has one.
         blocks: [columns] int32, its blocks in order, one or more for `seq_len` tokens.
         first_block: its first block where all of them are consecutive, else None.
     """
@@ -35,6 +37,7 @@ class SequenceRows:
     start: int
     stop: int
     seq_len: int
+    is_prefill: bool
     blocks: Tensor
     first_block: int | None
 
@@ -53,29 +56,27 @@ class CpuAttentionPlan(AttentionPlan):
 
     __slots__ = ("_decode_layouts", "_empty_rows", "_masks", "_others", "_sequences")
 
-    def __init__(
-        self,
-        *,
-        query_start: Tensor,
-        seq_lens: Tensor,
-        block_table: Tensor,
-        block_size: int,
-        device: torch.device,
-    ) -> None:
-        """Arguments as for `plan_attention`, already checked."""
-        starts = query_start.tolist()
+    def __init__(self, layout: HostLayout, block_table: Tensor, *, block_size: int, device: torch.device) -> None:
+        """Lay out the sequences of `layout`, whose blocks are `block_table` [seqs, columns]."""
+        starts = layout.query_start.tolist()
         super().__init__(num_tokens=starts[-1], block_size=block_size, device=device)
-        lengths = seq_lens.tolist()
-        first_blocks = _first_blocks_of_runs(seq_lens, block_table, block_size)
+        lengths = layout.seq_lens.tolist()
+        is_prefill = layout.is_prefill.tolist()
+        first_blocks = _first_blocks_of_runs(layout.seq_lens, block_table, block_size)
         rows = [
             SequenceRows(
-                start=starts[i], stop=starts[i + 1], seq_len=length, blocks=block_table[i], first_block=first_blocks[i]
+                start=starts[i],
+                stop=starts[i + 1],
+                seq_len=length,
+                is_prefill=is_prefill[i],
+                blocks=block_table[i],
+                first_block=first_blocks[i],
             )
             for i, length in enumerate(lengths)
             if starts[i + 1] > starts[i]
         ]
         self._sequences = [row for row in rows if row.seq_len > 0]
-        self._others = [row for row in self._sequences if row.stop - row.start > 1 or row.first_block is None]
+        self._others = [row for row in self._sequences if row.is_prefill or row.first_block is None]
         self._empty_rows = [(row.start, row.stop) for row in rows if row.seq_len == 0]
         # What the first layer of a window lays out serves every later one.
         self._decode_layouts: dict[int | None, DecodeLayout] = {}
@@ -135,7 +136,7 @@ class CpuAttentionPlan(AttentionPlan):
                 sequence.seq_len - sequence.first_key(window),
             )
             for sequence in self._sequences
-            if sequence.stop - sequence.start == 1 and sequence.first_block is not None
+            if not sequence.is_prefill and sequence.first_block is not None
         ]
 
     def _attend_sequence(
@@ -145,7 +146,7 @@ class CpuAttentionPlan(AttentionPlan):
         if options.soft_cap is not None:
             mask = self._mask(sequence, options.window)
             return capped_attention(q, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
-        if sequence.stop - sequence.start == 1:
+        if not sequence.is_prefill:
             rows = q.reshape(k.shape[0], -1, 1, q.shape[2]).transpose(1, 2)  # [kv_heads, 1, group, head_dim]
             attended = functional.scaled_dot_product_attention(
                 rows, k.unsqueeze(1), v.unsqueeze(1), scale=options.scale

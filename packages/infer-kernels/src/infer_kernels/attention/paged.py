@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels.attention.cpu import CpuAttentionPlan
+from infer_kernels.attention.memory import AttentionBuffers, FreshMemory
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, check_options
-from infer_kernels.attention.tiles import TiledAttentionPlan
+from infer_kernels.attention.triton_plan import TritonAttentionPlan
+from infer_kernels.attention.work import HostLayout
 from infer_kernels.checks import (
     require_dense_rows,
     require_device,
@@ -15,6 +17,8 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
+from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.gpu import describe_gpu
 from infer_kernels.store_kv import check_cache
 
 
@@ -25,6 +29,8 @@ def plan_attention(
     block_table: Tensor,
     block_size: int,
     device: torch.device | str,
+    is_prefill: Tensor | None = None,
+    buffers: AttentionBuffers | None = None,
 ) -> AttentionPlan:
     """Lay out one step's ragged batch, once for all its layers.
 
@@ -37,9 +43,13 @@ def plan_attention(
             the longest needs (kernels prefetch a block id ahead). Unused entries are never followed.
         block_size: tokens of a block.
         device: where q and the caches are.
+        is_prefill: [seqs] bool on the host: whose rows belong to a prompt. The phases have kernels of their own, which
+            agree to rounding; a prompt's bits do not depend on its chunks if all of them, one-row chunks too, are
+            prefill. None: sequences with several rows.
+        buffers: memory on the device to write the plan into, as captured graphs need; None allocates.
 
     Returns:
-        The plan. It reads the host tensors while it is made and, on a CPU, the table until it is dropped.
+        The plan. It reads the host tensors while it is made and while layers attend for the first time.
 
     Raises:
         ValueError: a shape, device or value does not fit.
@@ -60,18 +70,38 @@ def plan_attention(
     if block_size < 1:
         raise ValueError(f"`block_size` is {block_size}; pass at least 1")
     _check_lengths(query_start, seq_lens, num_columns=block_table.shape[1], block_size=block_size)
-    if device.type == "cuda":
-        return TiledAttentionPlan(
-            query_start=query_start,
-            seq_lens=seq_lens,
-            block_table=block_table,
-            block_size=block_size,
-            device=device,
-            capability=torch.cuda.get_device_capability(device),
-        )
-    return CpuAttentionPlan(
-        query_start=query_start, seq_lens=seq_lens, block_table=block_table, block_size=block_size, device=device
+    num_queries = query_start[1:] - query_start[:-1]
+    if is_prefill is None:
+        is_prefill = num_queries > 1
+    else:
+        require_dtype("is_prefill", is_prefill, torch.bool)
+        require_device("is_prefill", is_prefill, "the plan's input", cpu)
+        require_shape("is_prefill", is_prefill, (num_seqs,), "one for each of `seq_lens`")
+        _check_phases(is_prefill, num_queries)
+    layout = HostLayout(query_start=query_start, seq_lens=seq_lens, is_prefill=is_prefill)
+    if device.type not in TRITON_DEVICES:
+        if buffers is not None:
+            raise ValueError(f"`buffers` are for kernels, and a plan for {device} runs none; leave them out")
+        return CpuAttentionPlan(layout, block_table, block_size=block_size, device=device)
+    if buffers is not None:
+        buffers.check(device=device, block_size=block_size)
+    return TritonAttentionPlan(
+        layout,
+        block_table,
+        block_size=block_size,
+        device=device,
+        gpu=describe_gpu(device),
+        memory=FreshMemory(device) if buffers is None else buffers,
     )
+
+
+def _check_phases(is_prefill: Tensor, num_queries: Tensor) -> None:
+    wrong = (~is_prefill & (num_queries > 1)).nonzero()
+    if wrong.numel():
+        i = int(wrong[0])
+        raise ValueError(
+            f"`is_prefill[{i}]` is False but the sequence has {int(num_queries[i])} rows; a decode has one"
+        )
 
 
 def _check_lengths(query_start: Tensor, seq_lens: Tensor, *, num_columns: int, block_size: int) -> None:
@@ -147,7 +177,7 @@ def paged_attention(
         raise ValueError(
             f"`k_cache` has blocks of {block_size} tokens but `plan` of {plan.block_size}; make them agree"
         )
-    check_options(window, soft_cap)
+    check_options(scale, window, soft_cap)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     else:

@@ -44,8 +44,10 @@ class AttentionPlan(ABC):
         """Write the attention of q into `out`; arguments as for `paged_attention`, already checked."""
 
 
-def check_options(window: int | None, soft_cap: float | None) -> None:
-    """Raise `ValueError` unless a window holds a token and a soft cap is positive."""
+def check_options(scale: float, window: int | None, soft_cap: float | None) -> None:
+    """Raise `ValueError` unless a window holds a token, and scale and soft cap are positive."""
+    if not scale > 0:
+        raise ValueError(f"`scale` is {scale}; pass a positive factor, such as head_dim ** -0.5")
     if window is not None and window < 1:
         raise ValueError(f"`window` is {window}; pass at least 1, or None for all tokens")
     if soft_cap is not None and soft_cap <= 0:

@@ -1,9 +1,18 @@
 """Random paged batches: sequences in shuffled blocks, as a cache would hold them. Knows shapes; knows no kernel."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
+
+
+class BatchLayout(TypedDict):
+    """Which rows belong to whom; shapes as in `PagedBatch`."""
+
+    query_start: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +38,8 @@ class PagedBatch:
     block_size: int
 
     @property
-    def layout(self) -> dict[str, Tensor]:
-        """The three tensors that say which rows belong to whom."""
+    def layout(self) -> BatchLayout:
+        """The three tensors that say which rows belong to whom, as keyword arguments."""
         return {"query_start": self.query_start, "seq_lens": self.seq_lens, "block_table": self.block_table}
 
 
@@ -63,7 +72,9 @@ def random_paged_batch(
     num_rows, seq_lens = [rows for rows, _ in sequences], [tokens for _, tokens in sequences]
     used = [-(-length // block_size) for length in seq_lens]
     num_blocks = sum(used) + 1
-    order = torch.arange(1, num_blocks) if consecutive else torch.randperm(num_blocks - 1, generator=generator) + 1
+    # A generator of its own: values do not depend on how many blocks there are.
+    shuffled = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1
+    order = torch.arange(1, num_blocks) if consecutive else shuffled
     block_table = torch.zeros(len(seq_lens), max(used, default=0) + 1, dtype=torch.int32)
     caches = []
     for _ in range(2):

@@ -1,7 +1,10 @@
-"""bfloat16 under the Triton interpreter, made faithful. Knows the interpreter's number handling; knows no kernel.
+"""The Triton interpreter made faithful. Knows its number handling; knows no kernel.
 
 The interpreter keeps bf16 as uint16 and gets two things wrong: `tl.dot` multiplies the raw bits, and casts from fp32
 truncate. Arithmetic on bf16 values themselves stays wrong: kernels convert to fp32 right after a load, and should.
+
+Its `tl.dot` is a BLAS product, whose rows have other bits where they stand elsewhere in the matrix. Tensor cores sum
+every element in the same order; so does the product that replaces it, and tests can ask for equal bits.
 """
 
 from typing import Any
@@ -29,23 +32,24 @@ def interpret_kernels() -> None:
 
     The process must have started with `TRITON_INTERPRET=1`: Triton asks for it when a kernel is decorated.
     """
-    make_bfloat16_faithful()
+    make_interpreter_faithful()
     TRITON_DEVICES.add("cpu")
 
 
-def make_bfloat16_faithful() -> None:
-    """Patch the interpreter's builder in this process: exact products, casts rounded to nearest even."""
+def make_interpreter_faithful() -> None:
+    """Patch the interpreter's builder in this process: ordered products, bf16 casts rounded to nearest even."""
     builder = interpreter.InterpreterBuilder
-    dot, cast = builder.create_dot, builder.cast_impl
+    cast = builder.cast_impl
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        a, b = (
-            interpreter.TensorHandle(_widened(operand.data), tl.float32)
-            if operand.dtype.scalar == tl.bfloat16
-            else operand
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        del self, rest
+        left, right = (
+            _widened(operand.data) if operand.dtype.scalar == tl.bfloat16 else operand.data.astype(np.float32)
             for operand in (a, b)
         )
-        return dot(self, a, b, *rest)
+        # Unlike `matmul`, it adds the products of an element one after another.
+        product = np.einsum("...mk,...kn->...mn", left, right, optimize=False)
+        return interpreter.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     def cast_impl(self: Any, value: Any, to: Any) -> Any:
         source, target = value.dtype.scalar, to.scalar

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from infer_kernels import Rotary
 from infer_models.layers.placement import Placement
 from infer_models.rope import RopeParameters
 
@@ -28,3 +29,7 @@ class RotaryTable(nn.Module):
         torch.cos(angles, out=cos)
         torch.sin(angles, out=sin)
         self.register_buffer("cos_sin", cos_sin, persistent=False)
+
+    def forward(self, position_ids: Tensor) -> Rotary:
+        """Return the rotation of tokens at `position_ids`, [tokens]."""
+        return Rotary(position_ids=position_ids, cos_sin=self.cos_sin)

@@ -1,4 +1,4 @@
-"""The canary: if Triton's interpreter changes how it treats bfloat16, these fail before anything is believed."""
+"""The canary: if Triton's interpreter changes how it treats numbers, these fail before anything is believed."""
 
 import torch
 import triton
@@ -30,3 +30,12 @@ def test_cast_to_bfloat16_rounds_to_nearest_even() -> None:
     out = torch.empty(1024, dtype=torch.bfloat16)
     _rounded[(1,)](out, x)
     torch.testing.assert_close(out, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_dot_gives_a_row_the_same_bits_wherever_it_stands() -> None:
+    a, b = torch.randn(2, 16, 16)
+    out, rolled = torch.empty(2, 16, 16)
+    _product[(1,)](out, a, b)
+    for places in range(1, 16):
+        _product[(1,)](rolled, a.roll(places, 0), b)
+        assert torch.equal(rolled, out.roll(places, 0))

@@ -1,0 +1,412 @@
+"""From packed qkv to prepared queries and a written cache, in one pass. Knows heads and slots; knows no sequence.
+
+    q, k, v = the q_heads, kv_heads and kv_heads heads of a token
+    q, k    = rms_norm of each head               (where `norm` is given)
+    q, k    = rotated by the token's position     (where `rotary` is given)
+    k_cache[slot // block_size, :, slot % block_size] = k        (v likewise; slot -1 is skipped)
+
+The norms of queries and keys: Henry et al., "Query-Key Normalization for Transformers", 2020. Bytes moved: qkv read
+once, as much written, a table row per token: tokens * head_dim * (2 * (q_heads + 2 * kv_heads) * itemsize + 4).
+
+Precision: the rounding points of `rms_norm`, then `apply_rope`, then `store_kv`: a normed head is rounded to the
+storage dtype, the rotation is fp32 and rounds once, values are copied.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.checks import (
+    require_dense_rows,
+    require_device,
+    require_dtype,
+    require_integer,
+    require_like,
+    require_rank,
+    require_shape,
+)
+from infer_kernels.dispatch import takes_triton
+from infer_kernels.rms_norm import NormVariant, check_variant, rms_norm_reference, rms_norm_torch
+from infer_kernels.rope import apply_rope_reference, apply_rope_torch
+from infer_kernels.store_kv import check_cache, store_kv_reference, store_kv_torch
+
+_MAX_JOINT_ELEMENTS = 2**18
+"""Queries and keys are normed together on a CPU while their fp32 copies stay in a core's cache: up to 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QKNorm:
+    """RMSNorm of each head of the queries and keys.
+
+    Attributes:
+        q_weight: [head_dim], of the dtype and device of the heads.
+        k_weight: like `q_weight`.
+        eps: added to the mean square.
+        variant: how the weight is applied, see `infer_kernels.rms_norm`.
+    """
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+    variant: NormVariant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Rotation of queries and keys by their positions.
+
+    Attributes:
+        position_ids: [tokens], int32 or int64, each below max_position (not checked: it would stall the device).
+        cos_sin: [max_position, head_dim], fp32: the cosines of the head_dim / 2 angles, then their sines.
+    """
+
+    position_ids: Tensor
+    cos_sin: Tensor
+
+
+def qk_norm_rope_store_reference(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    rotary: Rotary | None = None,
+    norm: QKNorm | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(prepared queries, copies of both caches with the rows written); arguments as for `qk_norm_rope_store`."""
+    kv_heads = k_cache.shape[1]
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norm is not None:
+        q = rms_norm_reference(q, norm.q_weight, norm.eps, variant=norm.variant)
+        k = rms_norm_reference(k, norm.k_weight, norm.eps, variant=norm.variant)
+    if rotary is not None:
+        q, k = apply_rope_reference(q, k, rotary.position_ids, rotary.cos_sin)
+    return q, *store_kv_reference(k, v, k_cache, v_cache, slots)
+
+
+@triton.jit
+def _prepare_heads(
+    x: tl.tensor,  # of the first half's elements, [ROWS, BLOCK_HALF]
+    token: tl.tensor,  # [ROWS]
+    in_batch: tl.tensor,  # [ROWS]
+    weight: tl.tensor,  # [head_dim], or None
+    position_ids: tl.tensor,  # [tokens], or None
+    cos_sin: tl.tensor,  # fp32 [max_position, head_dim], or None
+    eps: tl.tensor,
+    half: tl.tensor,
+    cos_sin_stride: tl.tensor,
+    BLOCK_HALF: tl.constexpr,
+    GEMMA: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Norm and rotate a row's head where wanted: both halves, [ROWS, BLOCK_HALF], in the dtype of `x`."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    column = tl.arange(0, BLOCK_HALF)
+    in_half = column < half
+    mask = in_batch[:, None] & in_half[None, :]
+    # All loads come before the arithmetic: a decode of few tokens takes as long as its longest chain of loads.
+    if cos_sin is not None:
+        position = tl.load(position_ids + token, mask=in_batch, other=0).to(tl.int64)
+    x1 = tl.load(x, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x + half, mask=mask, other=0.0).to(tl.float32)
+    if cos_sin is not None:
+        angles = cos_sin + position[:, None] * cos_sin_stride + column[None, :]
+        cos = tl.load(angles, mask=mask, other=0.0)
+        sin = tl.load(angles + half, mask=mask, other=0.0)
+    if weight is not None:
+        weight1 = tl.load(weight + column, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        weight2 = tl.load(weight + half + column, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        inverse = tl.math.rsqrt(tl.sum(x1 * x1 + x2 * x2, axis=1) / (2 * half) + eps)[:, None]
+        x1, x2 = x1 * inverse, x2 * inverse
+        if GEMMA:
+            x1, x2 = x1 * (1.0 + weight1), x2 * (1.0 + weight2)
+        else:
+            x1, x2 = x1.to(dtype).to(tl.float32) * weight1, x2.to(dtype).to(tl.float32) * weight2
+        x1, x2 = x1.to(dtype).to(tl.float32), x2.to(dtype).to(tl.float32)
+    if cos_sin is not None:
+        x1, x2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    return x1.to(dtype), x2.to(dtype)
+
+
+@triton.jit(do_not_specialize=["q_rows", "kv_rows"], do_not_specialize_on_alignment=["slots", "position_ids"])
+def _qk_norm_rope_store_kernel(
+    out: tl.tensor,  # [tokens, q_heads, head_dim]
+    k_cache: tl.tensor,  # [blocks, kv_heads, block_size, head_dim]
+    v_cache: tl.tensor,  # the same shape
+    qkv: tl.tensor,  # [tokens, q_heads + 2 * kv_heads, head_dim]
+    slots: tl.tensor,  # [tokens]
+    position_ids: tl.tensor,  # [tokens], or None
+    cos_sin: tl.tensor,  # fp32 [max_position, head_dim], or None
+    q_weight: tl.tensor,  # [head_dim], or None
+    k_weight: tl.tensor,  # [head_dim], or None
+    eps: tl.tensor,
+    q_rows: tl.tensor,  # tokens * q_heads, or 0 to leave the queries alone
+    kv_rows: tl.tensor,  # tokens * kv_heads
+    q_heads: tl.tensor,
+    kv_heads: tl.tensor,
+    half: tl.tensor,  # head_dim / 2
+    out_stride_token: tl.tensor,
+    out_stride_head: tl.tensor,
+    k_cache_stride_block: tl.tensor,
+    k_cache_stride_head: tl.tensor,
+    k_cache_stride_token: tl.tensor,
+    v_cache_stride_block: tl.tensor,
+    v_cache_stride_head: tl.tensor,
+    v_cache_stride_token: tl.tensor,
+    qkv_stride_token: tl.tensor,
+    qkv_stride_head: tl.tensor,
+    cos_sin_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    GEMMA: tl.constexpr,
+) -> None:
+    # A row is one head of one token. The first programs take the queries, the others keys and values:
+    #
+    #     program  0    1    2 ...          | q_programs ...
+    #     rows     of q, ROWS per program   | of k, and the same rows of v
+    program = tl.program_id(0)
+    q_programs = tl.cdiv(q_rows, ROWS)
+    column = tl.arange(0, BLOCK_HALF)[None, :]
+    in_half = column < half
+    if program < q_programs:
+        row = program * ROWS + tl.arange(0, ROWS)
+        in_batch = row < q_rows
+        token = (row // q_heads).to(tl.int64)
+        head = (row % q_heads).to(tl.int64)
+        x_at = (token * qkv_stride_token + head * qkv_stride_head)[:, None] + column
+        q1, q2 = _prepare_heads(
+            qkv + x_at,
+            token,
+            in_batch,
+            q_weight,
+            position_ids,
+            cos_sin,
+            eps,
+            half,
+            cos_sin_stride,
+            BLOCK_HALF,
+            GEMMA,
+        )
+        out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + column
+        mask = in_batch[:, None] & in_half
+        tl.store(out_at, q1, mask=mask)
+        tl.store(out_at + half, q2, mask=mask)
+    else:
+        row = (program - q_programs) * ROWS + tl.arange(0, ROWS)
+        in_batch = row < kv_rows
+        token = (row // kv_heads).to(tl.int64)
+        head = (row % kv_heads).to(tl.int64)
+        slot = tl.load(slots + token, mask=in_batch, other=-1).to(tl.int64)
+        mask = (slot >= 0)[:, None] & in_half
+        k_at = (token * qkv_stride_token + (q_heads + head) * qkv_stride_head)[:, None] + column
+        v_at = (token * qkv_stride_token + (q_heads + kv_heads + head) * qkv_stride_head)[:, None] + column
+        v1 = tl.load(qkv + v_at, mask=mask, other=0.0)
+        v2 = tl.load(qkv + v_at + half, mask=mask, other=0.0)
+        k1, k2 = _prepare_heads(
+            qkv + k_at,
+            token,
+            in_batch,
+            k_weight,
+            position_ids,
+            cos_sin,
+            eps,
+            half,
+            cos_sin_stride,
+            BLOCK_HALF,
+            GEMMA,
+        )
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        key = block * k_cache_stride_block + head * k_cache_stride_head + offset * k_cache_stride_token
+        value = block * v_cache_stride_block + head * v_cache_stride_head + offset * v_cache_stride_token
+        key_at = k_cache + key[:, None] + column
+        value_at = v_cache + value[:, None] + column
+        tl.store(key_at, k1, mask=mask)
+        tl.store(key_at + half, k2, mask=mask)
+        tl.store(value_at, v1, mask=mask)
+        tl.store(value_at + half, v2, mask=mask)
+
+
+def qk_norm_rope_store_triton(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    rotary: Rotary | None,
+    norm: QKNorm | None,
+    out: Tensor | None,
+) -> Tensor:
+    """Launch the kernel; arguments as for `qk_norm_rope_store`, unchecked. No `out` leaves the queries alone."""
+    tokens, heads, head_dim = qkv.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    q_heads = heads - 2 * kv_heads
+    q = qkv[:, :q_heads] if out is None else out
+    if tokens == 0:
+        return q
+    q_rows = 0 if out is None else tokens * q_heads
+    kv_rows = tokens * kv_heads
+    block_half = triton.next_power_of_2(head_dim // 2)
+    rows = max(1, 1024 // block_half)
+    _qk_norm_rope_store_kernel[(triton.cdiv(q_rows, rows) + triton.cdiv(kv_rows, rows),)](
+        q,
+        k_cache,
+        v_cache,
+        qkv,
+        slots,
+        None if rotary is None else rotary.position_ids.contiguous(),
+        None if rotary is None else rotary.cos_sin,
+        None if norm is None else norm.q_weight,
+        None if norm is None else norm.k_weight,
+        0.0 if norm is None else norm.eps,
+        q_rows,
+        kv_rows,
+        q_heads,
+        kv_heads,
+        head_dim // 2,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        v_cache.stride(0),
+        v_cache.stride(1),
+        v_cache.stride(2),
+        qkv.stride(0),
+        qkv.stride(1),
+        0 if rotary is None else rotary.cos_sin.stride(0),
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        BLOCK_HALF=block_half,
+        GEMMA=norm is not None and norm.variant == "gemma",
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return q
+
+
+def _norm_heads_torch(both: Tensor, q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+    """The normed queries and keys; `both` are the heads of `q` and then those of `k`."""
+    if both.numel() > _MAX_JOINT_ELEMENTS:
+        return (
+            rms_norm_torch(q, norm.q_weight, norm.eps, variant=norm.variant),
+            rms_norm_torch(k, norm.k_weight, norm.eps, variant=norm.variant),
+        )
+    # Half as many operations norm both at once, with a weight for each head; and so does the rotation of neighbours.
+    heads = [q.shape[1], k.shape[1]]
+    weight = torch.cat((norm.q_weight.expand(heads[0], -1), norm.k_weight.expand(heads[1], -1)))
+    normed_q, normed_k = torch.split(rms_norm_torch(both, weight, norm.eps, variant=norm.variant), heads, dim=1)
+    return normed_q, normed_k
+
+
+def qk_norm_rope_store_torch(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    rotary: Rotary | None,
+    norm: QKNorm | None,
+    out: Tensor | None,
+) -> Tensor:
+    """The fastest plain PyTorch; arguments as for `qk_norm_rope_store`, unchecked."""
+    kv_heads = k_cache.shape[1]
+    q_heads = qkv.shape[1] - 2 * kv_heads
+    q, k, v = torch.split(qkv, [q_heads, kv_heads, kv_heads], dim=1)
+    if norm is not None:
+        q, k = _norm_heads_torch(qkv[:, : q_heads + kv_heads], q, k, norm)
+    if rotary is not None:
+        q, k = apply_rope_torch(q, k, rotary.position_ids, rotary.cos_sin)
+    store_kv_torch(k, v, k_cache, v_cache, slots)
+    return q if out is None else out.copy_(q)
+
+
+def _check_rotary(rotary: Rotary, qkv: Tensor) -> None:
+    tokens, _, head_dim = qkv.shape
+    require_integer("position_ids", rotary.position_ids)
+    require_shape("position_ids", rotary.position_ids, (tokens,), "one for each token of `qkv`")
+    require_device("position_ids", rotary.position_ids, "qkv", qkv.device)
+    require_dtype("cos_sin", rotary.cos_sin, torch.float32)
+    require_rank("cos_sin", rotary.cos_sin, "max_position, head_dim")
+    max_position = rotary.cos_sin.shape[0]
+    require_shape("cos_sin", rotary.cos_sin, (max_position, head_dim), "cosines and sines of head_dim / 2 angles each")
+    require_device("cos_sin", rotary.cos_sin, "qkv", qkv.device)
+    require_dense_rows("cos_sin", rotary.cos_sin)
+
+
+def _check_norm(norm: QKNorm, qkv: Tensor) -> None:
+    for name, weight in (("q_weight", norm.q_weight), ("k_weight", norm.k_weight)):
+        require_shape(name, weight, (qkv.shape[2],), "the head_dim of `k_cache`")
+        require_like(name, weight, "qkv", qkv)
+        require_dense_rows(name, weight)
+    check_variant(norm.variant)
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    rotary: Rotary | None = None,
+    norm: QKNorm | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Prepare a step's queries and keys, and write keys and values into their slots of the cache.
+
+    No gradient flows through it.
+
+    Args:
+        qkv: [tokens, q_heads + 2 * kv_heads, head_dim], of the dtype and device of the caches; may be strided. kv_heads
+            and head_dim are those of `k_cache`, the other heads are queries.
+        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16 or fp16, any strides but 1 in the last dimension.
+        v_cache: like `k_cache`; its strides may differ.
+        slots: [tokens], int32 or int64: `block * block_size + offset`, each at most once; -1 skips the token. That they
+            lie inside the cache is not checked: it would stall the device.
+        rotary: rotates queries and keys by position.
+        norm: norms each head of queries and keys, before the rotation.
+        out: [tokens, q_heads, head_dim], of the dtype and device of `qkv`; must not share memory with it.
+
+    Returns:
+        The queries, [tokens, q_heads, head_dim]: `out`, or a fresh tensor, or, where neither `rotary` nor `norm`
+        changes them, a view of `qkv`.
+
+    Raises:
+        ValueError: a shape, device or stride does not fit.
+        TypeError: a dtype does not fit.
+    """
+    check_cache(k_cache, v_cache)
+    require_rank("qkv", qkv, "tokens, q_heads + 2 * kv_heads, head_dim")
+    require_like("qkv", qkv, "k_cache", k_cache)
+    require_dense_rows("qkv", qkv)
+    tokens, heads, _ = qkv.shape
+    _, kv_heads, _, head_dim = k_cache.shape
+    require_shape("qkv", qkv, (tokens, heads, head_dim), "head_dim as of `k_cache`")
+    if head_dim % 2:
+        raise ValueError(f"`k_cache` has head_dim {head_dim}; pass an even one: heads are taken in halves")
+    q_heads = heads - 2 * kv_heads
+    if q_heads < 1:
+        raise ValueError(f"`qkv` has {heads} heads; pass at least {2 * kv_heads + 1}: `k_cache` has {kv_heads}")
+    require_integer("slots", slots)
+    require_shape("slots", slots, (tokens,), "one for each token of `qkv`")
+    require_device("slots", slots, "qkv", qkv.device)
+    if rotary is not None:
+        _check_rotary(rotary, qkv)
+    if norm is not None:
+        _check_norm(norm, qkv)
+    if out is not None:
+        require_shape("out", out, (tokens, q_heads, head_dim), "the queries' part of `qkv`")
+        require_like("out", out, "qkv", qkv)
+        require_dense_rows("out", out)
+    if takes_triton(k_cache):
+        if out is None and (rotary is not None or norm is not None):
+            out = qkv.new_empty(tokens, q_heads, head_dim)
+        return qk_norm_rope_store_triton(qkv, k_cache, v_cache, slots.contiguous(), rotary=rotary, norm=norm, out=out)
+    if not torch.is_grad_enabled():
+        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)
+    with torch.no_grad():
+        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)

@@ -1,0 +1,421 @@
+"""Every kernel in every configuration that ships, as launches to be compiled. Knows public ops; knows no device.
+
+A case launches one kernel through its public op on a tiny batch: a variant depends on the model, on dtypes and on
+modes, not on the batch. Adding an op is adding its cases to `SHIPPED_CASES`.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from infer_kernels.add_rms_norm import add_rms_norm
+from infer_kernels.advance_decode import advance_decode
+from infer_kernels.attention import paged_attention, plan_attention
+from infer_kernels.attention.configs import TileConfig
+from infer_kernels.copy_blocks import copy_blocks
+from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.gather_rows import gather_rows
+from infer_kernels.linear_invariant import linear_invariant
+from infer_kernels.norm_add_norm import norm_add_norm
+from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store
+from infer_kernels.rms_norm import NormVariant, rms_norm
+from infer_kernels.rope import apply_rope
+from infer_kernels.rope_batched import apply_rope_batched
+from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.store_kv import store_kv
+from infer_kernels.testing.ahead_of_time import CompiledKernel, Recording, compile_only
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SHORT_NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCase:
+    """One kernel in one configuration.
+
+    Attributes:
+        op: the public function.
+        label: dtype, shape and mode.
+        dtype: of the operands that are computed with.
+        launch: calls the op on CPU tensors; to be called inside `compile_only`.
+    """
+
+    op: str
+    label: str
+    dtype: torch.dtype
+    launch: Callable[[], object]
+
+    def __str__(self) -> str:
+        """The op and its label."""
+        return f"{self.op}: {self.label}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCase:
+    """A model's attention, and how its cache lies in memory.
+
+    Attributes:
+        prefill: a chunk of a prompt; else a decode.
+        q_heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: elements of a head.
+        dtype: of q and the caches.
+        block_size: tokens of a block.
+        token_major: memory order [blocks, block_size, kv_heads, head_dim], which has no descriptors.
+        window: see `paged_attention`.
+        soft_cap: likewise.
+    """
+
+    prefill: bool
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = BF16
+    block_size: int = 64
+    token_major: bool = False
+    window: int | None = None
+    soft_cap: float | None = None
+
+    @property
+    def op(self) -> str:
+        """The phase's kernel."""
+        return "paged_prefill" if self.prefill else "paged_decode"
+
+    @property
+    def label(self) -> str:
+        """Dtype, shape and mode."""
+        modes = {
+            "token-major": self.token_major,
+            "window": self.window is not None,
+            "soft cap": self.soft_cap is not None,
+        }
+        shape = f"heads {self.q_heads}/{self.kv_heads} x {self.head_dim}, blocks of {self.block_size}"
+        return ", ".join([SHORT_NAMES[self.dtype], shape, *(mode for mode, used in modes.items() if used)])
+
+    def launch(self) -> Tensor:
+        """Plan and attend, for one sequence."""
+        rows, length = (40, 40) if self.prefill else (1, 300)
+        blocks = -(-length // self.block_size)
+        shape = (blocks, self.kv_heads, self.block_size, self.head_dim)
+        if self.token_major:
+            shape = (blocks, self.block_size, self.kv_heads, self.head_dim)
+        k_cache, v_cache = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
+        if self.token_major:
+            k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        plan = plan_attention(
+            query_start=torch.tensor([0, rows], dtype=torch.int32),
+            seq_lens=torch.tensor([length], dtype=torch.int32),
+            block_table=torch.zeros(1, blocks + 1, dtype=torch.int32),
+            block_size=self.block_size,
+            device="cpu",
+        )
+        q = torch.empty(rows, self.q_heads, self.head_dim, dtype=self.dtype)
+        return paged_attention(q, k_cache, v_cache, plan, scale=0.1, window=self.window, soft_cap=self.soft_cap)
+
+
+@contextmanager
+def compile_afresh(capability: int) -> Iterator[Recording]:
+    """`compile_only`, recording also what earlier recordings of this process compiled."""
+    _forget_variants(capability)
+    try:
+        with compile_only(capability) as recording:
+            yield recording
+    finally:
+        _forget_variants(capability)
+
+
+def _forget_variants(capability: int) -> None:
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("infer_kernels."):
+            for kernel in vars(module).values():
+                if isinstance(kernel, JITFunction) and capability in kernel.device_caches:
+                    variants, *_ = kernel.device_caches.pop(capability)
+                    for variant in variants.values():
+                        # Triton would look for a real driver to unload it from.
+                        variant.module = None
+
+
+def compile_launch(launch: Callable[[], object], capability: int) -> CompiledKernel:
+    """The one kernel that `launch` takes on an architecture.
+
+    Raises:
+        triton.runtime.errors.OutOfResources: it does not fit shared memory.
+    """
+    with compile_afresh(capability) as recording:
+        launch()
+    (kernel,) = recording.compiled
+    return kernel
+
+
+@contextmanager
+def attention_tiles(config: TileConfig) -> Iterator[None]:
+    """Launch both attention kernels with `config` instead of what the table says."""
+
+    def table(**_model: object) -> TileConfig:
+        return config
+
+    plan = "infer_kernels.attention.triton_plan"
+    with patch(f"{plan}.decode_config", table), patch(f"{plan}.prefill_config", table):
+        yield
+
+
+def _case(op: str, dtype: torch.dtype, label: str, launch: Callable[[], object]) -> LaunchCase:
+    return LaunchCase(op=op, label=f"{SHORT_NAMES[dtype]}, {label}", dtype=dtype, launch=launch)
+
+
+def _norms() -> Iterator[LaunchCase]:
+    def rows(hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return torch.empty(3, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
+
+    def norm(hidden: int, dtype: torch.dtype, variant: NormVariant) -> object:
+        x, weight = rows(hidden, dtype)
+        return rms_norm(x, weight, 1e-6, variant=variant)
+
+    def norm_heads(heads: int, head_dim: int, dtype: torch.dtype) -> object:
+        x, weight = torch.empty(3, heads + 4, head_dim, dtype=dtype)[:, :heads], torch.empty(head_dim, dtype=dtype)
+        return rms_norm(x, weight, 1e-6)
+
+    def add(hidden: int, dtype: torch.dtype, variant: NormVariant) -> object:
+        x, weight = rows(hidden, dtype)
+        return add_rms_norm(x, x, weight, 1e-6, variant=variant)
+
+    def sandwich(hidden: int, dtype: torch.dtype) -> object:
+        x, weight = rows(hidden, dtype)
+        return norm_add_norm(x, x, weight, weight, 1e-6, variant="gemma")
+
+    llama: NormVariant = "llama"
+    gemma: NormVariant = "gemma"
+    for dtype, hidden, variant in (
+        (BF16, 64, llama),
+        (BF16, 576, llama),
+        (BF16, 2560, gemma),
+        (FP16, 4096, llama),
+        (BF16, 5376, gemma),
+        (FP32, 5376, gemma),
+    ):
+        label = f"hidden {hidden}, {variant}"
+        yield _case("rms_norm", dtype, label, partial(norm, hidden, dtype, variant))
+        yield _case("add_rms_norm", dtype, label, partial(add, hidden, dtype, variant))
+        if variant == "gemma":
+            yield _case("norm_add_norm", dtype, label, partial(sandwich, hidden, dtype))
+    yield _case("rms_norm", BF16, "16 strided heads x 128, llama", partial(norm_heads, 16, 128, BF16))
+
+
+def _gated() -> Iterator[LaunchCase]:
+    for op in (silu_and_mul, gelu_tanh_and_mul):
+        for dtype, intermediate in ((BF16, 512), (BF16, 14336), (FP32, 14336)):
+            yield _case(
+                op.__name__,
+                dtype,
+                f"intermediate {intermediate}",
+                partial(op, torch.empty(3, 2 * intermediate, dtype=dtype)),
+            )
+
+
+MODEL_HEADS = ((9, 3, 64), (32, 32, 96), (64, 8, 128), (32, 16, 256))
+"""(q_heads, kv_heads, head_dim) of small and large models of each head size."""
+
+
+def _rope() -> Iterator[LaunchCase]:
+    def flat(q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> object:
+        q, k = (torch.empty(3, heads, head_dim, dtype=dtype) for heads in (q_heads, kv_heads))
+        return apply_rope(q, k, torch.zeros(3, dtype=torch.int32), torch.empty(9, head_dim))
+
+    def batched(q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, per_sequence: bool) -> object:
+        q, k = (torch.empty(2, heads, 3, head_dim, dtype=dtype) for heads in (q_heads, kv_heads))
+        cos = torch.empty(2, 3, head_dim, dtype=dtype) if per_sequence else torch.empty(3, head_dim)
+        return apply_rope_batched(q, k, cos, cos)
+
+    for dtype, (q_heads, kv_heads, head_dim) in (
+        *((BF16, heads) for heads in MODEL_HEADS),
+        (FP32, MODEL_HEADS[-1]),
+    ):
+        label = f"heads {q_heads}/{kv_heads} x {head_dim}"
+        model = (q_heads, kv_heads, head_dim, dtype)
+        yield _case("apply_rope", dtype, label, partial(flat, *model))
+        yield _case("apply_rope_batched", dtype, f"{label}, fp32 angles", partial(batched, *model, per_sequence=False))
+    model = (32, 8, 128, BF16)
+    yield _case(
+        "apply_rope_batched",
+        BF16,
+        "heads 32/8 x 128, bf16 angles per sequence",
+        partial(batched, *model, per_sequence=True),
+    )
+
+
+def _stores() -> Iterator[LaunchCase]:
+    def caches(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        k_cache, v_cache = (torch.empty(2, kv_heads, block_size, head_dim, dtype=dtype) for _ in range(2))
+        return k_cache, v_cache
+
+    def store(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
+        rows = torch.empty(3, kv_heads, head_dim, dtype=dtype)
+        store_kv(rows, rows, *caches(kv_heads, head_dim, block_size, dtype), torch.zeros(3, dtype=torch.int32))
+
+    def fused(
+        q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, rotates: bool, variant: NormVariant | None
+    ) -> object:
+        weight, index = torch.empty(head_dim, dtype=dtype), torch.zeros(3, dtype=torch.int32)
+        return qk_norm_rope_store(
+            torch.empty(3, q_heads + 2 * kv_heads, head_dim, dtype=dtype),
+            *caches(kv_heads, head_dim, 32 if head_dim == 256 else 64, dtype),
+            index,
+            rotary=Rotary(position_ids=index, cos_sin=torch.empty(9, head_dim)) if rotates else None,
+            norm=None if variant is None else QKNorm(q_weight=weight, k_weight=weight, eps=1e-6, variant=variant),
+        )
+
+    llama: NormVariant = "llama"
+    gemma: NormVariant = "gemma"
+    for dtype, kv_heads, head_dim, block_size in (
+        (BF16, 3, 64, 64),
+        (BF16, 8, 128, 64),
+        (BF16, 16, 256, 32),
+        (BF16, 8, 96, 5),
+        (FP32, 8, 128, 64),
+    ):
+        cache = (kv_heads, head_dim, block_size, dtype)
+        label = f"heads {kv_heads} x {head_dim}, blocks of {block_size}"
+        yield _case("store_kv", dtype, label, partial(store, *cache))
+    for dtype, (q_heads, kv_heads, head_dim), rotates, variant in (
+        *((BF16, heads, True, None) for heads in MODEL_HEADS[:3]),
+        (BF16, (16, 8, 128), True, llama),
+        (BF16, (4, 1, 256), True, gemma),
+        (BF16, (12, 12, 64), False, None),
+        (FP32, (4, 1, 256), True, gemma),
+    ):
+        model = (q_heads, kv_heads, head_dim, dtype)
+        modes = ", ".join(mode for mode in (variant and f"{variant} norm", rotates and "RoPE") if mode) or "store alone"
+        yield _case(
+            "qk_norm_rope_store",
+            dtype,
+            f"heads {q_heads}/{kv_heads} x {head_dim}, {modes}",
+            partial(fused, *model, rotates=rotates, variant=variant),
+        )
+
+
+def _attention(*, prefill: bool) -> Iterator[AttentionCase]:
+    make = partial(AttentionCase, prefill=prefill)
+    for q_heads, kv_heads, head_dim in ((9, 3, 64), (32, 32, 96), (32, 8, 128), (64, 8, 128)):
+        yield make(q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
+    yield make(q_heads=16, kv_heads=8, head_dim=128, token_major=True)
+    yield make(q_heads=32, kv_heads=8, head_dim=128, block_size=16)
+    yield make(q_heads=48, kv_heads=1, head_dim=128)
+    yield make(q_heads=4, kv_heads=1, head_dim=256, block_size=32)
+    yield make(q_heads=4, kv_heads=1, head_dim=256, block_size=32, window=512)
+    yield make(q_heads=8, kv_heads=4, head_dim=256, block_size=32, window=512, soft_cap=50.0)
+    yield make(q_heads=8, kv_heads=4, head_dim=256, block_size=32, soft_cap=50.0)
+    yield make(q_heads=4, kv_heads=2, head_dim=16, block_size=5)
+    yield make(q_heads=32, kv_heads=8, head_dim=128, dtype=FP16)
+    yield make(q_heads=9, kv_heads=3, head_dim=64, dtype=FP32)
+    yield make(q_heads=32, kv_heads=8, head_dim=128, dtype=FP32)
+    yield make(q_heads=4, kv_heads=1, head_dim=256, dtype=FP32, window=512)
+
+
+ATTENTION_CASES = (*_attention(prefill=False), *_attention(prefill=True))
+"""The attention kernels' configurations, of which `SHIPPED_CASES` holds the launches."""
+
+
+def _sampling() -> Iterator[LaunchCase]:
+    def draw(dtype: torch.dtype, *, top_k: bool = False, top_p: bool = False, min_p: bool = False) -> object:
+        column = torch.ones(3)
+        return sample(
+            torch.zeros(3, 32000, dtype=dtype),
+            temperatures=column,
+            top_k=column.int() if top_k else None,
+            top_p=column if top_p else None,
+            min_p=column if min_p else None,
+            seeds=column.long(),
+            positions=column.int(),
+        )
+
+    def penalise(dtype: torch.dtype) -> object:
+        column = torch.ones(3)
+        return apply_penalties(
+            torch.zeros(3, 32000, dtype=dtype),
+            slots=column.int(),
+            in_prompt=torch.zeros(2, 32000, dtype=torch.bool),
+            generated_counts=torch.zeros(2, 32000, dtype=torch.int32),
+            repetition=column,
+            presence=column,
+            frequency=column,
+        )
+
+    for dtype in (BF16, FP32):
+        yield _case("sample", dtype, "no filter", partial(draw, dtype))
+        yield _case("sample", dtype, "all filters", partial(draw, dtype, top_k=True, top_p=True, min_p=True))
+        yield _case("apply_penalties", dtype, "vocab 32000", partial(penalise, dtype))
+        yield _case(
+            "topk_logprobs",
+            dtype,
+            "vocab 32000",
+            partial(topk_logprobs, torch.zeros(3, 32000, dtype=dtype), torch.zeros(3, dtype=torch.int64), k=0),
+        )
+    yield _case("sample", BF16, "top-k", partial(draw, BF16, top_k=True))
+    yield _case("sample", BF16, "top-p", partial(draw, BF16, top_p=True))
+    index = torch.zeros(3, dtype=torch.int64)
+    counts = torch.zeros(2, 32000, dtype=torch.int32)
+    yield LaunchCase(
+        op="count_tokens", label="vocab 32000", dtype=torch.int32, launch=partial(count_tokens, counts, index, index)
+    )
+
+
+def _steps() -> Iterator[LaunchCase]:
+    def advance(block_size: int) -> None:
+        ids, position_ids, seq_lens, slots = (torch.zeros(3, dtype=torch.int32) for _ in range(4))
+        table = torch.zeros(3, 5, dtype=torch.int32)
+        advance_decode(
+            ids.long(),
+            table,
+            block_size=block_size,
+            input_ids=ids,
+            position_ids=position_ids,
+            seq_lens=seq_lens,
+            slots=slots,
+        )
+
+    def copy(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
+        k_cache, v_cache = (torch.empty(4, kv_heads, block_size, head_dim, dtype=dtype) for _ in range(2))
+        copy_blocks(k_cache, v_cache, torch.tensor([0, 1]), torch.tensor([2, 3]))
+
+    def layer(in_features: int, out_features: int, dtype: torch.dtype, *, biased: bool) -> object:
+        weight, bias = torch.empty(out_features, in_features, dtype=dtype), torch.empty(out_features, dtype=dtype)
+        return linear_invariant(torch.empty(3, in_features, dtype=dtype), weight, bias if biased else None)
+
+    yield LaunchCase(op="advance_decode", label="blocks of 64", dtype=torch.int32, launch=partial(advance, 64))
+    for dtype in (BF16, FP32):
+        yield _case("copy_blocks", dtype, "heads 8 x 128, blocks of 64", partial(copy, 8, 128, 64, dtype))
+        yield _case(
+            "gather_rows",
+            dtype,
+            "hidden 4096",
+            partial(gather_rows, torch.empty(3, 4096, dtype=dtype), torch.zeros(2, dtype=torch.int64)),
+        )
+    yield _case("copy_blocks", BF16, "heads 4 x 256, blocks of 32", partial(copy, 4, 256, 32, BF16))
+    for dtype, in_features, biased in (
+        (BF16, 4096, False),
+        (BF16, 1000, True),
+        (FP16, 4096, True),
+        (FP32, 1000, True),
+    ):
+        label = f"{in_features} to 1536{', bias' if biased else ''}"
+        shape = (in_features, 1536, dtype)
+        yield _case("linear_invariant", dtype, label, partial(layer, *shape, biased=biased))
+
+
+SHIPPED_CASES: tuple[LaunchCase, ...] = (
+    *_norms(),
+    *_gated(),
+    *_rope(),
+    *_stores(),
+    *(LaunchCase(op=case.op, label=case.label, dtype=case.dtype, launch=case.launch) for case in ATTENTION_CASES),
+    *_steps(),
+    *_sampling(),
+)
+"""All of them, in the order of a layer."""

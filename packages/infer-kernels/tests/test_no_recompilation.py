@@ -1,0 +1,191 @@
+"""An op is compiled once for a model: not again for another batch, other lengths or another place in a buffer."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_kernels.add_rms_norm import add_rms_norm
+from infer_kernels.advance_decode import advance_decode
+from infer_kernels.attention import AttentionBuffers, paged_attention, plan_attention
+from infer_kernels.copy_blocks import copy_blocks
+from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.gather_rows import gather_rows
+from infer_kernels.linear_invariant import linear_invariant
+from infer_kernels.norm_add_norm import norm_add_norm
+from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store
+from infer_kernels.rms_norm import rms_norm
+from infer_kernels.rope import apply_rope
+from infer_kernels.rope_batched import apply_rope_batched
+from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.store_kv import store_kv
+from infer_kernels.testing.shipped import compile_afresh
+
+HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB = 576, 9, 3, 64, 16, 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What differs from step to step.
+
+    Attributes:
+        rows: tokens, or sequences.
+        length: tokens of a sequence in the cache.
+        columns: of the block table.
+        offset: where index vectors start in a staging buffer.
+    """
+
+    rows: int
+    length: int
+    columns: int
+    offset: int
+
+    def slice_of(self, dtype: torch.dtype) -> Tensor:
+        """[rows], a slice of a larger vector."""
+        return torch.zeros(self.offset + self.rows, dtype=dtype)[self.offset :]
+
+    def tensor(self, *shape: int) -> Tensor:
+        """[rows, *shape] in bf16."""
+        return torch.zeros(self.rows, *shape, dtype=torch.bfloat16)
+
+
+BATCHES = [
+    Batch(rows=7, length=40, columns=4, offset=0),
+    Batch(rows=8, length=600, columns=48, offset=1),
+    Batch(rows=16, length=16, columns=64, offset=3),
+    Batch(rows=1, length=1, columns=2, offset=5),
+    Batch(rows=5, length=300, columns=21, offset=2),
+]
+WEIGHT = torch.zeros(HIDDEN, dtype=torch.bfloat16)
+HEAD_WEIGHT = torch.zeros(HEAD_DIM, dtype=torch.bfloat16)
+K_CACHE, V_CACHE = (torch.zeros(4, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16) for _ in range(2))
+COS_SIN = torch.zeros(9, HEAD_DIM)
+COUNTS = torch.zeros(2, VOCAB, dtype=torch.int32)
+
+
+def launch_rope(batch: Batch) -> object:
+    position_ids = batch.slice_of(torch.int32)
+    return apply_rope(batch.tensor(Q_HEADS, HEAD_DIM), batch.tensor(KV_HEADS, HEAD_DIM), position_ids, COS_SIN)
+
+
+def launch_rope_batched(batch: Batch, *, seq: int | None) -> object:
+    seq = batch.length if seq is None else seq
+    q, k = (batch.tensor(heads, seq, HEAD_DIM) for heads in (Q_HEADS, KV_HEADS))
+    angles = torch.zeros(seq, HEAD_DIM)
+    return apply_rope_batched(q, k, angles, angles)
+
+
+def launch_qk_norm_rope_store(batch: Batch) -> object:
+    return qk_norm_rope_store(
+        batch.tensor(Q_HEADS + 2 * KV_HEADS, HEAD_DIM),
+        K_CACHE,
+        V_CACHE,
+        batch.slice_of(torch.int32),
+        rotary=Rotary(position_ids=batch.slice_of(torch.int32), cos_sin=COS_SIN),
+        norm=QKNorm(q_weight=HEAD_WEIGHT, k_weight=HEAD_WEIGHT, eps=1e-6, variant="llama"),
+    )
+
+
+def launch_attention(batch: Batch, *, prefill: bool, make_buffers: Callable[[], AttentionBuffers | None]) -> object:
+    rows = batch.length if prefill else 1
+    plan = plan_attention(
+        query_start=torch.arange(batch.rows + 1, dtype=torch.int32) * rows,
+        seq_lens=torch.full((batch.rows,), batch.length, dtype=torch.int32),
+        block_table=torch.zeros(batch.rows, batch.columns, dtype=torch.int32),
+        block_size=BLOCK_SIZE,
+        device="cpu",
+        is_prefill=torch.full((batch.rows,), prefill),
+        buffers=make_buffers(),
+    )
+    return paged_attention(batch.tensor(Q_HEADS, HEAD_DIM).repeat(rows, 1, 1), K_CACHE, V_CACHE, plan, scale=0.1)
+
+
+def fixed_buffers() -> AttentionBuffers:
+    return AttentionBuffers(max_seqs=16, max_tokens=8000, max_seq_len=2000, block_size=BLOCK_SIZE, device="cpu")
+
+
+def launch_advance_decode(batch: Batch) -> None:
+    input_ids, position_ids, seq_lens, slots = (batch.slice_of(torch.int32) for _ in range(4))
+    advance_decode(
+        batch.slice_of(torch.int64),
+        torch.zeros(batch.rows, batch.columns, dtype=torch.int32),
+        block_size=BLOCK_SIZE,
+        input_ids=input_ids,
+        position_ids=position_ids,
+        seq_lens=seq_lens,
+        slots=slots,
+    )
+
+
+def launch_sample(batch: Batch) -> object:
+    return sample(
+        batch.tensor(VOCAB),
+        temperatures=batch.slice_of(torch.float32),
+        top_k=batch.slice_of(torch.int32),
+        top_p=batch.slice_of(torch.float32),
+        min_p=batch.slice_of(torch.float32),
+        seeds=batch.slice_of(torch.int64),
+        positions=batch.slice_of(torch.int32),
+    )
+
+
+def launch_penalties(batch: Batch) -> object:
+    return apply_penalties(
+        batch.tensor(VOCAB),
+        slots=batch.slice_of(torch.int32),
+        in_prompt=COUNTS.bool(),
+        generated_counts=COUNTS,
+        repetition=batch.slice_of(torch.float32),
+        presence=batch.slice_of(torch.float32),
+        frequency=batch.slice_of(torch.float32),
+    )
+
+
+OPS: dict[str, Callable[[Batch], Any]] = {
+    "rms_norm": lambda batch: rms_norm(batch.tensor(HIDDEN), WEIGHT, 1e-6),
+    "rms_norm of heads": lambda batch: rms_norm(batch.tensor(Q_HEADS, HEAD_DIM), HEAD_WEIGHT, 1e-6),
+    "add_rms_norm": lambda batch: add_rms_norm(batch.tensor(HIDDEN), batch.tensor(HIDDEN), WEIGHT, 1e-6),
+    "norm_add_norm": lambda batch: norm_add_norm(batch.tensor(HIDDEN), batch.tensor(HIDDEN), WEIGHT, WEIGHT, 1e-6),
+    "silu_and_mul": lambda batch: silu_and_mul(batch.tensor(2 * HIDDEN)),
+    "gelu_tanh_and_mul": lambda batch: gelu_tanh_and_mul(batch.tensor(2 * HIDDEN)),
+    "apply_rope": launch_rope,
+    "apply_rope_batched": partial(launch_rope_batched, seq=None),
+    "apply_rope_batched, one length": partial(launch_rope_batched, seq=5),
+    "store_kv": lambda batch: store_kv(
+        batch.tensor(KV_HEADS, HEAD_DIM),
+        batch.tensor(KV_HEADS, HEAD_DIM),
+        K_CACHE,
+        V_CACHE,
+        batch.slice_of(torch.int32),
+    ),
+    "qk_norm_rope_store": launch_qk_norm_rope_store,
+    "paged_decode": partial(launch_attention, prefill=False, make_buffers=lambda: None),
+    "paged_decode in fixed buffers": partial(launch_attention, prefill=False, make_buffers=fixed_buffers),
+    "paged_prefill": partial(launch_attention, prefill=True, make_buffers=lambda: None),
+    "paged_prefill in fixed buffers": partial(launch_attention, prefill=True, make_buffers=fixed_buffers),
+    "advance_decode": launch_advance_decode,
+    "copy_blocks": lambda batch: copy_blocks(
+        K_CACHE, V_CACHE, batch.slice_of(torch.int32), batch.slice_of(torch.int64)
+    ),
+    "gather_rows": lambda batch: gather_rows(batch.tensor(HIDDEN), batch.slice_of(torch.int64)),
+    "linear_invariant": lambda batch: linear_invariant(batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous()),
+    "sample": launch_sample,
+    "apply_penalties": launch_penalties,
+    "count_tokens": lambda batch: count_tokens(COUNTS, batch.slice_of(torch.int32), batch.slice_of(torch.int64)),
+    "topk_logprobs": lambda batch: topk_logprobs(batch.tensor(VOCAB), batch.slice_of(torch.int64), k=2),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_op_compiles_once_for_all_batches(op: str) -> None:
+    with compile_afresh(90) as recording:
+        for batch in BATCHES:
+            OPS[op](batch)
+    variants = Counter(kernel.name for kernel in recording.compiled)
+    assert variants
+    assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"

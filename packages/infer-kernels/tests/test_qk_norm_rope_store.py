@@ -1,0 +1,241 @@
+"""Preparing queries and keys and writing the cache in one op: the CPU path, machine code, and wrong arguments."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_kernels import NormVariant, apply_rope, rms_norm, store_kv
+from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.testing.ahead_of_time import Recording, compile_only
+from infer_kernels.testing.closeness import assert_within_roundings
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]
+HEADS = [(1, 1, 16), (9, 3, 64), (16, 8, 128), (3, 1, 2)]
+every_mode = pytest.mark.parametrize(
+    ("variant", "rotated"), [(variant, rotated) for variant in VARIANTS for rotated in (True, False)]
+)
+
+
+def some_rotary(tokens: int, head_dim: int) -> Rotary:
+    angles = torch.randn(40, head_dim // 2)
+    positions = torch.randint(40, (tokens,), dtype=torch.int32)
+    return Rotary(position_ids=positions, cos_sin=torch.cat((angles.cos(), angles.sin()), dim=-1))
+
+
+def some_norm(head_dim: int, dtype: torch.dtype, variant: NormVariant | None) -> QKNorm | None:
+    q_weight, k_weight = torch.randn(2, head_dim).to(dtype)
+    return None if variant is None else QKNorm(q_weight=q_weight, k_weight=k_weight, eps=1e-6, variant=variant)
+
+
+def some_caches(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    k_cache, v_cache = torch.randn(2, 30, 4, kv_heads, head_dim).to(dtype).transpose(2, 3)
+    return k_cache, v_cache
+
+
+def separately(
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, rotary: Rotary | None, norm: QKNorm | None
+) -> Tensor:
+    """The same by the ops that each do one part of it."""
+    kv_heads = k_cache.shape[1]
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norm is not None:
+        q = rms_norm(q, norm.q_weight, norm.eps, variant=norm.variant)
+        k = rms_norm(k, norm.k_weight, norm.eps, variant=norm.variant)
+    if rotary is not None:
+        q, k = apply_rope(q, k, rotary.position_ids, rotary.cos_sin)
+    store_kv(k, v, k_cache, v_cache, slots)
+    return q
+
+
+@every_mode
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), HEADS)
+@pytest.mark.parametrize("tokens", [1, 37, 110])
+def test_bits_are_those_of_the_separate_ops(
+    tokens: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    variant: NormVariant | None,
+    *,
+    rotated: bool,
+) -> None:
+    qkv = torch.randn(tokens, q_heads + 2 * kv_heads, head_dim).to(dtype)
+    caches, slots = some_caches(kv_heads, head_dim, dtype), torch.randperm(120)[:tokens].int()
+    rotary, norm = some_rotary(tokens, head_dim) if rotated else None, some_norm(head_dim, dtype, variant)
+    k_cache, v_cache = caches[0].clone(), caches[1].clone()
+    expected = separately(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm)
+    assert torch.equal(qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm), expected)
+    assert torch.equal(caches[0], k_cache)
+    assert torch.equal(caches[1], v_cache)
+
+
+@every_mode
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cpu_path_equals_the_reference(dtype: torch.dtype, variant: NormVariant | None, *, rotated: bool) -> None:
+    qkv, caches = torch.randn(7, 9 + 6, 48).to(dtype), some_caches(3, 48, dtype)
+    slots = torch.tensor([3, -1, 39, 0, -1, 12, 7])
+    rotary, norm = some_rotary(7, 48) if rotated else None, some_norm(48, dtype, variant)
+    before, expected = qkv.clone(), qk_norm_rope_store_reference(qkv, *caches, slots, rotary=rotary, norm=norm)
+    out = torch.empty(7, 9, 48, dtype=dtype)
+    assert qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm, out=out) is out
+    for actual, wanted in zip((out, *caches), expected, strict=True):
+        # A normed element near 2 is off by a rounding of its own before the rotation rounds again.
+        assert_within_roundings(actual, wanted, 4)
+    assert torch.equal(caches[1], expected[2])
+    assert torch.equal(qkv, before)
+
+
+def test_no_tokens_write_nothing() -> None:
+    caches, none = some_caches(2, 16, torch.float32), torch.empty(0, dtype=torch.int32)
+    before = [cache.clone() for cache in caches]
+    norm = some_norm(16, torch.float32, "llama")
+    q = qk_norm_rope_store(torch.empty(0, 7, 16), *caches, none, rotary=some_rotary(0, 16), norm=norm)
+    assert q.shape == (0, 3, 16)
+    assert all(map(torch.equal, caches, before))
+
+
+def test_no_gradient_flows_and_the_cache_wants_none() -> None:
+    qkv, caches = torch.randn(3, 7, 16, requires_grad=True), some_caches(2, 16, torch.float32)
+    weight = torch.ones(16, requires_grad=True)
+    norm = QKNorm(q_weight=weight, k_weight=weight, eps=1e-6, variant="llama")
+    q = qk_norm_rope_store(qkv, *caches, torch.arange(3), rotary=some_rotary(3, 16), norm=norm)
+    assert not q.requires_grad
+    assert not caches[0].requires_grad
+    assert not caches[1].requires_grad
+
+
+def compiled(
+    capability: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype,
+    variant: NormVariant | None,
+    tokens: int = 5,
+    rotated: bool = True,
+    first: int = 0,
+) -> Recording:
+    """What one call compiles and launches, with slots and positions from `first` on in their buffers."""
+    qkv = torch.empty(tokens, q_heads + 2 * kv_heads, head_dim, dtype=dtype)
+    caches = some_caches(kv_heads, head_dim, dtype)
+    staged = torch.zeros(2, 64, dtype=torch.int32)[:, first : first + tokens]
+    rotary = Rotary(position_ids=staged[0], cos_sin=torch.empty(9, head_dim)) if rotated else None
+    with compile_only(capability) as recording:
+        qk_norm_rope_store(qkv, *caches, staged[1], rotary=rotary, norm=some_norm(head_dim, dtype, variant))
+    return recording
+
+
+@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_launch_that_spills_nothing(variant: NormVariant | None, dtype: torch.dtype, capability: int) -> None:
+    for q_heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 96), (64, 16, 256)):
+        recording = compiled(capability, q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
+        assert [launch.name for launch in recording.launches] == ["_qk_norm_rope_store_kernel"]
+        (kernel,) = recording.compiled
+        assert kernel.spilled_bytes == 0
+        # Halves of heads move 16 bytes at a time.
+        assert "ld.global.v4" in kernel.ptx
+        assert "st.global.v4" in kernel.ptx
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("variant", ["llama", None])
+def test_nothing_is_compiled_again_for_other_tokens(variant: NormVariant | None, *, rotated: bool) -> None:
+    counts = [
+        len(
+            compiled(
+                90, 9, 3, 64, dtype=torch.float16, variant=variant, rotated=rotated, tokens=tokens, first=first
+            ).compiled
+        )
+        for tokens, first in ((7, 0), (8, 0), (16, 4), (1, 0), (1, 3), (33, 1))
+    ]
+    assert counts == [1, 0, 0, 0, 0, 0]
+
+
+def test_store_kv_is_not_compiled_again_for_other_tokens() -> None:
+    caches, staged = some_caches(3, 64, torch.float16), torch.zeros(64, dtype=torch.int32)
+    with compile_only(90) as recording:
+        for tokens, first in ((7, 0), (8, 0), (16, 4), (1, 0), (1, 3), (33, 1)):
+            k, v = torch.split(torch.empty(tokens, 9 + 6, 64, dtype=torch.float16), [12, 3], dim=1)
+            store_kv(k[:, 9:], v, *caches, staged[first : first + tokens])
+    assert len(recording.launches) == 6
+    assert len(recording.compiled) == 1
+
+
+def test_queries_with_nothing_to_prepare_take_no_programs() -> None:
+    recording = compiled(90, 64, 1, 128, dtype=torch.float16, variant=None, rotated=False, tokens=16)
+    assert [launch.grid for launch in recording.launches] == [(1, 1, 1)]
+
+
+QKV, CACHE, SLOTS = torch.zeros(3, 4 + 4, 16), torch.zeros(5, 2, 4, 16), torch.arange(3)
+POSITIONS, COS_SIN, WEIGHT = SLOTS, torch.zeros(9, 16), torch.zeros(16)
+RIGHT: dict[str, Any] = {"qkv": QKV, "k_cache": CACHE, "v_cache": CACHE, "slots": SLOTS, "out": torch.zeros(3, 4, 16)}
+RIGHT_ROTARY: dict[str, Any] = {"position_ids": POSITIONS, "cos_sin": COS_SIN}
+RIGHT_NORM: dict[str, Any] = {"q_weight": WEIGHT, "k_weight": WEIGHT, "eps": 1e-6, "variant": "llama"}
+TENSORS = [
+    name
+    for name, value in (RIGHT | RIGHT_ROTARY | RIGHT_NORM).items()
+    if isinstance(value, Tensor) and name != "k_cache"  # what others are compared with
+]
+
+
+def call_with(name: str, value: object) -> Tensor:
+    """Call with right arguments but one."""
+    given = {name: value}
+    own, rotary, norm = (
+        right | {key: given[key] for key in right.keys() & given} for right in (RIGHT, RIGHT_ROTARY, RIGHT_NORM)
+    )
+    return qk_norm_rope_store(**own, rotary=Rotary(**rotary), norm=QKNorm(**norm))
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_of_wrong_dtype_is_refused(name: str) -> None:
+    value = (RIGHT | RIGHT_ROTARY | RIGHT_NORM)[name]
+    with pytest.raises(TypeError, match=rf"`{name}` has dtype torch\.\w+"):
+        call_with(name, value.to(torch.float64 if value.is_floating_point() else torch.int16))
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_with_a_dimension_too_many_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"`{name}` has shape \["):
+        call_with(name, (RIGHT | RIGHT_ROTARY | RIGHT_NORM)[name].unsqueeze(0))
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"`{name}` is on meta but .* move one"):
+        call_with(name, (RIGHT | RIGHT_ROTARY | RIGHT_NORM)[name].to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("qkv", QKV[:, :4], r"`qkv` has 4 heads; pass at least 5: `k_cache` has 2"),
+        ("qkv", QKV[..., :8], r"`qkv` has shape \[3, 8, 8\]; pass \[3, 8, 16\], head_dim as of `k_cache`"),
+        ("qkv", torch.zeros(3, 16, 8).mT, r"`qkv` has stride 8 in its last dimension"),
+        ("v_cache", CACHE[1:], r"`v_cache` has shape \[4, 2, 4, 16\]; pass \[5, 2, 4, 16\]"),
+        ("slots", SLOTS[:2], r"`slots` has shape \[2\]; pass \[3\]"),
+        ("out", torch.zeros(3, 5, 16), r"`out` has shape \[3, 5, 16\]; pass \[3, 4, 16\]"),
+        ("position_ids", POSITIONS[:2], r"`position_ids` has shape \[2\]; pass \[3\]"),
+        ("cos_sin", torch.zeros(9, 8), r"`cos_sin` has shape \[9, 8\]; pass \[9, 16\]"),
+        ("q_weight", torch.zeros(8), r"`q_weight` has shape \[8\]; pass \[16\]"),
+        ("k_weight", torch.zeros(32)[::2], r"`k_weight` has stride 2"),
+        ("variant", "qwen", r"`variant` is 'qwen'; pass \"llama\" or \"gemma\""),
+    ],
+)
+def test_wrong_value_is_named_with_its_fix(name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call_with(name, value)
+
+
+def test_heads_of_odd_size_are_refused() -> None:
+    cache = torch.zeros(5, 2, 4, 15)
+    with pytest.raises(ValueError, match="`k_cache` has head_dim 15; pass an even one"):
+        qk_norm_rope_store(torch.zeros(3, 8, 15), cache, cache, SLOTS)

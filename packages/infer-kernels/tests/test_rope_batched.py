@@ -1,0 +1,166 @@
+"""Rotary embedding on batched heads, and the flat kernel's compilation: CPU path, machine code, wrong arguments."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_kernels import apply_rope
+from infer_kernels.rope_batched import apply_rope_batched, apply_rope_batched_reference
+from infer_kernels.testing.ahead_of_time import Recording, compile_only
+from infer_kernels.testing.closeness import assert_within_roundings
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def some_angles(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # The halves differ, so that code that confuses them shows.
+    angles = torch.randn(shape)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (3, 5), (0, 4)])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(1, 1, 2), (9, 3, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("per_sequence", "full_angles"), [(True, False), (False, True)])
+def test_rotation_equals_reference(
+    batch: int,
+    seq: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    per_sequence: bool,
+    full_angles: bool,
+) -> None:
+    q = torch.randn(batch, seq, q_heads, head_dim).to(dtype).transpose(1, 2)
+    k = torch.randn(batch, kv_heads, seq, head_dim).to(dtype)
+    shape = (batch, seq, head_dim) if per_sequence else (seq, head_dim)
+    cos, sin = some_angles(shape, torch.float32 if full_angles else dtype)
+    before, expected = q.clone(), apply_rope_batched_reference(q, k, cos, sin)
+    rotated_q, rotated_k = apply_rope_batched(q, k, cos, sin)
+    assert_within_roundings(rotated_q, expected[0])
+    assert_within_roundings(rotated_k, expected[1])
+    assert torch.equal(q, before)
+    apply_rope_batched(q, k, cos, sin, q_out=q, k_out=k)
+    assert torch.equal(q, rotated_q)
+    assert torch.equal(k, rotated_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_is_rotated_like_flat_tokens(dtype: torch.dtype) -> None:
+    q, k = torch.randn(2, 3, 5, 16).to(dtype), torch.randn(2, 1, 5, 16).to(dtype)
+    angles, positions = torch.randn(9, 8), torch.tensor([[0, 1, 2, 3, 4], [8, 7, 0, 0, 3]])
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    cos, sin = (torch.cat((part, part), dim=-1)[positions] for part in cos_sin.chunk(2, dim=-1))
+    rotated = apply_rope_batched(q, k, cos, sin)
+    tokens = [x.transpose(1, 2).reshape(10, -1, 16) for x in (q, k)]
+    for heads, flat in zip(rotated, apply_rope(tokens[0], tokens[1], positions.view(-1), cos_sin), strict=True):
+        assert torch.equal(heads.transpose(1, 2).reshape(flat.shape), flat)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (2, 5, 8)])
+def test_gradients_equal_references(shape: tuple[int, ...]) -> None:
+    inputs = [torch.randn(2, 3, 5, 8), torch.randn(2, 1, 5, 8), *some_angles(shape, torch.float32)]
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    weights = torch.randn(2, 1, 5, 8)
+    actual, expected = (
+        torch.autograd.grad(sum(((x * weights).sum() for x in op(*leaves)), torch.zeros(())), leaves)
+        for op in (apply_rope_batched, apply_rope_batched_reference)
+    )
+    torch.testing.assert_close(actual, expected)
+
+
+def compiled(capability: int, batch: int, seq: int, *, dtype: torch.dtype, heads: tuple[int, int, int]) -> Recording:
+    """What one call on heads (q_heads, kv_heads, head_dim) compiles and launches."""
+    q_heads, kv_heads, head_dim = heads
+    q = torch.empty(batch, seq, q_heads, head_dim, dtype=dtype).transpose(1, 2)
+    k = torch.empty(batch, seq, kv_heads, head_dim, dtype=dtype).transpose(1, 2)
+    cos = torch.empty(batch, seq, head_dim)
+    with compile_only(capability) as recording:
+        apply_rope_batched(q, k, cos, cos)
+    return recording
+
+
+@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (32, 8, 96), (64, 8, 128), (4, 1, 256)])
+def test_one_launch_that_spills_nothing(heads: tuple[int, int, int], dtype: torch.dtype, capability: int) -> None:
+    recording = compiled(capability, 2, 7, dtype=dtype, heads=heads)
+    assert [launch.grid for launch in recording.launches] == [(14, 1, 1)]
+    (kernel,) = recording.compiled
+    assert kernel.spilled_bytes == 0
+    assert "ld.global.v4" in kernel.ptx
+    assert "st.global.v4" in kernel.ptx
+
+
+def test_nothing_is_compiled_again_for_other_batches_and_lengths() -> None:
+    compiled(90, 2, 7, dtype=torch.float16, heads=(9, 3, 64))
+    for batch, seq in ((2, 8), (1, 16), (1, 1), (16, 1), (3, 5)):
+        assert compiled(90, batch, seq, dtype=torch.float16, heads=(9, 3, 64)).compiled == []
+
+
+def test_flat_rotation_is_not_compiled_again_for_other_tokens_and_places_in_a_staging_buffer() -> None:
+    staged, cos_sin = torch.zeros(64, dtype=torch.int32), torch.empty(9, 64)
+    compilations = []
+    for tokens, first in ((7, 0), (8, 0), (16, 3), (1, 1), (1, 0)):
+        q, k, _ = torch.split(torch.empty(tokens, 15, 64, dtype=torch.float16), [9, 3, 3], dim=1)
+        with compile_only(90) as recording:
+            apply_rope(q, k, staged[first : first + tokens], cos_sin)
+        compilations.append(len(recording.compiled))
+    assert compilations == [1, 0, 0, 0, 0]
+
+
+HEADS = torch.zeros(2, 4, 3, 16)
+KEYS = torch.zeros(2, 1, 3, 16)
+ANGLES = torch.zeros(3, 16)
+RIGHT: dict[str, Any] = {
+    "q": HEADS,
+    "k": KEYS,
+    "cos": ANGLES,
+    "sin": ANGLES,
+    "q_out": HEADS.clone(),
+    "k_out": KEYS.clone(),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_tensor_of_wrong_dtype_shape_or_device_is_refused(name: str) -> None:
+    value = RIGHT[name]
+    apply_rope_batched(**RIGHT)
+    with pytest.raises(TypeError, match=rf"`{name}` has dtype torch\.float64"):
+        apply_rope_batched(**RIGHT | {name: value.double()})
+    with pytest.raises(ValueError, match=rf"`{name}` has shape \["):
+        apply_rope_batched(**RIGHT | {name: value.unsqueeze(0)})
+    with pytest.raises(ValueError, match=r"`\w+` is on (meta|cpu) but .* move one"):
+        apply_rope_batched(**RIGHT | {name: value.to("meta")})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("q", torch.zeros(2, 4, 3, 15), r"`q` has head_dim 15; rotary pairs need an even one"),
+        ("q", torch.zeros(2, 4, 16, 3).mT, r"`q` has stride 3 in its last dimension"),
+        ("k", torch.zeros(2, 1, 4, 16), r"`k` has shape \[2, 1, 4, 16\]; pass \[2, 1, 3, 16\]"),
+        (
+            "cos",
+            torch.zeros(16),
+            r"`cos` has shape \[16\]; pass \[seq, head_dim\] for all sequences alike, or \[batch,",
+        ),
+        ("sin", torch.zeros(1, 1, 3, 16), r"`sin` has shape \[1, 1, 3, 16\]; pass \[seq, head_dim\] for all sequences"),
+        ("cos", torch.zeros(3, 8), r"`cos` has shape \[3, 8\]; pass \[3, 16\], seq and head_dim as of `q`"),
+        ("sin", torch.zeros(3, 3, 16), r"`sin` has shape \[3, 3, 16\]; pass \[2, 3, 16\], batch, seq and head_dim as"),
+        ("cos", torch.zeros(16, 3).T, r"`cos` has stride 3 in its last dimension"),
+        ("q_out", torch.zeros(2, 4, 16, 3).mT, r"`q_out` has stride 3 in its last dimension"),
+    ],
+)
+def test_wrong_value_is_named_with_its_fix(name: str, value: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        apply_rope_batched(**RIGHT | {name: value})
+
+
+def test_angles_of_a_third_dtype_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"`cos` has dtype torch.float16; pass torch.float32 or torch.bfloat16"):
+        apply_rope_batched(HEADS.bfloat16(), KEYS.bfloat16(), ANGLES.half(), ANGLES)

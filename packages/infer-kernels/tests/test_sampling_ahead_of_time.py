@@ -1,0 +1,93 @@
+"""The kernels of sampling, compiled through the public functions for three architectures without a GPU."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from infer_kernels.sampling import apply_penalties, count_tokens, sample, sample_scratch, topk_logprobs
+from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, Recording, compile_only
+from infer_kernels.testing.draws import random_draws
+
+FILTERS = ["top_k", "top_p", "min_p"]
+
+
+def launch_all(rows: int, vocab: int, dtype: torch.dtype) -> None:
+    logits, draws = torch.empty(rows, vocab, dtype=dtype), random_draws(rows, vocab=vocab)
+    for left_out in ([], FILTERS[:2], FILTERS):
+        sample(logits, **draws.arguments | dict.fromkeys(left_out))
+    state: dict[str, Any] = {
+        "slots": torch.zeros(rows, dtype=torch.int32),
+        "in_prompt": torch.empty(4, vocab, dtype=torch.bool),
+        "generated_counts": torch.empty(4, vocab, dtype=torch.int32),
+    }
+    columns = {"repetition": draws.top_p, "presence": draws.top_p, "frequency": draws.top_p}
+    apply_penalties(logits, **state, **columns)
+    count_tokens(state["generated_counts"], state["slots"], state["slots"])
+    topk_logprobs(logits, state["slots"], k=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("capability", "vocab"), [(80, 128_256), (90, 128_256), (90, 50_257), (120, 128_256)])
+def test_sampling_compiles_once_for_all_batches_without_spills(capability: int, vocab: int, dtype: torch.dtype) -> None:
+    with compile_only(capability) as first:
+        launch_all(7, vocab, dtype)
+    with compile_only(capability) as others:
+        for rows in (8, 16, 1):
+            launch_all(rows, vocab, dtype)
+    assert first.compiled
+    assert {kernel.name: kernel.spilled_bytes for kernel in first.compiled if kernel.spilled_bytes} == {}
+    assert all(kernel.shared_memory <= SHARED_MEMORY[capability] for kernel in first.compiled)
+    assert others.compiled == []
+
+
+def test_slices_of_a_staging_buffer_compile_nothing_again() -> None:
+    logits, draws = torch.empty(5, 4096), random_draws(9, vocab=4096)
+    compiled = []
+    for start in (0, 1, 3):
+        with compile_only(90) as recording:
+            sample(logits, **draws.rows(slice(start, start + 5)).arguments)
+            topk_logprobs(logits, draws.positions[start : start + 5], k=0)
+        compiled.append(len(recording.compiled))
+    assert compiled[1:] == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_two_programs_that_sample_fit_a_multiprocessor_and_load_ahead(dtype: torch.dtype) -> None:
+    draws = random_draws(2, vocab=64_000)
+    with compile_only(90) as recording:
+        # No other test has positions in int64: what is compiled here was not compiled before.
+        sample(torch.empty(2, 64_000, dtype=dtype), **draws.arguments | {"positions": draws.positions.long()})
+    (kernel,) = recording.compiled
+    assert 2 * kernel.registers * 32 * kernel.num_warps <= 65_536
+    assert 2 * kernel.shared_memory <= SHARED_MEMORY[90]
+    assert "cp.async" in kernel.ptx
+
+
+def launches_of(recording: Recording) -> list[tuple[str, tuple[int, int, int]]]:
+    return [(launch.name, launch.grid) for launch in recording.launches]
+
+
+def test_each_op_is_one_launch() -> None:
+    logits, draws = torch.empty(5, 5000), random_draws(5, vocab=5000)
+    counts, slots = torch.empty(4, 5000, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
+    with compile_only(90) as recording:
+        sample(logits)
+        sample(logits, **draws.arguments, scratch=sample_scratch(logits), out=slots.clone())
+        topk_logprobs(logits, slots, k=0)
+        count_tokens(counts, slots, slots)
+        apply_penalties(
+            logits,
+            slots=slots,
+            in_prompt=counts.bool(),
+            generated_counts=counts,
+            repetition=draws.top_p,
+            presence=draws.top_p,
+            frequency=draws.top_p,
+        )
+    assert launches_of(recording) == [
+        ("_sample_kernel", (5, 1, 1)),
+        ("_logprobs_kernel", (5, 1, 1)),
+        ("_count_tokens_kernel", (1, 1, 1)),
+        ("_apply_penalties_kernel", (5, 3, 1)),
+    ]

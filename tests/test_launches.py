@@ -1,0 +1,94 @@
+"""How many kernels a layer launches on a GPU, counted without one: Triton's by its mock driver, torch's by dispatch."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from infer_cache import KVPool, PagedCacheView
+from infer_kernels import plan_attention
+from infer_kernels.testing.ahead_of_time import Recording, compile_only
+from infer_models import CausalLM, load_model
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3
+
+BLOCK_SIZE = 64
+
+
+class LaunchedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Counts torch's operators that compute something: all but views and allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        aliases = [returned.alias_info for returned in func._schema.returns]  # noqa: SLF001 - no public name
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        if not is_view and "empty" not in func.__name__ and func.__name__ != "detach.default":
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def launches_of_a_layer(save: Callable[..., Any], folder: Path, rows: list[int], **fields: Any) -> int:
+    """Launches that one layer more takes, in a step with `rows` rows of each sequence."""
+    counts = []
+    for num_layers in (2, 3):
+        save(folder, num_hidden_layers=num_layers, head_dim=64, **fields)
+        model = load_model(folder, device=torch.device("cpu"), dtype=torch.bfloat16)
+        counts.append(launches(model, rows)[0])
+    return counts[1] - counts[0]
+
+
+def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int, Recording]:
+    """Launches of one forward pass over sequences of `length` tokens, with `rows` rows each."""
+    spec = model.attention_specs[0]
+    pool = KVPool(
+        num_layers=len(model.attention_specs),
+        num_blocks=len(rows),
+        kv_heads=spec.kv_heads,
+        block_size=BLOCK_SIZE,
+        head_dim=spec.head_dim,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    tokens = sum(rows)
+    indices = torch.zeros(tokens, dtype=torch.int32)
+    with compile_only(90) as recording, torch.inference_mode():
+        plan = plan_attention(
+            query_start=torch.tensor([0, *rows]).cumsum(0).int(),
+            seq_lens=torch.full((len(rows),), length, dtype=torch.int32),
+            block_table=torch.zeros(len(rows), 8, dtype=torch.int32),
+            block_size=BLOCK_SIZE,
+            device="cpu",
+        )
+        view = PagedCacheView(pool, slots=indices, plan=plan)
+        with LaunchedOps() as ops:
+            model.model(indices, indices, view)
+    return len(recording.launches) + len(ops.names), recording
+
+
+@pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3])
+@pytest.mark.parametrize(("rows", "expected"), [([1, 1, 1], 9), ([5, 33], 9), ([1, 5], 10)])
+def test_layer_takes_nine_launches_and_mixed_steps_one_more(
+    save: Callable[..., Any], rows: list[int], expected: int, tmp_path: Path
+) -> None:
+    fields = {"layer_types": None} if save is save_tiny_gemma3 else {}
+    assert launches_of_a_layer(save, tmp_path, rows, **fields) == expected
+
+
+@pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3])
+def test_nothing_is_compiled_again_when_batch_or_length_changes(save: Callable[..., Any], tmp_path: Path) -> None:
+    save(tmp_path, head_dim=64)
+    assert json.loads((tmp_path / "config.json").read_text())["head_dim"] == 64
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert launches(model, [1] * 7)[0]
+    for rows, length in (([1] * 8, 70), ([1] * 16, 300), ([1], 1), ([1], 16)):
+        assert [kernel.name for kernel in launches(model, rows, length=length)[1].compiled] == []
+    assert launches(model, [5, 33])[0]
+    for rows, length in (([16], 16), ([7], 300), ([64, 2], 257)):
+        assert [kernel.name for kernel in launches(model, rows, length=length)[1].compiled] == []
