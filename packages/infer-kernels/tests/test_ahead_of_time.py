@@ -9,7 +9,8 @@ import torch
 
 from infer_kernels.attention.configs import TileConfig, decode_config, prefill_config
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, CompiledKernel
-from infer_kernels.testing.shipped import ATTENTION_CASES, SHIPPED_CASES, AttentionCase, attention_tiles, compile_launch
+from infer_kernels.testing.shipped import SHIPPED_CASES, compile_launch
+from infer_kernels.testing.shipped_attention import ATTENTION_CASES, AttentionCase, attention_tiles
 
 CAPABILITIES = [80, 90, 120]
 

@@ -140,6 +140,17 @@ def test_a_layer_that_attends_later_reads_the_last_plan_made_into_its_buffers() 
     assert torch.equal(attend(second, captured), expected)
 
 
+def test_one_plan_serves_all_layers() -> None:
+    first, second = (
+        random_paged_batch([(1, 700), (1, 300), (3, 3)], q_heads=4, kv_heads=2, head_dim=32, block_size=64, seed=seed)
+        for seed in (1, 1)
+    )
+    second.k_cache.neg_()
+    made = plan(first)
+    for layer in (first, second, first):
+        assert torch.equal(attend(layer, made), run(layer))
+
+
 def test_mixed_phases_in_one_row_each_equal_their_own_kernels() -> None:
     batch = random_paged_batch([(1, 70), (1, 70)], q_heads=4, kv_heads=1, head_dim=64, block_size=64)
     made = plan_attention(**batch.layout, block_size=64, device="cpu", is_prefill=torch.tensor([True, False]))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from triton.runtime.jit import JITFunction
 
 from infer_kernels.add_rms_norm import add_rms_norm
 from infer_kernels.advance_decode import advance_decode
-from infer_kernels.attention import paged_attention, plan_attention
-from infer_kernels.attention.configs import TileConfig
 from infer_kernels.copy_blocks import copy_blocks
 from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.gather_rows import gather_rows
@@ -31,9 +28,9 @@ from infer_kernels.rope_batched import apply_rope_batched
 from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.store_kv import store_kv
 from infer_kernels.testing.ahead_of_time import CompiledKernel, Recording, compile_only
+from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-SHORT_NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,69 +52,6 @@ class LaunchCase:
     def __str__(self) -> str:
         """The op and its label."""
         return f"{self.op}: {self.label}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCase:
-    """A model's attention, and how its cache lies in memory.
-
-    Attributes:
-        prefill: a chunk of a prompt; else a decode.
-        q_heads: query heads.
-        kv_heads: key and value heads.
-        head_dim: elements of a head.
-        dtype: of q and the caches.
-        block_size: tokens of a block.
-        token_major: memory order [blocks, block_size, kv_heads, head_dim], which has no descriptors.
-        window: see `paged_attention`.
-        soft_cap: likewise.
-    """
-
-    prefill: bool
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype = BF16
-    block_size: int = 64
-    token_major: bool = False
-    window: int | None = None
-    soft_cap: float | None = None
-
-    @property
-    def op(self) -> str:
-        """The phase's kernel."""
-        return "paged_prefill" if self.prefill else "paged_decode"
-
-    @property
-    def label(self) -> str:
-        """Dtype, shape and mode."""
-        modes = {
-            "token-major": self.token_major,
-            "window": self.window is not None,
-            "soft cap": self.soft_cap is not None,
-        }
-        shape = f"heads {self.q_heads}/{self.kv_heads} x {self.head_dim}, blocks of {self.block_size}"
-        return ", ".join([SHORT_NAMES[self.dtype], shape, *(mode for mode, used in modes.items() if used)])
-
-    def launch(self) -> Tensor:
-        """Plan and attend, for one sequence."""
-        rows, length = (40, 40) if self.prefill else (1, 300)
-        blocks = -(-length // self.block_size)
-        shape = (blocks, self.kv_heads, self.block_size, self.head_dim)
-        if self.token_major:
-            shape = (blocks, self.block_size, self.kv_heads, self.head_dim)
-        k_cache, v_cache = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
-        if self.token_major:
-            k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-        plan = plan_attention(
-            query_start=torch.tensor([0, rows], dtype=torch.int32),
-            seq_lens=torch.tensor([length], dtype=torch.int32),
-            block_table=torch.zeros(1, blocks + 1, dtype=torch.int32),
-            block_size=self.block_size,
-            device="cpu",
-        )
-        q = torch.empty(rows, self.q_heads, self.head_dim, dtype=self.dtype)
-        return paged_attention(q, k_cache, v_cache, plan, scale=0.1, window=self.window, soft_cap=self.soft_cap)
 
 
 @contextmanager
@@ -152,18 +86,6 @@ def compile_launch(launch: Callable[[], object], capability: int) -> CompiledKer
         launch()
     (kernel,) = recording.compiled
     return kernel
-
-
-@contextmanager
-def attention_tiles(config: TileConfig) -> Iterator[None]:
-    """Launch both attention kernels with `config` instead of what the table says."""
-
-    def table(**_model: object) -> TileConfig:
-        return config
-
-    plan = "infer_kernels.attention.triton_plan"
-    with patch(f"{plan}.decode_config", table), patch(f"{plan}.prefill_config", table):
-        yield
 
 
 def _case(op: str, dtype: torch.dtype, label: str, launch: Callable[[], object]) -> LaunchCase:
@@ -298,28 +220,6 @@ def _stores() -> Iterator[LaunchCase]:
             f"heads {q_heads}/{kv_heads} x {head_dim}, {modes}",
             partial(fused, *model, rotates=rotates, variant=variant),
         )
-
-
-def _attention(*, prefill: bool) -> Iterator[AttentionCase]:
-    make = partial(AttentionCase, prefill=prefill)
-    for q_heads, kv_heads, head_dim in ((9, 3, 64), (32, 32, 96), (32, 8, 128), (64, 8, 128)):
-        yield make(q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
-    yield make(q_heads=16, kv_heads=8, head_dim=128, token_major=True)
-    yield make(q_heads=32, kv_heads=8, head_dim=128, block_size=16)
-    yield make(q_heads=48, kv_heads=1, head_dim=128)
-    yield make(q_heads=4, kv_heads=1, head_dim=256, block_size=32)
-    yield make(q_heads=4, kv_heads=1, head_dim=256, block_size=32, window=512)
-    yield make(q_heads=8, kv_heads=4, head_dim=256, block_size=32, window=512, soft_cap=50.0)
-    yield make(q_heads=8, kv_heads=4, head_dim=256, block_size=32, soft_cap=50.0)
-    yield make(q_heads=4, kv_heads=2, head_dim=16, block_size=5)
-    yield make(q_heads=32, kv_heads=8, head_dim=128, dtype=FP16)
-    yield make(q_heads=9, kv_heads=3, head_dim=64, dtype=FP32)
-    yield make(q_heads=32, kv_heads=8, head_dim=128, dtype=FP32)
-    yield make(q_heads=4, kv_heads=1, head_dim=256, dtype=FP32, window=512)
-
-
-ATTENTION_CASES = (*_attention(prefill=False), *_attention(prefill=True))
-"""The attention kernels' configurations, of which `SHIPPED_CASES` holds the launches."""
 
 
 def _sampling() -> Iterator[LaunchCase]:
