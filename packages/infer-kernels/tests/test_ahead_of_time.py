@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+import triton
 
 from infer_kernels.attention.configs import TileConfig, decode_config, prefill_config
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, CompiledKernel
@@ -14,9 +15,11 @@ from infer_kernels.testing.shipped_attention import ATTENTION_CASES, AttentionCa
 
 CAPABILITIES = [80, 90, 120]
 
-# Bytes of stack per thread. fp32 is multiplied by the threads themselves, which hold whole tiles of both factors: the
-# attention kernels spill a few of their loop's counters, outside the inner products.
+# Bytes of stack per thread. In fp32, multiplied without tensor cores, attention stores a few values before its first
+# piece of work and reads them once for each: not in the loop over keys. Triton 3.6 does the same in bf16 for heads of
+# 256 on sm_90; on sm_120 it writes a word beside each use of descriptors, and decodes with heads of 64 spill too.
 SPILLS_IN_FULL_PRECISION = 16
+SPILLS_OF_TRITON_3_6 = {80: 0, 90: 56, 120: 88}
 
 # The common case: Llama's shape, in a cache that a GPU engine lays out.
 LLAMA = {
@@ -45,6 +48,13 @@ def shipped_config(case: AttentionCase, capability: int) -> TileConfig:
     )
 
 
+def allowed_spills(name: str, capability: int) -> int:
+    if "paged" not in name:
+        return 0
+    of_compiler = SPILLS_OF_TRITON_3_6[capability] if triton.__version__.startswith("3.6.") else 0
+    return max(of_compiler, SPILLS_IN_FULL_PRECISION if "fp32" in name else 0)
+
+
 def test_shipped_cases_have_names_of_their_own() -> None:
     names = [str(case) for case in SHIPPED_CASES]
     assert len(set(names)) == len(names)
@@ -55,7 +65,7 @@ def test_shipped_cases_have_names_of_their_own() -> None:
 def test_kernel_fits_shared_memory_and_registers(name: str, capability: int) -> None:
     kernel = compiled(name, capability)
     assert kernel.shared_memory <= SHARED_MEMORY[capability]
-    assert kernel.spilled_bytes <= (SPILLS_IN_FULL_PRECISION if "fp32" in name and "paged" in name else 0)
+    assert kernel.spilled_bytes <= allowed_spills(name, capability)
 
 
 @pytest.mark.parametrize(

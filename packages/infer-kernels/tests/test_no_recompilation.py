@@ -24,7 +24,7 @@ from infer_kernels.rope import apply_rope
 from infer_kernels.rope_batched import apply_rope_batched
 from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.store_kv import store_kv
-from infer_kernels.testing.shipped import compile_afresh
+from infer_kernels.testing.ahead_of_time import compile_afresh
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB = 576, 9, 3, 64, 16, 1000
 

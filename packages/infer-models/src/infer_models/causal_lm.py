@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from infer_kernels import gather_rows
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers import Dense, LMHead, PackedLinear
@@ -60,7 +61,7 @@ class CausalLM(nn.Module):
         """
         hidden: Tensor = self.model(input_ids, position_ids, cache)
         if logit_rows is not None:
-            hidden = hidden.index_select(0, logit_rows)
+            hidden = gather_rows(hidden, logit_rows)
         logits: Tensor = self.lm_head(hidden)
         return logits
 

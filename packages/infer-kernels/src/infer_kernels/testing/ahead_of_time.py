@@ -6,6 +6,7 @@ specialisation, compiled to machine code for that architecture. Nothing is compu
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import triton
 import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from infer_kernels.dispatch import TRITON_DEVICES
 
@@ -83,9 +85,10 @@ class _Utils:
             "max_num_regs": 65_536,
         }
 
-    def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+    def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
         del name, cubin, shared, device
-        return (1, 1, 0, 0, 1024)
+        # No module: at exit there is nothing that Triton would have to unload.
+        return (None, 1, 0, 0, 1024)
 
 
 class _Driver:
@@ -156,6 +159,25 @@ def compile_only(capability: int) -> Iterator[Recording]:
         triton.knobs.compilation.listener = listener
         # None: the real driver is looked for again when it is next needed.
         driver.set_active(None)
+
+
+@contextmanager
+def compile_afresh(capability: int) -> Iterator[Recording]:
+    """`compile_only`, recording also what earlier recordings of this process compiled."""
+    _forget_variants(capability)
+    try:
+        with compile_only(capability) as recording:
+            yield recording
+    finally:
+        _forget_variants(capability)
+
+
+def _forget_variants(capability: int) -> None:
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("infer_kernels."):
+            for kernel in vars(module).values():
+                if isinstance(kernel, JITFunction) and capability in kernel.device_caches:
+                    del kernel.device_caches[capability]
 
 
 def _inspect(name: str, metadata: dict[str, Any], *, ptx: str, cubin: Path) -> CompiledKernel:

@@ -4,15 +4,12 @@ A case launches one kernel through its public op on a tiny batch: a variant depe
 modes, not on the batch. Adding an op is adding its cases to `SHIPPED_CASES`.
 """
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 from infer_kernels.add_rms_norm import add_rms_norm
 from infer_kernels.advance_decode import advance_decode
@@ -27,7 +24,7 @@ from infer_kernels.rope import apply_rope
 from infer_kernels.rope_batched import apply_rope_batched
 from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.store_kv import store_kv
-from infer_kernels.testing.ahead_of_time import CompiledKernel, Recording, compile_only
+from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -52,28 +49,6 @@ class LaunchCase:
     def __str__(self) -> str:
         """The op and its label."""
         return f"{self.op}: {self.label}"
-
-
-@contextmanager
-def compile_afresh(capability: int) -> Iterator[Recording]:
-    """`compile_only`, recording also what earlier recordings of this process compiled."""
-    _forget_variants(capability)
-    try:
-        with compile_only(capability) as recording:
-            yield recording
-    finally:
-        _forget_variants(capability)
-
-
-def _forget_variants(capability: int) -> None:
-    for name, module in tuple(sys.modules.items()):
-        if name.startswith("infer_kernels."):
-            for kernel in vars(module).values():
-                if isinstance(kernel, JITFunction) and capability in kernel.device_caches:
-                    variants, *_ = kernel.device_caches.pop(capability)
-                    for variant in variants.values():
-                        # Triton would look for a real driver to unload it from.
-                        variant.module = None
 
 
 def compile_launch(launch: Callable[[], object], capability: int) -> CompiledKernel:

@@ -1,0 +1,64 @@
+"""The kernel benchmarks run: those of a GPU in the compiler alone, the others on the smallest part of their work."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "kernels"
+
+
+def run(script: str, *flags: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, FOLDER / script, *flags], capture_output=True, text=True, check=False)
+
+
+def dry_run(output: Path, *flags: str) -> dict[str, Any]:
+    completed = run("gpu.py", "--dry-run", "--commit", "abc", "--output", str(output), *flags)
+    assert completed.returncode == 0, completed.stderr
+    result: dict[str, Any] = json.loads(output.read_text())
+    assert result["environment"]["commit"] == "abc"
+    return result
+
+
+def test_gpu_benchmark_launches_every_case(tmp_path: Path) -> None:
+    cases = dry_run(tmp_path / "gpu.json", "--skip", "checks", "--skip", "questions")["cases"]
+    assert {case["op"] for case in cases} >= {"paged_decode", "paged_prefill", "sample", "qk_norm_rope_store"}
+    assert {case["unit"] for case in cases} == {"GB/s", "TFLOP/s"}
+
+
+def test_gpu_benchmark_compares_ops_with_their_references(tmp_path: Path) -> None:
+    checks = dry_run(tmp_path / "gpu.json", "--skip", "cases", "--skip", "questions", "--only", "hidden 64")["checks"]
+    assert checks["passed"] > 10
+    assert checks["failed"] == {}
+
+
+@pytest.mark.parametrize("question", ["row_invariance", "split_length", "graph_replay"])
+def test_gpu_benchmark_asks_its_questions(question: str, tmp_path: Path) -> None:
+    result = dry_run(tmp_path / "gpu.json", "--skip", "checks", "--skip", "cases", "--only", question)
+    answers = result["questions"][question]
+    assert answers
+    assert not any("failed" in answer for answer in answers)
+
+
+def test_gpu_benchmark_says_when_there_is_no_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    completed = run("gpu.py")
+    assert completed.returncode == 2
+    assert "There is no GPU here" in completed.stderr
+
+
+def test_kernel_report_has_a_row_for_each_configuration() -> None:
+    completed = run("report.py", "--op", "gather_rows", "--arch", "90")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.count("| `gather_rows` |") == 2
+
+
+def test_kernel_sweep_marks_what_ships() -> None:
+    completed = run("sweep.py", "--arch", "90", "--op", "paged_decode", "--head-dim", "64", "--quick", "--jobs", "1")
+    assert completed.returncode == 0, completed.stderr
+    assert "| `paged_decode` | 64 |" in completed.stdout
