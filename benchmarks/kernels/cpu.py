@@ -34,6 +34,10 @@ LAYER = ((3072, HIDDEN), (HIDDEN, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, 
 """[out_features, in_features] of qkv, o, gate-up and down."""
 
 SEQS, TOKENS, BLOCK_SIZE = 8, 1024, 64
+
+WARM_UP = 3
+"""Rounds that are not counted: virtual machines back memory with pages as it is first read and written."""
+
 ASKED = {"linear, 1 row": 1.3, "decode": 1.5}
 
 
@@ -69,7 +73,7 @@ def main() -> None:
     """Measure, print a table and save the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9, help="of all forms in turn, after one to warm up")
+    parser.add_argument("--rounds", type=int, default=9, help=f"of all forms in turn, after {WARM_UP} to warm up")
     parser.add_argument("--quick", action="store_true", help="3 rounds, a quarter of the layers; result not saved")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
@@ -92,11 +96,11 @@ def alternate(name: str, *, gigabytes: float, ours: Form, naive: dict[str, Form]
     print(name, file=sys.stderr)
     forms = {"ours": ours, **naive}
     seconds: dict[str, list[float]] = {form: [] for form in forms}
-    for number in range(rounds + 1):
+    for number in range(WARM_UP + rounds):
         for form, run in forms.items():
             started = time.perf_counter()
             run()
-            if number:
+            if number >= WARM_UP:
                 seconds[form].append(time.perf_counter() - started)
     return Comparison(name=name, gigabytes=gigabytes, ours=seconds.pop("ours"), naive=seconds)
 
