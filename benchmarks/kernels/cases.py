@@ -14,9 +14,10 @@ from torch.nn import functional
 from infer_kernels.add_rms_norm import add_rms_norm
 from infer_kernels.attention import AttentionBuffers, AttentionPlan, paged_attention, plan_attention
 from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.head_preparation import QKNorm, Rotary
 from infer_kernels.linear_invariant import linear_invariant
 from infer_kernels.norm_add_norm import norm_add_norm
-from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store
+from infer_kernels.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.rms_norm import NormVariant, rms_norm
 from infer_kernels.rope import apply_rope
 from infer_kernels.sampling import apply_penalties, sample, sample_scratch, topk_logprobs

@@ -20,9 +20,10 @@ from infer_kernels.gated import (
     silu_and_mul_reference,
 )
 from infer_kernels.gather_rows import gather_rows, gather_rows_reference
+from infer_kernels.head_preparation import QKNorm, Rotary
 from infer_kernels.linear_invariant import linear_invariant, linear_invariant_reference
 from infer_kernels.norm_add_norm import norm_add_norm, norm_add_norm_reference
-from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.rms_norm import NormVariant, rms_norm, rms_norm_reference
 from infer_kernels.rope import apply_rope, apply_rope_reference
 from infer_kernels.rope_batched import apply_rope_batched, apply_rope_batched_reference

@@ -24,7 +24,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from infer_cache import KVPool
-from infer_kernels import linear, paged_attention, plan_attention, prepack
+from infer_kernels import linear, linear_invariant, paged_attention, plan_attention, prepack
 from report import ROOT, environment, save
 
 Form = Callable[[], object]
@@ -83,6 +83,7 @@ def main() -> None:
         readable = read_gigabytes_per_second()
         comparisons = [
             *compare_linears(layers=2 if args.quick else 9, rounds=rounds),
+            *compare_invariant(rounds=rounds),
             *compare_decodes(layers=4 if args.quick else 16, rounds=rounds),
         ]
     print_table(comparisons, readable)
@@ -138,6 +139,33 @@ def compare_linears(*, layers: int, rounds: int) -> list[Comparison]:
         )
 
     return [compare(rows) for rows in (1, 8, 16)]
+
+
+def compare_invariant(*, rounds: int) -> list[Comparison]:
+    """What equal bits in every batch cost: one layer's linears, ratios below 1."""
+    comparisons = []
+    for dtype, form in ((torch.float32, "plain"), (torch.bfloat16, "plain"), (torch.bfloat16, "prepacked")):
+        weights = [torch.randn(shape).to(dtype) for shape in LAYER]
+        weights = [prepack(weight) for weight in weights] if form == "prepacked" else weights
+        for rows in (1, 512):
+            inputs = {width: torch.randn(rows, width).to(dtype) for width in (HIDDEN, INTERMEDIATE)}
+            pairs = [(inputs[weight.shape[1]], weight) for weight in weights]
+            comparisons.append(
+                alternate(
+                    f"invariant linear, {str(dtype).removeprefix('torch.')} {form}, rows: {rows}",
+                    gigabytes=sum(weight.numel() for weight in weights) * dtype.itemsize / 1e9,
+                    ours=partial(linears, linear_invariant, pairs),
+                    naive={"linear": partial(linears, linear, pairs)},
+                    rounds=rounds,
+                )
+            )
+    return comparisons
+
+
+def linears(layer: Callable[[Tensor, Tensor], Tensor], pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Compute `layer` of each input and weight."""
+    for x, weight in pairs:
+        layer(x, weight)
 
 
 def compare_decodes(*, layers: int, rounds: int) -> list[Comparison]:

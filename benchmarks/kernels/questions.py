@@ -29,7 +29,8 @@ from infer_kernels.attention.configs import TileConfig, decode_config, prefill_c
 from infer_kernels.attention.triton_plan import TritonAttentionPlan
 from infer_kernels.gated import silu_and_mul
 from infer_kernels.gpu import describe_gpu
-from infer_kernels.qk_norm_rope_store import Rotary, qk_norm_rope_store
+from infer_kernels.head_preparation import Rotary
+from infer_kernels.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.testing.shipped_attention import attention_tiles
 from kernels.bench import Bench
 from kernels.cases import BLOCK_SIZE, LLAMA, Work, decode, decode_plan, make_caches, prefill

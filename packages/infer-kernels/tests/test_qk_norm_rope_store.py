@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from infer_kernels import NormVariant, apply_rope, rms_norm, store_kv
-from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.head_preparation import QKNorm, Rotary
+from infer_kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.testing.ahead_of_time import Recording, compile_only
 from infer_kernels.testing.closeness import assert_within_roundings
 

@@ -8,16 +8,8 @@ rows. Here a row meets the same arithmetic whatever its batch and its place ther
 
 On CUDA: one tile shape for any number of rows, products added from the first column to the last by one program, which
 reads the weight once per tile of rows. Elsewhere: the library's product of panels of 16 rows, the last filled up with
-zeros, in memory of its own whose rows start on cache lines: kernels also look at alignment. Bits were compared, with
-one thread and with two, on an AVX-512 CPU with bf16 instructions, and on no other. Time there, with one thread, as a
-multiple of that of `linear`, for layers of 576 x 1536 and 2048 x 4096:
-
-    rows |   fp32    |  bf16   | bf16, prepacked |  fp16
-       1 |  6 to 7   |    4    |    2.5 to 3     |   16
-     512 | 1.3 to 2  | 2 to 6  |   1.3 to 1.6    |    1
-
-Panels of 8 rows took up to three times as long as those of 16 for 512 rows, and panels of 32 up to twice as long for
-one.
+zeros, in memory of its own with rows that start on cache lines, as kernels also look at alignment. Panels of 8 rows
+took longer for many rows, of 32 for one; `benchmarks/kernels/cpu.py` measures what invariance costs.
 
 Bytes moved: (in_features * out_features * tiles_of_rows + rows * (in_features * tiles_of_columns + out_features)) *
 itemsize, less what caches keep.

@@ -14,8 +14,6 @@ storage dtype, the rotation is fp32 and rounds once, values are copied.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -24,49 +22,19 @@ from torch import Tensor
 from infer_kernels.checks import (
     require_dense_rows,
     require_device,
-    require_dtype,
     require_integer,
     require_like,
     require_rank,
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
-from infer_kernels.rms_norm import NormVariant, check_variant, rms_norm_reference, rms_norm_torch
-from infer_kernels.rope import apply_rope_reference, apply_rope_torch
+from infer_kernels.head_preparation import QKNorm, Rotary
+from infer_kernels.rms_norm import rms_norm_reference, rms_norm_torch
+from infer_kernels.rope import apply_rope_reference, apply_rope_torch, check_rotation
 from infer_kernels.store_kv import check_cache, store_kv_reference, store_kv_torch
 
 _MAX_JOINT_ELEMENTS = 2**18
 """Queries and keys are normed together on a CPU while their fp32 copies stay in a core's cache: up to 1 MiB."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QKNorm:
-    """RMSNorm of each head of the queries and keys.
-
-    Attributes:
-        q_weight: [head_dim], of the dtype and device of the heads.
-        k_weight: like `q_weight`.
-        eps: added to the mean square.
-        variant: how the weight is applied, see `infer_kernels.rms_norm`.
-    """
-
-    q_weight: Tensor
-    k_weight: Tensor
-    eps: float
-    variant: NormVariant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotary:
-    """Rotation of queries and keys by their positions.
-
-    Attributes:
-        position_ids: [tokens], int32 or int64, each below max_position (not checked: it would stall the device).
-        cos_sin: [max_position, head_dim], fp32: the cosines of the head_dim / 2 angles, then their sines.
-    """
-
-    position_ids: Tensor
-    cos_sin: Tensor
 
 
 def qk_norm_rope_store_reference(
@@ -325,27 +293,6 @@ def qk_norm_rope_store_torch(
     return q if out is None else out.copy_(q)
 
 
-def _check_rotary(rotary: Rotary, qkv: Tensor) -> None:
-    tokens, _, head_dim = qkv.shape
-    require_integer("position_ids", rotary.position_ids)
-    require_shape("position_ids", rotary.position_ids, (tokens,), "one for each token of `qkv`")
-    require_device("position_ids", rotary.position_ids, "qkv", qkv.device)
-    require_dtype("cos_sin", rotary.cos_sin, torch.float32)
-    require_rank("cos_sin", rotary.cos_sin, "max_position, head_dim")
-    max_position = rotary.cos_sin.shape[0]
-    require_shape("cos_sin", rotary.cos_sin, (max_position, head_dim), "cosines and sines of head_dim / 2 angles each")
-    require_device("cos_sin", rotary.cos_sin, "qkv", qkv.device)
-    require_dense_rows("cos_sin", rotary.cos_sin)
-
-
-def _check_norm(norm: QKNorm, qkv: Tensor) -> None:
-    for name, weight in (("q_weight", norm.q_weight), ("k_weight", norm.k_weight)):
-        require_shape(name, weight, (qkv.shape[2],), "the head_dim of `k_cache`")
-        require_like(name, weight, "qkv", qkv)
-        require_dense_rows(name, weight)
-    check_variant(norm.variant)
-
-
 def qk_norm_rope_store(
     qkv: Tensor,
     k_cache: Tensor,
@@ -395,9 +342,9 @@ def qk_norm_rope_store(
     require_shape("slots", slots, (tokens,), "one for each token of `qkv`")
     require_device("slots", slots, "qkv", qkv.device)
     if rotary is not None:
-        _check_rotary(rotary, qkv)
+        check_rotation("qkv", qkv, rotary.position_ids, rotary.cos_sin)
     if norm is not None:
-        _check_norm(norm, qkv)
+        norm.check("qkv", qkv)
     if out is not None:
         require_shape("out", out, (tokens, q_heads, head_dim), "the queries' part of `qkv`")
         require_like("out", out, "qkv", qkv)

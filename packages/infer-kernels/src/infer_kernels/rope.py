@@ -208,6 +208,19 @@ def _is_followed_by(q: Tensor, k: Tensor) -> bool:
     )
 
 
+def check_rotation(name: str, heads: Tensor, position_ids: Tensor, cos_sin: Tensor) -> None:
+    """Raise unless positions and angles fit `heads` [tokens, heads, head_dim], an argument called `name`."""
+    tokens, _, head_dim = heads.shape
+    require_integer("position_ids", position_ids)
+    require_shape("position_ids", position_ids, (tokens,), f"one for each token of `{name}`")
+    require_device("position_ids", position_ids, name, heads.device)
+    require_dtype("cos_sin", cos_sin, torch.float32)
+    require_rank("cos_sin", cos_sin, "max_position, head_dim")
+    require_shape("cos_sin", cos_sin, (cos_sin.shape[0], head_dim), "cosines and sines of head_dim / 2 angles each")
+    require_device("cos_sin", cos_sin, name, heads.device)
+    require_dense_rows("cos_sin", cos_sin)
+
+
 def apply_rope(
     q: Tensor,
     k: Tensor,
@@ -244,14 +257,7 @@ def apply_rope(
     require_shape("k", k, (tokens, k.shape[1], head_dim), "tokens and head_dim as of `q`")
     require_like("k", k, "q", q)
     require_dense_rows("k", k)
-    require_integer("position_ids", position_ids)
-    require_shape("position_ids", position_ids, (tokens,), "one for each token of `q`")
-    require_device("position_ids", position_ids, "q", q.device)
-    require_dtype("cos_sin", cos_sin, torch.float32)
-    require_rank("cos_sin", cos_sin, "max_position, head_dim")
-    require_shape("cos_sin", cos_sin, (cos_sin.shape[0], head_dim), "cosines and sines of head_dim / 2 angles each")
-    require_device("cos_sin", cos_sin, "q", q.device)
-    require_dense_rows("cos_sin", cos_sin)
+    check_rotation("q", q, position_ids, cos_sin)
     if q_out is not None:
         require_out("q_out", q_out, "q", q)
     if k_out is not None:

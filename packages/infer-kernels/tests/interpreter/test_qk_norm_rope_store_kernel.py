@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from infer_kernels import NormVariant
-from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.head_preparation import QKNorm, Rotary
+from infer_kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

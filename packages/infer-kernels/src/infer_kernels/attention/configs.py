@@ -1,8 +1,9 @@
 """Tile shapes of the attention kernels, chosen from a table. Knows sizes and compute capabilities; knows no tensors.
 
 No run-time tuning: a configuration depends on the model and the device alone, so that results do not change from run to
-run, with the batch or with the size of blocks. Each is compiled ahead of time by the tests for every architecture: it
-fits shared memory, and spills no registers on sm_90. `nox -s kernel_sweep` compiles the alternatives.
+run, with the batch or with the size of blocks. Those of common models are compiled ahead of time by the tests for three
+architectures: they fit shared memory, and in half precision spill no registers. `nox -s kernel_sweep` compiles the
+alternatives.
 """
 
 from dataclasses import dataclass

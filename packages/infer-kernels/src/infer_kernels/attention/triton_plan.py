@@ -13,6 +13,8 @@ from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.work import DecodeWork, HostLayout, PrefillWork, Work
 from infer_kernels.gpu import Gpu
 
+_Caches = tuple[Tensor, Tensor, Tensor | TensorDescriptor, Tensor | TensorDescriptor]
+
 
 class TritonAttentionPlan(AttentionPlan):
     """Work lists of a step's decodes and of its prefill chunks, each launched with tiles of its own shape."""
@@ -74,17 +76,18 @@ class TritonAttentionPlan(AttentionPlan):
         work, num_items = self._list(DecodeWork(options.window))
         partials = self._memory.partials(num_items, q.shape[1], q.shape[2])
         num_programs = self._memory.num_programs(num_items * kv_heads, self._gpu.num_sms * config.programs_per_sm)
+        caches = self._caches(k_cache, v_cache, config)
         paged_decode_kernel[(num_programs,)](
             out,
             q,
-            *self._caches(k_cache, v_cache, config),
+            *caches,
             partials.sums,
             partials.maxima,
             partials.totals,
             self._memory.tickets(self._num_seqs, kv_heads),
             work,
             *self._rest(q, k_cache, v_cache, options, out),
-            **self._modes(q, k_cache, v_cache, options, config),
+            **self._modes(q, caches, options, config),
             KEYS_PER_SPLIT=SPLIT,
         )
 
@@ -94,18 +97,17 @@ class TritonAttentionPlan(AttentionPlan):
         kv_heads = k_cache.shape[1]
         work, num_items = self._list(PrefillWork(config.rows // (q.shape[1] // kv_heads)))
         num_programs = self._memory.num_programs(num_items * kv_heads, self._gpu.num_sms * config.programs_per_sm)
+        caches = self._caches(k_cache, v_cache, config)
         paged_prefill_kernel[(num_programs,)](
             out,
             q,
-            *self._caches(k_cache, v_cache, config),
+            *caches,
             work,
             *self._rest(q, k_cache, v_cache, options, out),
-            **self._modes(q, k_cache, v_cache, options, config),
+            **self._modes(q, caches, options, config),
         )
 
-    def _caches(
-        self, k_cache: Tensor, v_cache: Tensor, config: TileConfig
-    ) -> tuple[Tensor, Tensor, Tensor | TensorDescriptor, Tensor | TensorDescriptor]:
+    def _caches(self, k_cache: Tensor, v_cache: Tensor, config: TileConfig) -> _Caches:
         """Both caches as tensors, then as descriptors; where none can be made, the tensors again."""
         if not self._has_descriptors(k_cache, v_cache, config):
             return k_cache, v_cache, k_cache, v_cache
@@ -154,9 +156,10 @@ class TritonAttentionPlan(AttentionPlan):
         )
 
     def _modes(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, config: TileConfig
+        self, q: Tensor, caches: _Caches, options: AttentionOptions, config: TileConfig
     ) -> dict[str, int | bool | str]:
         """The compile-time arguments that both kernels share, and how to launch them."""
+        k_cache, _, k_tiles, _ = caches
         whole = self.block_size % config.keys == 0
         return {
             "GROUP": q.shape[1] // k_cache.shape[1],
@@ -166,7 +169,7 @@ class TritonAttentionPlan(AttentionPlan):
             "BLOCK_M": config.rows,
             "TILE": config.keys,
             "WHOLE": whole,
-            "DESCRIPTORS": self._has_descriptors(k_cache, v_cache, config),
+            "DESCRIPTORS": k_tiles is not k_cache,
             "WINDOWED": options.window is not None,
             "CAPPED": options.soft_cap is not None,
             "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",

@@ -16,9 +16,10 @@ from infer_kernels.advance_decode import advance_decode
 from infer_kernels.copy_blocks import copy_blocks
 from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.gather_rows import gather_rows
+from infer_kernels.head_preparation import QKNorm, Rotary
 from infer_kernels.linear_invariant import linear_invariant
 from infer_kernels.norm_add_norm import norm_add_norm
-from infer_kernels.qk_norm_rope_store import QKNorm, Rotary, qk_norm_rope_store
+from infer_kernels.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.rms_norm import NormVariant, rms_norm
 from infer_kernels.rope import apply_rope
 from infer_kernels.rope_batched import apply_rope_batched
