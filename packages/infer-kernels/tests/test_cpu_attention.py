@@ -112,6 +112,19 @@ def test_window_reads_no_block_before_its_first() -> None:
     assert_attention_close(attention(batch, window=20), expected)
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("stale", [0, 30])  # a block of NaN, and one that the second sequence uses
+def test_a_run_within_the_window_is_read_as_one_whatever_comes_before(stale: int) -> None:
+    batch = random_paged_batch(
+        [(1, 290 + i) for i in range(4)], q_heads=6, kv_heads=3, head_dim=32, block_size=16, token_major=True,
+        consecutive=True, dtype=torch.bfloat16,
+    )  # fmt: skip
+    expected = attention(batch, window=200)
+    batch.block_table[:, : (290 - 200) // 16] = stale
+    # Runs are attended in halves, which shows in their bits; gathered blocks are not.
+    assert torch.equal(attention(batch, window=200), expected)
+
+
 @pytest.mark.parametrize("window", [None, 9])
 def test_soft_cap_equals_reference(window: int | None) -> None:
     batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=32, block_size=16)

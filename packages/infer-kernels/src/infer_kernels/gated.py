@@ -13,18 +13,14 @@ rounding points of `transformers`.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
 
+from infer_kernels.activations import GatedActivation, activate_rows
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.dispatch import takes_triton, wants_grad
-
-GatedActivation = Literal["silu", "gelu_tanh"]
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
@@ -91,7 +87,7 @@ def gated_triton(gate_up: Tensor, *, activation: GatedActivation, out: Tensor) -
 def gated_torch(gate_up: Tensor, *, activation: GatedActivation, out: Tensor | None = None) -> Tensor:
     """The fastest plain PyTorch; unchecked. Differentiable where `out` is None."""
     gate, up = gate_up.chunk(2, dim=-1)
-    activated = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+    activated = activate_rows(gate, activation)
     if out is not None:
         return torch.mul(activated, up, out=out)
     return activated * up if wants_grad(gate_up) else activated.mul_(up)

@@ -157,3 +157,23 @@ def test_mixed_phases_in_one_row_each_equal_their_own_kernels() -> None:
     mixed = attend(batch, made)
     assert torch.equal(mixed[0], run(batch, prefill=True)[0])
     assert torch.equal(mixed[1], run(batch, prefill=False)[1])
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_invariant_decodes_have_the_bits_of_the_prompt(window: int | None, *, fixed: bool) -> None:
+    prompt = random_paged_batch([(40, 300)], q_heads=4, kv_heads=2, head_dim=64, block_size=64)
+    buffers = AttentionBuffers(max_seqs=4, max_tokens=64, max_seq_len=300, block_size=64, device="cpu")
+    # Three of the prompt's tokens as decodes, beside a chunk of it.
+    made = plan_attention(
+        query_start=torch.tensor([0, 1, 2, 3, 23], dtype=torch.int32),
+        seq_lens=torch.tensor([261, 289, 300, 290], dtype=torch.int32),
+        block_table=prompt.block_table.expand(4, -1),
+        block_size=64,
+        device="cpu",
+        buffers=buffers if fixed else None,
+        batch_invariant=True,
+    )
+    rows = [0, 28, 39, *range(10, 30)]
+    attended = paged_attention(prompt.q[rows], prompt.k_cache, prompt.v_cache, made, scale=0.125, window=window)
+    assert torch.equal(attended, run(prompt, window=window, prefill=True)[rows])

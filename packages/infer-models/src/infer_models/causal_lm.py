@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from infer_kernels import gather_rows
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers import Dense, LMHead, PackedLinear
+from infer_models.layers import Dense, LMHead, PackedLinear, Placement
 
 
 class CausalLM(nn.Module):
@@ -83,5 +82,5 @@ class CausalLM(nn.Module):
 class Family(Protocol):
     """Builds a model of one architecture, its matrices still to be loaded or drawn."""
 
-    def __call__(self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> CausalLM:
-        """Allocate the model's weights on `device`, in `dtype`."""
+    def __call__(self, config: ModelConfig, placement: Placement) -> CausalLM:
+        """Allocate the model's weights."""

@@ -6,7 +6,6 @@ normed, and hands the next norm its output, so that every addition is fused with
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from infer_kernels import QKNorm, Rotary, gelu_tanh_and_mul
@@ -120,10 +119,9 @@ class Gemma3(CausalLM):
 
     ignored_tensors: ClassVar[tuple[str, ...]] = ("*.rotary_emb.inv_freq",)
 
-    def __init__(self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Allocate the weights on `device`, in `dtype`; the matrices are still to be loaded or drawn."""
-        placement = Placement(device=device, dtype=dtype)
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        """Allocate the weights; the matrices are still to be loaded or drawn."""
         decoder = Decoder(config, placement)
         tied = decoder.embed_tokens.weight if config.tie_word_embeddings else None
         weight = placement.matrix(config.vocab_size, config.hidden_size) if tied is None else tied
-        super().__init__(config, decoder, LMHead(weight, soft_cap=config.logit_soft_cap))
+        super().__init__(config, decoder, LMHead(weight, placement.product, soft_cap=config.logit_soft_cap))

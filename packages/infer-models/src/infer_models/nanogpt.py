@@ -5,7 +5,6 @@ tensors named as Llama's are: `model.embed_tokens`, `model.embed_positions`; in 
 `self_attn.{q,k,v,o}_proj`, `post_attention_layernorm` and `mlp.{up,down}_proj`; `model.norm` and `lm_head`.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -94,9 +93,10 @@ class Decoder(nn.Module):
 class NanoGPT(CausalLM):
     """A NanoGPT model; its LM head has a weight and a bias of its own."""
 
-    def __init__(self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Allocate the weights on `device`, in `dtype`; the matrices are still to be loaded or drawn."""
-        placement = Placement(device=device, dtype=dtype)
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        """Allocate the weights; the matrices are still to be loaded or drawn."""
         decoder = Decoder(config, placement)
         weight = placement.matrix(config.vocab_size, config.hidden_size)
-        super().__init__(config, decoder, LMHead(weight, bias=placement.vector(config.vocab_size, fill=0.0)))
+        super().__init__(
+            config, decoder, LMHead(weight, placement.product, bias=placement.vector(config.vocab_size, fill=0.0))
+        )

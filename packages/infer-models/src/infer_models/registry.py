@@ -5,10 +5,12 @@ from typing import Literal
 
 import torch
 
+from infer_kernels import linear, linear_invariant
 from infer_models.causal_lm import CausalLM, Family
 from infer_models.checkpoint import draw_weights, load_weights
 from infer_models.config import ModelConfig
 from infer_models.gemma3 import Gemma3
+from infer_models.layers import Placement
 from infer_models.llama import Llama
 from infer_models.nanogpt import NanoGPT
 from infer_models.qwen3 import Qwen3
@@ -17,7 +19,12 @@ FAMILIES: dict[str, Family] = {"llama": Llama, "qwen3": Qwen3, "gemma3_text": Ge
 
 
 def load_model(
-    folder: Path, *, device: torch.device, dtype: torch.dtype, load_format: Literal["auto", "dummy"] = "auto"
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: Literal["auto", "dummy"] = "auto",
+    batch_invariant: bool = False,
 ) -> CausalLM:
     """Build the model that `config.json` describes and fill it.
 
@@ -26,13 +33,16 @@ def load_model(
         device: where the weights go, straight from the file.
         dtype: of weights and activations, whatever the file's is.
         load_format: `auto` reads safetensors; `dummy` draws random weights from `config.json` alone.
+        batch_invariant: a token's logits are the same bits whatever else is in the batch, if its cache attends so too
+            (see `infer_kernels.plan_attention`); slower.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
         ValueError: `load_format` is none of the two.
     """
     config = ModelConfig.from_folder(folder)
-    model = FAMILIES[config.model_type](config, device=device, dtype=dtype)
+    placement = Placement(device=device, dtype=dtype, product=linear_invariant if batch_invariant else linear)
+    model = FAMILIES[config.model_type](config, placement)
     match load_format:
         case "auto":
             load_weights(model, folder)

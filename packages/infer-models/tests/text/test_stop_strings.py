@@ -77,3 +77,24 @@ def test_nothing_is_sent_after_a_match() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="`stop` holds an empty string"):
         StopStringMatcher(["a", ""])
+
+
+@given(stops=STOPS, passed=st.lists(LETTERS, max_size=3), deltas=st.lists(LETTERS))
+def test_a_stop_string_that_ends_in_text_passed_over_does_not_count(
+    stops: list[str], passed: list[str], deltas: list[str]
+) -> None:
+    matcher = StopStringMatcher(stops)
+    sent = [matcher.pass_over(delta) for delta in passed]
+    before, text, matched = len("".join(passed)), "".join([*passed, *deltas]), False
+    for delta in deltas:
+        piece, matched = matcher.add(delta)
+        sent.append(piece)
+        if matched:
+            break
+    for end in range(before + 1, len(text) + 1):
+        if any(text[:end].endswith(stop) for stop in stops):
+            assert matched
+            assert text.startswith("".join(sent))
+            assert len("".join(sent)) == end - max(len(stop) for stop in stops if text[:end].endswith(stop))
+            return
+    assert "".join([*sent, matcher.finish()]) == text

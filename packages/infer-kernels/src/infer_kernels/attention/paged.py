@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.attention.cpu import CpuAttentionPlan
+from infer_kernels.attention.cpu_invariant import InvariantCpuPlan
 from infer_kernels.attention.memory import AttentionBuffers, FreshMemory
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, check_options
 from infer_kernels.attention.triton_plan import TritonAttentionPlan
@@ -31,6 +32,7 @@ def plan_attention(
     device: torch.device | str,
     is_prefill: Tensor | None = None,
     buffers: AttentionBuffers | None = None,
+    batch_invariant: bool = False,
 ) -> AttentionPlan:
     """Lay out one step's ragged batch, once for all its layers.
 
@@ -40,13 +42,16 @@ def plan_attention(
         seq_lens: [seqs] int32 on the host: tokens of each sequence, this step's included, so that its last row is at
             position `seq_len - 1`. A sequence of length 0 attends to nothing and gets zeros.
         block_table: [seqs, columns] int32 on the host: the blocks of each sequence, in order, and one column more than
-            the longest needs (kernels prefetch a block id ahead). Unused entries are never followed.
+            the longest needs (kernels prefetch a block id ahead). Unused entries, and those of blocks that a layer's
+            window does not reach, are never followed.
         block_size: tokens of a block.
         device: where q and the caches are.
         is_prefill: [seqs] bool on the host: whose rows belong to a prompt. The phases have kernels of their own, which
             agree to rounding; a prompt's bits do not depend on its chunks if all of them, one-row chunks too, are
             prefill. None: sequences with several rows.
         buffers: memory on the device to write the plan into, as captured graphs need; None allocates.
+        batch_invariant: a row's bits depend on nothing but its sequence's tokens: not on chunks, phases, company or
+            blocks. Slower: kernels take every row as prefill, a CPU multiplies panels of fixed shape.
 
     Returns:
         The plan. It reads the host tensors while it is made and while layers attend for the first time.
@@ -78,11 +83,14 @@ def plan_attention(
         require_device("is_prefill", is_prefill, "the plan's input", cpu)
         require_shape("is_prefill", is_prefill, (num_seqs,), "one for each of `seq_lens`")
         _check_phases(is_prefill, num_queries)
+    if batch_invariant:
+        is_prefill = torch.ones_like(is_prefill)
     layout = HostLayout(query_start=query_start, seq_lens=seq_lens, is_prefill=is_prefill)
     if device.type not in TRITON_DEVICES:
         if buffers is not None:
             raise ValueError(f"`buffers` are for kernels, and a plan for {device} runs none; leave them out")
-        return CpuAttentionPlan(layout, block_table, block_size=block_size, device=device)
+        cpu_plan = InvariantCpuPlan if batch_invariant else CpuAttentionPlan
+        return cpu_plan(layout, block_table, block_size=block_size, device=device)
     if buffers is not None:
         buffers.check(device=device, block_size=block_size)
     return TritonAttentionPlan(

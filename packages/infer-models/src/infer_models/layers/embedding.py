@@ -4,9 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from infer_kernels import linear
 from infer_models.layers.linear import Dense
-from infer_models.layers.placement import Placement
+from infer_models.layers.placement import Placement, Product
 
 
 class Embedding(nn.Module):
@@ -39,15 +38,19 @@ class LMHead(Dense):
     """Hidden states to logits. Its weight may be the embedding's own parameter."""
 
     def __init__(
-        self, weight: nn.Parameter, *, bias: nn.Parameter | None = None, soft_cap: float | None = None
+        self,
+        weight: nn.Parameter,
+        product: Product,
+        *,
+        bias: nn.Parameter | None = None,
+        soft_cap: float | None = None,
     ) -> None:
         """The weight is [vocab, hidden], the bias [vocab]; `soft_cap` makes logits `cap * tanh(logits / cap)`."""
-        super().__init__()
-        self.weight = weight
+        super().__init__(weight, product)
         self.bias = bias
         self.soft_cap = soft_cap
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden] to [rows, vocab], in the dtype of x."""
-        logits = linear(x, self.weight, self.bias)
+        logits = self.product(x, self.weight, self.bias)
         return logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap

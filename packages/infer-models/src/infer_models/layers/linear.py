@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import linear, prepack
-from infer_models.layers.placement import Placement
+from infer_kernels import prepack
+from infer_models.layers.placement import Placement, Product
 
 
 class Dense(nn.Module):
@@ -14,9 +14,17 @@ class Dense(nn.Module):
 
     Attributes:
         weight: [out_features, in_features].
+        product: what multiplies by it.
     """
 
     weight: nn.Parameter
+    product: Product
+
+    def __init__(self, weight: nn.Parameter, product: Product) -> None:
+        """Multiply by `weight` with `product`."""
+        super().__init__()
+        self.weight = weight
+        self.product = product
 
     def prepack(self) -> None:
         """Bring the weight into the order that its device multiplies fastest: for inference, and for good."""
@@ -28,13 +36,12 @@ class Linear(Dense):
 
     def __init__(self, placement: Placement, in_features: int, out_features: int, *, bias: bool = False) -> None:
         """The weight is [out_features, in_features], the bias [out_features] or none."""
-        super().__init__()
-        self.weight = placement.matrix(out_features, in_features)
+        super().__init__(placement.matrix(out_features, in_features), placement.product)
         self.bias = placement.vector(out_features, fill=0.0) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
-        return linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)
 
 
 class PackedLinear(Dense):
@@ -47,13 +54,12 @@ class PackedLinear(Dense):
 
     def __init__(self, placement: Placement, in_features: int, parts: Mapping[str, int]) -> None:
         """The weight is [sum of `parts`, in_features]."""
-        super().__init__()
+        super().__init__(placement.matrix(sum(parts.values()), in_features), placement.product)
         self.parts = dict(parts)
-        self.weight = placement.matrix(sum(parts.values()), in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, in_features] to [tokens, sum of `parts`]."""
-        return linear(x, self.weight)
+        return self.product(x, self.weight)
 
     def part_weights(self) -> dict[str, Tensor]:
         """Return each part's rows of the weight, as views, by its name."""

@@ -1,17 +1,32 @@
-"""`Placement`: where weights live and in which dtype. Knows allocation; knows no layer."""
+"""`Placement`: where weights live, in which dtype, and what multiplies by them. Knows allocation; knows no layer."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+class Product(Protocol):
+    """A dense layer's arithmetic: `infer_kernels.linear` or `linear_invariant`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Map x [tokens, in_features] to [tokens, out_features]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Allocates a model's parameters; none requires a gradient until it is asked to."""
+    """Allocates a model's parameters; none requires a gradient until it is asked to.
+
+    Attributes:
+        device: of the parameters.
+        dtype: of the parameters.
+        product: what dense layers multiply with.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    product: Product
 
     def matrix(self, rows: int, columns: int) -> nn.Parameter:
         """Return a parameter [rows, columns] whose elements are still to be loaded or drawn."""

@@ -45,6 +45,18 @@ class StopStringMatcher:
         self._held = text[num_safe:]
         return text[:num_safe], False
 
+    def pass_over(self, delta: str) -> str:
+        """Take text in which no stop string may end; return what is safe to send.
+
+        A stop string that begins in it and ends in later text is found there, and held back until then.
+        """
+        text = self._held + delta
+        for character in delta:
+            self._advance(character)
+        num_safe = len(text) - max(self._progress, default=0)
+        self._held = text[num_safe:]
+        return text[:num_safe]
+
     def finish(self) -> str:
         """Return the text that was held back: nothing more comes, so no stop string begins there."""
         held, self._held = self._held, ""
@@ -62,6 +74,7 @@ class StopStringMatcher:
                 matched += 1
             if matched == len(stop):
                 longest_match = max(longest_match, matched)
+                matched = links[-1]
             self._progress[index] = matched
         return longest_match
 
