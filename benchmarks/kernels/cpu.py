@@ -174,8 +174,8 @@ def compare_decodes(*, layers: int, rounds: int) -> list[Comparison]:
     for head_dim in (64, 128):
         columns = TOKENS // BLOCK_SIZE
         pool = KVPool(
-            num_layers=layers,
-            num_blocks=SEQS * columns,
+            group_of_layer=(0,) * layers,
+            num_blocks=(SEQS * columns,),
             kv_heads=KV_HEADS,
             block_size=BLOCK_SIZE,
             head_dim=head_dim,

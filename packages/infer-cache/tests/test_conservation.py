@@ -1,81 +1,301 @@
-"""No interleaving of reserve, release, leaks and reclaim makes or loses a block: `BlockTables` against plain counts."""
+"""No interleaving makes or loses a block, or finds one whose content is not what its name says.
 
+The machine computes like an engine, in plain Python: it writes its own rows from the edits alone, and into each block's
+memory the tokens that every position stands for; what a computed token attends to must be in there.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from infer_cache import BlockTables, OutOfBlocksError, UnknownSequenceError
+from infer_cache import GroupSpec, OutOfBlocksError, PagedTables, PrefixDigests, TableEdit
 
-SEQUENCES = st.sampled_from(["a", "b", "c", "d"])
+ANY = st.integers(0, 7)
+MAX_RUNNING = 4
+SOME_RUNNING = precondition(lambda machine: machine.sequences)
+WINDOWS = st.none() | st.integers(1, 9)
+Content = tuple[str, tuple[int, ...]]
 
 
-class TablesMachine(RuleBasedStateMachine):
-    """The model is how many blocks each sequence must hold, and the set of leaked ids."""
+@dataclass
+class Sequence:
+    """What the engine knows of a sequence; `safe` is the first position whose window is still there."""
 
-    @initialize(num_blocks=st.integers(0, 24), block_size=st.integers(1, 5))
-    def start(self, num_blocks: int, block_size: int) -> None:
-        self.tables = BlockTables(num_blocks, block_size)
-        self.held: dict[str, int] = {}
-        self.leaked: set[int] = set()
+    tokens: list[int]
+    digests: PrefixDigests
+    salt: str
+    rows: list[dict[int, int]]
+    num_computed: int
+    safe: int = 0
+    first: list[int] = field(default_factory=list)
 
-    @rule(sequence=SEQUENCES, num_tokens=st.integers(0, 60))
-    def reserve(self, sequence: str, num_tokens: int) -> None:
-        before = self.held.get(sequence, 0)
-        needed = max(before, -(-num_tokens // self.tables.block_size))
-        fits = needed - before <= self.num_free
-        assert self.tables.can_reserve(sequence, num_tokens) is fits
+    def content(self, position: int) -> Content:
+        """What the keys and values at a position depend on."""
+        return (self.salt, tuple(self.tokens[: position + 1]))
+
+
+class PagedMachine(RuleBasedStateMachine):
+    """The model: each sequence's rows, leaked blocks, and what has been written into every block."""
+
+    @initialize(
+        groups=st.lists(st.tuples(st.integers(20, 70), WINDOWS), min_size=1, max_size=3),
+        block_size=st.integers(1, 4),
+        max_chunk=st.none() | st.integers(1, 9),
+        keeps_prefixes=st.booleans(),
+    )
+    def start(
+        self, *, groups: list[tuple[int, int | None]], block_size: int, max_chunk: int | None, keeps_prefixes: bool
+    ) -> None:
+        """Groups are drawn as (tokens that there is room for, window)."""
+        self.windows = [window for _, window in groups]
+        self.sizes = [num_tokens // block_size for num_tokens, _ in groups]
+        specs = [
+            GroupSpec(num_blocks=size, window=window) for size, window in zip(self.sizes, self.windows, strict=True)
+        ]
+        self.tables = PagedTables(specs, block_size, max_chunk=max_chunk, keeps_prefixes=keeps_prefixes)
+        self.max_chunk, self.keeps_prefixes = max_chunk, keeps_prefixes
+        self.names = count()
+        self.sequences: dict[str, Sequence] = {}
+        self.leaked: set[tuple[int, int]] = set()
+        self.memory: dict[tuple[int, int, int], Content] = {}
+
+    @precondition(lambda self: len(self.sequences) < MAX_RUNNING)
+    @rule(num_tokens=st.integers(1, 24), fork=st.sampled_from([None, None, 5, 13]), salt=st.sampled_from(["", "", "x"]))
+    def admit(self, num_tokens: int, fork: int | None, salt: str) -> None:
+        name = str(next(self.names))
+        tokens = [int(fork is not None and position >= fork) for position in range(num_tokens)]
+        digests = PrefixDigests(self.tables.block_size, salt=salt)
+        hit = self.tables.find(digests.upto(tokens, num_tokens), num_tokens)
+        sequence = Sequence(tokens, digests, salt, [{} for _ in self.windows], min(hit.num_tokens, num_tokens - 1))
+        sequence.safe = sequence.num_computed
+        sequence.first = list(hit.firsts)
+        held = [len(self.held(group).intersection(ids)) for group, ids in enumerate(hit.blocks)]
+        assert [num_held * self.tables.block_size for num_held in held] == list(hit.num_held_tokens)
+        fits = self.tables.fits(num_tokens, hit)
+        free = [self.num_free(group) for group in range(len(self.windows))]
         try:
-            added = self.tables.reserve(sequence, num_tokens)
+            edits = self.tables.admit(name, num_tokens, hit)
         except OutOfBlocksError:
             assert not fits
-        else:
-            assert fits
-            assert len(added) == needed - before
-            assert self.tables.blocks(sequence)[before:] == tuple(added)
-            self.held[sequence] = needed
+            return
+        assert fits
+        added = [len(edit.block_ids) - num_held for edit, num_held in zip(edits, held, strict=True)]
+        self.sequences[name] = sequence
+        self.write_rows(sequence, edits)
+        assert [before - self.num_free(group) for group, before in enumerate(free)] == added
+        for group in range(len(self.windows)):
+            for position in range(hit.firsts[group] * self.tables.block_size, hit.num_tokens):
+                assert self.read(sequence, group, position) == sequence.content(position)
 
-    @rule(sequence=SEQUENCES)
-    def release(self, sequence: str) -> None:
-        try:
-            self.tables.release(sequence)
-        except UnknownSequenceError:
-            assert sequence not in self.held
-        else:
-            del self.held[sequence]
+    @SOME_RUNNING
+    @rule(which=ANY, publishes=st.booleans())
+    def finish_prompt(self, which: int, *, publishes: bool) -> None:
+        """Compute the rest of a prompt, chunk by chunk."""
+        _, sequence = self.choose(which)
+        before = -1
+        while before < sequence.num_computed < len(sequence.tokens):
+            before = sequence.num_computed
+            self.compute(which, len(sequence.tokens), publishes=publishes)
 
-    @rule(count=st.integers(0, 4))
-    def leak(self, count: int) -> None:
-        if self.tables.allocator.can_allocate(count):
-            self.leaked |= set(self.tables.allocator.allocate(count, owner="nobody"))
+    @SOME_RUNNING
+    @rule(which=ANY, num_tokens=st.integers(1, 16), publishes=st.booleans())
+    def compute(self, which: int, num_tokens: int, *, publishes: bool) -> None:
+        """Compute the next tokens, a generated one after the prompt's last, and read what they attend to."""
+        name, sequence = self.choose(which)
+        first = sequence.num_computed
+        if first == len(sequence.tokens):
+            sequence.tokens.append(0)
+        end = min(first + min(num_tokens, self.max_chunk or num_tokens), len(sequence.tokens))
+        if not self.extend(name, sequence, end):
+            return
+        for group, window in enumerate(self.windows):
+            for position in range(first, end):
+                self.write(sequence, group, position, sequence.content(position))
+            for position in range(max(0, first - (window or end) + 1), end):
+                assert self.read(sequence, group, position) == sequence.content(position)
+        sequence.num_computed = end
+        if publishes:
+            self.publish(which, end)
 
+    @SOME_RUNNING
+    @rule(which=ANY, num_tokens=st.integers(0, 30))
+    def publish(self, which: int, num_tokens: int) -> None:
+        name, sequence = self.choose(which)
+        names = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
+        self.tables.publish(name, names, min(num_tokens, sequence.num_computed))
+
+    @SOME_RUNNING
+    @rule(which=ANY)
+    def fail(self, which: int) -> None:
+        """A step has written rubbish: its blocks are found no more, and it is computed again."""
+        name, sequence = self.choose(which)
+        self.tables.unpublish(name, sequence.safe)
+        for group in range(len(self.windows)):
+            holders = Counter(block_id for other in self.sequences.values() for block_id in other.rows[group].values())
+            for position in range(sequence.safe, sequence.num_computed):
+                if holders[sequence.rows[group][position // self.tables.block_size]] == 1:
+                    self.write(sequence, group, position, ("rubbish", ()))
+        sequence.num_computed = sequence.safe
+
+    @SOME_RUNNING
+    @rule(which=ANY)
+    def adopt(self, which: int) -> None:
+        name, sequence = self.choose(which)
+        names = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
+        edits = self.tables.adopt(name, names, sequence.num_computed)
+        columns = sorted({edit.column for edit in edits})
+        index, within = divmod(sequence.num_computed, self.tables.block_size)
+        assert columns == list(range(index, index + len(columns)))
+        assert not (within and columns)
+        assert len(edits) == len(columns) * len(self.windows)
+        self.write_rows(sequence, edits)
+        for edit in edits:
+            for position in range(edit.column * self.tables.block_size, (edit.column + 1) * self.tables.block_size):
+                assert self.read(sequence, edit.group, position) == sequence.content(position)
+        adopted = sequence.num_computed + len(columns) * self.tables.block_size
+        sequence.num_computed = min(adopted, max(sequence.num_computed, len(sequence.tokens) - 1))
+
+    @SOME_RUNNING
+    @rule(which=ANY)
+    def release(self, which: int) -> None:
+        name, _ = self.choose(which)
+        self.tables.release(name)
+        del self.sequences[name]
+
+    @precondition(lambda self: len(self.leaked) < MAX_RUNNING)
+    @rule(group=st.integers(0, 2), num_blocks=st.integers(1, 3))
+    def leak(self, group: int, num_blocks: int) -> None:
+        allocator = self.tables.groups[group % len(self.windows)].blocks.allocator
+        if allocator.can_allocate(num_blocks):
+            lost = allocator.allocate(num_blocks, owner="nobody")
+            self.leaked |= {(group % len(self.windows), block_id) for block_id in lost}
+
+    @precondition(lambda self: self.leaked)
     @rule()
     def reclaim(self) -> None:
         assert self.tables.reclaim() == len(self.leaked)
         self.leaked.clear()
 
     @invariant()
-    def every_block_is_free_or_held_once_or_leaked(self) -> None:
-        tables = {sequence: self.tables.blocks(sequence) for sequence in self.held}
-        assert {sequence: len(table) for sequence, table in tables.items()} == self.held
-        held = [block_id for table in tables.values() for block_id in table]
-        assert len({*held, *self.leaked}) == len(held) + len(self.leaked)
-        assert self.tables.num_free_blocks == self.num_free
+    def every_block_is_free_or_idle_or_held_or_leaked(self) -> None:
+        for group, num_blocks in enumerate(self.sizes):
+            blocks = self.tables.groups[group].blocks
+            held = self.held(group)
+            lost = {block_id for number, block_id in self.leaked if number == group}
+            assert not held & lost
+            assert held == {block_id for block_id in range(num_blocks) if blocks.is_held(block_id)}
+            assert blocks.allocator.num_free + blocks.num_idle + len(held) + len(lost) == num_blocks
+            assert blocks.num_free == self.num_free(group)
+            assert self.keeps_prefixes or not blocks.num_idle
         assert self.tables.audit() == sorted(self.leaked)
+        free = [self.num_free(group) for group in range(len(self.windows))]
+        assert self.tables.num_free_tokens == min(free) * self.tables.block_size
+        assert self.tables.num_free_blocks == sum(free)
+
+    @invariant()
+    def tables_are_the_rows_that_edits_have_written(self) -> None:
+        for name, sequence in self.sequences.items():
+            for group, row in enumerate(sequence.rows):
+                assert self.tables.blocks(name, group) == tuple(row[column] for column in sorted(row))
+                assert len(set(row.values())) == len(row)
 
     def teardown(self) -> None:
         if not hasattr(self, "tables"):
             return
         self.tables.reclaim()
-        for sequence in self.held:
-            self.tables.release(sequence)
-        # All blocks are back, and as the one run that they were at the start.
-        everything = self.tables.reserve("everything", self.tables.num_blocks * self.tables.block_size)
-        assert everything == list(range(self.tables.num_blocks))
+        for name in self.sequences:
+            self.tables.release(name)
+        assert self.tables.num_free_blocks == self.tables.num_blocks
+        # All blocks are back: each group gives all of them at once.
+        for group in self.tables.groups:
+            assert sorted(group.blocks.allocate(group.blocks.num_blocks, owner="everything")) == list(
+                range(group.blocks.num_blocks)
+            )
 
-    @property
-    def num_free(self) -> int:
-        return self.tables.num_blocks - sum(self.held.values()) - len(self.leaked)
+    def choose(self, which: int) -> tuple[str, Sequence]:
+        """One of the running sequences."""
+        return list(self.sequences.items())[which % len(self.sequences)]
+
+    def extend(self, name: str, sequence: Sequence, end: int) -> bool:
+        """Make room for the tokens before `end`; return whether there was enough."""
+        size = self.tables.block_size
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                first = max(sequence.first[group], (sequence.num_computed - window + 1) // size)
+                sequence.first[group] = first
+                for column in [column for column in sequence.rows[group] if column < first]:
+                    del sequence.rows[group][column]
+        rows = sequence.rows
+        missing = [
+            max(0, -(-end // size) - max(row, default=first - 1) - 1)
+            for row, first in zip(rows, sequence.first, strict=True)
+        ]
+        fits = all(num_blocks <= self.num_free(group) for group, num_blocks in enumerate(missing))
+        edits = self.tables.try_extend(name, end, first_position=sequence.num_computed)
+        assert (edits is not None) is fits
+        self.write_rows(sequence, edits or [])
+        sequence.safe = sequence.num_computed
+        return fits
+
+    def held(self, group: int) -> set[int]:
+        return {block_id for sequence in self.sequences.values() for block_id in sequence.rows[group].values()}
+
+    def num_free(self, group: int) -> int:
+        num_leaked = sum(number == group for number, _ in self.leaked)
+        return self.sizes[group] - num_leaked - len(self.held(group))
+
+    def write_rows(self, sequence: Sequence, edits: list[TableEdit]) -> None:
+        for edit in edits:
+            sequence.rows[edit.group] |= {edit.column + i: block_id for i, block_id in enumerate(edit.block_ids)}
+
+    def write(self, sequence: Sequence, group: int, position: int, content: Content) -> None:
+        column, offset = divmod(position, self.tables.block_size)
+        self.memory[group, sequence.rows[group][column], offset] = content
+
+    def read(self, sequence: Sequence, group: int, position: int) -> Content:
+        column, offset = divmod(position, self.tables.block_size)
+        return self.memory[group, sequence.rows[group][column], offset]
 
 
-TestConservation = TablesMachine.TestCase
-TestConservation.settings = settings(stateful_step_count=40)
+TestPagedConservation = PagedMachine.TestCase
+TestPagedConservation.settings = settings(stateful_step_count=40)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_long_walks_with_much_traffic_conserve_blocks_and_contents(seed: int) -> None:
+    """The same rules in numbers that fill and recycle the pools many times over."""
+    chance = random.Random(seed)  # noqa: S311 - a walk, no secret
+    machine, size = PagedMachine(), chance.randint(1, 4)
+    windows = [None, chance.randint(1, 9), chance.randint(1, 30)][seed % 2 : chance.randint(2, 3)]
+    machine.start(
+        groups=[(chance.randint(40, 90), window) for window in windows],
+        block_size=size,
+        max_chunk=chance.choice([None, 5, 8]),
+        keeps_prefixes=seed % 4 != 0,
+    )
+    for _ in range(300):
+        which, num_tokens, publishes = chance.randrange(8), chance.randint(1, 24), chance.random() < 0.8
+        fork, salt = chance.choice([None, None, 5, 13]), chance.choice(["", "", "", "x"])
+        for _ in range(min(2, MAX_RUNNING - len(machine.sequences))):
+            machine.admit(num_tokens, fork, salt)
+        if machine.sequences:
+            match chance.choice(["finish", "compute", "compute", "adopt", "adopt", "release", "release", "fail"]):
+                case "finish":
+                    machine.finish_prompt(which, publishes=publishes)
+                case "compute":
+                    machine.compute(which, num_tokens, publishes=publishes)
+                case "adopt":
+                    machine.adopt(which)
+                case "release":
+                    machine.release(which)
+                case _:
+                    machine.fail(which)
+        machine.every_block_is_free_or_idle_or_held_or_leaked()
+        machine.tables_are_the_rows_that_edits_have_written()
+    machine.teardown()

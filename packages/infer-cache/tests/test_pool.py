@@ -1,15 +1,30 @@
 """The KV memory: its shape, its strides, its price."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 import torch
 
 from infer_cache import KVPool
 
-SIZES = {"num_layers": 2, "num_blocks": 3, "kv_heads": 4, "block_size": 5, "head_dim": 16}
+SIZES = {"kv_heads": 4, "block_size": 5, "head_dim": 16}
 
 
-def pool(*, dtype: torch.dtype = torch.float32, **sizes: int) -> KVPool:
-    return KVPool(**{**SIZES, **sizes}, dtype=dtype, device=torch.device("cpu"))
+def pool(
+    *,
+    group_of_layer: Sequence[int] = (0, 0),
+    num_blocks: Sequence[int] = (3,),
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    sizes: Mapping[str, int] | None = None,
+) -> KVPool:
+    return KVPool(
+        group_of_layer=group_of_layer,
+        num_blocks=num_blocks,
+        dtype=dtype,
+        device=torch.device(device),
+        **{**SIZES, **(sizes or {})},
+    )
 
 
 def test_a_layers_cache_is_blocks_by_heads_by_tokens_and_starts_at_zero() -> None:
@@ -18,7 +33,7 @@ def test_a_layers_cache_is_blocks_by_heads_by_tokens_and_starts_at_zero() -> Non
         assert tensor.shape == (3, 4, 5, 16)
         assert tensor.dtype == torch.bfloat16
         assert not tensor.any()
-    assert (cache.num_layers, cache.num_blocks, cache.block_size) == (2, 3, 5)
+    assert (cache.num_layers, cache.num_blocks, cache.block_size) == (2, (3,), 5)
 
 
 def test_consecutive_blocks_are_one_view_over_their_tokens_on_a_cpu() -> None:
@@ -39,27 +54,53 @@ def test_layers_keys_and_values_share_no_memory() -> None:
 
 
 def test_bytes_per_block_is_what_a_block_takes_of_the_storage() -> None:
-    cache = pool(dtype=torch.float16, num_blocks=7)
+    cache = pool(dtype=torch.float16, num_blocks=[7])
     layers = range(cache.num_layers)
     total = sum(cache.key_cache(layer).nbytes + cache.value_cache(layer).nbytes for layer in layers)
     assert total == 7 * KVPool.bytes_per_block(num_layers=2, kv_heads=4, block_size=5, head_dim=16, dtype=torch.float16)
 
 
 def test_a_pool_of_no_blocks_is_legal() -> None:
-    assert pool(num_blocks=0).key_cache(0).shape == (0, 4, 5, 16)
+    assert pool(num_blocks=[0]).key_cache(0).shape == (0, 4, 5, 16)
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("num_layers", 0), ("num_blocks", -1), ("kv_heads", 0), ("block_size", 0), ("head_dim", -16)]
-)
+def test_each_group_of_layers_has_blocks_of_its_own_number() -> None:
+    cache = pool(group_of_layer=[1, 0, 1], num_blocks=[7, 2])
+    assert [cache.group(layer) for layer in range(3)] == [1, 0, 1]
+    assert [len(cache.key_cache(layer)) for layer in range(3)] == [2, 7, 2]
+    assert [len(cache.value_cache(layer)) for layer in range(3)] == [2, 7, 2]
+    assert (cache.num_layers, cache.num_blocks) == (3, (7, 2))
+
+
+def test_layers_of_all_groups_have_memory_of_their_own() -> None:
+    cache = pool(group_of_layer=[1, 0, 1, 0], num_blocks=[3, 2])
+    tensors = [tensor for layer in range(4) for tensor in (cache.key_cache(layer), cache.value_cache(layer))]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+
+
+@pytest.mark.parametrize(("name", "size"), [("kv_heads", 0), ("block_size", 0), ("head_dim", -16)])
 def test_a_size_out_of_range_is_refused_by_name(name: str, size: int) -> None:
     with pytest.raises(ValueError, match=f"`{name}` is {size}"):
-        pool(dtype=torch.float32, **{name: size})
+        pool(sizes={name: size})
+
+
+def test_layers_and_blocks_out_of_range_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="`num_layers` is 0"):
+        pool(group_of_layer=[])
+    with pytest.raises(ValueError, match=r"`num_blocks` is \[3, -1\]"):
+        pool(group_of_layer=[0, 1], num_blocks=[3, -1])
+
+
+@pytest.mark.parametrize(("group_of_layer", "num_blocks"), [([0, 1], [3]), ([-1], [3]), ([0], [])])
+def test_a_layer_of_a_group_without_blocks_is_refused(group_of_layer: list[int], num_blocks: list[int]) -> None:
+    with pytest.raises(ValueError, match="`group_of_layer` is"):
+        pool(group_of_layer=group_of_layer, num_blocks=num_blocks)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_head_of_a_block_is_one_piece_on_a_gpu() -> None:
-    device = torch.device("cuda")
-    cache = KVPool(**SIZES, dtype=torch.float16, device=device)
+    cache = pool(dtype=torch.float16, device="cuda")
     assert cache.key_cache(0).is_contiguous()
     assert cache.value_cache(0).device.type == "cuda"

@@ -10,12 +10,20 @@ import infer_cache
 
 def test_the_public_names_are_these() -> None:
     assert sorted(infer_cache.__all__) == [
+        "AdmissionBudget",
         "BlockAllocator",
-        "BlockTables",
+        "GroupSpec",
         "KVPool",
+        "LayerGroups",
         "OutOfBlocksError",
         "PagedCacheView",
+        "PagedTables",
+        "PrefixDigests",
+        "PrefixHit",
+        "SlotTables",
+        "TableEdit",
         "UnknownSequenceError",
+        "blocks_in_reach",
     ]
     assert all(getattr(infer_cache, name).__name__ == name for name in infer_cache.__all__)
 
@@ -26,5 +34,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_bookkeeping_imports_no_torch() -> None:
-    code = "import sys, infer_cache; infer_cache.BlockTables(4, 4).reserve('a', 9); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from infer_cache import GroupSpec, LayerGroups, PagedTables, SlotTables; "
+        "tables = PagedTables([GroupSpec(num_blocks=4)], 4); tables.admit('a', 9, tables.find([], 9)); "
+        "SlotTables(2, 2, 2); LayerGroups.by_window([None, 4]); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

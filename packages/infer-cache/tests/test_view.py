@@ -1,6 +1,7 @@
 """Attention through the pool equals dense causal attention over the same tokens, however they are stored and split."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from infer_cache import BlockTables, KVPool, PagedCacheView
+from infer_cache import GroupSpec, KVPool, LayerGroups, PagedCacheView, PagedTables, TableEdit
 from infer_kernels import NormVariant, QKNorm, Rotary, plan_attention
 from infer_models import CausalView
 from infer_models.attention import AttentionSpec
@@ -37,7 +38,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 class CachedSequences:
-    """Random sequences whose tokens are attended step by step through one pool."""
+    """Random sequences whose tokens are attended step by step through one pool, layers of equal window in a group."""
 
     def __init__(
         self,
@@ -45,22 +46,27 @@ class CachedSequences:
         *,
         block_size: int,
         spec: AttentionSpec,
+        windows: Sequence[int | None] | None = None,
         shuffled: bool = True,
         device: str = "cpu",
     ) -> None:
         generator = torch.Generator().manual_seed(sum(seq_lens) + block_size)
-        self.spec, self.device, self.num_layers = spec, device, 2
+        self.device = device
+        self.specs = [replace(spec, window=window) for window in windows or [spec.window] * 2]
+        self.groups = LayerGroups.by_window([spec.window for spec in self.specs])
         self.heads = [spec.q_heads, spec.kv_heads, spec.kv_heads]
-        shape = (self.num_layers, sum(self.heads), spec.head_dim)
+        shape = (len(self.specs), sum(self.heads), spec.head_dim)
         self.qkv = [torch.randn(seq_len, *shape, generator=generator).to(device) for seq_len in seq_lens]
-        num_blocks = [-(-seq_len // block_size) for seq_len in seq_lens]
-        order = torch.arange(sum(num_blocks))
-        if shuffled:
-            order = torch.randperm(sum(num_blocks), generator=generator)
-        self.tables = [blocks.tolist() for blocks in torch.split(order, num_blocks)]
+        lengths = [-(-seq_len // block_size) for seq_len in seq_lens]
+        num_blocks = [sum(lengths) + group for group in range(len(self.groups.windows))]
+        orders = [
+            torch.randperm(count, generator=generator) if shuffled else torch.arange(count) for count in num_blocks
+        ]
+        # By group and sequence, the blocks of its columns.
+        self.rows = [[blocks.tolist() for blocks in torch.split(order[: sum(lengths)], lengths)] for order in orders]
         self.pool = KVPool(
-            num_layers=self.num_layers,
-            num_blocks=sum(num_blocks),
+            group_of_layer=self.groups.group_of_layer,
+            num_blocks=num_blocks,
             kv_heads=spec.kv_heads,
             block_size=block_size,
             head_dim=spec.head_dim,
@@ -73,25 +79,30 @@ class CachedSequences:
     def view(self, spans: dict[int, range]) -> PagedCacheView:
         """View the pool as the step does that computes the tokens `spans[i]` of each sequence i."""
         size = self.pool.block_size
-        width = max(map(len, self.tables)) + 1
-        plan = plan_attention(
-            query_start=torch.tensor([0, *map(len, spans.values())]).cumsum(0).int(),
-            seq_lens=torch.tensor([span.stop for span in spans.values()], dtype=torch.int32),
-            block_table=torch.tensor(
-                [self.tables[i] + [0] * (width - len(self.tables[i])) for i in spans], dtype=torch.int32
-            ),
-            block_size=size,
-            device=self.device,
-        )
-        slots = [self.tables[i][at // size] * size + at % size for i, span in spans.items() for at in span]
-        return PagedCacheView(self.pool, slots=torch.tensor(slots, dtype=torch.int32, device=self.device), plan=plan)
+        plans, slots = [], []
+        for rows in self.rows:
+            width = max(map(len, rows)) + 1
+            plans.append(
+                plan_attention(
+                    query_start=torch.tensor([0, *map(len, spans.values())]).cumsum(0).int(),
+                    seq_lens=torch.tensor([span.stop for span in spans.values()], dtype=torch.int32),
+                    block_table=torch.tensor(
+                        [rows[i] + [0] * (width - len(rows[i])) for i in spans], dtype=torch.int32
+                    ),
+                    block_size=size,
+                    device=self.device,
+                )
+            )
+            places = [rows[i][at // size] * size + at % size for i, span in spans.items() for at in span]
+            slots.append(torch.tensor(places, dtype=torch.int32, device=self.device))
+        return PagedCacheView(self.pool, slots=slots, plans=plans)
 
     def step(self, counts: dict[int, int]) -> None:
         """Compute the next `counts[i]` tokens of each sequence i, all in one flat batch."""
         spans = {i: range(self.num_cached[i], self.num_cached[i] + count) for i, count in counts.items()}
         view = self.view(spans)
         qkv = torch.cat([self.qkv[i][span.start : span.stop] for i, span in spans.items()])
-        layers = [view.attend(n, qkv[:, n], self.spec) for n in range(self.num_layers)]
+        layers = [view.attend(n, qkv[:, n], spec) for n, spec in enumerate(self.specs)]
         for (i, span), rows in zip(
             spans.items(), torch.split(torch.stack(layers, dim=1), [*counts.values()]), strict=True
         ):
@@ -100,9 +111,9 @@ class CachedSequences:
 
     def assert_equal_to_dense(self) -> None:
         for qkv, attended in zip(self.qkv, self.attended, strict=True):
-            for n in range(self.num_layers):
+            for n, spec in enumerate(self.specs):
                 q, k, v = torch.split(qkv[:, n], self.heads, dim=1)
-                expected = dense(q, k, v, self.spec)
+                expected = dense(q, k, v, spec)
                 torch.testing.assert_close(torch.cat(attended)[:, n], expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
@@ -174,7 +185,7 @@ def test_a_slot_of_minus_one_stores_nothing() -> None:
         block_size=4,
         device="cpu",
     )
-    view = PagedCacheView(sequences.pool, slots=torch.tensor([-1], dtype=torch.int32), plan=plan)
+    view = PagedCacheView(sequences.pool, slots=[torch.tensor([-1], dtype=torch.int32)], plans=[plan])
     view.attend(0, torch.ones(1, 6 + 2 + 2, 16), spec)
     assert not sequences.pool.key_cache(0).any()
     assert not sequences.pool.value_cache(0).any()
@@ -209,11 +220,59 @@ def test_any_split_into_chunks_is_dense_attention(block_size: int, chunks: list[
 
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_blocks_of_a_released_sequence_serve_the_next_one(block_size: int) -> None:
-    tables = BlockTables(-(-24 // block_size), block_size)
+    tables = PagedTables([GroupSpec(num_blocks=-(-24 // block_size))], block_size)
     sequences = CachedSequences([24, 17], block_size=block_size, spec=spec_of())
     for i, seq_len in enumerate((24, 17)):
-        tables.reserve(str(i), seq_len)
-        sequences.tables[i] = list(tables.blocks(str(i)))
+        tables.admit(str(i), seq_len, tables.find([], seq_len))
+        sequences.rows[0][i] = list(tables.blocks(str(i)))
         sequences.step({i: seq_len})
         tables.release(str(i))
     sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_layers_of_two_groups_attend_through_tables_of_their_own(block_size: int, device: str) -> None:
+    windows = [5, 5, None, 5]
+    sequences = CachedSequences([23, 9], block_size=block_size, spec=spec_of(), windows=windows, device=device)
+    assert sequences.rows[0] != sequences.rows[1]
+    for counts in ({0: 7, 1: 9}, {0: 13}, {0: 1}, {0: 1}, {0: 1}):
+        sequences.step(counts)
+    sequences.assert_equal_to_dense()
+
+
+@pytest.mark.parametrize("windows", [[6, None], [9, 3]])
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_what_left_the_window_is_not_read_again(block_size: int, windows: list[int | None]) -> None:
+    sequences = CachedSequences([30, 17], block_size=block_size, spec=spec_of(), windows=windows)
+    groups = [
+        GroupSpec(num_blocks=count, window=window)
+        for count, window in zip(sequences.pool.num_blocks, sequences.groups.windows, strict=True)
+    ]
+    tables = PagedTables(groups, block_size, max_chunk=7)
+    sequences.rows = [[[0] * 30, [0] * 17] for _ in groups]
+
+    def write(i: int, edits: list[TableEdit] | None) -> None:
+        assert edits is not None
+        for edit in edits:
+            sequences.rows[edit.group][i][edit.column : edit.column + len(edit.block_ids)] = edit.block_ids
+
+    for i, seq_len in enumerate((30, 17)):
+        write(i, tables.admit(str(i), seq_len - 4, tables.find([], seq_len - 4)))
+    for counts in ({0: 7, 1: 3}, {0: 6, 1: 7}, {0: 7, 1: 3}, {0: 6}, *[{0: 1, 1: 1}] * 4):
+        for i, count in counts.items():
+            first = sequences.num_cached[i]
+            write(i, tables.try_extend(str(i), first + count, first_position=first))
+        poison_free_blocks(sequences.pool, tables)
+        sequences.step(counts)
+    sequences.assert_equal_to_dense()
+
+
+def poison_free_blocks(pool: KVPool, tables: PagedTables) -> None:
+    """Fill the blocks that no sequence holds with keys and values that nobody could overlook."""
+    for layer in range(pool.num_layers):
+        group = pool.group(layer)
+        is_held = tables.groups[group].blocks.is_held
+        free = [block_id for block_id in range(pool.num_blocks[group]) if not is_held(block_id)]
+        pool.key_cache(layer)[free] = 1e3
+        pool.value_cache(layer)[free] = 1e3

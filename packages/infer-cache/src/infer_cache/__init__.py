@@ -6,13 +6,33 @@ The names that hold tensors are imported when they are first used, so that bookk
 from typing import TYPE_CHECKING, Any
 
 from infer_cache.blocks import BlockAllocator, OutOfBlocksError
-from infer_cache.tables import BlockTables, UnknownSequenceError
+from infer_cache.digests import PrefixDigests
+from infer_cache.group import GroupSpec
+from infer_cache.layer_groups import LayerGroups
+from infer_cache.reach import blocks_in_reach
+from infer_cache.slots import SlotTables
+from infer_cache.tables import AdmissionBudget, PagedTables, PrefixHit, TableEdit, UnknownSequenceError
 
 if TYPE_CHECKING:
     from infer_cache.pool import KVPool
     from infer_cache.view import PagedCacheView
 
-__all__ = ["BlockAllocator", "BlockTables", "KVPool", "OutOfBlocksError", "PagedCacheView", "UnknownSequenceError"]
+__all__ = [
+    "AdmissionBudget",
+    "BlockAllocator",
+    "GroupSpec",
+    "KVPool",
+    "LayerGroups",
+    "OutOfBlocksError",
+    "PagedCacheView",
+    "PagedTables",
+    "PrefixDigests",
+    "PrefixHit",
+    "SlotTables",
+    "TableEdit",
+    "UnknownSequenceError",
+    "blocks_in_reach",
+]
 
 
 def __getattr__(name: str) -> Any:

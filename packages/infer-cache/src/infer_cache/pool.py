@@ -1,4 +1,6 @@
-"""The KV memory: one storage for keys and one for values. Knows shapes and strides; knows no sequence."""
+"""The KV memory: keys and values of every layer, in blocks. Knows shapes and strides; knows no sequence."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -6,7 +8,7 @@ from torch import Tensor
 
 
 class KVPool:
-    """Keys and values of all layers in blocks, zeros at the start.
+    """Keys and values of all layers in blocks, zeros at the start. Layers of a group have equally many blocks.
 
     Each layer's cache is [blocks, kv_heads, block_size, head_dim] to look at. In memory the heads are inside the tokens
     on a CPU, so that consecutive blocks are one strided view over all their tokens, and outside on a GPU, so that one
@@ -18,28 +20,49 @@ class KVPool:
     def __init__(
         self,
         *,
-        num_layers: int,
-        num_blocks: int,
+        group_of_layer: Sequence[int],
+        num_blocks: Sequence[int],
         kv_heads: int,
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the memory, once; a pool of no blocks is legal.
+        """Allocate the memory, once; groups of no blocks are legal.
+
+        Args:
+            group_of_layer: by layer, which group it belongs to.
+            num_blocks: by group, the blocks of each of its layers.
+            kv_heads: key and value heads of a layer.
+            block_size: tokens of a block.
+            head_dim: elements of a head.
+            dtype: of keys and values.
+            device: where they are.
 
         Raises:
-            ValueError: a size is out of range.
+            ValueError: a size is out of range, or a layer's group has no number of blocks.
         """
-        sizes = {"num_layers": num_layers, "kv_heads": kv_heads, "block_size": block_size, "head_dim": head_dim}
+        sizes = {
+            "num_layers": len(group_of_layer),
+            "kv_heads": kv_heads,
+            "block_size": block_size,
+            "head_dim": head_dim,
+        }
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"`{name}` is {size}; it must be at least 1.")
-        if num_blocks < 0:
-            raise ValueError(f"`num_blocks` is {num_blocks}; it must be at least 0.")
+        if min(num_blocks, default=0) < 0:
+            raise ValueError(f"`num_blocks` is {list(num_blocks)}; each must be at least 0.")
+        if not all(0 <= group < len(num_blocks) for group in group_of_layer):
+            raise ValueError(
+                f"`group_of_layer` is {list(group_of_layer)} but `num_blocks` is of {len(num_blocks)} groups; number "
+                "the groups from 0."
+            )
         self._block_size = block_size
+        self._group_of_layer = tuple(group_of_layer)
+        self._num_blocks = tuple(num_blocks)
 
-        def allocate() -> tuple[Tensor, ...]:
+        def allocate(num_layers: int, num_blocks: int) -> tuple[Tensor, ...]:
             if device.type == "cpu":
                 shape = (num_layers, num_blocks, block_size, kv_heads, head_dim)
                 # NumPy's zeros are the system's untouched pages: memory is taken as blocks are first written.
@@ -49,8 +72,14 @@ class KVPool:
                 num_layers, num_blocks, kv_heads, block_size, head_dim, dtype=dtype, device=device
             ).unbind()
 
-        self._key_caches = allocate()
-        self._value_caches = allocate()
+        def allocate_all() -> tuple[Tensor, ...]:
+            groups = [
+                iter(allocate(self._group_of_layer.count(group), count)) for group, count in enumerate(num_blocks)
+            ]
+            return tuple(next(groups[group]) for group in group_of_layer)
+
+        self._key_caches = allocate_all()
+        self._value_caches = allocate_all()
 
     @staticmethod
     def bytes_per_block(*, num_layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -65,12 +94,16 @@ class KVPool:
     @property
     def num_layers(self) -> int:
         """Layers that have a cache."""
-        return len(self._key_caches)
+        return len(self._group_of_layer)
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of each layer."""
-        return self._key_caches[0].shape[0]
+    def num_blocks(self) -> tuple[int, ...]:
+        """By group, the blocks of each of its layers."""
+        return self._num_blocks
+
+    def group(self, layer: int) -> int:
+        """Return which group a layer belongs to."""
+        return self._group_of_layer[layer]
 
     def key_cache(self, layer: int) -> Tensor:
         """Return a layer's keys, [blocks, kv_heads, block_size, head_dim]: the memory itself, no copy."""

@@ -1,6 +1,14 @@
-"""Which blocks each sequence holds. Knows sequences, tokens and block ids; knows no tensors and no schedule."""
+"""Which blocks each sequence holds, in every group of layers. Knows sequences, tokens and ids; no tensors, no schedule.
 
-from infer_cache.blocks import BlockAllocator
+`PagedTables` gives any free block, on demand, and finds it again by its tokens. `SlotTables` (in `slots.py`) has the
+same verbs and gives each sequence a fixed run of consecutive blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infer_cache.blocks import OutOfBlocksError
+from infer_cache.group import GroupSpec, GroupTables, Table
 
 
 class UnknownSequenceError(KeyError):
@@ -13,37 +21,83 @@ class UnknownSequenceError(KeyError):
 
     def __str__(self) -> str:
         """Return the message; a `KeyError` would show the bare key."""
-        return (
-            f"`sequence_id` {self.sequence_id!r} holds no blocks; `reserve` some for it first, and `release` it once."
-        )
+        return f"`sequence_id` {self.sequence_id!r} holds no blocks; `admit` it first, and `release` it once."
 
 
-class BlockTables:
-    """The block table of every sequence: entry i holds its tokens `i * block_size` to `(i + 1) * block_size - 1`."""
+@dataclass(frozen=True, slots=True)
+class TableEdit:
+    """Write `block_ids` into a sequence's row of group `group`'s block table, from column `column` on."""
 
-    __slots__ = ("_allocator", "_block_size", "_tables")
+    group: int
+    column: int
+    block_ids: list[int]
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        """Share out `num_blocks` blocks of `block_size` tokens each; no blocks at all is legal.
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The blocks of a sequence's beginning that were found.
+
+    Attributes:
+        num_tokens: tokens whose keys and values are there, a multiple of the block size.
+        firsts: by group, the first block that is still in reach.
+        blocks: by group, the ids from there on.
+        num_held_tokens: by group, tokens of those blocks that others hold: they cost no free memory.
+    """
+
+    num_tokens: int
+    firsts: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    num_held_tokens: tuple[int, ...]
+
+
+class AdmissionBudget:
+    """Tokens that one step's admissions may still take, by group."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, limits: Sequence[int]) -> None:
+        """Begin with `limits` tokens."""
+        self._left = list(limits)
+
+    def take(self, costs: Sequence[int]) -> bool:
+        """Take `costs` tokens; return whether every group had as many left."""
+        self._left = [left - cost for left, cost in zip(self._left, costs, strict=True)]
+        return min(self._left) >= 0
+
+
+class PagedTables:
+    """Block tables over pools that give any free block on demand, one pool for each group of layers."""
+
+    __slots__ = ("_block_size", "_groups")
+
+    def __init__(
+        self,
+        groups: Sequence[GroupSpec],
+        block_size: int,
+        *,
+        max_chunk: int | None = None,
+        keeps_prefixes: bool = False,
+    ) -> None:
+        """Share out the groups' blocks of `block_size` tokens each.
+
+        Args:
+            groups: one or more; entry 0 of every edit's `group` is the first.
+            block_size: tokens of a block.
+            max_chunk: most tokens of a sequence that one step computes: with a window, no more than these and the
+                window's are held at a time. None: a sequence may be computed whole.
+            keeps_prefixes: keep named blocks that nobody holds, as long as memory lasts.
 
         Raises:
-            ValueError: `num_blocks` is negative or `block_size` is not positive.
+            ValueError: a number of blocks is negative, `block_size` is not positive, or there is no group.
         """
         if block_size < 1:
             raise ValueError(f"`block_size` is {block_size}; it must be at least 1.")
-        self._allocator = BlockAllocator(num_blocks)
+        if not groups:
+            raise ValueError("`groups` is empty; give at least one.")
         self._block_size = block_size
-        self._tables: dict[str, list[int]] = {}
-
-    @property
-    def allocator(self) -> BlockAllocator:
-        """The allocator beneath; its owners are sequence ids."""
-        return self._allocator
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks, free or not."""
-        return self._allocator.num_blocks
+        self._groups = [
+            GroupTables(spec, block_size, max_chunk=max_chunk, keeps_idle=keeps_prefixes) for spec in groups
+        ]
 
     @property
     def block_size(self) -> int:
@@ -51,80 +105,250 @@ class BlockTables:
         return self._block_size
 
     @property
+    def groups(self) -> Sequence[GroupTables]:
+        """The groups, in order."""
+        return self._groups
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups, free or not."""
+        return sum(group.blocks.num_blocks for group in self._groups)
+
+    @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence holds."""
-        return self._allocator.num_free
+        """Blocks of all groups that no sequence holds, those that are kept for their content included."""
+        return sum(group.blocks.num_free for group in self._groups)
+
+    @property
+    def num_idle_blocks(self) -> int:
+        """Free blocks that are kept for their content."""
+        return sum(group.blocks.num_idle for group in self._groups)
+
+    @property
+    def num_evictions(self) -> int:
+        """Blocks whose kept content was given up, since the start."""
+        return sum(group.blocks.num_evictions for group in self._groups)
 
     @property
     def num_free_tokens(self) -> int:
-        """Tokens that the free blocks have room for."""
-        return self._allocator.num_free * self._block_size
+        """Tokens that there is room for: the least of any group."""
+        return min(group.num_free_tokens for group in self._groups)
 
     @property
-    def num_sequences(self) -> int:
-        """Sequences that have a table."""
-        return len(self._tables)
+    def usage(self) -> float:
+        """Share of the blocks that sequences hold, in [0, 1]: the highest of any group."""
+        return max(1 - group.blocks.num_free / max(1, group.blocks.num_blocks) for group in self._groups)
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks a sequence of `num_tokens` tokens takes."""
-        return -(-num_tokens // self._block_size)
+    def find(self, names: Sequence[bytes], num_tokens: int) -> PrefixHit:
+        """Return the longest beginning that is there of a sequence of `num_tokens` tokens, until blocks change hands.
 
-    def can_reserve(self, sequence_id: str, num_tokens: int) -> bool:
-        """Return whether `reserve` would succeed; the sequence may be unknown."""
-        num_held = len(self._tables.get(sequence_id, ()))
-        return num_tokens <= (num_held + self._allocator.num_free) * self._block_size
+        Args:
+            names: of the sequence's full blocks, from `PrefixDigests`; none of them finds nothing.
+            num_tokens: of the sequence. At least its last one will be computed, so that much must be in reach.
+        """
+        found = [group.find(names) for group in self._groups]
+        count = len(names)
+        for group, ids in zip(self._groups, found, strict=True):
+            if group.window is None:
+                count = next((index for index, block_id in enumerate(ids[:count]) if block_id is None), count)
+        while count and not all(
+            None not in ids[self._first(group, count, num_tokens) : count]
+            for group, ids in zip(self._groups, found, strict=True)
+            if group.window is not None
+        ):
+            count -= 1
+        firsts = tuple(self._first(group, count, num_tokens) if count else 0 for group in self._groups)
+        blocks = tuple(
+            tuple(block_id for block_id in ids[first:count] if block_id is not None)
+            for ids, first in zip(found, firsts, strict=True)
+        )
+        num_held = tuple(
+            sum(map(group.blocks.is_held, ids)) * self._block_size
+            for group, ids in zip(self._groups, blocks, strict=True)
+        )
+        return PrefixHit(count * self._block_size, firsts, blocks, num_held)
 
-    def reserve(self, sequence_id: str, num_tokens: int) -> list[int]:
-        """Make sure that a sequence holds blocks for `num_tokens` tokens in total; return the blocks this added.
+    def budget(self, reserve: float) -> AdmissionBudget:
+        """Return what a step's admissions may take, leaving the share `reserve` of the free tokens."""
+        return AdmissionBudget([int(group.num_free_tokens * (1 - reserve)) for group in self._groups])
 
-        An unknown sequence gets a table, even for 0 tokens. The sequence never loses blocks by this.
+    def costs(self, num_tokens: int, hit: PrefixHit) -> list[int]:
+        """Return the tokens of free memory that admitting a sequence takes, by group."""
+        ends = self._ends(num_tokens, hit)
+        return [
+            max(0, min(num_tokens, end * self._block_size) - first * self._block_size - held)
+            for end, first, held in zip(ends, hit.firsts, hit.num_held_tokens, strict=True)
+        ]
+
+    def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
+        """Return whether `admit` would succeed."""
+        return self._shortage(num_tokens, hit) is None
+
+    def admit(self, sequence_id: str, num_tokens: int, hit: PrefixHit) -> list[TableEdit]:
+        """Reserve blocks for `num_tokens` tokens, those of `hit` among them; in groups with a window what it reaches.
 
         Raises:
             OutOfBlocksError: not enough blocks are free; nothing has changed.
+            ValueError: the sequence has blocks already.
         """
-        table = self._tables.get(sequence_id)
-        if table is None:
-            table = self._allocator.allocate(self.blocks_for(num_tokens), owner=sequence_id)
-            self._tables[sequence_id] = table
-            return table.copy()
-        if num_tokens <= len(table) * self._block_size:
-            return []
-        added = self._allocator.allocate(
-            self.blocks_for(num_tokens) - len(table), owner=sequence_id, after=table[-1] if table else None
-        )
-        table += added
-        return added
+        if self.holds(sequence_id):
+            raise ValueError(f"`sequence_id` {sequence_id!r} has blocks already; `release` it first.")
+        shortage = self._shortage(num_tokens, hit)
+        if shortage is not None:  # found out before any group evicts a block for it
+            raise shortage
+        edits = []
+        try:
+            for index, (group, end) in enumerate(zip(self._groups, self._ends(num_tokens, hit), strict=True)):
+                table = group.open(sequence_id, first=hit.firsts[index], found=hit.blocks[index], end=end)
+                edits.append(TableEdit(index, table.first, table.blocks.copy()))
+        except BaseException:
+            for group in self._groups:
+                group.close(sequence_id)
+            raise
+        return edits
+
+    def capacity(self, sequence_id: str) -> int:
+        """Return how many tokens of the sequence have room as it is.
+
+        Raises:
+            UnknownSequenceError: the sequence has no table.
+        """
+        return min(table.end for table in self._tables(sequence_id)) * self._block_size
+
+    def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> list[TableEdit] | None:
+        """Make room for `num_tokens` tokens in total, of which those from `first_position` on are still to compute.
+
+        Blocks that no window reaches from there are given back first. Returns what changed, or None where not enough
+        blocks are free: then nothing was added.
+
+        Raises:
+            UnknownSequenceError: the sequence has no table.
+        """
+        self._tables(sequence_id)
+        for group in self._groups:
+            group.leave_behind(sequence_id, first_position)
+        missing = [group.num_missing(sequence_id, num_tokens) for group in self._groups]
+        if any(count > group.blocks.num_free for group, count in zip(self._groups, missing, strict=True)):
+            return None
+        edits: list[TableEdit] = []
+        try:
+            for index, (group, count) in enumerate(zip(self._groups, missing, strict=True)):
+                if count:
+                    end = group[sequence_id].end
+                    edits.append(TableEdit(index, end, group.grow(sequence_id, count)))
+        except BaseException:
+            for edit in edits:
+                self._groups[edit.group].shrink(sequence_id, len(edit.block_ids))
+            raise
+        return edits
+
+    def adopt(self, sequence_id: str, names: Sequence[bytes], num_computed: int) -> list[TableEdit]:
+        """Take blocks that others have computed in the meantime in place of the sequence's own next ones.
+
+        Each edit column adopted in the first group stands for `block_size` more tokens that need not be computed.
+
+        Args:
+            sequence_id: whose.
+            names: of the sequence's full blocks.
+            num_computed: its computed tokens; nothing is adopted within a block.
+
+        Raises:
+            UnknownSequenceError: the sequence has no table.
+        """
+        tables = self._tables(sequence_id)
+        edits: list[TableEdit] = []
+        index, within = divmod(num_computed, self._block_size)
+        if within:
+            return edits
+        while index < len(names) and all(table.end > index for table in tables):
+            found = [group.blocks.find(names[index]) for group in self._groups]
+            own = [table.blocks[index - table.first] for table in tables]
+            if None in found or any(theirs == ours for theirs, ours in zip(found, own, strict=True)):
+                break
+            for number, (group, block_id) in enumerate(zip(self._groups, found, strict=True)):
+                assert block_id is not None
+                group.replace(sequence_id, index, block_id)
+                edits.append(TableEdit(number, index, [block_id]))
+            index += 1
+        return edits
+
+    def publish(self, sequence_id: str, names: Sequence[bytes], num_tokens: int) -> None:
+        """Let the sequence's full blocks among its first `num_tokens` tokens be found by their names.
+
+        Raises:
+            UnknownSequenceError: the sequence has no table.
+        """
+        self._tables(sequence_id)
+        for group in self._groups:
+            group.publish(sequence_id, names, min(num_tokens // self._block_size, group[sequence_id].end))
+
+    def unpublish(self, sequence_id: str, num_tokens: int) -> None:
+        """Let only the blocks of the sequence's first `num_tokens` tokens be found.
+
+        Raises:
+            UnknownSequenceError: the sequence has no table.
+        """
+        self._tables(sequence_id)
+        for group in self._groups:
+            group.unpublish(sequence_id, num_tokens // self._block_size)
 
     def release(self, sequence_id: str) -> None:
-        """Free a sequence's blocks and forget it.
+        """Give back a sequence's blocks and forget it.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
         """
-        self._allocator.free(self._table(sequence_id))
-        del self._tables[sequence_id]
+        self._tables(sequence_id)
+        for group in self._groups:
+            group.close(sequence_id)
 
-    def blocks(self, sequence_id: str) -> tuple[int, ...]:
-        """Return a sequence's block table.
+    def holds(self, sequence_id: str) -> bool:
+        """Return whether the sequence has blocks in any group."""
+        return any(sequence_id in group for group in self._groups)
+
+    def blocks(self, sequence_id: str, group: int = 0) -> tuple[int, ...]:
+        """Return the blocks that a sequence holds in a group, in order.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
         """
-        return tuple(self._table(sequence_id))
+        return tuple(self._tables(sequence_id)[group].blocks)
 
-    def audit(self) -> list[int]:
-        """Return the blocks that are allocated but in no sequence's table, ascending. Reads the whole pool."""
-        return self._allocator.audit(self._reachable())
+    def audit(self) -> list[tuple[int, int]]:
+        """Return the leaked blocks as (group, id): allocated, but reachable from no sequence. Reads the whole pool."""
+        return [
+            (index, block_id)
+            for index, group in enumerate(self._groups)
+            for block_id in group.blocks.audit(group.reachable())
+        ]
 
     def reclaim(self) -> int:
         """Free the blocks that `audit` finds and return how many they were."""
-        return self._allocator.reclaim(self._reachable())
+        return sum(group.blocks.reclaim(group.reachable()) for group in self._groups)
 
-    def _reachable(self) -> set[int]:
-        return {block_id for table in self._tables.values() for block_id in table}
+    def _first(self, group: GroupTables, count: int, num_tokens: int) -> int:
+        """The first block in reach of what is computed after `count` found blocks: at least the last token."""
+        return group.first_in_reach(min(count * self._block_size, num_tokens - 1))
 
-    def _table(self, sequence_id: str) -> list[int]:
+    def _shortage(self, num_tokens: int, hit: PrefixHit) -> OutOfBlocksError | None:
+        """What is wrong with admitting a sequence: the first group that has too few free blocks."""
+        for group, end, first, num_held in zip(
+            self._groups, self._ends(num_tokens, hit), hit.firsts, hit.num_held_tokens, strict=True
+        ):
+            num_asked, blocks = end - first - num_held // self._block_size, group.blocks
+            if num_asked > blocks.num_free:
+                return OutOfBlocksError(num_asked=num_asked, num_free=blocks.num_free, num_blocks=blocks.num_blocks)
+        return None
+
+    def _ends(self, num_tokens: int, hit: PrefixHit) -> list[int]:
+        """By group, one past the last block that admitting a sequence reserves."""
+        return [
+            max(group.num_reserved(num_tokens, first=first), first + len(found))
+            for group, first, found in zip(self._groups, hit.firsts, hit.blocks, strict=True)
+        ]
+
+    def _tables(self, sequence_id: str) -> list[Table]:
         try:
-            return self._tables[sequence_id]
+            return [group[sequence_id] for group in self._groups]
         except KeyError:
             raise UnknownSequenceError(sequence_id) from None

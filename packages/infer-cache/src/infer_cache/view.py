@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from infer_kernels import paged_attention, qk_norm_rope_store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from infer_cache.pool import KVPool
@@ -15,21 +17,21 @@ if TYPE_CHECKING:
 class PagedCacheView:
     """Implements `infer_models.attention.KVCacheView` over a `KVPool`, for one step's flat batch of tokens."""
 
-    __slots__ = ("_plan", "_pool", "_slots")
+    __slots__ = ("_plans", "_pool", "_slots")
 
-    def __init__(self, pool: "KVPool", *, slots: "Tensor", plan: "AttentionPlan") -> None:
+    def __init__(self, pool: "KVPool", *, slots: "Sequence[Tensor]", plans: "Sequence[AttentionPlan]") -> None:
         """View `pool` as one step does.
 
         Args:
             pool: where keys and values are.
-            slots: where each of this step's tokens is stored, `block * block_size + offset`: [tokens], int32; -1 stores
-                nothing.
-            plan: which rows belong to which sequence and which blocks hold it, from `infer_kernels.plan_attention` with
-                lengths that include this step's tokens.
+            slots: by group of layers, where each of this step's tokens is stored, `block * block_size + offset`:
+                [tokens], int32; -1 stores nothing.
+            plans: by group of layers, which rows belong to which sequence and which blocks hold it, from
+                `infer_kernels.plan_attention` with lengths that include this step's tokens.
         """
         self._pool = pool
         self._slots = slots
-        self._plan = plan
+        self._plans = plans
 
     def attend(
         self,
@@ -44,9 +46,16 @@ class PagedCacheView:
 
         qkv is [tokens, q_heads + 2 * kv_heads, head_dim], the result [tokens, q_heads, head_dim].
         """
+        group = self._pool.group(layer)
         key_cache = self._pool.key_cache(layer)
         value_cache = self._pool.value_cache(layer)
-        q = qk_norm_rope_store(qkv, key_cache, value_cache, self._slots, rotary=rotary, norm=norm)
+        q = qk_norm_rope_store(qkv, key_cache, value_cache, self._slots[group], rotary=rotary, norm=norm)
         return paged_attention(
-            q, key_cache, value_cache, self._plan, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap
+            q,
+            key_cache,
+            value_cache,
+            self._plans[group],
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
         )

@@ -1,0 +1,169 @@
+"""One group of layers' block tables: which blocks each sequence holds. Knows one window; knows no other group.
+
+A table holds a stretch of its sequence's blocks: those that the window has left are given back, those that no token has
+reached are still to come.
+
+    blocks of the sequence   0  1  2 |3  4  5| 6  7         first = 3, blocks = the ids of 3, 4 and 5
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from infer_cache.reach import blocks_in_reach, first_block_in_reach
+from infer_cache.sharing import SharedBlocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A group of layers that attend alike.
+
+    Attributes:
+        num_blocks: blocks of the group's pool.
+        window: the layers' sliding window in tokens; None keeps every block of a sequence.
+    """
+
+    num_blocks: int
+    window: int | None = None
+
+
+@dataclass(slots=True)
+class Table:
+    """One sequence's blocks in one group.
+
+    Attributes:
+        first: which of the sequence's blocks `blocks[0]` is.
+        blocks: ids of the blocks from there on.
+        num_named: blocks of the sequence, from its beginning, that have been offered their names.
+    """
+
+    first: int = 0
+    blocks: list[int] = field(default_factory=list)
+    num_named: int = 0
+
+    @property
+    def end(self) -> int:
+        """One past the last of the sequence's blocks that the table holds."""
+        return self.first + len(self.blocks)
+
+
+class GroupTables:
+    """The tables of all sequences in one group, over the group's own blocks."""
+
+    __slots__ = ("_block_size", "_max_chunk", "_tables", "blocks", "window")
+
+    def __init__(self, spec: GroupSpec, block_size: int, *, max_chunk: int | None, keeps_idle: bool) -> None:
+        """Share out the group's blocks; `max_chunk` is the most tokens of a sequence that one step computes."""
+        self.blocks = SharedBlocks(spec.num_blocks, keeps_idle=keeps_idle)
+        self.window = spec.window
+        self._block_size = block_size
+        self._max_chunk = max_chunk
+        self._tables: dict[str, Table] = {}
+
+    def __getitem__(self, sequence_id: str) -> Table:
+        """Return a sequence's table; KeyError where it has none."""
+        return self._tables[sequence_id]
+
+    def __contains__(self, sequence_id: str) -> bool:
+        """Return whether a sequence has a table."""
+        return sequence_id in self._tables
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens that the free blocks have room for."""
+        return self.blocks.num_free * self._block_size
+
+    def first_in_reach(self, first_position: int) -> int:
+        """Return the first block that tokens from `first_position` on attend to."""
+        return first_block_in_reach(first_position, window=self.window, block_size=self._block_size)
+
+    def num_reserved(self, num_tokens: int, *, first: int) -> int:
+        """Return one past the last block that a sequence of `num_tokens` tokens reserves from block `first` on."""
+        whole = -(-num_tokens // self._block_size)
+        most = blocks_in_reach(num_tokens, window=self.window, max_chunk=self._max_chunk, block_size=self._block_size)
+        return min(whole, first + most)
+
+    def find(self, names: Sequence[bytes]) -> list[int | None]:
+        """Return the block of each name, or None."""
+        return [self.blocks.find(name) for name in names]
+
+    def open(self, sequence_id: str, *, first: int, found: Sequence[int], end: int) -> Table:
+        """Start a sequence's table with the blocks `found`, from block `first` on, and others up to block `end`.
+
+        Raises:
+            OutOfBlocksError: not enough blocks are free; nothing has changed.
+        """
+        self.blocks.hold(found)
+        try:
+            added = self.blocks.allocate(
+                max(0, end - first - len(found)), owner=sequence_id, after=found[-1] if found else None
+            )
+        except BaseException:
+            self.blocks.drop(found)
+            raise
+        table = Table(first=first, blocks=[*found, *added], num_named=first + len(found))
+        self._tables[sequence_id] = table
+        return table
+
+    def leave_behind(self, sequence_id: str, first_position: int) -> None:
+        """Give back the blocks that the window has left once tokens from `first_position` on are computed."""
+        table = self._tables[sequence_id]
+        num_left = min(self.first_in_reach(first_position) - table.first, len(table.blocks))
+        if num_left > 0:
+            self.blocks.drop(table.blocks[:num_left])
+            del table.blocks[:num_left]
+            table.first += num_left
+
+    def num_missing(self, sequence_id: str, num_tokens: int) -> int:
+        """Return how many more blocks a sequence needs for `num_tokens` tokens."""
+        return max(0, -(-num_tokens // self._block_size) - self._tables[sequence_id].end)
+
+    def grow(self, sequence_id: str, count: int) -> list[int]:
+        """Add `count` blocks to a table and return them.
+
+        Raises:
+            OutOfBlocksError: not enough blocks are free; nothing has changed.
+        """
+        table = self._tables[sequence_id]
+        added = self.blocks.allocate(count, owner=sequence_id, after=table.blocks[-1] if table.blocks else None)
+        table.blocks += added
+        return added
+
+    def shrink(self, sequence_id: str, count: int) -> None:
+        """Take back the last `count` blocks of a table."""
+        if count:
+            table = self._tables[sequence_id]
+            self.blocks.drop(table.blocks[-count:])
+            del table.blocks[-count:]
+
+    def replace(self, sequence_id: str, index: int, block_id: int) -> None:
+        """Hold `block_id` in place of the sequence's own block `index`, of which nothing is computed."""
+        table = self._tables[sequence_id]
+        self.blocks.hold((block_id,))
+        self.blocks.drop((table.blocks[index - table.first],))
+        table.blocks[index - table.first] = block_id
+        table.num_named = max(table.num_named, index + 1)
+
+    def publish(self, sequence_id: str, names: Sequence[bytes], count: int) -> None:
+        """Let the sequence's first `count` blocks be found by their names."""
+        table = self._tables[sequence_id]
+        for index in range(max(table.num_named, table.first), count):
+            self.blocks.name(table.blocks[index - table.first], names[index])
+        table.num_named = max(table.num_named, count)
+
+    def unpublish(self, sequence_id: str, count: int) -> None:
+        """Take away the names of a sequence's blocks from block `count` on."""
+        table = self._tables[sequence_id]
+        for block_id in table.blocks[max(0, count - table.first) :]:
+            self.blocks.forget(block_id)
+        table.num_named = min(table.num_named, count)
+
+    def close(self, sequence_id: str) -> None:
+        """Give back all blocks of a sequence and forget it; one that has no table is left alone."""
+        table = self._tables.pop(sequence_id, None)
+        if table is not None:
+            self.blocks.drop(table.blocks)
+
+    def reachable(self) -> Iterator[int]:
+        """Yield the blocks that sequences hold."""
+        for table in self._tables.values():
+            yield from table.blocks
