@@ -33,7 +33,12 @@ def main() -> None:
     prompts, params = mixed_workload(args.requests, scale=scale, vocab_size=SHAPES[args.shape]["vocab_size"])
     num_tokens = sum(param.max_tokens or 0 for param in params)
     with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(str(write_shape(args.shape, Path(folder))), load_format="dummy", max_batch_size=args.requests)
+        llm = LLM(
+            str(write_shape(args.shape, Path(folder))),
+            load_format="dummy",
+            max_batch_size=args.requests,
+            use_prefix_caching=False,
+        )
     llm.generate(prompts[:2], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
 
     together: list[float] = []

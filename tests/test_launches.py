@@ -48,8 +48,8 @@ def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int
     """Launches of one forward pass over sequences of `length` tokens, with `rows` rows each."""
     spec = model.attention_specs[0]
     pool = KVPool(
-        num_layers=len(model.attention_specs),
-        num_blocks=len(rows),
+        group_of_layer=(0,) * len(model.attention_specs),
+        num_blocks=(len(rows),),
         kv_heads=spec.kv_heads,
         block_size=BLOCK_SIZE,
         head_dim=spec.head_dim,
@@ -66,7 +66,7 @@ def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int
             block_size=BLOCK_SIZE,
             device="cpu",
         )
-        view = PagedCacheView(pool, slots=indices, plan=plan)
+        view = PagedCacheView(pool, slots=[indices], plans=[plan])
         with LaunchedOps() as ops:
             model.model(indices, indices, view)
     return len(recording.launches) + len(ops.names), recording

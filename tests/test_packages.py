@@ -18,7 +18,7 @@ LIGHT = [
     "infer_cache",
     "infer_engine",
     "infer_engine.protocol",
-    "infer_engine.scheduler",
+    "infer_engine.scheduling",
     "infer_server",
     "infer_server.app",
     "infer_server.cli",

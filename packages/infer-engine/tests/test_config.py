@@ -1,12 +1,31 @@
 """Every invalid value and every conflict is refused; the message names the field, the value and what is allowed."""
 
+import re
+from typing import Any
+
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from infer_engine import EngineConfig, SamplingParams
-from infer_engine.sizing import KVMemory, choose_block_size, resolve_device, size_kv_cache, size_step
+from infer_engine import EngineConfig
 
-CPU = torch.device("cpu")
+NAN, INF = float("nan"), float("inf")
+COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waiting_requests", "block_size"]
+COUNTS += ["num_gpu_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
+FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
+SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "batch_invariant"]
+WORDS = ["dtype", "device", "load_format", "batching_mode", "scheduler_policy", "kv_cache_backend"]
+
+
+def config_of(**values: Any) -> EngineConfig:
+    """Return the configuration of values of any type, as they come from JSON or a shell."""
+    return EngineConfig(**values)
+
+
+def refusal_of(**values: Any) -> str:
+    with pytest.raises(ValueError, match=r"^`\w+` is .*\.$") as raised:
+        config_of(**values)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -14,134 +33,216 @@ CPU = torch.device("cpu")
     [
         ("dtype", "int8", "`bfloat16`"),
         ("device", "tpu", "`cuda:N`"),
+        ("device", "cuda:x", "`cuda:N`"),
         ("load_format", "pickle", "`dummy`"),
         ("model", " ", "a folder or a Hub id"),
-        ("max_seq_len", 0, "at least 1"),
-        ("max_batch_size", -1, "at least 1"),
-        ("max_batch_size", True, "at least 1"),
-        ("max_num_batched_tokens", 0, "at least 1"),
-        ("max_waiting_requests", 0, "at least 1"),
-        ("block_size", 0, "at least 1"),
-        ("num_gpu_blocks", 0, "at least 1"),
-        ("prefill_chunk_size", 0, "at least 1"),
-        ("max_prefill_chunks_per_step", 0, "at least 1"),
+        ("model", b"folder", "a folder or a Hub id"),
         ("seed", 2**63, "64-bit"),
+        ("seed", 1.0, "64-bit"),
+        ("seed", "1", "64-bit"),
+        ("seed", True, "64-bit"),
+        ("batching_mode", "dynamic", "`static`, `continuous`"),
+        ("scheduler_policy", "lifo", "`fcfs`, `prefill_first`, `decode_round_robin`, `priority`"),
+        ("kv_cache_backend", "sparse", "`auto`, `contiguous`, `paged`"),
         ("gpu_memory_utilization", 0.0, "in (0, 1]"),
-        ("gpu_memory_utilization", float("nan"), "in (0, 1]"),
+        ("gpu_memory_utilization", 1.01, "in (0, 1]"),
         ("kv_reserve", 1.0, "in [0, 1)"),
+        ("kv_reserve", -0.1, "in [0, 1)"),
+        ("batch_wait_timeout_s", -0.01, "at least 0"),
+        ("batch_wait_timeout_s", 1e300, "at most 31536000"),
+        ("step_timeout_s", 0, "above 0"),
+        ("step_timeout_s", 10**400, "at most 31536000"),
         ("kv_cache_memory", "4 bananas", "`4GiB`"),
         ("kv_cache_memory", 0, "`4GiB`"),
+        ("kv_cache_memory", -5, "`4GiB`"),
+        ("kv_cache_memory", 1.5, "`4GiB`"),
+        ("kv_cache_memory", True, "`4GiB`"),
+        ("kv_cache_memory", "0.1B", "`4GiB`"),
+        ("kv_cache_memory", "9" * 1000, "`4GiB`"),
     ],
 )
 def test_an_invalid_value_is_refused_by_name(field: str, value: object, allowed: str) -> None:
-    with pytest.raises(ValueError, match=f"`{field}` is ") as raised:
-        EngineConfig(**{field: value})  # type: ignore[arg-type]  # wrong on purpose
-    assert repr(value) in str(raised.value)
-    assert allowed in str(raised.value)
+    message = refusal_of(**{field: value})
+    assert message.startswith(f"`{field}` is {value!r}; it must be ")
+    assert allowed in message
 
 
-def test_two_sizes_of_the_kv_cache_contradict_each_other() -> None:
-    with pytest.raises(ValueError, match=r"`num_gpu_blocks` is 5 and `kv_cache_memory` is 1GiB"):
-        EngineConfig(num_gpu_blocks=5, kv_cache_memory="1GiB")
+@pytest.mark.parametrize("field", COUNTS)
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, NAN, INF, "5", "", [5], b"5"])
+def test_a_count_is_a_whole_number_of_at_least_1(field: str, value: object) -> None:
+    assert refusal_of(**{field: value}) == f"`{field}` is {value!r}; it must be a whole number of at least 1."
 
 
-def test_a_chunk_larger_than_a_step_contradicts_it() -> None:
-    with pytest.raises(ValueError, match=r"`prefill_chunk_size` is 600 .* `max_num_batched_tokens` = 64"):
-        EngineConfig(prefill_chunk_size=600, max_num_batched_tokens=64)
-    assert EngineConfig(max_num_batched_tokens=64).prefill_chunk_size == 512
+@pytest.mark.parametrize("field", FRACTIONS)
+@pytest.mark.parametrize("value", [NAN, INF, -INF, True, "0.5", None, [0.5], 10**400])
+def test_a_fraction_or_a_time_is_a_finite_number(field: str, value: object) -> None:
+    assert f"`{field}` is {value!r}" in refusal_of(**{field: value})
+
+
+@pytest.mark.parametrize("field", SWITCHES)
+@pytest.mark.parametrize("value", [1, 0, "true", "auto", 1.0])
+def test_a_switch_is_true_or_false(field: str, value: object) -> None:
+    assert refusal_of(**{field: value}) == f"`{field}` is {value!r}; it must be True or False."
+
+
+@pytest.mark.parametrize("field", WORDS)
+@pytest.mark.parametrize("value", [None, 1, ["auto"], True])
+def test_a_word_of_another_type_is_refused(field: str, value: object) -> None:
+    assert f"`{field}` is {value!r}" in refusal_of(**{field: value})
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("4GiB", 4 * 2**30), ("1.5 MB", 1_500_000), (1024, 1024), ("512mib", 512 * 2**20)]
+    "values",
+    [
+        {"max_seq_len": 1, "max_batch_size": 1, "block_size": 1, "num_gpu_blocks": 1},
+        {"gpu_memory_utilization": 1, "kv_reserve": 0, "step_timeout_s": 1},
+        {"seed": -(2**63), "device": "cuda:3", "model": "owner/name\nof two lines"},
+        {"batching_mode": "static", "batch_wait_timeout_s": 0},
+        {"batching_mode": "static", "max_prefill_chunks_per_step": 1},
+    ],
 )
-def test_memory_takes_units(text: int | str, expected: int) -> None:
+def test_values_at_the_edge_of_what_is_allowed_are_taken(values: dict[str, Any]) -> None:
+    config = config_of(**values)
+    assert {name: getattr(config, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4GiB", 4 * 2**30),
+        ("1.5 MB", 1_500_000),
+        (1024, 1024),
+        ("512mib", 512 * 2**20),
+        ("9007199254740993", 2**53 + 1),
+        (2**80 + 1, 2**80 + 1),
+    ],
+)
+def test_memory_takes_units_and_loses_no_byte(text: int | str, expected: int) -> None:
     assert EngineConfig(kv_cache_memory=text).kv_cache_bytes == expected
 
 
+STATIC, CONTIGUOUS, WHOLE = (
+    {"batching_mode": "static"},
+    {"kv_cache_backend": "contiguous"},
+    {"use_chunked_prefill": False},
+)
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "other", "way_out"),
     [
-        ("max_tokens", 0),
-        ("temperature", -0.1),
-        ("temperature", float("nan")),
-        ("temperature", 101.0),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("top_p", float("inf")),
-        ("top_k", 0),
-        ("min_p", 1.5),
-        ("stop", ("",)),
-        ("stop", ("x" * 257,)),
-        ("stop", ("a",) * 17),
-        ("seed", 2**70),
+        ("scheduler_policy", "prefill_first", STATIC, "set `batching_mode` to `continuous`"),
+        ("scheduler_policy", "decode_round_robin", STATIC, "leave `scheduler_policy` out"),
+        ("scheduler_policy", "priority", STATIC, "leave `scheduler_policy` out"),
+        ("kv_cache_backend", "paged", STATIC, "leave `kv_cache_backend` out"),
+        ("use_chunked_prefill", True, STATIC, "leave `use_chunked_prefill` out"),
+        ("use_prefix_caching", True, STATIC, "leave `use_prefix_caching` out"),
+        ("prefill_chunk_size", 64, STATIC, "leave one of them out"),
+        ("batch_wait_timeout_s", 0.1, {"batching_mode": "continuous"}, "set `batching_mode` to `static`"),
+        ("use_prefix_caching", True, CONTIGUOUS, "set `kv_cache_backend` to `paged`"),
+        ("use_prefix_caching", True, WHOLE, "leave one of them out"),
+        ("prefill_chunk_size", 64, WHOLE, "leave one of them out"),
+        ("prefill_chunk_size", 600, {"max_num_batched_tokens": 64}, "lower the one or raise the other"),
+        ("num_gpu_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
     ],
 )
-def test_a_sampling_parameter_out_of_range_is_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"`{field}`"):
-        SamplingParams(**{field: value})  # type: ignore[arg-type]  # wrong on purpose
+def test_a_conflict_names_both_fields_their_values_and_the_way_out(
+    field: str, value: object, other: dict[str, object], way_out: str
+) -> None:
+    ((other_field, other_value),) = other.items()
+    message = refusal_of(**{field: value}, **other)
+    assert message.startswith(f"`{field}` is {value!r} but `{other_field}` is {other_value!r} ")
+    assert way_out in message
 
 
-def sizes(config: EngineConfig, *, share: int = 10**9, free: int = 10**10) -> tuple[int, int]:
-    sized = size_kv_cache(
-        config,
-        model_max_seq_len=1000,
-        max_batch_size=size_step(config, device=CPU, model_max_seq_len=1000).max_batch_size,
-        block_size=choose_block_size(config, head_dim=64),
-        bytes_per_block=1000,
-        memory=KVMemory(share=share, free=free),
+def resolved(**values: Any) -> tuple[str, bool, bool]:
+    config = config_of(**values)
+    return config.resolved_kv_cache_backend, config.chunks_prefill, config.caches_prefixes
+
+
+def test_auto_is_on_where_the_other_choices_allow_it() -> None:
+    assert resolved() == ("paged", True, True)
+    assert resolved(**STATIC) == ("contiguous", False, False)
+    assert resolved(**CONTIGUOUS) == ("contiguous", True, False)
+    assert resolved(**WHOLE) == ("paged", False, False)
+
+
+def test_a_switch_turns_off_nothing_but_what_needs_it() -> None:
+    assert resolved(use_prefix_caching=False) == ("paged", True, False)
+    assert resolved(use_prefix_caching=True, use_chunked_prefill=True, kv_cache_backend="paged") == (
+        "paged",
+        True,
+        True,
     )
-    return sized.num_blocks, sized.max_seq_len
+    assert resolved(**STATIC, **CONTIGUOUS, **WHOLE, use_prefix_caching=False) == ("contiguous", False, False)
 
 
-def test_the_pool_is_no_larger_than_every_slot_at_full_length() -> None:
-    assert sizes(EngineConfig(max_batch_size=4)) == (4 * 16, 1000)
+def test_a_default_chunk_size_contradicts_no_smaller_step() -> None:
+    assert EngineConfig(max_num_batched_tokens=64).chunks_prefill
 
 
-def test_little_memory_cuts_the_longest_sequence_to_what_the_pool_holds() -> None:
-    assert sizes(EngineConfig(), share=5_500) == (5, 320)
+@pytest.mark.parametrize("choice", [STATIC, CONTIGUOUS])
+def test_the_contiguous_cache_ignores_the_size_of_a_pool(choice: dict[str, Any]) -> None:
+    assert resolved(**choice, block_size=7, num_gpu_blocks=5, kv_cache_memory="1GiB")[0] == "contiguous"
 
 
-def test_kv_cache_memory_and_num_gpu_blocks_set_the_pool() -> None:
-    assert sizes(EngineConfig(kv_cache_memory=7_000)) == (7, 448)
-    assert sizes(EngineConfig(num_gpu_blocks=20)) == (20, 1000)
+POSSIBLE: dict[str, list[object]] = {
+    "batching_mode": ["static", "continuous"],
+    "scheduler_policy": ["fcfs", "prefill_first", "decode_round_robin", "priority"],
+    "batch_wait_timeout_s": [0.05, 0, 0.2],
+    "kv_cache_backend": ["auto", "contiguous", "paged"],
+    "block_size": [None, 1, 16],
+    "kv_cache_memory": [None, 10**6, "1GiB"],
+    "num_gpu_blocks": [None, 1, 100],
+    "max_seq_len": [None, 1, 4096],
+    "max_num_batched_tokens": [None, 1, 300, 8192],
+    "use_chunked_prefill": [None, True, False],
+    "prefill_chunk_size": [512, 1, 1000],
+    "max_prefill_chunks_per_step": [None, 1, 8],
+    "use_prefix_caching": [None, True, False],
+    "batch_invariant": [False, True],
+    "step_timeout_s": [300.0, 1],
+}
+WRONG: list[object] = [NAN, -INF, -1, 0, True, "5", "", "1 GiB", 2.5, None, [1]]
 
 
-def test_asking_for_a_longer_sequence_than_fits_names_the_largest_that_does() -> None:
-    with pytest.raises(ValueError, match=r"`max_seq_len` is 900 but the KV cache holds 320 tokens; lower it to 320"):
-        sizes(EngineConfig(max_seq_len=900, num_gpu_blocks=5))
-    with pytest.raises(ValueError, match=r"`max_seq_len` is 2000 but the model's positions end at 1000"):
-        sizes(EngineConfig(max_seq_len=2000))
+def some_of(values: dict[str, list[object]]) -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({}, optional={name: st.sampled_from(choices) for name, choices in values.items()})
 
 
-def test_a_cache_without_a_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="raise `kv_cache_memory`"):
-        sizes(EngineConfig(), share=10)
+def attempt(values: dict[str, Any]) -> tuple[EngineConfig | None, str]:
+    """Return the configuration, or None and why it is refused."""
+    try:
+        return config_of(**values), ""
+    except ValueError as error:
+        return None, str(error)
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_gpu_blocks", 10**11), ("kv_cache_memory", "90000GiB")])
-def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits(field: str, value: object) -> None:
-    config = EngineConfig(max_batch_size=10**9, **{field: value})  # type: ignore[arg-type]  # one of two fields
-    with pytest.raises(ValueError, match=rf"`{field}` is {value}: .* lower it to at most \d+"):
-        sizes(config)
+@given(some_of(POSSIBLE) | some_of({name: choices + WRONG for name, choices in POSSIBLE.items()}))
+def test_any_values_make_a_consistent_configuration_or_a_clear_refusal(values: dict[str, object]) -> None:
+    config, refusal = attempt(values)
+    if config is None:
+        assert re.fullmatch(r"`\w+` is .+ .+\.", refusal)
+        return
+    static, paged = config.batching_mode == "static", config.resolved_kv_cache_backend == "paged"
+    assert not (static and (paged or config.chunks_prefill or config.scheduler_policy != "fcfs"))
+    assert not config.caches_prefixes or (paged and config.chunks_prefill)
+    assert config.kv_cache_backend in ("auto", config.resolved_kv_cache_backend)
+    assert config.use_chunked_prefill in (None, config.chunks_prefill)
+    assert config.use_prefix_caching in (None, config.caches_prefixes)
 
 
-def test_prompts_computed_whole_need_buffers_for_the_longest() -> None:
-    chunked = size_step(EngineConfig(max_batch_size=4), device=CPU, model_max_seq_len=9000)
-    whole = size_step(EngineConfig(max_batch_size=4, use_chunked_prefill=False), device=CPU, model_max_seq_len=9000)
-    assert (chunked.max_tokens, whole.max_tokens) == (2052, 9004)
+LEFT_TO_THE_ENGINE: dict[str, list[object]] = {
+    "batching_mode": ["static", "continuous"],
+    "kv_cache_backend": ["auto", "contiguous"],
+    "use_chunked_prefill": [None, False],
+    "use_prefix_caching": [None, False],
+    "batch_invariant": [False, True],
+    "block_size": [None, 16],
+    "max_num_batched_tokens": [None, 1],
+}
 
 
-def test_a_chunk_size_without_chunking_contradicts_it() -> None:
-    with pytest.raises(ValueError, match="`prefill_chunk_size` is 64 but `use_chunked_prefill` is false"):
-        EngineConfig(prefill_chunk_size=64, use_chunked_prefill=False)
-
-
-def test_wide_heads_get_smaller_blocks() -> None:
-    assert choose_block_size(EngineConfig(), head_dim=256) == 32
-    assert choose_block_size(EngineConfig(), head_dim=128) == 64
-    assert choose_block_size(EngineConfig(block_size=7), head_dim=256) == 7
-
-
-def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="`device` is 'cuda:99'"):
-        resolve_device("cuda:99")
+@given(some_of(LEFT_TO_THE_ENGINE))
+def test_what_is_left_to_the_engine_never_conflicts(values: dict[str, object]) -> None:
+    assert attempt(values)[1] == ""

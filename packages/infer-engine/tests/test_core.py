@@ -3,13 +3,11 @@
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from infer_engine.messages import Abort, StepResult
+from infer_engine.messages import StepResult
 from infer_engine.protocol import FinishReason, SamplingParams
-from infer_engine.scheduler import SchedulerLimits
-from infer_engine.testing import FormulaEngine, collect, expected_tokens, tokens_of
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
 
 LIMITS = SchedulerLimits(max_batch_size=4, max_num_batched_tokens=16, prefill_chunk_size=4)
 
@@ -61,7 +59,7 @@ def test_a_request_id_in_use_is_refused() -> None:
 def test_an_abort_of_an_unknown_id_changes_nothing() -> None:
     engine = FormulaEngine(num_blocks=64, limits=LIMITS)
     engine.submit("a", [1], max_tokens=2)
-    engine.core.handle(Abort(request_id="nobody"))
+    engine.abort("nobody")
     assert tokens_of(engine.run()["a"]) == expected_tokens([1], 2)
 
 
@@ -70,19 +68,58 @@ def test_an_abort_in_any_state_frees_the_memory_at_once(num_steps: int) -> None:
     engine = FormulaEngine(num_blocks=64, limits=LIMITS)
     engine.submit("a", [1] * 10, max_tokens=20)
     for _ in range(num_steps):
-        engine.core.step()
-    engine.core.handle(Abort(request_id="a"))
-    stats = engine.core.step().stats
+        engine.step()
+    engine.abort("a")
+    stats = engine.step().stats
     assert (stats.num_free_blocks, stats.num_leaked_blocks, engine.core.has_work) == (64, 0, False)
 
 
 def test_a_request_that_arrives_during_anothers_prefill_joins_its_next_step() -> None:
     engine = FormulaEngine(num_blocks=64, limits=LIMITS)
     engine.submit("long", [1] * 12, max_tokens=1)
-    engine.core.step()
+    engine.step()
     engine.submit("short", [2], max_tokens=1)
-    assert engine.core.step().admitted == ["short"]
+    assert engine.step().admitted == ["short"]
     assert engine.runner.schedules[1] == [("long", 4), ("short", 1)]
+
+
+def test_cached_positions_are_the_prefills_progress_after_every_chunk() -> None:
+    prompt = list(range(11))
+    engine = FormulaEngine(num_blocks=64, block_size=2, limits=LIMITS, use_prefix_caching=True)
+    engine.submit("a", prompt, max_tokens=3)
+    progress = []
+    while engine.core.has_work:
+        computed = engine.step().stats.num_computed_tokens
+        progress.append((computed, engine.num_found_tokens(prompt)))
+    assert progress == [(4, 4), (8, 8), (11, 10), (12, 10), (13, 10)]
+
+
+def test_a_prompt_longer_than_a_window_is_computed_in_chunks_that_read_only_what_is_kept() -> None:
+    prompt = list(range(40))
+    engine = FormulaEngine(num_blocks=64, block_size=2, limits=LIMITS, windows={5: 5})
+    engine.submit("a", prompt, max_tokens=9)
+    assert tokens_of(engine.run()["a"]) == expected_tokens(prompt, 9)
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 8, 17])
+def test_a_request_of_one_token_costs_its_prompt_alone(length: int) -> None:
+    engine = FormulaEngine(num_blocks=64, limits=LIMITS)
+    engine.submit("a", list(range(length)), max_tokens=1)
+    [output] = engine.run()["a"]
+    assert (output.finish_reason, engine.step().stats.num_computed_tokens) == (FinishReason.LENGTH, length)
+
+
+def test_an_eos_token_at_max_tokens_is_eos() -> None:
+    engine = FormulaEngine(num_blocks=64, limits=LIMITS, eos_token_ids=frozenset(expected_tokens([9], 1)))
+    engine.submit("a", [9], max_tokens=1)
+    assert engine.run()["a"][-1].finish_reason is FinishReason.EOS
+
+
+def test_an_id_can_be_used_again_once_its_request_has_ended() -> None:
+    engine = FormulaEngine(num_blocks=64, limits=LIMITS)
+    for _ in range(2):
+        engine.submit("a", [1], max_tokens=2)
+        assert tokens_of(engine.run()["a"]) == expected_tokens([1], 2)
 
 
 def test_the_same_messages_give_the_same_steps() -> None:
@@ -92,49 +129,9 @@ def test_the_same_messages_give_the_same_steps() -> None:
         results = []
         for i in range(30):
             engine.submit(str(i), [draw.randrange(99)] * draw.randint(1, 12), max_tokens=draw.randint(1, 9))
-            results.append(engine.core.step())
+            results.append(engine.step())
         while engine.core.has_work:
-            results.append(engine.core.step())
+            results.append(engine.step())
         return results
 
     assert run() == run()
-
-
-@st.composite
-def _arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int | None]]:
-    """Requests of (step of arrival, prompt length, max_tokens, step of abort or None)."""
-    request = st.tuples(st.integers(0, 20), st.integers(1, 14), st.integers(1, 10), st.none() | st.integers(0, 30))
-    return draw(st.lists(request, min_size=1, max_size=12))
-
-
-@given(
-    arrivals=_arrivals(),
-    num_blocks=st.integers(24, 60),
-    chunk=st.none() | st.integers(1, 7),
-    reserve=st.sampled_from([0.0, 0.2, 0.9]),
-    batch=st.integers(1, 5),
-)
-def test_any_traffic_ends_with_every_request_served_as_if_alone_and_every_block_free(
-    arrivals: list[tuple[int, int, int, int | None]], num_blocks: int, chunk: int | None, reserve: float, batch: int
-) -> None:
-    limits = SchedulerLimits(
-        max_batch_size=batch, max_num_batched_tokens=8, prefill_chunk_size=chunk, kv_reserve=reserve
-    )
-    engine = FormulaEngine(num_blocks=num_blocks, limits=limits)
-    outputs: dict[str, list[object]] = {}
-    step = 0
-    while engine.core.has_work or step <= 31:
-        for i, (arrival, length, max_tokens, abort) in enumerate(arrivals):
-            if arrival == step:
-                engine.submit(str(i), [i + 1] * length, max_tokens=max_tokens)
-            if abort == step:
-                engine.core.handle(Abort(request_id=str(i)))
-        collect(engine.core.step(), outputs)  # type: ignore[arg-type]  # only read back below
-        assert engine.tables.audit() == []
-        step += 1
-        assert step < 2000
-    assert engine.tables.num_free_blocks == num_blocks
-    assert engine.tables.audit() == []
-    for i, (arrival, length, max_tokens, abort) in enumerate(arrivals):
-        if abort is None or abort < arrival:
-            assert tokens_of(outputs[str(i)]) == expected_tokens([i + 1] * length, max_tokens)  # type: ignore[arg-type]

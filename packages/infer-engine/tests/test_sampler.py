@@ -1,24 +1,17 @@
 """Requests' parameters reach the sampling call: each row is chosen by its own, in whatever batch it stands."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from infer_engine.protocol import SamplingParams
-from infer_engine.sampler import SampledRow, sample
-from infer_kernels.sampling import sample_reference
+from infer_engine.request import Request
+from infer_engine.sampling import Sampler
+from infer_engine.testing.sampling import choice_reference, running_request
 
 VOCAB = 50
-
-
-def logits(rows: int = 1, *, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
-
-
-def row(position: int = 0, *, seed: int = 3, **params: Any) -> SampledRow:
-    return SampledRow(SamplingParams(**params), seed, position)
-
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -28,7 +21,25 @@ KINDS: list[dict[str, Any]] = [
     {"min_p": 0.1, "top_p": 0.9},
     {"temperature": 3.0},
     {"top_k": 2**40, "min_p": 0.05},
+    {"logit_bias": {3: 50.0}, "frequency_penalty": 0.5},
 ]
+
+
+def logits(rows: int = 1, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2).to(dtype)
+
+
+def sampler(max_rows: int = 256) -> Sampler:
+    return Sampler(vocab_size=VOCAB, max_rows=max_rows, eos_token_ids=frozenset({0}), device=torch.device("cpu"))
+
+
+def choose(batch: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    return sampler().choose(batch.clone(), requests).token_ids
+
+
+def test_no_requests_are_no_tokens() -> None:
+    choices = sampler().choose(logits(0), [])
+    assert (choices.token_ids, choices.logprobs, choices.not_finite) == ([], {}, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -36,46 +47,74 @@ KINDS: list[dict[str, Any]] = [
 )
 def test_parameters_that_leave_one_token_take_the_most_probable(params: dict[str, Any]) -> None:
     batch = logits(4)
-    assert sample(batch, [row(**params)] * 4) == batch.argmax(-1).tolist()
-    assert sample(batch, [row(**params)] * 3 + [row(9)])[:3] == batch[:3].argmax(-1).tolist()
+    requests = [running_request(row, **params) for row in range(4)]
+    assert choose(batch, requests) == batch.argmax(-1).tolist()
+    assert choose(batch, [*requests[:3], running_request(9)])[:3] == batch[:3].argmax(-1).tolist()
 
 
-def test_each_row_is_sampled_by_its_own_parameters_seed_and_position() -> None:
-    batch = logits(7, seed=1)
-    rows = [row(10 * i, seed=i - 3, **kind) for i, kind in enumerate(KINDS)]
-    expected = sample_reference(
-        batch,
-        temperatures=torch.tensor([each.params.temperature for each in rows]),
-        top_k=torch.tensor([0, 7, 0, 0, 0, 0, 0]),
-        top_p=torch.tensor([each.params.top_p for each in rows]),
-        min_p=torch.tensor([each.params.min_p for each in rows]),
-        seeds=torch.tensor([each.seed for each in rows]),
-        positions=torch.tensor([each.position for each in rows]),
-    )
-    assert sample(batch, rows) == expected.tolist()
-
-
-def test_a_rows_choice_is_the_same_in_any_company() -> None:
-    batch = logits(7, seed=1)
-    rows = [row(i, seed=i, **kind) for i, kind in enumerate(KINDS)]
-    together = sample(batch, rows)
-    alone = [sample(batch[i : i + 1], [rows[i]])[0] for i in range(7)]
-    reversed_ = sample(batch.flip(0), rows[::-1])[::-1]
-    assert together == alone == reversed_
+@BOTH
+def test_each_row_is_sampled_by_its_own_parameters_seed_and_position(dtype: torch.dtype) -> None:
+    batch = logits(len(KINDS), seed=1, dtype=dtype)
+    requests = [running_request(i, prompt=[5] * (10 * i + 1), seed=i - 3, **kind) for i, kind in enumerate(KINDS)]
+    expected = [choice_reference(row, request) for row, request in zip(batch, requests, strict=True)]
+    assert choose(batch, requests) == expected
 
 
 def test_a_seed_beyond_64_bits_counts_by_its_lower_ones() -> None:
     many = logits(1).expand(40, -1)
-    beyond = sample(many, [row(i, seed=2**63 + 5) for i in range(40)])
-    assert beyond == sample(many, [row(i, seed=5 - 2**63) for i in range(40)])
-    assert beyond != sample(many, [row(i, seed=5) for i in range(40)])
+    beyond, same, other = (
+        choose(many, [running_request(i, generated=[1] * i, seed=seed) for i in range(40)])
+        for seed in (2**63 + 5, 5 - 2**63, 5)
+    )
+    assert beyond == same
+    assert beyond != other
 
 
 def test_positions_and_seeds_draw_different_tokens() -> None:
     many = logits(1).expand(200, -1)
-    assert len(set(sample(many, [row(i) for i in range(200)]))) > 10
-    assert len(set(sample(many, [row(seed=i) for i in range(200)]))) > 10
+    assert len(set(choose(many, [running_request(i, generated=[1] * i) for i in range(200)]))) > 10
+    assert len(set(choose(many, [running_request(i, seed=i) for i in range(200)]))) > 10
 
 
-def test_no_rows_are_no_tokens() -> None:
-    assert sample(logits(0), []) == []
+def test_ids_beyond_the_vocabulary_are_never_chosen() -> None:
+    padded = torch.cat([logits(len(KINDS)), torch.full((len(KINDS), 14), 99.0)], dim=1)
+    requests = [running_request(i, **kind) for i, kind in enumerate(KINDS)]
+    assert choose(padded, requests) == choose(padded[:, :VOCAB], requests)
+
+
+def test_a_request_in_anothers_row_is_sampled_by_its_own_parameters() -> None:
+    one = sampler(max_rows=2)
+    batch = logits(1).expand(2, -1)
+    one.choose(batch.clone(), [running_request(0, top_k=1), running_request(1, logit_bias={3: 99.0})])
+    swapped = [running_request(1, request_id="a", top_k=1), running_request(0, request_id="b", temperature=0)]
+    assert one.choose(batch.clone(), swapped).token_ids == [int(batch[0].argmax())] * 2
+
+
+def test_a_step_that_is_run_again_chooses_the_same() -> None:
+    one = sampler()
+    batch = logits(len(KINDS), seed=4)
+    requests = [running_request(i, generated=[7, 7, 9], logprobs=2, **kind) for i, kind in enumerate(KINDS)]
+    first = one.choose(batch.clone(), requests)
+    assert one.choose(batch.clone(), requests) == first
+
+
+@BOTH
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kinds", [KINDS, [{"temperature": 0}], [{"temperature": 0, "logprobs": 2}], [{"top_p": 0.9}]])
+def test_rows_that_are_not_finite_are_named_and_disturb_nobody(
+    kinds: list[dict[str, Any]], broken: float, dtype: torch.dtype
+) -> None:
+    requests = [running_request(i, generated=[7], **(kinds * 8)[i // 2]) for i in range(16)]
+    sound = logits(16, seed=2, dtype=dtype)
+    batch = sound.clone()
+    batch[::2] = broken if broken < 0 else batch[::2].index_fill(1, torch.tensor([VOCAB - 1]), broken)
+    choices = sampler().choose(batch, requests)
+    assert choices.not_finite == frozenset(range(0, 16, 2))
+    assert choices.token_ids[1::2] == choose(sound, requests)[1::2]
+    assert not choices.logprobs.keys() & choices.not_finite
+    assert all(0 <= token_id < VOCAB for token_id in choices.token_ids)
+
+
+def test_what_requests_forbid_is_no_fault_of_the_logits() -> None:
+    everything = running_request(temperature=0, stop_token_ids=tuple(range(VOCAB)), min_tokens=1)
+    assert sampler().choose(logits(), [everything]).not_finite == frozenset()

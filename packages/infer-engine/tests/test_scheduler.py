@@ -1,9 +1,11 @@
 """Who computes how many tokens in which step."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from infer_engine.scheduler import SchedulerLimits
-from infer_engine.testing import FormulaEngine, expected_tokens, tokens_of
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
 
 
 def engine(*, num_blocks: int = 10_000, block_size: int = 1, **limits: object) -> FormulaEngine:
@@ -19,55 +21,110 @@ def test_admission_leaves_the_reserve_of_250_free_tokens_to_decodes() -> None:
     running = engine(num_blocks=250)
     for name, length in (("a", 100), ("b", 200), ("c", 300)):
         running.submit(name, [1] * length, max_tokens=1)
-    assert running.core.step().admitted == ["a"]
+    assert running.step().admitted == ["a"]
 
 
 def test_admission_of_two_fits_the_share_of_625_free_tokens_beside_a_running_request() -> None:
     running = engine(num_blocks=626, prefill_chunk_size=512)
     running.submit("first", [1], max_tokens=100)
-    running.core.step()
+    running.step()
     for name, length in (("b", 200), ("c", 299), ("d", 1)):
         running.submit(name, [1] * length, max_tokens=1)
     # 626 blocks, 2 held by the running request at its first decode: int(624 * 0.8) = 499 tokens may be admitted.
-    assert running.core.step().admitted == ["b", "c"]
+    assert running.step().admitted == ["b", "c"]
 
 
 def test_admission_takes_the_first_in_line_on_an_idle_engine_even_if_it_fills_the_pool() -> None:
     idle = engine(num_blocks=101)
     idle.submit("whole pool", [1] * 100, max_tokens=1)
-    assert idle.core.step().admitted == ["whole pool"]
+    assert idle.step().admitted == ["whole pool"]
 
 
 def test_admission_is_first_come_first_served_and_nobody_overtakes() -> None:
     busy = engine(num_blocks=100)
     busy.submit("running", [1] * 50, max_tokens=10)
-    busy.core.step()
+    busy.step()
     busy.submit("too long", [1] * 45, max_tokens=1)
     busy.submit("short", [1], max_tokens=1)
-    assert busy.core.step().admitted == []
+    assert busy.step().admitted == []
 
 
 def test_admission_stops_at_the_batch_size() -> None:
     small = engine(max_batch_size=2)
     for name in "abc":
         small.submit(name, [1], max_tokens=2)
-    assert small.core.step().admitted == ["a", "b"]
-    small.core.step()
-    assert small.core.step().admitted == ["c"]
+    assert small.step().admitted == ["a", "b"]
+    small.step()
+    assert small.step().admitted == ["c"]
+
+
+@pytest.mark.parametrize("length", range(81, 101))
+def test_admission_of_a_prompt_of_81_to_100_percent_of_the_pool_needs_an_idle_engine_alone(length: int) -> None:
+    idle = engine(num_blocks=101)
+    idle.submit("large", [1] * length, max_tokens=1)
+    idle.submit("small", [2], max_tokens=1)
+    assert idle.step().admitted == ["large"]
+    assert idle.step().admitted == ["small"]
+
+
+def test_admission_beside_a_running_request_leaves_the_reserve_even_if_the_blocks_would_do() -> None:
+    busy = engine(num_blocks=102)
+    busy.submit("running", [1], max_tokens=3)
+    busy.step()
+    busy.submit("large", [2] * 81, max_tokens=1)  # of 100 free tokens 80 may be taken
+    assert [busy.step().admitted for _ in range(3)] == [[], [], ["large"]]
+
+
+def test_admission_counts_cached_tokens_once() -> None:
+    shared = list(range(60))
+    cached = FormulaEngine(
+        num_blocks=100,
+        limits=SchedulerLimits(max_batch_size=8, max_num_batched_tokens=2048),
+        use_prefix_caching=True,
+    )
+    cached.submit("a", shared, max_tokens=20)
+    cached.step()
+    cached.submit("b", [*shared, 7, 8], max_tokens=1)
+    cached.submit("c", [*shared, 9], max_tokens=1)
+    assert cached.step().admitted == ["b", "c"]
+    cached.run()
+
+
+def test_admission_counts_blocks_that_nobody_holds_as_free_whether_or_not_their_content_is_kept() -> None:
+    cached = FormulaEngine(
+        num_blocks=100,
+        limits=SchedulerLimits(max_batch_size=8, max_num_batched_tokens=2048),
+        use_prefix_caching=True,
+    )
+    cached.submit("a", [1] * 90, max_tokens=1)
+    cached.run()
+    cached.submit("b", [2] * 90, max_tokens=1)
+    result = cached.step()
+    assert result.admitted == ["b"]
+    assert result.stats.num_evictions == 80
+
+
+def test_an_abort_between_two_steps_frees_memory_for_the_next_ones_admissions() -> None:
+    full = engine(num_blocks=12)
+    full.submit("a", [1] * 10, max_tokens=2)
+    full.submit("b", [2] * 10, max_tokens=1)
+    full.step()
+    full.abort("a")
+    assert full.step().admitted == ["b"]
 
 
 def test_memory_freed_by_a_finished_request_is_admitted_into_in_the_next_step() -> None:
     full = engine(num_blocks=12)
     full.submit("a", [1] * 10, max_tokens=1)
     full.submit("b", [2] * 10, max_tokens=1)
-    assert full.core.step().admitted == ["a"]
-    assert full.core.step().admitted == ["b"]
+    assert full.step().admitted == ["a"]
+    assert full.step().admitted == ["b"]
 
 
 def test_decodes_come_first_and_a_long_prompt_goes_in_chunks_beside_them() -> None:
     mixed = engine(prefill_chunk_size=4)
     mixed.submit("short", [1, 2], max_tokens=5)
-    mixed.core.step()
+    mixed.step()
     mixed.submit("long", list(range(10)), max_tokens=1)
     mixed.run()
     assert mixed.runner.schedules[1:4] == [
@@ -80,9 +137,9 @@ def test_decodes_come_first_and_a_long_prompt_goes_in_chunks_beside_them() -> No
 def test_nothing_is_emitted_before_a_prompts_last_chunk() -> None:
     chunked = engine(prefill_chunk_size=3)
     chunked.submit("a", list(range(9)), max_tokens=2)
-    assert chunked.core.step().outputs == []
-    assert chunked.core.step().outputs == []
-    assert [output.token_ids for output in chunked.core.step().outputs] == [expected_tokens(list(range(9)), 1)]
+    assert chunked.step().outputs == []
+    assert chunked.step().outputs == []
+    assert [output.token_ids for output in chunked.step().outputs] == [expected_tokens(list(range(9)), 1)]
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
@@ -117,12 +174,52 @@ def test_without_chunking_a_prompt_over_the_budget_is_the_only_one_of_its_step()
     assert whole.runner.schedules == [[("a", 5)], [("over", 20)], [("b", 3)]]
 
 
+def test_a_preempted_prompt_without_chunking_is_computed_whole_again() -> None:
+    whole = engine(prefill_chunk_size=None, num_blocks=16, kv_reserve=0.0)
+    whole.submit("old", [1] * 4, max_tokens=10)
+    whole.submit("young", [2] * 4, max_tokens=10)
+    whole.run()
+    assert [("young", count) for step in whole.runner.schedules for name, count in step if name == "young"][:1] == [
+        ("young", 4)
+    ]
+    assert any(name == "young" and count > 4 for step in whole.runner.schedules for name, count in step)
+
+
+def test_a_prompt_on_its_way_goes_on_before_a_later_one_begins() -> None:
+    tight = engine(max_num_batched_tokens=4, prefill_chunk_size=4)
+    tight.submit("long", [1] * 12, max_tokens=1)
+    tight.step()
+    tight.submit("short", [2], max_tokens=1)
+    assert [tight.step().admitted for _ in range(3)] == [[], [], ["short"]]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    chunk=st.none() | st.integers(1, 9),
+    chunks_per_step=st.none() | st.integers(1, 3),
+    num_tokens=st.integers(1, 12),
+)
+def test_no_step_exceeds_its_tokens_its_chunks_or_its_chunk_size(
+    lengths: list[int], chunk: int | None, chunks_per_step: int | None, num_tokens: int
+) -> None:
+    any_limits = engine(
+        max_num_batched_tokens=num_tokens, prefill_chunk_size=chunk, max_prefill_chunks_per_step=chunks_per_step
+    )
+    for i, length in enumerate(lengths):
+        any_limits.submit(str(i), [i] * length, max_tokens=1)
+    any_limits.run(max_steps=sum(lengths))
+    for step in any_limits.runner.schedules:
+        assert len(step) <= (chunks_per_step or 8)
+        assert chunk is None or max(count for _, count in step) <= chunk
+        assert sum(count for _, count in step) <= num_tokens or (chunk is None and len(step) == 1)
+
+
 def test_a_request_without_room_to_grow_preempts_the_latest_arrival_and_both_get_their_tokens() -> None:
     tight = engine(num_blocks=16, kv_reserve=0.0)
     tight.submit("old", [1] * 4, max_tokens=10)
     tight.submit("young", [2] * 4, max_tokens=10)
     outputs = tight.run()
-    assert tight.core.step().stats.num_preemptions >= 1
+    assert tight.step().stats.num_preemptions >= 1
     assert tokens_of(outputs["old"]) == expected_tokens([1] * 4, 10)
     assert tokens_of(outputs["young"]) == expected_tokens([2] * 4, 10)
     assert outputs["old"][-1].num_completion_tokens == 10
@@ -145,7 +242,7 @@ def test_a_preempted_request_is_first_in_line_again() -> None:
     tight.submit("waiting", [3] * 12, max_tokens=1)
     order = []
     while tight.core.has_work:
-        order += tight.core.step().admitted
+        order += tight.step().admitted
     assert order == ["old", "young", "young", "waiting"]
 
 

@@ -20,7 +20,9 @@ def request_with(*, prompt: int, generated: int, computed: int, row: int) -> Req
 
 
 def test_a_prompts_last_token_alone_is_still_prefill() -> None:
-    staging = StepStaging(max_tokens=16, max_seqs=4, max_seq_len=16, block_size=4, device=torch.device("cpu"))
+    staging = StepStaging(
+        max_tokens=16, max_seqs=4, max_seq_len=16, block_size=4, num_groups=1, device=torch.device("cpu")
+    )
     items = [
         (request_with(prompt=5, generated=1, computed=5, row=0), 1),  # a decode
         (request_with(prompt=5, generated=0, computed=4, row=1), 1),  # the last chunk of a prompt

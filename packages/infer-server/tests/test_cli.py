@@ -44,6 +44,9 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["--max-body-size", "much"], "`max_body_size`"),
         (["--shutdown-timeout", "nan"], "`shutdown_timeout`"),
         (["--num-gpu-blocks", "3", "--kv-cache-memory", "1GiB"], "`num_gpu_blocks`"),
+        (["--batching-mode", "static", "--kv-cache-backend", "paged"], "`kv_cache_backend` is 'paged'"),
+        (["--scheduler-policy", "lifo"], "--scheduler-policy"),
+        (["--step-timeout-s", "nan"], "`step_timeout_s` is nan"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
     ],
 )
@@ -80,8 +83,19 @@ def test_every_flag_reaches_its_field() -> None:
         raise ValueError("enough")
 
     flags = ["--model", "m", "--no-use-chunked-prefill", "--kv-cache-memory", "1GiB", "--max-seq-len=64"]
+    flags += ["--kv-cache-backend", "contiguous", "--scheduler-policy", "priority", "--batch-invariant"]
     main(["--port", "0", *flags], build_engine=remember)
-    assert seen == [EngineConfig(model="m", use_chunked_prefill=False, kv_cache_memory="1GiB", max_seq_len=64)]
+    main(["--port", "0", "--batching-mode=static", "--batch-wait-timeout-s=0"], build_engine=remember)
+    joining = EngineConfig(
+        model="m",
+        use_chunked_prefill=False,
+        kv_cache_memory="1GiB",
+        max_seq_len=64,
+        kv_cache_backend="contiguous",
+        scheduler_policy="priority",
+        batch_invariant=True,
+    )
+    assert seen == [joining, EngineConfig(batching_mode="static", batch_wait_timeout_s=0.0)]
 
 
 def test_help_groups_the_flags_and_says_what_each_is(capsys: pytest.CaptureFixture[str]) -> None:

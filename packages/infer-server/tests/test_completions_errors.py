@@ -89,6 +89,13 @@ OUT_OF_RANGE = [
     {"stop": ""},
     {"stop": ["x"] * 17},
     {"stop": "x" * 257},
+    {"logit_bias": {"1": 101}},
+    {"logit_bias": {"-1": 1}},
+    {"logit_bias": {"first": 1}},
+    {"presence_penalty": 2.1},
+    {"frequency_penalty": -2.1},
+    {"repetition_penalty": 0},
+    {"min_tokens": -1},
     {"stream_options": {"include_usage": True}},
 ]
 
@@ -106,12 +113,6 @@ UNSUPPORTED = [
     ("echo", True),
     ("logprobs", 0),
     ("suffix", "end"),
-    ("logit_bias", {"1": 1.0}),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -1),
-    ("repetition_penalty", 1.1),
-    ("min_tokens", 1),
-    ("priority", -1),
 ]
 
 

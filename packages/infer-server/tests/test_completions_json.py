@@ -66,10 +66,24 @@ async def test_prompt_may_be_text_or_token_ids(
 
 
 async def test_sampling_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    sampling = {"max_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1}
-    await complete(client, prompt="x", stop=["a", "b"], stop_token_ids=[5], ignore_eos=True, **sampling)
-    expected = SamplingParams(stop=("a", "b"), stop_token_ids=(5,), ignore_eos=True, **sampling)  # type: ignore[arg-type]  # mixed values
+    sampling = {"max_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1, "min_tokens": 2}
+    sampling |= {"presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1}
+    lists = {"stop": ["a", "b"], "stop_token_ids": [5], "logit_bias": {"7": -3.5}}
+    await complete(client, prompt="x", ignore_eos=True, **lists, **sampling)
+    expected = SamplingParams(stop=("a", "b"), stop_token_ids=(5,), logit_bias={7: -3.5}, ignore_eos=True, **sampling)  # type: ignore[arg-type]  # mixed values
     assert engine.requests[0].params == expected
+
+
+async def test_priority_and_cache_salt_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await complete(client, prompt=["x", "y"], priority=-3, cache_salt="tenant")
+    assert [(request.priority, request.cache_salt) for request in engine.requests] == [(-3, "tenant")] * 2
+
+
+async def test_usage_says_how_much_of_the_prompt_was_cached() -> None:
+    engine = FakeEngine(Script(num_cached_tokens=2))
+    async with running_server(engine) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await complete(client, prompt=["abc", "def"])
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
 async def test_null_means_the_default(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -83,7 +97,7 @@ async def test_fields_of_openai_at_their_neutral_values_change_nothing(
 ) -> None:
     neutral = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None, "priority": 0}
     penalties = {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
-    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "cache_salt": "s", "stop": [], "logit_bias": {}}
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "stop": [], "logit_bias": {}}
     await complete(client, prompt="x", stream_options={"include_usage": False}, **neutral, **penalties, **ignored)
     assert engine.requests[0].params == SamplingParams()
 

@@ -1,42 +1,88 @@
-"""The engine core: `step()` schedules, executes, samples and retires. Knows token ids; no text, no I/O, no clock.
+"""The engine core: `step()` schedules, executes, samples and retires. Knows token ids; no text, no I/O.
 
-Deterministic: the same messages between the same steps give the same outputs.
+Deterministic: the same messages between the same steps give the same tokens. A clock measures, and decides nothing.
 """
 
+import logging
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from infer_cache import BlockTables
+from infer_engine.counters import Counters
+from infer_engine.execution import EngineFailedError, StepExecutor, StepOutcome, StepRunner
 from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
-from infer_engine.protocol import EngineStats, FinishReason
+from infer_engine.prefix_sharing import PrefixSharing
+from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.request import Request, RequestState
-from infer_engine.scheduler import ContinuousScheduler, Schedule
+from infer_engine.scheduling import RowEdit, Schedule, SequenceTables
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULING_FAILED = RequestFailure(
+    message="This request could not be given its place in a step; the engine's log has the cause.", code="step_failed"
+)
 
 
-class StepRunner(Protocol):
-    """What turns a schedule into tokens."""
+class Scheduler(Protocol):
+    """What decides whom a step computes."""
 
-    def execute(self, schedule: Schedule) -> list[int]:
-        """Compute the schedule's items and return the next token of each request whose next token is due, in order."""
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold memory."""
+
+    @property
+    def current(self) -> Request | None:
+        """Whom it was busy with when it raised an exception; None: with nobody."""
+
+    @property
+    def passes(self) -> Sequence[Callable[[], Schedule]]:
+        """What makes each pass's schedule, to be called once the pass before is computed."""
+
+    def seconds_until_work(self) -> float | None:
+        """Return 0 where there is something to compute, the wait for a batch to form, or None where nobody is here."""
+
+    def add(self, request: Request) -> None:
+        """Let a request stand in line."""
+
+    def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
+        """Take out a request; others may find only blocks of its first `num_kept_tokens` tokens from then on."""
+
+    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
+        """Take note that a pass failed; return those of its items that can be tried again as they are."""
+
+    def start_over(self) -> None:
+        """Put everybody back into the queue, all memory free."""
 
 
 class EngineCore:
     """Requests in, tokens out, one step at a time, in the caller's thread."""
 
     def __init__(
-        self, runner: StepRunner, scheduler: ContinuousScheduler, tables: BlockTables, *, eos_token_ids: frozenset[int]
+        self,
+        runner: StepRunner,
+        scheduler: Scheduler,
+        tables: SequenceTables,
+        *,
+        eos_token_ids: frozenset[int],
+        share_prefix: PrefixSharing,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`scheduler` must schedule over the memory of `tables`."""
-        self._runner = runner
+        """`scheduler` must schedule over the memory of `tables`; `clock` counts seconds, for statistics alone."""
         self._scheduler = scheduler
         self._tables = tables
         self._eos_token_ids = eos_token_ids
+        self._share_prefix = share_prefix
+        self._clock = clock
+        self._executor = StepExecutor(runner, clock=clock)
         self._requests: dict[str, Request] = {}
         self._num_arrivals = 0
-        self._num_steps = 0
-        self._num_preemptions = 0
-        self._num_prompt_tokens = 0
-        self._num_generated_tokens = 0
-        self._num_leaked_blocks = 0
+        self._counters = Counters()
+        self._num_unexplained_failures = 0
+        self._unapplied_edits: list[RowEdit] = []
 
     @property
     def has_work(self) -> bool:
@@ -46,17 +92,13 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         """A snapshot of the core as it is."""
-        return EngineStats(
-            num_steps=self._num_steps,
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_free_blocks=self._tables.num_free_blocks,
-            num_blocks=self._tables.num_blocks,
-            num_leaked_blocks=self._num_leaked_blocks,
-            num_preemptions=self._num_preemptions,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_generated_tokens=self._num_generated_tokens,
+        return self._counters.snapshot(
+            self._tables, num_running=self._scheduler.num_running, num_waiting=self._scheduler.num_waiting
         )
+
+    def seconds_until_work(self) -> float | None:
+        """Return 0.0 where there is something to compute, the seconds that a batch still forms, or None."""
+        return self._scheduler.seconds_until_work()
 
     def handle(self, message: Submit | Abort) -> None:
         """Take a message between two steps. An abort frees the request's memory at once; an unknown id is no error.
@@ -67,51 +109,137 @@ class EngineCore:
         if isinstance(message, Submit):
             self._submit(message)
         elif request := self._requests.pop(message.request_id, None):
-            self._scheduler.retire(request, RequestState.ABORTED)
+            num_counted = request.num_completion_tokens
+            if message.num_completion_tokens is not None:
+                num_counted = min(num_counted, message.num_completion_tokens)
+            self._counters.num_aborted += 1
+            self._scheduler.remove(
+                request, RequestState.ABORTED, num_kept_tokens=request.num_prompt_tokens + num_counted
+            )
 
     def step(self) -> StepResult:
-        """Compute one step and return what it made. With nothing to do it computes nothing and returns a snapshot."""
-        schedule = self._scheduler.schedule()
-        outputs = self._compute(schedule) if schedule.items else []
-        self._num_preemptions += len(schedule.preempted)
-        if not schedule.items:  # the audit walks all blocks: in an idle step nobody waits for it
-            self._num_leaked_blocks = len(self._tables.audit())
-        admitted = [request.request_id for request in schedule.admitted]
+        """Compute one step and return what it made. With nothing to compute, audit the memory and return a snapshot.
+
+        A failure inside a step is in the outputs of the requests that it ended; see `StepExecutor`.
+
+        Raises:
+            EngineFailedError: the engine cannot go on.
+        """
+        started = self._clock()
+        self._counters.begin_step()
+        outputs: list[TokenOutput] = []
+        admitted: list[str] = []
+        for make_schedule in self._scheduler.passes:
+            schedule = self._make(make_schedule, outputs)
+            if schedule is None:
+                break
+            admitted += [request.request_id for request in schedule.admitted]
+            self._counters.num_preemptions += len(schedule.preempted)
+            # What a pass that computed nothing has changed in the block tables, the next one must still learn.
+            schedule.table_edits[:0] = self._unapplied_edits
+            self._unapplied_edits = [] if schedule.items and self._compute(schedule, outputs) else schedule.table_edits
+        if self._counters.num_step_tokens:
+            self._counters.num_steps += 1
+        else:  # the audit walks all blocks: in an idle step nobody waits for it
+            self._counters.num_leaked_blocks = len(self._tables.audit())
+        self._counters.busy_s += self._clock() - started
         return StepResult(outputs=outputs, admitted=admitted, stats=self.stats)
 
     def _submit(self, message: Submit) -> None:
         if message.request_id in self._requests:
             raise ValueError(f"`request_id` {message.request_id!r} is in use; every request needs its own.")
-        request = Request(message, arrival=self._num_arrivals)
+        request = Request(
+            message,
+            arrival=self._num_arrivals,
+            arrival_step=self._counters.num_steps,
+            names=self._share_prefix(message, self._tables.block_size),
+        )
         self._num_arrivals += 1
         self._requests[message.request_id] = request
         self._scheduler.add(request)
 
-    def _compute(self, schedule: Schedule) -> list[TokenOutput]:
-        tokens = iter(self._runner.execute(schedule))
-        self._num_steps += 1
-        outputs = []
-        for request, num_tokens in schedule.items:
-            if request.num_computed_tokens < request.num_prompt_tokens:
-                self._num_prompt_tokens += min(num_tokens, request.num_prompt_tokens - request.num_computed_tokens)
-            if self._scheduler.mark_computed(request, num_tokens):
-                outputs.append(self._accept(request, next(tokens)))
-        return outputs
+    def _make(self, make_schedule: Callable[[], Schedule], outputs: list[TokenOutput]) -> Schedule | None:
+        """Return the next pass's schedule; None where making it failed, and everybody is in the queue again."""
+        started = self._clock()
+        try:
+            schedule = make_schedule()
+        except Exception as error:
+            logger.exception("Scheduling failed; all running requests are computed anew.")
+            self._blame(self._scheduler.current, error, outputs)
+            return None
+        finally:
+            self._counters.schedule_s += self._clock() - started
+        self._num_unexplained_failures = 0
+        return schedule
 
-    def _accept(self, request: Request, token_id: int) -> TokenOutput:
-        self._num_generated_tokens += 1
+    def _blame(self, culprit: Request | None, error: Exception, outputs: list[TokenOutput]) -> None:
+        """Start over; who is being scheduled when that fails for the second time in its life is given up."""
+        self._counters.num_failed_steps += 1
+        self._scheduler.start_over()
+        if culprit is None:
+            self._num_unexplained_failures += 1
+            if self._num_unexplained_failures > 1:
+                raise EngineFailedError("no request can be scheduled") from error
+        elif culprit.is_suspect:
+            self._fail(culprit, _SCHEDULING_FAILED, outputs)
+        else:
+            culprit.is_suspect = True
+
+    def _compute(self, schedule: Schedule, outputs: list[TokenOutput]) -> bool:
+        """Compute a pass and settle what came of it; return whether any of it was computed."""
+        outcome = self._executor.run(schedule, withdraw=self._scheduler.withdraw)
+        self._counters.execute_s += self._executor.times.execute_s
+        self._counters.sample_s += self._executor.times.sample_s
+        self._settle(outcome, outputs)
+        if outcome.was_repeated or outcome.failures:
+            self._counters.num_failed_steps += 1
+        return bool(outcome.computed)
+
+    def _settle(self, outcome: StepOutcome, outputs: list[TokenOutput]) -> None:
+        for request, failure in outcome.failures:
+            self._fail(request, failure, outputs)
+        for request, num_tokens in outcome.computed:
+            self._counters.num_step_tokens += num_tokens
+            self._counters.num_computed_tokens += num_tokens
+            if request.advance(num_tokens):
+                token_id = outcome.tokens[request.request_id]
+                outputs.append(self._accept(request, token_id, outcome.logprobs.get(request.request_id)))
+
+    def _accept(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> TokenOutput:
+        self._counters.num_generated_tokens += 1
         reason = request.accept(token_id, eos_token_ids=self._eos_token_ids)
+        if request.num_completion_tokens == 1:
+            self._counters.num_prompt_tokens += request.num_prompt_tokens
+            self._counters.num_cached_tokens += request.num_cached_tokens
         if reason is not None:
+            self._counters.num_finished += 1
             del self._requests[request.request_id]
-            self._scheduler.retire(request, RequestState.FINISHED)
-        return _output(request, token_id, reason)
+            self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=len(request.token_ids))
+        return _output(request, [token_id], reason=reason, logprobs=None if logprob is None else [logprob])
+
+    def _fail(self, request: Request, failure: RequestFailure, outputs: list[TokenOutput]) -> None:
+        """End a request; nothing that it computed is trusted."""
+        self._counters.num_failed += 1
+        self._requests.pop(request.request_id, None)
+        self._scheduler.remove(request, RequestState.FAILED, num_kept_tokens=0)
+        outputs.append(_output(request, [], error=failure))
 
 
-def _output(request: Request, token_id: int, reason: FinishReason | None) -> TokenOutput:
+def _output(
+    request: Request,
+    token_ids: list[int],
+    *,
+    reason: FinishReason | None = None,
+    error: RequestFailure | None = None,
+    logprobs: list[TokenLogprob] | None = None,
+) -> TokenOutput:
     return TokenOutput(
         request_id=request.request_id,
-        token_ids=[token_id],
+        token_ids=token_ids,
+        logprobs=logprobs,
         finish_reason=reason,
+        error=error,
         num_prompt_tokens=request.num_prompt_tokens,
         num_completion_tokens=request.num_completion_tokens,
+        num_cached_tokens=request.num_cached_tokens,
     )

@@ -5,14 +5,24 @@ from pathlib import Path
 
 import torch
 
-from infer_cache import BlockTables, KVPool
+from infer_cache import KVPool, LayerGroups
+from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
 from infer_engine.core import EngineCore
+from infer_engine.faults import FaultPlan
 from infer_engine.front import Front, FrontLimits
 from infer_engine.measuring import activation_bytes
 from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig, EngineInfo
 from infer_engine.runner import Runner
-from infer_engine.scheduler import ContinuousScheduler, SchedulerLimits
-from infer_engine.sizing import choose_block_size, kv_memory, resolve_device, size_kv_cache, size_step
+from infer_engine.sampling import Sampler
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.sizing import (
+    KVGroupShape,
+    choose_block_size,
+    kv_memory,
+    resolve_device,
+    size_kv_cache,
+    size_step,
+)
 from infer_engine.staging import StepStaging
 from infer_engine.threaded import ThreadedEngine
 from infer_models import CheckpointError, GenerationConfig, ModelConfig, load_model
@@ -29,26 +39,36 @@ class EngineParts:
     info: EngineInfo
 
 
-def build_engine(config: EngineConfig) -> Engine:
+def build_engine(config: EngineConfig, *, faults: FaultPlan | None = None) -> Engine:
     """Load the model and start an engine whose steps run in a thread of their own.
+
+    Args:
+        config: what to run and how.
+        faults: what goes wrong on purpose; for tests.
 
     Raises:
         CheckpointUnusableError: the checkpoint is missing, damaged or of no known kind.
         ValueError: the configuration asks for more than the model, the device or the memory has.
     """
-    parts = build_parts(config)
-    return ThreadedEngine(parts.core, parts.front, info=parts.info, max_waiting_requests=config.max_waiting_requests)
+    parts = build_parts(config, faults=faults)
+    return ThreadedEngine(
+        parts.core,
+        parts.front,
+        info=parts.info,
+        max_waiting_requests=config.max_waiting_requests,
+        step_timeout_s=config.step_timeout_s,
+    )
 
 
-def build_parts(config: EngineConfig) -> EngineParts:
-    """Load the model and assemble core and front for use in this thread; raises as `build_engine` does."""
+def build_parts(config: EngineConfig, *, faults: FaultPlan | None = None) -> EngineParts:
+    """Load the model and assemble core and front for use in this thread; arguments and errors as of `build_engine`."""
     try:
-        return _assemble(config, resolve_checkpoint(config.model))
+        return _assemble(config, resolve_checkpoint(config.model), faults or FaultPlan())
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
 
 
-def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
+def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> EngineParts:
     device = resolve_device(config.device)
     model_config = ModelConfig.from_folder(folder)
     max_positions = model_config.max_position_embeddings
@@ -56,27 +76,37 @@ def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
     generation = GenerationConfig.from_folder(folder)
     dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
     vocab_size = _usable_vocabulary(tokenizer, model_config, folder)
-    model = load_model(folder, device=device, dtype=dtype, load_format=config.load_format)
+    model = load_model(
+        folder, device=device, dtype=dtype, load_format=config.load_format, batch_invariant=config.batch_invariant
+    )
     model.prepack()
 
     step = size_step(config, device=device, model_max_seq_len=max_positions)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
+    groups = _group_layers(config, model_config)
     kv = size_kv_cache(
         config,
         model_max_seq_len=max_positions,
         max_batch_size=step.max_batch_size,
         block_size=block_size,
-        bytes_per_block=KVPool.bytes_per_block(
-            num_layers=model_config.num_layers,
-            kv_heads=model_config.kv_heads,
-            block_size=block_size,
-            head_dim=model_config.head_dim,
-            dtype=dtype,
-        ),
+        groups=[
+            KVGroupShape(
+                window=window,
+                bytes_per_block=KVPool.bytes_per_block(
+                    num_layers=num_layers,
+                    kv_heads=model_config.kv_heads,
+                    block_size=block_size,
+                    head_dim=model_config.head_dim,
+                    dtype=dtype,
+                ),
+            )
+            for window, num_layers in zip(groups.windows, groups.num_layers, strict=True)
+        ],
+        max_chunk=step.max_chunk,
         memory=kv_memory(config, device=device, activation_bytes=activation_bytes(model, step, device)),
     )
     pool = KVPool(
-        num_layers=model_config.num_layers,
+        group_of_layer=groups.group_of_layer,
         num_blocks=kv.num_blocks,
         kv_heads=model_config.kv_heads,
         block_size=block_size,
@@ -84,27 +114,35 @@ def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
         dtype=dtype,
         device=device,
     )
-    tables = BlockTables(kv.num_blocks, block_size)
     staging = StepStaging(
         max_tokens=step.max_tokens,
         max_seqs=step.max_batch_size,
         max_seq_len=kv.max_seq_len,
         block_size=block_size,
+        num_groups=len(groups.windows),
         device=device,
     )
-    runner = Runner(model, pool, staging=staging, vocab_size=vocab_size, device=device)
+    eos_token_ids = frozenset(generation.eos_token_ids)
+    sampler = Sampler(vocab_size=vocab_size, max_rows=step.max_batch_size, eos_token_ids=eos_token_ids, device=device)
+    runner = Runner(
+        model, pool, staging=staging, sampler=sampler, device=device, batch_invariant=config.batch_invariant
+    )
     limits = SchedulerLimits(
         max_batch_size=step.max_batch_size,
         max_num_batched_tokens=step.max_num_batched_tokens,
         kv_reserve=config.kv_reserve,
-        prefill_chunk_size=None if config.use_chunked_prefill is False else config.prefill_chunk_size,
+        prefill_chunk_size=step.max_chunk,
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
     )
+    tables = faults.around_tables(
+        build_tables(config, limits, num_blocks=kv.num_blocks, windows=groups.windows, block_size=block_size)
+    )
     core = EngineCore(
-        runner,
-        ContinuousScheduler(tables, limits),
+        faults.around_runner(runner),
+        faults.around_scheduler(build_scheduler(config, tables, limits)),
         tables,
-        eos_token_ids=frozenset(generation.eos_token_ids),
+        eos_token_ids=eos_token_ids,
+        share_prefix=choose_sharing(config),
     )
     front = Front(tokenizer, FrontLimits(vocab_size=vocab_size, max_seq_len=kv.max_seq_len), seed=config.seed)
     info = EngineInfo(
@@ -115,11 +153,20 @@ def _assemble(config: EngineConfig, folder: Path) -> EngineParts:
         device=str(device),
         vocab_size=vocab_size,
         max_seq_len=kv.max_seq_len,
-        num_kv_blocks=kv.num_blocks,
+        num_kv_blocks=sum(kv.num_blocks),
         block_size=block_size,
         max_batch_size=step.max_batch_size,
     )
     return EngineParts(core=core, front=front, info=info)
+
+
+def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
+    """Only a paged pool can give back the blocks that have left a window."""
+    match config.resolved_kv_cache_backend:
+        case "paged":
+            return LayerGroups.by_window(model_config.windows)
+        case "contiguous":
+            return LayerGroups.all_in_one(model_config.num_layers)
 
 
 def _load_tokenizer(config: EngineConfig, model_config: ModelConfig, folder: Path) -> Tokenizer:

@@ -3,21 +3,29 @@
 This is the one point that checks a request before it enters the queue.
 """
 
-import itertools
+import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from infer_engine.messages import Submit, TokenOutput
-from infer_engine.protocol import (
-    ContextLengthExceededError,
-    EmptyPromptError,
-    FinishReason,
-    GenerateRequest,
-    InvalidRequestError,
-    StepOutput,
+from infer_engine.messages import Submit
+from infer_engine.protocol import ContextLengthExceededError, EmptyPromptError, GenerateRequest, InvalidRequestError
+from infer_engine.request_text import RequestText
+from infer_models.text import (
+    ChatTemplateError,
+    ChatTemplateMissingError,
+    IncrementalDetokenizer,
+    StopStringMatcher,
+    Tokenizer,
 )
-from infer_models.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 2**31 - 1
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +36,14 @@ class FrontLimits:
     max_seq_len: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSequence:
+    """One sequence, checked: what the core is told of it, and what makes text of its tokens."""
+
+    submission: Submit
+    text: RequestText
+
+
 class Front:
     """Makes submissions of requests and text of tokens. Thread-safe where it says so; shared by all requests."""
 
@@ -35,53 +51,90 @@ class Front:
         """`seed` is the base of the seeds of requests that bring none; None draws one."""
         self._tokenizer = tokenizer
         self._limits = limits
-        self._serials = itertools.count()
+        self._num_serials = 0
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
 
-    def next_serial(self) -> int:
-        """Return the next request's number. Numbers are taken in order of arrival: unseeded draws depend on them."""
-        return next(self._serials)
+    def take_serials(self, request: GenerateRequest) -> range:
+        """Return the numbers of a request's `n` sequences, to be taken in order of arrival: unseeded draws follow."""
+        serials = range(self._num_serials, self._num_serials + request.params.n)
+        self._num_serials = serials.stop
+        return serials
 
-    def prepare(self, request: GenerateRequest, *, serial: int) -> Submit:
-        """Tokenize and check request number `serial`; safe to call from any thread, and slow for long prompts.
+    def prepare(self, request: GenerateRequest, *, serials: range) -> list[PreparedSequence]:
+        """Tokenize and check a request once, and return its sequences in order; they have the numbers `serials`.
+
+        Safe to call from any thread, and slow for long prompts.
 
         Raises:
             EmptyPromptError: the prompt has no tokens.
-            InvalidRequestError: a token id outside the vocabulary.
+            InvalidRequestError: a token id outside the vocabulary, a value that this engine cannot take, or a prompt
+                that the tokenizer fails on.
             ContextLengthExceededError: the prompt plus `max_tokens` exceeds the context.
         """
-        prompt = request.prompt if isinstance(request.prompt, list) else self._tokenizer.encode(request.prompt)
+        params = request.params
+        prompt = request.prompt if isinstance(request.prompt, list) else self._encode(request.prompt)
         if not prompt:
             raise EmptyPromptError
         self._check_ids("prompt", prompt)
-        self._check_ids("stop_token_ids", request.params.stop_token_ids)
-        room = self._limits.max_seq_len - len(prompt)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        _check_queueing(request)
+        max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
+        first_seed = self._base_seed + serials.start if params.seed is None else params.seed
+        group = f"r{serials.start}" if len(serials) > 1 else None
+        return [
+            PreparedSequence(
+                submission=Submit(
+                    request_id=f"r{serial}",
+                    prompt_token_ids=prompt,
+                    max_tokens=max_tokens,
+                    seed=_signed_64_bit(first_seed + choice),
+                    params=params,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    sibling_group=group,
+                ),
+                text=_unless_the_tokenizer_fails(lambda: self._start_text(request, prompt)),
+            )
+            for choice, serial in enumerate(serials)
+        ]
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the prompt's token ids for chat `messages`, by the checkpoint's own template.
+
+        Raises:
+            ChatTemplateMissingError: the checkpoint has no chat template.
+            ChatTemplateError: the template refuses the messages.
+            InvalidRequestError: the tokenizer fails on them.
+        """
+        return _unless_the_tokenizer_fails(lambda: self._tokenizer.encode_chat(messages))
+
+    def _encode(self, text: str) -> list[int]:
+        return _unless_the_tokenizer_fails(lambda: self._tokenizer.encode(text))
+
+    def _start_text(self, request: GenerateRequest, prompt: list[int]) -> RequestText:
+        return RequestText(
+            IncrementalDetokenizer(self._tokenizer, prompt),
+            StopStringMatcher(request.params.stop),
+            min_tokens=request.params.min_tokens,
+        )
+
+    def _max_tokens(self, request: GenerateRequest, *, num_prompt_tokens: int) -> int:
+        room = self._limits.max_seq_len - num_prompt_tokens
         max_tokens = request.params.max_tokens or max(room, 1)
         if max_tokens > room:
             raise ContextLengthExceededError(
-                max_seq_len=self._limits.max_seq_len, num_prompt_tokens=len(prompt), max_tokens=max_tokens
+                max_seq_len=self._limits.max_seq_len, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens
             )
-        seed = request.params.seed
-        return Submit(
-            request_id=f"r{serial}",
-            prompt_token_ids=prompt,
-            max_tokens=max_tokens,
-            seed=self._base_seed + serial if seed is None else seed,
-            params=request.params,
-        )
+        if request.params.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"`min_tokens` is {request.params.min_tokens} and the request may generate {max_tokens} tokens; lower "
+                "it, or shorten the prompt.",
+                param="min_tokens",
+            )
+        return max_tokens
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the prompt's token ids for chat `messages`, by the checkpoint's own template."""
-        return self._tokenizer.encode_chat(messages)
-
-    def start_text(self, submitted: Submit) -> "RequestText":
-        """Return what turns the request's tokens into text."""
-        return RequestText(
-            IncrementalDetokenizer(self._tokenizer, submitted.prompt_token_ids),
-            StopStringMatcher(submitted.params.stop),
-        )
-
-    def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
+    def _check_ids(self, name: str, token_ids: Collection[int]) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._limits.vocab_size):
             wrong = next(i for i in token_ids if not 0 <= i < self._limits.vocab_size)
             raise InvalidRequestError(
@@ -91,49 +144,30 @@ class Front:
             )
 
 
-class RequestText:
-    """One request's text as it grows: deltas, stop strings, and what is held back."""
-
-    __slots__ = ("_detokenizer", "_stops")
-
-    def __init__(self, detokenizer: IncrementalDetokenizer, stops: StopStringMatcher) -> None:
-        """Text of tokens through `detokenizer`, ended by `stops`."""
-        self._detokenizer = detokenizer
-        self._stops = stops
-
-    def advance(self, output: TokenOutput) -> StepOutput:
-        """Return the output with its text. It is finished with reason `stop` where a stop string was completed."""
-        reason = output.finish_reason
-        # The token that ends a request by its id is no part of the text.
-        spoken = output.token_ids if reason in (None, FinishReason.LENGTH) else output.token_ids[:-1]
-        text = ""
-        for token_id in spoken:
-            delta, matched = self._stops.add(self._detokenizer.add(token_id))
-            text += delta
-            if matched:
-                return _step_output(output, text, FinishReason.STOP)
-        if reason is None:
-            return _step_output(output, text, None)
-        delta, matched = self._finish()
-        return _step_output(output, text + delta, FinishReason.STOP if matched else reason)
-
-    def cut_short(self) -> str:
-        """Return the text that was held back; no more tokens come, and none ended the text."""
-        return self._finish()[0]
-
-    def _finish(self) -> tuple[str, bool]:
-        """Return the rest of the text, and whether it completed a stop string."""
-        delta, matched = self._stops.add(self._detokenizer.finish())
-        return delta if matched else delta + self._stops.finish(), matched
+def _check_queueing(request: GenerateRequest) -> None:
+    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"`priority` is {request.priority}; it must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}].", param="priority"
+        )
+    if request.cache_salt is not None and len(request.cache_salt) > MAX_SALT_CHARACTERS:
+        raise InvalidRequestError(
+            f"`cache_salt` has {len(request.cache_salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed.",
+            param="cache_salt",
+        )
 
 
-def _step_output(output: TokenOutput, text: str, reason: FinishReason | None) -> StepOutput:
-    return StepOutput(
-        request_id=output.request_id,
-        token_ids=output.token_ids,
-        text=text,
-        finished=reason is not None,
-        finish_reason=reason,
-        num_prompt_tokens=output.num_prompt_tokens,
-        num_completion_tokens=output.num_completion_tokens,
-    )
+def _signed_64_bit(seed: int) -> int:
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _unless_the_tokenizer_fails(call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit, ChatTemplateError, ChatTemplateMissingError):
+        raise
+    except BaseException as error:  # a panic of the tokenizer's Rust is no `Exception`
+        logger.exception("The tokenizer failed on a prompt; its request is refused.")
+        raise InvalidRequestError(
+            "`prompt` cannot be tokenized: this model's tokenizer fails on it; the server's log says why.",
+            param="prompt",
+        ) from error

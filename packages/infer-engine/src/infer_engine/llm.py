@@ -1,36 +1,15 @@
 """`LLM`: the engine as a library, in this thread: prompts in, completions out. Knows no event loop and no HTTP."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
+from infer_engine.completion import Completion, CompletionBuilder, Prompt
+from infer_engine.driver import CoreDriver
 from infer_engine.factory import build_parts
-from infer_engine.front import RequestText
-from infer_engine.messages import Abort
-from infer_engine.protocol import EngineConfig, EngineStats, FinishReason, GenerateRequest, SamplingParams
-
-Prompt = str | list[int]
-
-
-@dataclass(slots=True, kw_only=True)
-class Completion:
-    """What was generated for one prompt.
-
-    Attributes:
-        prompt: as given.
-        text: the generated text, without stop strings.
-        token_ids: the generated tokens, an end-of-sequence token included.
-        finish_reason: why it ended.
-        num_prompt_tokens: tokens of the prompt.
-    """
-
-    prompt: Prompt
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    num_prompt_tokens: int
+from infer_engine.front import PreparedSequence
+from infer_engine.progress import Progress
+from infer_engine.protocol import EngineConfig, EngineStats, GenerateRequest, SamplingParams, StepOutput
 
 
 class LLM:
@@ -45,6 +24,7 @@ class LLM:
         """
         parts = build_parts(EngineConfig(model=model, **config))
         self._core = parts.core
+        self._driver = CoreDriver(parts.core)
         self._front = parts.front
         self.info = parts.info
 
@@ -58,13 +38,20 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
+        cache_salt: str | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
         """Complete every prompt, all batched together, and return the completions in the prompts' order.
 
+        A prompt has as many completions, one after another, as its `params.n` says. One that fails has an `error`; the
+        others are complete.
+
         Args:
             prompts: one prompt or several, each text or token ids.
             params: for all prompts, or one per prompt; left out: `SamplingParams()`.
+            priority: with the `priority` policy lower numbers come first.
+            cache_salt: prompts share cached prefixes only with those of the same salt.
             use_tqdm: show a progress bar on standard error.
 
         Raises:
@@ -77,7 +64,10 @@ class LLM:
             raise ValueError(
                 f"`params` has {len(per_prompt)} entries for {len(listed)} prompts; give one, or one each."
             )
-        requests = [GenerateRequest(prompt=p, params=s) for p, s in zip(listed, per_prompt, strict=True)]
+        requests = [
+            GenerateRequest(prompt=p, params=s, priority=priority, cache_salt=cache_salt)
+            for p, s in zip(listed, per_prompt, strict=True)
+        ]
         return self._run(requests, use_tqdm=use_tqdm)
 
     def chat(
@@ -85,11 +75,13 @@ class LLM:
         messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
         params: SamplingParams | None = None,
         *,
+        priority: int = 0,
+        cache_salt: str | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
         """Answer one conversation or several; a message has a `role` and a `content`.
 
-        Left out, `params` samples for as long as the context lasts.
+        Left out, `params` samples for as long as the context lasts. The rest is as in `generate`.
 
         Raises:
             ChatTemplateMissingError: the checkpoint has no chat template.
@@ -98,53 +90,81 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         params = params or SamplingParams(max_tokens=None)
         requests = [
-            GenerateRequest(prompt=self._front.render_chat(conversation), params=params)  # type: ignore[arg-type]  # narrowed above
+            GenerateRequest(
+                prompt=self._front.render_chat(conversation),  # type: ignore[arg-type]  # narrowed above
+                params=params,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
             for conversation in conversations
         ]
         return self._run(requests, use_tqdm=use_tqdm)
 
-    def _run(self, requests: Sequence[GenerateRequest], *, use_tqdm: bool) -> list[Completion]:
-        submissions = [self._front.prepare(request, serial=self._front.next_serial()) for request in requests]
-        pending: dict[str, tuple[Completion, RequestText]] = {}
-        for request, submission in zip(requests, submissions, strict=True):
-            completion = Completion(
-                prompt=request.prompt,
-                text="",
-                token_ids=[],
-                finish_reason=None,
-                num_prompt_tokens=len(submission.prompt_token_ids),
-            )
-            pending[submission.request_id] = completion, self._front.start_text(submission)
-        completions = [completion for completion, _ in pending.values()]
-        try:
-            for submission in submissions:
-                self._core.handle(submission)
-            with tqdm(total=len(requests), unit="prompt", disable=not use_tqdm) as bar:
-                while pending:
-                    self._step(pending, bar)
-        finally:  # an interrupted call must not leave its requests behind for the next one
-            for request_id in pending:
-                self._core.handle(Abort(request_id=request_id))
-        return completions
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generator[StepOutput, None, None]:
+        """Yield a prompt's outputs as steps make them; steps are computed while the caller waits for the next one.
 
-    def _step(self, pending: dict[str, tuple[Completion, RequestText]], bar: "tqdm[Any]") -> None:
-        result = self._core.step()
-        for produced in result.outputs:
-            if produced.request_id not in pending:
-                continue
-            completion, text = pending[produced.request_id]
-            output = text.advance(produced)
-            completion.token_ids += output.token_ids
-            completion.text += output.text
-            completion.finish_reason = output.finish_reason
-            if output.finished:
-                del pending[produced.request_id]
-                self._core.handle(Abort(request_id=produced.request_id))
-                bar.update()
-        bar.set_postfix(tokens=result.stats.num_generated_tokens, running=result.stats.num_running, refresh=False)
+        Several streams may be read in turns, and `generate` called meanwhile: whoever waits computes for all of them.
+        Closing the iterator before its end aborts the request.
+
+        Raises:
+            RequestRefusedError: as in `generate`, and at once.
+            ValueError: `params.n` is not 1.
+        """
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise ValueError(f"`n` is {params.n}; a stream is one answer: use `generate`, or one stream for each.")
+        request = GenerateRequest(prompt=_plain(prompt), params=params, priority=priority, cache_salt=cache_salt)
+        [prepared] = self._prepare(request)
+        return self._stream(prepared)
+
+    def _prepare(self, request: GenerateRequest) -> list[PreparedSequence]:
+        return self._front.prepare(request, serials=self._front.take_serials(request))
+
+    def _stream(self, prepared: PreparedSequence) -> Generator[StepOutput, None, None]:
+        outputs: deque[StepOutput] = deque()
+        try:
+            self._driver.submit(prepared, outputs.append)
+            finished = False
+            while not finished:
+                while not outputs:
+                    self._driver.step()
+                output = outputs.popleft()
+                finished = output.finished
+                yield output
+        finally:
+            self._driver.abort(prepared.submission.request_id)
+
+    def _run(self, requests: Sequence[GenerateRequest], *, use_tqdm: bool) -> list[Completion]:
+        sequences = [
+            (CompletionBuilder(request.prompt, index=index), prepared)
+            for request, choices in [(request, self._prepare(request)) for request in requests]
+            for index, prepared in enumerate(choices)
+        ]
+        with Progress(total=len(sequences), is_shown=use_tqdm) as progress:
+            try:
+                for builder, prepared in sequences:
+                    self._driver.submit(prepared, progress.counted(builder.add))
+                while progress.num_finished < len(sequences):
+                    progress.show(self._driver.step())
+            finally:  # an interrupted call must not leave its requests behind for the next one
+                for _, prepared in sequences:
+                    self._driver.abort(prepared.submission.request_id)
+        return [builder.build() for builder, _ in sequences]
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts if isinstance(prompts, str) else list(prompts)]  # type: ignore[arg-type]  # narrowed by the test
-    return list(prompts)  # type: ignore[arg-type]  # narrowed by the test
+        return [_plain(prompts)]  # type: ignore[arg-type]  # narrowed by the test
+    return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]  # narrowed by the test
+
+
+def _plain(prompt: Prompt) -> Prompt:
+    """Return token ids of any sequence type as a list."""
+    return prompt if isinstance(prompt, str) else list(prompt)

@@ -3,17 +3,24 @@
 import torch
 from torch import Tensor
 
+from infer_engine.messages import Submit
 from infer_engine.protocol import SamplingParams
-from infer_engine.sampler import SampledRow, sample
+from infer_engine.protocol.sampling import MAX_LOGPROBS
+from infer_engine.request import Request
+from infer_engine.sampling import Sampler
 from infer_engine.sizing import StepSizes
 from infer_kernels import QKNorm, Rotary
 from infer_models import AttentionSpec, CausalLM
+
+# Rows that are cut need scratch memory, penalised ones keep state, and log-probabilities a copy of the logits.
+_COSTLIEST = SamplingParams(max_tokens=1, top_p=0.9, frequency_penalty=0.1, logprobs=MAX_LOGPROBS)
 
 
 def activation_bytes(model: CausalLM, step: StepSizes, device: torch.device) -> int:
     """Return the bytes that a step of the largest size takes on a GPU; 0 on a CPU, whose memory is not shared out.
 
-    The costliest kind of sampling is part of it: rows that are cut need scratch memory.
+    The costliest kind of sampling is part of it, for every request of the batch: what penalised requests leave on the
+    device between steps is room that the KV cache does not take, whether or not one ever comes.
     """
     if device.type == "cpu":
         return 0
@@ -30,8 +37,18 @@ def run_largest_step(model: CausalLM, step: StepSizes, device: torch.device) -> 
     """Compute `step.max_tokens` tokens without a cache and sample for every request of the batch."""
     ids = torch.zeros(step.max_tokens, dtype=torch.int32, device=device)
     logits = model(ids, ids, _NoCacheView(), ids[: step.max_batch_size])
-    row = SampledRow(SamplingParams(top_p=0.9), seed=0, position=0)
-    sample(logits, [row] * step.max_batch_size)
+    rows = [_request(row) for row in range(step.max_batch_size)]
+    sampler = Sampler(vocab_size=logits.shape[1], max_rows=len(rows), eos_token_ids=frozenset(), device=device)
+    # Half of them before the whole: the penalties' state grows by a copy of itself.
+    for num_rows in (-(-len(rows) // 2), len(rows)):
+        sampler.choose(logits[:num_rows], rows[:num_rows])
+
+
+def _request(row: int) -> Request:
+    submitted = Submit(request_id=str(row), prompt_token_ids=[0], max_tokens=1, seed=0, params=_COSTLIEST)
+    request = Request(submitted, arrival=row)
+    request.row = row
+    return request
 
 
 class _NoCacheView:

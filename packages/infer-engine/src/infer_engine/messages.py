@@ -5,7 +5,7 @@ The same messages serve a core in this thread, in another thread, or behind a so
 
 import msgspec
 
-from infer_engine.protocol import EngineStats, FinishReason, SamplingParams
+from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, SamplingParams, TokenLogprob
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -16,7 +16,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         prompt_token_ids: at least one.
         max_tokens: most tokens to generate.
         seed: of the random draws; with the token's position it decides each draw.
-        params: how to sample; `max_tokens`, `seed` and `stop` there are the front's business.
+        params: how to sample; `max_tokens`, `seed`, `n` and `stop` there are the front's business.
+        priority: with the `priority` policy lower numbers come first.
+        cache_salt: requests share cached prefixes only with those of the same salt.
+        sibling_group: the same name for all the sequences of one request with `n` > 1, else None: they share their
+            prompt's blocks, whether or not prefixes are cached.
     """
 
     request_id: str
@@ -24,22 +28,46 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_tokens: int
     seed: int
     params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    sibling_group: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget a request and free its memory. An unknown id is normal: it may have finished meanwhile."""
+    """Forget a request and free its memory. An unknown id is normal: it may have finished meanwhile.
+
+    Attributes:
+        request_id: which one.
+        num_completion_tokens: how many of its generated tokens count; what was computed after them is not kept in any
+            cache. None: all of them count.
+    """
 
     request_id: str
+    num_completion_tokens: int | None = None
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step made for one request: its tokens, and how it ended if it did."""
+    """What one step made for one request: its tokens, and how it ended if it did.
+
+    Attributes:
+        request_id: whose.
+        token_ids: the tokens of this step, in order; none where it failed.
+        logprobs: one for each of `token_ids` where the request asked for them, else None.
+        finish_reason: why it ended; None while it goes on and where it failed.
+        error: why it failed; None otherwise. It is the last output then.
+        num_prompt_tokens: tokens of the prompt.
+        num_completion_tokens: tokens generated so far.
+        num_cached_tokens: prompt tokens whose keys and values were found in a cache.
+    """
 
     request_id: str
     token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
+    error: RequestFailure | None = None
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_tokens: int = 0
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

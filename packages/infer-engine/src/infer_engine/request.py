@@ -2,11 +2,12 @@
 
 WAITING ──admit──> PREFILL ──last chunk──> DECODE ──eos, stop, length──> FINISHED
    ^                  │                       │
-   └────preempted─────┴───────────────────────┘      any of the three ──> ABORTED
+   └────preempted─────┴───────────────────────┘      any of the three ──> ABORTED, FAILED
 """
 
 import enum
 
+from infer_cache.digests import PrefixDigests
 from infer_engine.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams
 
@@ -19,6 +20,7 @@ class RequestState(enum.Enum):
     DECODE = enum.auto()
     FINISHED = enum.auto()
     ABORTED = enum.auto()
+    FAILED = enum.auto()
 
 
 class Request:
@@ -27,21 +29,40 @@ class Request:
     Attributes:
         request_id: as submitted.
         arrival: rank in order of arrival; the lower one came first.
+        arrival_step: steps computed before it came.
+        priority: as submitted.
         token_ids: prompt and generated tokens, in order.
         num_prompt_tokens: how many of them are the prompt.
-        num_computed_tokens: leading tokens whose keys and values are in the cache.
         max_tokens: most tokens to generate.
         sampling: how to choose them.
         seed: of the random draws.
+        names: of its full blocks, for others to find them by; None where it shares none.
         state: where it is in its life; the scheduler moves it between WAITING, PREFILL and DECODE.
-        row: its row of the runner's block table while it holds memory, else -1.
+        num_computed_tokens: leading tokens that need not be computed any more.
+        num_found_tokens: leading tokens whose keys and values it found in the cache. They are not stored again: where a
+            whole sequence was found, its last token is computed for its logits alone.
+        num_cached_tokens: prompt tokens that it found in the cache and that it did not compute itself before.
+        num_computed_once: the most tokens that were ever computed, whatever preemption undid.
+        capacity: tokens that its blocks have room for.
+        row: its row of the runner's block tables while it holds memory, else -1.
+        last_step: the step in which it was computed last.
+        is_suspect: a schedule has failed on it. Once may be chance; starting over for it for ever would stop everybody.
     """
 
     __slots__ = (
         "arrival",
+        "arrival_step",
+        "capacity",
+        "is_suspect",
+        "last_step",
         "max_tokens",
+        "names",
+        "num_cached_tokens",
+        "num_computed_once",
         "num_computed_tokens",
+        "num_found_tokens",
         "num_prompt_tokens",
+        "priority",
         "request_id",
         "row",
         "sampling",
@@ -50,18 +71,29 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, submitted: Submit, *, arrival: int) -> None:
+    def __init__(
+        self, submitted: Submit, *, arrival: int, arrival_step: int = 0, names: PrefixDigests | None = None
+    ) -> None:
         """A waiting request of which nothing is computed."""
         self.request_id = submitted.request_id
         self.arrival = arrival
+        self.arrival_step = arrival_step
+        self.priority = submitted.priority
         self.token_ids = list(submitted.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.num_computed_tokens = 0
         self.max_tokens = submitted.max_tokens
         self.sampling: SamplingParams = submitted.params
         self.seed = submitted.seed
+        self.names = names
         self.state = RequestState.WAITING
+        self.num_computed_tokens = 0
+        self.num_found_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_computed_once = 0
+        self.capacity = 0
         self.row = -1
+        self.last_step = -1
+        self.is_suspect = False
 
     @property
     def num_completion_tokens(self) -> int:
@@ -72,6 +104,36 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens known but not in the cache: 1 in decode, what is left of the prompt (or of a recomputation) before."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def skip_found(self, num_tokens: int) -> None:
+        """Take the first `num_tokens` tokens as computed, but for the last one of all, whose logits are wanted."""
+        self.num_found_tokens = num_tokens
+        self.num_computed_tokens = min(num_tokens, len(self.token_ids) - 1)
+        num_spared = min(self.num_computed_tokens, self.num_prompt_tokens) - self.num_computed_once
+        self.num_cached_tokens += max(0, num_spared)
+        self.num_computed_once = max(self.num_computed_once, self.num_computed_tokens)
+
+    def forget_found(self) -> None:
+        """Take back that tokens were found: they were not there."""
+        self.num_cached_tokens = 0
+        self.num_computed_once = 0
+
+    def advance(self, num_tokens: int) -> bool:
+        """Take `num_tokens` more tokens as computed; return whether the next token is due."""
+        self.num_computed_tokens += num_tokens
+        self.num_computed_once = max(self.num_computed_once, self.num_computed_tokens)
+        if self.num_uncomputed_tokens:
+            return False
+        self.state = RequestState.DECODE
+        return True
+
+    def lose_memory(self) -> None:
+        """Wait again with nothing computed; the tokens stay."""
+        self.state = RequestState.WAITING
+        self.num_computed_tokens = 0
+        self.num_found_tokens = 0
+        self.capacity = 0
+        self.row = -1
 
     def accept(self, token_id: int, *, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a generated token and return why that ends the request, or None."""

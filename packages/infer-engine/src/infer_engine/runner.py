@@ -1,48 +1,84 @@
 """Executes a schedule: one forward pass over a flat batch, then one sampling call. Knows tensors; decides nothing."""
 
-from collections.abc import Sequence
-
 import torch
+from torch import Tensor
 
 from infer_cache import KVPool, PagedCacheView
+from infer_engine.choices import Choices
+from infer_engine.execution import StepOutOfMemoryError
 from infer_engine.request import Request
-from infer_engine.sampler import SampledRow, sample
-from infer_engine.scheduler import Schedule
-from infer_engine.staging import StepStaging
+from infer_engine.sampling import Sampler
+from infer_engine.scheduling import Schedule
+from infer_engine.staging import StepInputs, StepStaging
 from infer_kernels import plan_attention
 from infer_models import CausalLM
 
 
 class Runner:
-    """A model, its KV memory and the buffers that a step is built in."""
+    """A model, its KV memory and the buffers that a step is built in: a `StepRunner`."""
 
     def __init__(
-        self, model: CausalLM, pool: KVPool, *, staging: StepStaging, vocab_size: int, device: torch.device
+        self,
+        model: CausalLM,
+        pool: KVPool,
+        *,
+        staging: StepStaging,
+        sampler: Sampler,
+        device: torch.device,
+        batch_invariant: bool,
     ) -> None:
-        """Token ids at or above `vocab_size` are never sampled, whatever rows the LM head has beyond it."""
+        """Compute by `model` over `pool`; `batch_invariant` must be what the model was loaded with."""
         self._model = model
         self._pool = pool
         self._staging = staging
-        self._vocab_size = vocab_size
+        self._sampler = sampler
         self._device = device
+        self._batch_invariant = batch_invariant
 
     @torch.inference_mode()
-    def execute(self, schedule: Schedule) -> list[int]:
-        """Compute the schedule's items; return the next token of each request that is due one, in their order."""
+    def forward(self, schedule: Schedule) -> Tensor:
+        """Compute the schedule's items; return the logits of those that are due, [rows, vocab]."""
         inputs = self._staging.build(schedule.items, schedule.table_edits)
-        plan = plan_attention(
-            query_start=inputs.query_start,
-            seq_lens=inputs.seq_lens,
-            is_prefill=inputs.is_prefill,
-            block_table=inputs.block_table,
-            block_size=self._pool.block_size,
-            device=self._device,
+        try:
+            logits: Tensor = self._model(inputs.input_ids, inputs.position_ids, self._view(inputs), inputs.logit_rows)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise StepOutOfMemoryError(f"no memory for a step of {len(inputs.input_ids)} tokens") from error
+        return logits
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, requests: list[Request]) -> Choices:
+        """Return the next token of each of `requests`, one for each row of `logits`."""
+        return self._sampler.choose(logits, requests)
+
+    @torch.inference_mode()
+    def probe(self) -> None:
+        """Compute one token of an empty sequence: it is stored nowhere and attends to nothing."""
+        ids = torch.zeros(1, dtype=torch.int32, device=self._device)
+        num_groups = len(self._pool.num_blocks)
+        inputs = StepInputs(
+            input_ids=ids,
+            position_ids=ids,
+            slots=(ids - 1,) * num_groups,
+            logit_rows=ids,
+            query_start=torch.tensor([0, 1], dtype=torch.int32),
+            seq_lens=torch.zeros(1, dtype=torch.int32),
+            is_prefill=torch.ones(1, dtype=torch.bool),
+            block_tables=(torch.zeros(1, 1, dtype=torch.int32),) * num_groups,
         )
-        view = PagedCacheView(self._pool, slots=inputs.slots, plan=plan)
-        due = [request for request, count in schedule.items if request.num_uncomputed_tokens == count]
-        logits = self._model(inputs.input_ids, inputs.position_ids, view, inputs.logit_rows)
-        return sample(logits[:, : self._vocab_size], _rows(due)) if due else []
+        self._model(ids, ids, self._view(inputs), ids).sum().item()
 
-
-def _rows(requests: Sequence[Request]) -> list[SampledRow]:
-    return [SampledRow(request.sampling, request.seed, len(request.token_ids)) for request in requests]
+    def _view(self, inputs: StepInputs) -> PagedCacheView:
+        plans = [
+            plan_attention(
+                query_start=inputs.query_start,
+                seq_lens=inputs.seq_lens,
+                is_prefill=inputs.is_prefill,
+                block_table=block_table,
+                block_size=self._pool.block_size,
+                device=self._device,
+                batch_invariant=self._batch_invariant,
+            )
+            for block_table in inputs.block_tables
+        ]
+        return PagedCacheView(self._pool, slots=inputs.slots, plans=plans)

@@ -1,14 +1,22 @@
 """From a configuration, a model and a device to numbers: KV blocks, longest sequence, batch. Allocates nothing.
 
-The order of derivation is memory, then tokens, then `max_seq_len`.
+The order of derivation is memory, then tokens, then `max_seq_len`. Layers of equal window form a group with blocks of
+its own, and the memory is split by what each group needs for a sequence of the longest length:
+
+paged         group without a window  [....................]  blocks for every token
+              group with one          [.....]                 blocks in reach of the window and of one chunk
+contiguous    one group               [....................]  blocks for every token, once per slot
 """
 
 import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
 import torch
 
+from infer_cache import blocks_in_reach
 from infer_engine.protocol import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -24,11 +32,13 @@ class StepSizes:
         max_batch_size: requests.
         max_num_batched_tokens: tokens that the scheduler plans for.
         max_tokens: tokens that buffers must hold: a prompt that is computed whole may exceed the plan.
+        max_chunk: tokens of one prompt; None computes every prompt whole.
     """
 
     max_batch_size: int
     max_num_batched_tokens: int
     max_tokens: int
+    max_chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +55,28 @@ class KVMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVSizes:
-    """The KV cache and the longest sequence that it holds."""
+class KVGroupShape:
+    """Layers of equal sliding window, which share block tables.
 
-    num_blocks: int
+    Attributes:
+        window: tokens that a token attends to, itself included; None for all before it.
+        bytes_per_block: keys and values of one block, in all layers of the group.
+    """
+
+    window: int | None
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSizes:
+    """The KV cache and the longest sequence that it holds.
+
+    Attributes:
+        num_blocks: blocks of each group, in the groups' order.
+        max_seq_len: tokens of the longest sequence; every group holds at least one of that length.
+    """
+
+    num_blocks: tuple[int, ...]
     max_seq_len: int
 
 
@@ -68,66 +96,25 @@ def resolve_device(name: str) -> torch.device:
 
 
 def choose_block_size(config: EngineConfig, *, head_dim: int) -> int:
-    """Return the tokens of one KV block: as configured, else 64, or 32 for wide heads."""
-    return config.block_size or (32 if head_dim >= 256 else 64)
+    """Return the tokens of one KV block: 64, or 32 for wide heads; paged as configured."""
+    configured = config.block_size if config.resolved_kv_cache_backend == "paged" else None
+    return configured or (32 if head_dim >= 256 else 64)
 
 
 def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: int) -> StepSizes:
     """Return the most that a step computes, as configured or as the device likes it."""
     on_gpu = device.type == "cuda"
-    max_batch_size = config.max_batch_size or (256 if on_gpu else 32)
+    few = config.resolved_kv_cache_backend == "contiguous"  # each request takes the memory of the longest
+    max_batch_size = config.max_batch_size or (8 if few else 256 if on_gpu else 32)
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
-    longest = config.max_seq_len or model_max_seq_len
-    max_prefill = max_num_batched_tokens if config.use_chunked_prefill is not False else longest
+    max_chunk = min(config.prefill_chunk_size, max_num_batched_tokens) if config.chunks_prefill else None
+    longest_prefill = max_chunk or config.max_seq_len or model_max_seq_len
     return StepSizes(
         max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_tokens=max(max_num_batched_tokens, max_prefill) + max_batch_size,
+        max_tokens=max(max_num_batched_tokens, longest_prefill) + max_batch_size,
+        max_chunk=max_chunk,
     )
-
-
-def size_kv_cache(
-    config: EngineConfig,
-    *,
-    model_max_seq_len: int,
-    max_batch_size: int,
-    block_size: int,
-    bytes_per_block: int,
-    memory: KVMemory,
-) -> KVSizes:
-    """Derive the cache's blocks and the longest sequence.
-
-    Raises:
-        ValueError: the configuration asks for more than the model, the memory or the cache has.
-    """
-    if config.max_seq_len is not None and config.max_seq_len > model_max_seq_len:
-        raise ValueError(
-            f"`max_seq_len` is {config.max_seq_len} but the model's positions end at {model_max_seq_len}; lower it to "
-            f"{model_max_seq_len}."
-        )
-    wanted = config.max_seq_len or model_max_seq_len
-    if config.num_gpu_blocks is None:
-        budget = config.kv_cache_bytes or memory.share
-        num_blocks = min(budget // bytes_per_block, max_batch_size * -(-wanted // block_size))
-    else:
-        num_blocks = config.num_gpu_blocks
-    _check_memory(config, num_blocks, bytes_per_block=bytes_per_block, free=memory.free)
-    num_tokens = num_blocks * block_size
-    if num_tokens < 2:
-        raise ValueError(
-            f"The KV cache would hold {num_tokens} tokens: a block of {block_size} takes {bytes_per_block} bytes; "
-            "raise `kv_cache_memory` or `num_gpu_blocks`."
-        )
-    if config.max_seq_len is not None and config.max_seq_len > num_tokens:
-        raise ValueError(
-            f"`max_seq_len` is {config.max_seq_len} but the KV cache holds {num_tokens} tokens; lower it to "
-            f"{num_tokens} or raise `kv_cache_memory` or `num_gpu_blocks`."
-        )
-    if wanted > num_tokens:
-        logger.warning(
-            "max_seq_len is cut from the model's %d to %d, the tokens that the KV cache holds", wanted, num_tokens
-        )
-    return KVSizes(num_blocks=num_blocks, max_seq_len=min(wanted, num_tokens))
 
 
 def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: int) -> KVMemory:
@@ -144,12 +131,152 @@ def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: i
     return KVMemory(share=max(0, share), free=free)
 
 
-def _check_memory(config: EngineConfig, num_blocks: int, *, bytes_per_block: int, free: int) -> None:
-    if num_blocks * bytes_per_block <= free:
-        return
-    field = "num_gpu_blocks" if config.num_gpu_blocks is not None else "kv_cache_memory"
-    most = free // bytes_per_block if config.num_gpu_blocks is not None else free
-    raise ValueError(
-        f"`{field}` is {getattr(config, field)}: {num_blocks} blocks of {bytes_per_block} bytes, but {free} bytes are "
-        f"free; lower it to at most {most}."
+def size_kv_cache(
+    config: EngineConfig,
+    *,
+    model_max_seq_len: int,
+    max_batch_size: int,
+    block_size: int,
+    groups: Sequence[KVGroupShape],
+    max_chunk: int | None,
+    memory: KVMemory,
+) -> KVSizes:
+    """Derive the blocks of each group and the longest sequence.
+
+    Args:
+        config: what was asked for.
+        model_max_seq_len: positions that the model knows.
+        max_batch_size: requests computed in one step; slots of the contiguous cache.
+        block_size: tokens of one block.
+        groups: the model's layers; for the contiguous cache, which keeps every token, one group of them all.
+        max_chunk: tokens of one prompt computed in one step; None: whole prompts.
+        memory: what the cache may take.
+
+    Raises:
+        ValueError: the configuration asks for more than the model, the memory or the cache has.
+    """
+    if config.max_seq_len is not None and config.max_seq_len > model_max_seq_len:
+        raise ValueError(
+            f"`max_seq_len` is {config.max_seq_len} but the model's positions end at {model_max_seq_len}; lower it to "
+            f"{model_max_seq_len}."
+        )
+    wanted = config.max_seq_len or model_max_seq_len
+    demand = _Demand(groups=tuple(groups), block_size=block_size, max_chunk=max_chunk)
+    budget = config.kv_cache_bytes or memory.share
+    if config.resolved_kv_cache_backend == "contiguous":
+        sizes = _size_slots(config, demand, wanted=wanted, num_slots=max_batch_size, budget=budget)
+    elif config.num_gpu_blocks is not None:
+        return _size_counted(config, demand, wanted=wanted, num_blocks=config.num_gpu_blocks, free=memory.free)
+    else:
+        sizes = _size_shared(config, demand, wanted=wanted, max_batch_size=max_batch_size, budget=budget)
+    taken = demand.bytes_of(sizes.num_blocks)
+    if taken > memory.free:
+        raise ValueError(
+            f"`kv_cache_memory` is {config.kv_cache_memory} and the KV cache would take {taken} bytes, but "
+            f"{memory.free} bytes are free; lower it to at most {memory.free}."
+        )
+    return sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Demand:
+    """What sequences need of each group."""
+
+    groups: tuple[KVGroupShape, ...]
+    block_size: int
+    max_chunk: int | None
+
+    def blocks(self, num_tokens: int) -> tuple[int, ...]:
+        """Return the blocks that one sequence of `num_tokens` tokens holds at most, by group."""
+        return tuple(
+            blocks_in_reach(num_tokens, window=group.window, max_chunk=self.max_chunk, block_size=self.block_size)
+            for group in self.groups
+        )
+
+    def bytes_of(self, num_blocks: Sequence[int]) -> int:
+        """Return the bytes of so many blocks by group."""
+        return sum(count * group.bytes_per_block for count, group in zip(num_blocks, self.groups, strict=True))
+
+    @property
+    def widest(self) -> int:
+        """Index of the group that holds whole sequences, or most of them."""
+        return max(range(len(self.groups)), key=lambda index: self.groups[index].window or math.inf)
+
+
+def _size_shared(config: EngineConfig, demand: _Demand, *, wanted: int, max_batch_size: int, budget: int) -> KVSizes:
+    """Paged, by memory: every group holds the same number of longest sequences, at most `max_batch_size`."""
+    fitting = _largest(wanted, lambda num_tokens: demand.bytes_of(demand.blocks(num_tokens)) <= budget)
+    max_seq_len = _settle(config, demand, wanted=wanted, fitting=fitting, fix=_RAISE_POOL)
+    needs = demand.blocks(max_seq_len)
+    one = demand.bytes_of(needs)
+    num_blocks = tuple(min(budget * need // one, max_batch_size * need) for need in needs)
+    return KVSizes(num_blocks=num_blocks, max_seq_len=max_seq_len)
+
+
+def _size_counted(config: EngineConfig, demand: _Demand, *, wanted: int, num_blocks: int, free: int) -> KVSizes:
+    """Paged, by `num_gpu_blocks`: the blocks of the widest group; the others hold as many sequences as it does."""
+    widest = demand.widest
+
+    def sized(count: int) -> KVSizes:
+        max_seq_len = _largest(wanted, lambda num_tokens: demand.blocks(num_tokens)[widest] <= count)
+        needs = demand.blocks(max_seq_len)
+        counts = [-(-count * need // needs[widest]) for need in needs]
+        return KVSizes(num_blocks=tuple(counts), max_seq_len=max_seq_len)
+
+    sizes = sized(num_blocks)
+    taken = demand.bytes_of(sizes.num_blocks)
+    if taken > free:
+        most = _largest(num_blocks, lambda count: demand.bytes_of(sized(count).num_blocks) <= free)
+        raise ValueError(
+            f"`num_gpu_blocks` is {num_blocks} and the KV cache would take {taken} bytes, but {free} bytes are free; "
+            f"lower it to at most {most}."
+        )
+    _settle(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=_RAISE_POOL)
+    return sizes
+
+
+def _size_slots(config: EngineConfig, demand: _Demand, *, wanted: int, num_slots: int, budget: int) -> KVSizes:
+    """Contiguous: each of `num_slots` slots holds one sequence of the longest length, every token of it."""
+    bytes_per_block = demand.bytes_of([1] * len(demand.groups))
+    fitting = min(wanted, budget // bytes_per_block // num_slots * demand.block_size)
+    fix = f"lower `max_batch_size`, which is {num_slots} slots of equal length, or raise `kv_cache_memory`"
+    max_seq_len = _settle(config, demand, wanted=wanted, fitting=fitting, fix=fix)
+    num_blocks = num_slots * -(-max_seq_len // demand.block_size)
+    return KVSizes(num_blocks=(num_blocks,) * len(demand.groups), max_seq_len=max_seq_len)
+
+
+_RAISE_POOL = "raise `kv_cache_memory` or `num_gpu_blocks`"
+
+
+def _settle(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int, fix: str) -> int:
+    """Return the longest sequence: the `wanted` one, or the `fitting` one where nobody asked for more.
+
+    `fix` says how the cache could hold longer ones.
+    """
+    if fitting == wanted:
+        return wanted
+    if fitting < 2:
+        raise ValueError(
+            f"The KV cache would hold sequences of {fitting} tokens: a block of {demand.block_size} tokens takes "
+            f"{demand.bytes_of([1] * len(demand.groups))} bytes; {fix}."
+        )
+    if config.max_seq_len is not None:
+        raise ValueError(
+            f"`max_seq_len` is {wanted} but the KV cache holds sequences of {fitting} tokens; lower it to {fitting} "
+            f"or {fix}."
+        )
+    logger.warning(
+        "max_seq_len is cut from the model's %d to %d, the tokens of one request that the KV cache holds",
+        wanted,
+        fitting,
     )
+    return fitting
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number from 0 to `limit` that `fits`; 0 does, and so does all below one that does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -7,17 +7,18 @@ Knows threads, queues and the protocol; knows no tensors and no HTTP.
 """
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVarTuple
 
-from infer_engine.core import EngineCore
-from infer_engine.front import Front, RequestText
-from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.front import Front, PreparedSequence
+from infer_engine.messages import Abort, StepResult, Submit
 from infer_engine.protocol import (
     EngineInfo,
     EngineStats,
@@ -29,13 +30,21 @@ from infer_engine.protocol import (
     QueueFullError,
     RequestFailure,
     RequestStream,
-    StepOutput,
 )
+from infer_engine.stepping import SteppingCore, ends_unknown_to_the_core
+from infer_engine.streams import QueuedStream
+from infer_engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 NUM_TOKENIZER_THREADS = 2
 CLOSE_TIMEOUT_S = 5.0
+STEP_TIMEOUT_S = 300.0
+# A wait for messages that ends by itself: locks refuse waits of years.
+MAX_WAIT_S = 3600.0
+
+ENGINE_DEAD = RequestFailure(message="The engine failed; its log has the cause.", code="engine_dead")
+ENGINE_STUCK = RequestFailure(message="The engine is stuck in a step; its log says where.", code="engine_stuck")
 
 _Args = TypeVarTuple("_Args")
 
@@ -44,17 +53,42 @@ class _Stop:
     """Tells the core's thread to end."""
 
 
+def tokenizer_threads() -> Executor:
+    """Return the threads that tokenize prompts."""
+    return ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="infer-tokenize")
+
+
 class ThreadedEngine:
     """An engine for one event loop. Implements `infer_engine.protocol.Engine`; see there for each method."""
 
-    def __init__(self, core: EngineCore, front: Front, *, info: EngineInfo, max_waiting_requests: int) -> None:
-        """Start the core's thread; it sleeps until the first request."""
+    def __init__(
+        self,
+        core: SteppingCore,
+        front: Front,
+        *,
+        info: EngineInfo,
+        max_waiting_requests: int,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        make_tokenizers: Callable[[], Executor] = tokenizer_threads,
+    ) -> None:
+        """Start the core's thread; it sleeps until the first request.
+
+        Args:
+            core: steps in that thread from here on; nobody else may touch it.
+            front: checks requests and makes their text.
+            info: what was loaded.
+            max_waiting_requests: sequences that may wait to be computed for the first time; more are refused.
+            step_timeout_s: a step that takes longer by `clock` is stuck: the engine is dead then.
+            clock: seconds that never go back.
+            make_tokenizers: makes the executor that tokenizes; called again where that one breaks.
+        """
         self._front = front
         self._info = info
         self._max_waiting_requests = max_waiting_requests
         self._status = EngineStatus.READY
-        self._stats = EngineStats(num_blocks=info.num_kv_blocks, num_free_blocks=info.num_kv_blocks)
-        self._streams: dict[str, _Stream] = {}
+        self._stats = core.stats
+        self._streams: dict[str, QueuedStream] = {}
         self._waiting: set[str] = set()
         self._num_preparing = 0
         self._idle = asyncio.Event()
@@ -62,7 +96,14 @@ class ThreadedEngine:
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Submit | Abort | _Stop] = queue.SimpleQueue()
-        self._tokenizers = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="infer-tokenize")
+        self._make_tokenizers = make_tokenizers
+        self._tokenizers = make_tokenizers()
+        self._watchdog = Watchdog(
+            timeout_s=step_timeout_s,
+            clock=clock,
+            is_needed=lambda: bool(self._streams),
+            on_stuck=partial(self._die, ENGINE_STUCK),
+        )
         self._thread = threading.Thread(target=self._run, args=(core,), name="infer-core", daemon=True)
         self._thread.start()
 
@@ -84,19 +125,16 @@ class ThreadedEngine:
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
         """Queue all of `requests` or none; see `infer_engine.protocol.Engine.submit`."""
         self._check_open()
-        self._check_room(len(requests))
-        loop = self._loop = asyncio.get_running_loop()
-        prepare = [partial(self._front.prepare, request, serial=self._front.next_serial()) for request in requests]
-        self._num_preparing += len(requests)
+        num_sequences = sum(request.params.n for request in requests)
+        self._check_room(num_sequences)
+        self._loop = asyncio.get_running_loop()
+        self._num_preparing += num_sequences
         try:
-            submissions = await asyncio.gather(*(loop.run_in_executor(self._tokenizers, call) for call in prepare))
+            prepared = await self._prepare(requests)
         finally:
-            self._num_preparing -= len(requests)
+            self._num_preparing -= num_sequences
         self._check_open()  # the engine may have gone while the request was tokenized
-        streams = [_Stream(self, submission, self._front.start_text(submission)) for submission in submissions]
-        for stream, submission in zip(streams, submissions, strict=True):
-            self._enqueue(stream, submission)
-        return list(streams)
+        return [self._enqueue(sequence) for sequence in prepared]
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s` seconds; abort the rest."""
@@ -113,6 +151,7 @@ class ThreadedEngine:
             self._status = EngineStatus.STOPPED
         self._loop = asyncio.get_running_loop()
         self._abort_all()
+        self._watchdog.stop()
         self._inbox.put(_Stop())
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
         try:
@@ -127,18 +166,21 @@ class ThreadedEngine:
         stream = self._forget(request_id)
         if stream is not None:
             self._inbox.put(Abort(request_id=request_id))
-            stream.end(finish_reason=FinishReason.ABORT)
+            stream.end(FinishReason.ABORT)
 
-    def _check_room(self, num_requests: int) -> None:
-        """Refuse what the queue cannot take before anybody tokenizes it; those being tokenized have their place."""
+    def _check_room(self, num_sequences: int) -> None:
+        """Refuse what the queue cannot take before anybody tokenizes it; those being tokenized have their place.
+
+        Sequences that were computed once and wait again for want of memory have left the queue for good.
+        """
         num_waiting = len(self._waiting) + self._num_preparing
-        if num_requests > self._max_waiting_requests:
+        if num_sequences > self._max_waiting_requests:
             raise InvalidRequestError(
-                f"The request has {num_requests} prompts and `max_waiting_requests` is {self._max_waiting_requests}; "
-                "send fewer at once.",
+                f"The request asks for {num_sequences} sequences (prompts times `n`) and `max_waiting_requests` is "
+                f"{self._max_waiting_requests}; send fewer at once.",
                 param="prompt",
             )
-        if num_waiting + num_requests > self._max_waiting_requests:
+        if num_waiting + num_sequences > self._max_waiting_requests:
             raise QueueFullError(
                 f"{num_waiting} requests wait and `max_waiting_requests` is {self._max_waiting_requests}; "
                 "try again later."
@@ -148,13 +190,33 @@ class ThreadedEngine:
         if self._status is not EngineStatus.READY:
             raise EngineUnavailableError(f"The engine is {self._status}; it takes no new requests.")
 
-    def _enqueue(self, stream: "_Stream", submission: Submit) -> None:
-        self._streams[submission.request_id] = stream
-        self._waiting.add(submission.request_id)
-        self._idle.clear()
-        self._inbox.put(submission)
+    async def _prepare(self, requests: Sequence[GenerateRequest]) -> list[PreparedSequence]:
+        """Tokenize and check in the tokenizers' threads; where those are broken, once more in others."""
+        calls = [
+            partial(self._front.prepare, request, serials=self._front.take_serials(request)) for request in requests
+        ]
+        tokenizers = self._tokenizers
+        try:
+            return await _call_all(calls, tokenizers)
+        except BrokenExecutor:
+            logger.exception("The tokenizer's threads broke; others take their place.")
+        if self._tokenizers is tokenizers:  # nobody else has replaced them meanwhile
+            self._tokenizers = self._make_tokenizers()
+        try:
+            return await _call_all(calls, self._tokenizers)
+        except BrokenExecutor as error:
+            raise EngineUnavailableError("The tokenizer has no threads to run in; its log says why.") from error
 
-    def _forget(self, request_id: str) -> "_Stream | None":
+    def _enqueue(self, prepared: PreparedSequence) -> RequestStream:
+        stream = QueuedStream(prepared, abort=self.abort)
+        self._streams[stream.request_id] = stream
+        self._waiting.add(stream.request_id)
+        self._idle.clear()
+        self._inbox.put(prepared.submission)
+        self._watchdog.watch()
+        return stream
+
+    def _forget(self, request_id: str) -> QueuedStream | None:
         stream = self._streams.pop(request_id, None)
         self._waiting.discard(request_id)
         if not self._streams:
@@ -173,43 +235,44 @@ class ThreadedEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:  # aborted while the step ran: the token is nobody's
                 continue
-            try:
-                finished = stream.push(output)
-            except Exception:
-                logger.exception("The text of request %s failed; the others go on.", output.request_id)
-                stream.end(error=RequestFailure(message="This request's text could not be made; the log says why."))
-                finished = True
-            if finished:
+            made = stream.push(output)
+            if ends_unknown_to_the_core(output, made):
+                self._inbox.put(Abort(request_id=output.request_id, num_completion_tokens=made.num_completion_tokens))
+            if made.finished:
                 self._forget(output.request_id)
-                if output.finish_reason is None:  # the core knows nothing of it: a stop string, or failed text
-                    self._inbox.put(Abort(request_id=output.request_id))
 
-    def _die(self) -> None:
+    def _die(self, failure: RequestFailure) -> None:
         """Tell every stream that no more will come; runs on the event loop."""
         self._status = EngineStatus.DEAD
-        failure = RequestFailure(message="The engine failed; its log has the cause.", code="engine_dead")
+        self._inbox.put(_Stop())  # should the step end after all: nobody wants another
         for request_id in tuple(self._streams):
             stream = self._forget(request_id)
             assert stream is not None
-            stream.end(error=failure)
+            stream.fail(failure)
 
-    def _run(self, core: EngineCore) -> None:
+    def _run(self, core: SteppingCore) -> None:
         """Step while there is work; runs in the core's thread."""
         try:
             while self._take_messages(core):
-                self._post(self._deliver, core.step())
+                self._step(core)
                 if not core.has_work:  # an idle step: it audits the blocks, and nobody waits for it
-                    self._post(self._deliver, core.step())
+                    self._step(core)
         except Exception:
             logger.exception("The engine core failed; every request in it fails with it.")
-            self._post(self._die)
+            self._post(self._die, ENGINE_DEAD)
         finally:
             self._post(self._stopped.set)
 
-    def _take_messages(self, core: EngineCore) -> bool:
-        """Hand all waiting messages to the core, sleeping for one where it has no work; False when told to stop."""
+    def _step(self, core: SteppingCore) -> None:
+        with self._watchdog.step_under_way():
+            result = core.step()
+        self._post(self._deliver, result)
+
+    def _take_messages(self, core: SteppingCore) -> bool:
+        """Hand all waiting messages to the core, sleeping for one until it has work; False when told to stop."""
+        wait_s = core.seconds_until_work()
         try:
-            message = self._inbox.get(block=not core.has_work)
+            message = self._inbox.get(timeout=None if wait_s is None else min(wait_s, MAX_WAIT_S))
             while not isinstance(message, _Stop):
                 core.handle(message)
                 message = self._inbox.get_nowait()
@@ -221,63 +284,15 @@ class ThreadedEngine:
         """Call back on the event loop, from the core's thread; without one there is nobody to disturb."""
         if self._loop is None:
             callback(*args)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, *args)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear of it
+                self._loop.call_soon_threadsafe(callback, *args)
 
 
-class _Stream:
-    """One request's outputs. Implements `infer_engine.protocol.RequestStream`."""
-
-    def __init__(self, engine: ThreadedEngine, submission: Submit, text: RequestText) -> None:
-        self._engine = engine
-        self._text = text
-        self._outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
-        self._ended = False
-        self._last = StepOutput(
-            request_id=submission.request_id,
-            token_ids=[],
-            num_prompt_tokens=len(submission.prompt_token_ids),
-            num_completion_tokens=0,
-        )
-
-    @property
-    def request_id(self) -> str:
-        """The engine's own id."""
-        return self._last.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self._last.num_prompt_tokens
-
-    async def __aiter__(self) -> AsyncIterator[StepOutput]:
-        """Yield outputs up to the finished one; nothing more after that."""
-        while not self._ended:
-            output = await self._outputs.get()
-            self._ended = output.finished
-            yield output
-
-    def abort(self) -> None:
-        """Stop computing; see `infer_engine.protocol.RequestStream.abort`."""
-        self._engine.abort(self.request_id)
-
-    def push(self, output: TokenOutput) -> bool:
-        """Queue an output of the core for the reader; return whether it is the last."""
-        self._last = self._text.advance(output)
-        self._outputs.put_nowait(self._last)
-        return self._last.finished
-
-    def end(self, *, finish_reason: FinishReason | None = None, error: RequestFailure | None = None) -> None:
-        """Queue a last output that carries no token, but the text that was held back."""
-        self._outputs.put_nowait(
-            StepOutput(
-                request_id=self._last.request_id,
-                token_ids=[],
-                text=self._text.cut_short() if error is None else "",
-                finished=True,
-                finish_reason=finish_reason,
-                error=error,
-                num_prompt_tokens=self._last.num_prompt_tokens,
-                num_completion_tokens=self._last.num_completion_tokens,
-            )
-        )
+async def _call_all(
+    calls: Sequence[Callable[[], list[PreparedSequence]]], executor: Executor
+) -> list[PreparedSequence]:
+    """Call them all in `executor` and return their results, joined."""
+    loop = asyncio.get_running_loop()
+    results = await asyncio.gather(*[loop.run_in_executor(executor, call) for call in calls])
+    return [sequence for result in results for sequence in result]

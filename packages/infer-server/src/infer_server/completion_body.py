@@ -50,18 +50,18 @@ class CompletionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         user: taken, and without effect.
         metadata: taken, and without effect.
         store: taken, and without effect.
-        cache_salt: taken, and without effect: no prompt shares another's cache.
+        logit_bias: token ids, as texts, with what is added to their logits, in [-100, 100]; up to 1,024.
+        presence_penalty: in [-2, 2], taken from the logits of tokens that the text has.
+        frequency_penalty: in [-2, 2], taken from them once for each time that they occur.
+        repetition_penalty: in (0, 10], divides the positive logits of tokens of prompt and text, multiplies others.
+        min_tokens: tokens to generate before an end-of-sequence token or one of `stop_token_ids` may come.
+        priority: with the `priority` policy lower numbers come first.
+        cache_salt: cached prefixes are shared only with requests of the same salt.
         n: only 1.
         best_of: only 1.
         echo: only false.
         logprobs: only null.
         suffix: only null.
-        logit_bias: only empty.
-        presence_penalty: only 0.
-        frequency_penalty: only 0.
-        repetition_penalty: only 1.
-        min_tokens: only 0.
-        priority: only 0.
     """
 
     prompt: Prompt
@@ -100,12 +100,6 @@ _NEUTRAL: dict[str, tuple[object, str]] = {
     "echo": (False, "false"),
     "logprobs": (None, "null"),
     "suffix": ("", "null"),
-    "logit_bias": ({}, "{}"),
-    "presence_penalty": (0, "0"),
-    "frequency_penalty": (0, "0"),
-    "repetition_penalty": (1, "1"),
-    "min_tokens": (0, "0"),
-    "priority": (0, "0"),
 }
 
 
@@ -134,7 +128,10 @@ def generate_requests(body: CompletionBody, *, served_model: str, streaming: boo
             "stream_options", "`stream_options.include_usage` is for streams; send `stream` true, or leave it out."
         )
     params = _sampling_params(body)
-    return [GenerateRequest(prompt=prompt, params=params) for prompt in prompts]
+    return [
+        GenerateRequest(prompt=prompt, params=params, priority=body.priority or 0, cache_salt=body.cache_salt)
+        for prompt in prompts
+    ]
 
 
 def _prompts(prompt: Prompt) -> list[str | list[int]]:
@@ -168,14 +165,29 @@ def _sampling_params(body: CompletionBody) -> SamplingParams:
         "stop_token_ids": body.stop_token_ids and tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
         "seed": body.seed,
+        "logit_bias": body.logit_bias and _biases(body.logit_bias),
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "repetition_penalty": body.repetition_penalty,
+        "min_tokens": body.min_tokens,
         "max_tokens": DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
     }
-    given = {name: value for name, value in asked.items() if value is not None and value != []}
+    given = {name: value for name, value in asked.items() if value is not None and value not in ([], {})}
     try:
         return SamplingParams(**given)  # type: ignore[arg-type]  # the types are those of `CompletionBody`'s fields
     except ValueError as error:
         blamed = re.match(r"`(\w+)`", str(error))
         raise _out_of_range(blamed[1] if blamed else None, str(error)) from None
+
+
+def _biases(logit_bias: dict[str, float]) -> dict[int, float]:
+    """Return the biases by token id; JSON has texts for keys."""
+    for key in logit_bias:
+        if not re.fullmatch(r"[0-9]{1,10}", key):
+            raise _out_of_range(
+                "logit_bias", f'`logit_bias` has the key {shorten(key, 40)!r}; it must be a token id, such as "42".'
+            )
+    return {int(key): bias for key, bias in logit_bias.items()}
 
 
 def _bad_prompt(message: str, *, code: str) -> ApiError:

@@ -22,12 +22,19 @@ _OPENAI_WORD: dict[FinishReason, OpenAIFinishReason] = {
 }
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that were read and made."""
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens that were found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens that were read and made; details only where there is something to say."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,10 +139,12 @@ def usage_of(lasts: list[StepOutput]) -> Usage:
     """Return the usage of the choices whose last outputs are `lasts`."""
     prompt_tokens = sum(last.num_prompt_tokens for last in lasts)
     completion_tokens = sum(last.num_completion_tokens for last in lasts)
+    cached_tokens = sum(last.num_cached_tokens for last in lasts)
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens) if cached_tokens else None,
     )
 
 

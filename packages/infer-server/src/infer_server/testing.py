@@ -46,12 +46,14 @@ class Script:
         steps: one output each: the token ids of the step and its text.
         finish_reason: how the last of them ends the request.
         failure: ends the request instead, after all steps.
+        num_cached_tokens: prompt tokens that were found in a cache.
         hold_after: number of outputs after which the request waits until it is aborted or `let_go` is called.
     """
 
     steps: tuple[tuple[tuple[int, ...], str], ...] = (((1,), "Hello"), ((2,), ","), ((3,), " world"))
     finish_reason: FinishReason = FinishReason.EOS
     failure: RequestFailure | None = None
+    num_cached_tokens: int = 0
     hold_after: int | None = None
 
 
@@ -126,6 +128,7 @@ class FakeStream:
             error=error,
             num_prompt_tokens=self.num_prompt_tokens,
             num_completion_tokens=made,
+            num_cached_tokens=self._script.num_cached_tokens,
         )
 
 

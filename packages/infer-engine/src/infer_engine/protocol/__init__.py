@@ -15,7 +15,7 @@ from infer_engine.protocol.errors import (
     QueueFullError,
     RequestRefusedError,
 )
-from infer_engine.protocol.requests import FinishReason, GenerateRequest, RequestFailure, StepOutput
+from infer_engine.protocol.requests import FinishReason, GenerateRequest, RequestFailure, StepOutput, TokenLogprob
 from infer_engine.protocol.sampling import SamplingParams
 
 __all__ = [
@@ -37,4 +37,5 @@ __all__ = [
     "RequestStream",
     "SamplingParams",
     "StepOutput",
+    "TokenLogprob",
 ]

@@ -2,12 +2,23 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from fractions import Fraction
+from typing import Literal, get_args
+
+from infer_engine.protocol.values import number, one_of, optional, refusal, switch, text, whole_number
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
+BatchingMode = Literal["static", "continuous"]
+SchedulerPolicy = Literal["fcfs", "prefill_first", "decode_round_robin", "priority"]
+KVCacheBackend = Literal["contiguous", "paged"]
+KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
 DEFAULT_PREFILL_CHUNK_SIZE = 512
+DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
+
+MAX_TIMEOUT_S = 365 * 24 * 3600
+"""A year: a longer wait is a slip of the keyboard, and clocks overflow somewhere beyond it."""
 
 _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -16,6 +27,9 @@ _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**1
 class EngineConfig:
     """What to run and how. `None` and `auto` mean: decided from the model, the device and the other values.
 
+    A value that was left out never contradicts another: it is on where the others allow it. The properties say what
+    was decided where the configuration alone decides it.
+
     Attributes:
         model: Folder of a checkpoint, or a Hub id. Left out: the bundled demo model.
         dtype: Type of weights and activations. `auto`: the checkpoint's own.
@@ -23,19 +37,34 @@ class EngineConfig:
         load_format: `auto` reads safetensors; `dummy` makes random weights from `config.json` alone.
         max_seq_len: Prompt plus generated tokens of one request. Left out: the model's maximum, cut to what fits the KV
             cache.
-        max_batch_size: Requests computed in one step. Left out: 256 on a GPU, 32 on a CPU.
+        max_batch_size: Requests computed in one step. Left out: 8 with static batching or the contiguous cache, else
+            256 on a GPU, 32 on a CPU.
         max_num_batched_tokens: Tokens computed in one step. Left out: 8192 on a GPU, 2048 on a CPU.
         max_waiting_requests: Requests that may wait in the queue; more are refused.
         seed: Base seed of requests that bring none of their own. Left out: drawn at start.
-        block_size: Tokens of one KV block. Left out: 64, or 32 where head_dim is 256.
+        batching_mode: `continuous` lets requests join and leave at every step; `static` forms a batch and runs it until
+            all its requests have finished.
+        scheduler_policy: Who goes first. `fcfs`: first come, first served. `prefill_first`: admitted prompts before
+            decodes of the same step. `decode_round_robin`: decodes take turns. `priority`: the request's own priority,
+            then arrival. All but `fcfs` need continuous batching.
+        batch_wait_timeout_s: Seconds that a forming batch waits to fill, with static batching.
+        kv_cache_backend: `paged` gives blocks on demand and needs continuous batching; `contiguous` gives every request
+            of the batch a fixed slot of `max_seq_len` tokens. `auto`: paged, with static batching contiguous.
+        block_size: Tokens of one KV block, paged only. Left out: 64, or 32 where head_dim is 256.
         kv_cache_memory: Memory for keys and values, such as `4GiB`. Left out: what `gpu_memory_utilization` leaves, or
             a quarter of the free memory on a CPU.
-        num_gpu_blocks: KV blocks in all, whatever the device. Left out: `kv_cache_memory` worth.
+        num_gpu_blocks: KV blocks in all, whatever the device, paged only. Left out: `kv_cache_memory` worth.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and KV cache together.
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
-        use_chunked_prefill: Split long prompts over several steps. Left out: on.
+        use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on where it
+            can be.
         prefill_chunk_size: Tokens of one prompt computed in one step, when chunked.
-        max_prefill_chunks_per_step: Prompts prefilled in one step. Left out: as many as fit.
+        max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
+            as fit.
+        use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
+            prefill. Left out: on where it can be.
+        batch_invariant: Results do not depend, bit for bit, on what else is in the batch. Costs speed.
+        step_timeout_s: Seconds after which a step that has not returned means that the engine is stuck.
 
     Raises:
         ValueError: a value is not allowed, or two that were set contradict each other; the message names the field, the
@@ -51,6 +80,10 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     max_waiting_requests: int = 1024
     seed: int | None = None
+    batching_mode: BatchingMode = "continuous"
+    scheduler_policy: SchedulerPolicy = "fcfs"
+    batch_wait_timeout_s: float = DEFAULT_BATCH_WAIT_TIMEOUT_S
+    kv_cache_backend: KVCacheBackendChoice = "auto"
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
     num_gpu_blocks: int | None = None
@@ -59,84 +92,166 @@ class EngineConfig:
     use_chunked_prefill: bool | None = None
     prefill_chunk_size: int = DEFAULT_PREFILL_CHUNK_SIZE
     max_prefill_chunks_per_step: int | None = None
+    use_prefix_caching: bool | None = None
+    batch_invariant: bool = False
+    step_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        """Refuse values that no model or device could make sense of."""
-        _one_of("dtype", self.dtype, ("auto", "bfloat16", "float16", "float32"))
-        _one_of("load_format", self.load_format, ("auto", "dummy"))
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise _invalid("device", self.device, "`auto`, `cpu`, `cuda` or `cuda:N`")
-        if self.model is not None and not self.model.strip():
-            raise _invalid("model", self.model, "a folder or a Hub id")
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise _invalid(name, value, "a whole number of at least 1")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise _invalid("seed", self.seed, "a signed 64-bit integer")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise _invalid("gpu_memory_utilization", self.gpu_memory_utilization, "in (0, 1]")
-        if not 0 <= self.kv_reserve < 1:
-            raise _invalid("kv_reserve", self.kv_reserve, "in [0, 1)")
-        if self.kv_cache_memory is not None:
-            parse_bytes("kv_cache_memory", self.kv_cache_memory)
-        self._check_conflicts()
+        """Refuse what no model or device could make sense of: values first, then conflicts between them."""
+        for name, check in _CHECKS.items():
+            check(name, getattr(self, name))
+        self._check_batching_mode()
+        self._check_prefix_caching()
+        self._check_chunk_size()
+        self._check_pool_size()
 
-    def _check_conflicts(self) -> None:
-        if self.num_gpu_blocks is not None and self.kv_cache_memory is not None:
-            raise ValueError(
-                f"`num_gpu_blocks` is {self.num_gpu_blocks} and `kv_cache_memory` is {self.kv_cache_memory}, and each "
-                "sets the size of the KV cache; set one of them."
-            )
-        if self.use_chunked_prefill is False and self.prefill_chunk_size != DEFAULT_PREFILL_CHUNK_SIZE:
-            raise ValueError(
-                f"`prefill_chunk_size` is {self.prefill_chunk_size} but `use_chunked_prefill` is false and prompts are "
-                "computed whole; leave one of them out."
-            )
-        # The default is not the user's word: a chunk is cut to what a step computes anyway.
-        chunk_was_set = self.prefill_chunk_size != DEFAULT_PREFILL_CHUNK_SIZE
-        step_size = self.max_num_batched_tokens
-        if chunk_was_set and step_size is not None and self.prefill_chunk_size > step_size:
-            raise ValueError(
-                f"`prefill_chunk_size` is {self.prefill_chunk_size} but a step computes at most "
-                f"`max_num_batched_tokens` = {step_size} tokens; lower the one or raise the other."
-            )
+    @property
+    def resolved_kv_cache_backend(self) -> KVCacheBackend:
+        """The allocation policy of the KV cache: `kv_cache_backend`, or what `auto` means beside the other values."""
+        if self.kv_cache_backend == "auto":
+            return "contiguous" if self.batching_mode == "static" else "paged"
+        return self.kv_cache_backend
+
+    @property
+    def chunks_prefill(self) -> bool:
+        """Whether long prompts are split over several steps."""
+        return self.batching_mode == "continuous" and self.use_chunked_prefill is not False
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether KV blocks of shared prefixes are reused."""
+        possible = self.resolved_kv_cache_backend == "paged" and self.chunks_prefill
+        return possible and self.use_prefix_caching is not False
 
     @property
     def kv_cache_bytes(self) -> int | None:
         """`kv_cache_memory` in bytes, or None where it is left to the engine."""
         return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
 
+    def _check_batching_mode(self) -> None:
+        if self.batching_mode == "continuous":
+            if self.batch_wait_timeout_s != DEFAULT_BATCH_WAIT_TIMEOUT_S:
+                raise self._conflict(
+                    "batch_wait_timeout_s",
+                    "batching_mode",
+                    why="and no batch waits to fill",
+                    fix="leave `batch_wait_timeout_s` out or set `batching_mode` to `static`",
+                )
+            return
+        needs_continuous = {
+            "scheduler_policy": self.scheduler_policy != "fcfs",
+            "kv_cache_backend": self.kv_cache_backend == "paged",
+            "use_chunked_prefill": self.use_chunked_prefill is True,
+            "use_prefix_caching": self.use_prefix_caching is True,
+        }
+        for name in (name for name, is_needed in needs_continuous.items() if is_needed):
+            raise self._conflict(
+                name,
+                "batching_mode",
+                why="and a batch runs as it was formed",
+                fix=f"leave `{name}` out or set `batching_mode` to `continuous`",
+            )
 
-_COUNTS = (
-    "max_seq_len",
-    "max_batch_size",
-    "max_num_batched_tokens",
-    "max_waiting_requests",
-    "block_size",
-    "num_gpu_blocks",
-    "prefill_chunk_size",
-    "max_prefill_chunks_per_step",
-)
+    def _check_prefix_caching(self) -> None:
+        if self.use_prefix_caching is not True:
+            return
+        if self.kv_cache_backend == "contiguous":
+            raise self._conflict(
+                "use_prefix_caching",
+                "kv_cache_backend",
+                why="and slots share no blocks",
+                fix="leave `use_prefix_caching` out or set `kv_cache_backend` to `paged`",
+            )
+        if self.use_chunked_prefill is False:
+            raise self._conflict(
+                "use_prefix_caching",
+                "use_chunked_prefill",
+                why="and a prompt that is computed whole skips none of it",
+                fix="leave one of them out",
+            )
+
+    def _check_chunk_size(self) -> None:
+        if self.prefill_chunk_size == DEFAULT_PREFILL_CHUNK_SIZE:
+            return  # The default is not the user's word: a chunk is cut to what a step computes anyway.
+        if not self.chunks_prefill:
+            raise self._conflict(
+                "prefill_chunk_size",
+                "batching_mode" if self.batching_mode == "static" else "use_chunked_prefill",
+                why="and prompts are computed whole",
+                fix="leave one of them out",
+            )
+        if self.max_num_batched_tokens is not None and self.prefill_chunk_size > self.max_num_batched_tokens:
+            raise self._conflict(
+                "prefill_chunk_size",
+                "max_num_batched_tokens",
+                why="and no step computes more",
+                fix="lower the one or raise the other",
+            )
+
+    def _check_pool_size(self) -> None:
+        both = self.num_gpu_blocks is not None and self.kv_cache_memory is not None
+        if both and self.resolved_kv_cache_backend == "paged":
+            raise self._conflict(
+                "num_gpu_blocks",
+                "kv_cache_memory",
+                why="and each sets the size of the KV cache",
+                fix="leave one of them out",
+            )
+
+    def _conflict(self, field: str, other: str, *, why: str, fix: str) -> ValueError:
+        return ValueError(
+            f"`{field}` is {getattr(self, field)!r} but `{other}` is {getattr(self, other)!r} {why}; {fix}."
+        )
 
 
-def parse_bytes(name: str, value: int | str) -> int:
+def parse_bytes(name: str, value: object) -> int:
     """Return `value` in bytes: a number of bytes, or one with a unit such as `512MiB`, `4GiB`, `1.5GB`.
 
     Raises:
         ValueError: not a positive amount of memory; the message names the field `name`.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
-    unit = match and _BYTE_UNITS.get(match[2].upper())
-    if not match or not unit or float(match[1]) * unit < 1:
-        raise _invalid(name, value, "a positive number of bytes, or one with a unit such as `512MiB` or `4GiB`")
-    return int(float(match[1]) * unit)
+    num_bytes = _whole_bytes(value)
+    if num_bytes < 1:
+        raise refusal(name, value, "a positive number of bytes, or one with a unit such as `512MiB` or `4GiB`")
+    return num_bytes
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise _invalid(name, value, "one of " + ", ".join(f"`{choice}`" for choice in allowed))
+def _whole_bytes(value: object) -> int:
+    """Return `value` in bytes, 0 where it is no amount of memory."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    # The digits are bounded: what has more is no amount of memory, and converting them may take for ever.
+    pattern = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*"
+    match = re.fullmatch(pattern, value) if isinstance(value, str) else None
+    return int(Fraction(match[1]) * _BYTE_UNITS.get(match[2].upper(), 0)) if match else 0
 
 
-def _invalid(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"`{name}` is {value!r}; it must be {allowed}.")
+_COUNT = whole_number("a whole number of at least 1", lambda value: value >= 1)
+_TIMEOUT = f"a finite number of seconds, %s and at most {MAX_TIMEOUT_S}"
+
+_CHECKS = {
+    "model": optional(text(r".*\S.*", "a folder or a Hub id, as a string")),
+    "dtype": one_of(*get_args(DType)),
+    "device": text(r"auto|cpu|cuda(:[0-9]{1,9})?", "`auto`, `cpu`, `cuda` or `cuda:N`"),
+    "load_format": one_of(*get_args(LoadFormat)),
+    "max_seq_len": optional(_COUNT),
+    "max_batch_size": optional(_COUNT),
+    "max_num_batched_tokens": optional(_COUNT),
+    "max_waiting_requests": _COUNT,
+    "seed": optional(whole_number("a signed 64-bit integer", lambda value: -(2**63) <= value < 2**63)),
+    "batching_mode": one_of(*get_args(BatchingMode)),
+    "scheduler_policy": one_of(*get_args(SchedulerPolicy)),
+    "batch_wait_timeout_s": number(_TIMEOUT % "at least 0", lambda value: 0 <= value <= MAX_TIMEOUT_S),
+    "kv_cache_backend": one_of(*get_args(KVCacheBackendChoice)),
+    "block_size": optional(_COUNT),
+    "kv_cache_memory": optional(parse_bytes),
+    "num_gpu_blocks": optional(_COUNT),
+    "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),
+    "kv_reserve": number("a number in [0, 1)", lambda value: 0 <= value < 1),
+    "use_chunked_prefill": optional(switch()),
+    "prefill_chunk_size": _COUNT,
+    "max_prefill_chunks_per_step": optional(_COUNT),
+    "use_prefix_caching": optional(switch()),
+    "batch_invariant": switch(),
+    "step_timeout_s": number(_TIMEOUT % "above 0", lambda value: 0 < value <= MAX_TIMEOUT_S),
+}

@@ -38,7 +38,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(enum.StrEnum):
-    """Ready takes requests, draining finishes those it has, stopped and dead take none; the log says why it died."""
+    """Ready takes requests, draining finishes those it has, stopped and dead take none.
+
+    A request that fails leaves the engine ready. It is dead when it cannot go on, or when a step does not end (every
+    running request is told so, with code `engine_dead` or `engine_stuck`); the log says why.
+    """
 
     READY = "ready"
     DRAINING = "draining"
@@ -47,29 +51,57 @@ class EngineStatus(enum.StrEnum):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot after a step.
+    """A snapshot after a step. What counts "since the start" only grows.
 
     Attributes:
         num_steps: steps computed since the start.
         num_running: requests that hold KV memory.
         num_waiting: requests in the queue, preempted ones included.
-        num_free_blocks: KV blocks that nobody holds.
-        num_blocks: all KV blocks.
+        num_blocks: all KV blocks, of all groups of layers.
+        num_free_blocks: those that no request holds.
+        num_idle_blocks: those of the free ones that are kept for the prefix in them.
+        kv_usage: share of the KV cache that requests hold, in [0, 1]; of the fullest group of layers.
         num_leaked_blocks: what the block audit found: held, but reachable from no sequence. Always 0 in a sound engine.
         num_preemptions: requests put back to the queue for want of memory, since the start.
-        num_prompt_tokens: prompt tokens computed since the start, recomputed ones included.
+        num_evictions: blocks whose prefix was given up for want of memory, since the start.
+        num_prompt_tokens: prompt tokens of the requests that have come to their first token, since the start.
+        num_cached_tokens: those of them that were found in the prefix cache.
+        num_computed_tokens: tokens computed since the start: prompts, recomputations and decodes.
         num_generated_tokens: tokens generated since the start.
+        num_finished: requests that came to their end, since the start.
+        num_aborted: requests that were aborted, since the start; those that a stop string ended are among them.
+        num_failed: requests that failed inside a step, since the start.
+        num_failed_steps: steps in which something failed, since the start.
+        num_step_tokens: tokens computed in the latest step.
+        schedule_s: seconds that the latest step took to decide what to compute.
+        execute_s: seconds of its forward passes.
+        sample_s: seconds of choosing tokens and of waiting for them.
+        busy_s: seconds spent in steps since the start.
     """
 
     num_steps: int = 0
     num_running: int = 0
     num_waiting: int = 0
-    num_free_blocks: int = 0
     num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_idle_blocks: int = 0
+    kv_usage: float = 0.0
     num_leaked_blocks: int = 0
     num_preemptions: int = 0
+    num_evictions: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_computed_tokens: int = 0
     num_generated_tokens: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_failed: int = 0
+    num_failed_steps: int = 0
+    num_step_tokens: int = 0
+    schedule_s: float = 0.0
+    execute_s: float = 0.0
+    sample_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class RequestStream(Protocol):
@@ -111,11 +143,15 @@ class Engine(Protocol):
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
         """Tokenize off the event loop, validate, and queue all of `requests` or none of them.
 
+        Returns a stream for each sequence: request by request, the `params.n` choices of each one after another.
+
         Raises:
             EmptyPromptError: a prompt has no tokens.
-            InvalidRequestError: a token id outside the vocabulary.
+            InvalidRequestError: a token id outside the vocabulary, a value out of this engine's range, a prompt that
+                the tokenizer fails on, or more sequences than the queue can ever take.
             ContextLengthExceededError: prompt plus `max_tokens` exceeds `max_seq_len`.
-            QueueFullError: there is no room in the queue for all of them.
+            QueueFullError: there is no room in the queue for all the sequences. Those that were computed before and
+                wait again for want of memory take none.
             EngineUnavailableError: the engine is draining, stopped or dead.
         """
 

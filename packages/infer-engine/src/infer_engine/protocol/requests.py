@@ -16,20 +16,46 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A generated token's log-probability under the model, before penalties, biases, temperature and filters.
+
+    Attributes:
+        token_id: the token.
+        logprob: its log-probability.
+        rank: 1 for the most probable token.
+        top: (token id, log-probability) of the most probable tokens, as many as were asked for, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate.
+    """A prompt to continue, `params.n` times.
 
     Attributes:
         prompt: text, or the token ids themselves.
         params: how to sample and when to stop.
+        priority: with the `priority` policy lower numbers come first; others ignore it.
+        cache_salt: requests share cached prefixes only with those of the same salt: one for each tenant.
     """
 
     prompt: str | list[int]
     params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
 
 
 class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request that had been accepted could not be finished. Our own words, never a library's."""
+    """Why a request that had been accepted could not be finished. Our own words, never a library's.
+
+    Attributes:
+        message: for people.
+        code: for programs: `step_failed`, `out_of_memory`, `not_finite`, `text_failed`, `engine_dead` or
+            `engine_stuck`; else `internal_error`.
+    """
 
     message: str
     code: str = "internal_error"
@@ -49,6 +75,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         num_prompt_tokens: tokens of the prompt.
         num_completion_tokens: tokens generated so far, those of this output included.
         num_cached_tokens: prompt tokens whose keys and values were found in a cache.
+        logprobs: one for each of `token_ids` where the request asked for them, else None.
     """
 
     request_id: str
@@ -60,3 +87,4 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int = 0
+    logprobs: list[TokenLogprob] | None = None

@@ -1,0 +1,73 @@
+"""`Completion`: what was generated for a prompt, and how it is collected. Knows outputs; knows no engine."""
+
+from dataclasses import dataclass
+
+from infer_engine.protocol import FinishReason, RequestFailure, StepOutput, TokenLogprob
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What was generated for one prompt.
+
+    Attributes:
+        prompt: as given.
+        index: which of the prompt's `n` completions it is, from 0.
+        text: the generated text, without stop strings.
+        token_ids: the generated tokens, an end-of-sequence token included.
+        finish_reason: why it ended; None where it failed.
+        error: why it failed; None otherwise. What was generated until then is kept.
+        logprobs: one for each of `token_ids` where they were asked for, else None.
+        num_prompt_tokens: tokens of the prompt.
+        num_cached_tokens: prompt tokens whose keys and values were found in a cache.
+    """
+
+    prompt: Prompt
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    error: RequestFailure | None
+    logprobs: list[TokenLogprob] | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class CompletionBuilder:
+    """Collects one sequence's outputs."""
+
+    def __init__(self, prompt: Prompt, *, index: int) -> None:
+        """Nothing yet of completion `index` of `prompt`."""
+        self._prompt = prompt
+        self._index = index
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._last: StepOutput | None = None
+
+    def add(self, output: StepOutput) -> None:
+        """Take the next output."""
+        self._last = output
+        self._texts.append(output.text)
+        self._token_ids += output.token_ids
+        if output.logprobs is not None:
+            if self._logprobs is None:
+                self._logprobs = []
+            self._logprobs += output.logprobs
+
+    def build(self) -> Completion:
+        """Return the completion; its last output must have been taken."""
+        assert self._last is not None
+        assert self._last.finished
+        return Completion(
+            prompt=self._prompt,
+            index=self._index,
+            text="".join(self._texts),
+            token_ids=self._token_ids,
+            finish_reason=self._last.finish_reason,
+            error=self._last.error,
+            logprobs=self._logprobs,
+            num_prompt_tokens=self._last.num_prompt_tokens,
+            num_cached_tokens=self._last.num_cached_tokens,
+        )

@@ -1,0 +1,224 @@
+"""The running requests and the memory that they hold. Knows rows and block tables; knows no queue and no budget."""
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from infer_cache.tables import AdmissionBudget, PrefixHit, TableEdit
+from infer_engine.request import Request, RequestState
+from infer_engine.scheduling.queue import Rank
+from infer_engine.scheduling.schedule import Schedule
+
+
+class SequenceTables(Protocol):
+    """What a scheduler asks of the KV cache's bookkeeping; `infer_cache` has a paged and a contiguous one."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, free or not."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+
+    @property
+    def num_idle_blocks(self) -> int:
+        """Free blocks that are kept for their content."""
+
+    @property
+    def num_evictions(self) -> int:
+        """Blocks whose kept content was given up."""
+
+    @property
+    def usage(self) -> float:
+        """Share of the memory that sequences hold, in [0, 1]."""
+
+    def find(self, names: Sequence[bytes], num_tokens: int) -> PrefixHit:
+        """Return the longest beginning of a sequence that is there."""
+
+    def budget(self, reserve: float) -> AdmissionBudget:
+        """Return what a step's admissions may take."""
+
+    def costs(self, num_tokens: int, hit: PrefixHit) -> list[int]:
+        """Return what admitting a sequence takes of that."""
+
+    def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
+        """Return whether `admit` would succeed."""
+
+    def admit(self, sequence_id: str, num_tokens: int, hit: PrefixHit) -> list[TableEdit]:
+        """Reserve memory for a sequence."""
+
+    def capacity(self, sequence_id: str) -> int:
+        """Return how many tokens a sequence has room for."""
+
+    def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> list[TableEdit] | None:
+        """Make room for more tokens, or return None."""
+
+    def adopt(self, sequence_id: str, names: Sequence[bytes], num_computed: int) -> list[TableEdit]:
+        """Take what others have computed in place of the sequence's own next blocks."""
+
+    def publish(self, sequence_id: str, names: Sequence[bytes], num_tokens: int) -> None:
+        """Let a sequence's full blocks be found."""
+
+    def unpublish(self, sequence_id: str, num_tokens: int) -> None:
+        """Let only its first blocks be found."""
+
+    def release(self, sequence_id: str) -> None:
+        """Give back a sequence's memory."""
+
+    def holds(self, sequence_id: str) -> bool:
+        """Return whether a sequence has memory."""
+
+    def audit(self) -> list[tuple[int, int]]:
+        """Return the leaked blocks."""
+
+    def reclaim(self) -> int:
+        """Free the leaked blocks and return how many they were."""
+
+
+class NoRoomError(RuntimeError):
+    """A request that has the whole cache to itself gets no memory: the cache is not what it was sized for."""
+
+
+class RunningBatch:
+    """Requests that hold memory, in order of rank: the last one is the first to lose it."""
+
+    def __init__(
+        self, tables: SequenceTables, *, max_batch_size: int, rank: Rank, put_back: Callable[[Request], None]
+    ) -> None:
+        """Give up to `max_batch_size` requests a row each; who loses its memory is handed to `put_back`."""
+        self._tables = tables
+        self._rank = rank
+        self._put_back = put_back
+        self._requests: list[Request] = []
+        self._free_rows = list(range(max_batch_size - 1, -1, -1))
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The running requests, in order of rank."""
+        return self._requests
+
+    @property
+    def has_free_row(self) -> bool:
+        """Whether one more request can run."""
+        return bool(self._free_rows)
+
+    def admit(self, request: Request, hit: PrefixHit, schedule: Schedule) -> None:
+        """Reserve a waiting request's memory, whole, and let it run."""
+        try:
+            edits = self._tables.admit(request.request_id, len(request.token_ids), hit)
+        except BaseException:
+            if self._tables.holds(request.request_id):  # it has no row yet, by which `put_all_back` would know it
+                self._tables.release(request.request_id)
+            raise
+        request.row = self._free_rows.pop()
+        request.state = RequestState.PREFILL
+        request.capacity = self._tables.capacity(request.request_id)
+        insort(self._requests, request, key=self._rank)
+        schedule.table_edits += [(request.row, edit) for edit in edits]
+        schedule.admitted.append(request)
+        if hit.num_tokens:
+            request.skip_found(hit.num_tokens)
+            self._note_reader(request, schedule)
+
+    def adopt(self, request: Request, schedule: Schedule) -> None:
+        """Let a prompt go on where others that have the same one have come to."""
+        if request.names is None:
+            return
+        names = request.names.upto(request.token_ids, len(request.token_ids))
+        edits = self._tables.adopt(request.request_id, names, request.num_computed_tokens)
+        if edits:
+            schedule.table_edits += [(request.row, edit) for edit in edits]
+            request.skip_found((edits[-1].column + 1) * self._tables.block_size)
+            self._note_reader(request, schedule)
+
+    def publish(self, request: Request, num_tokens: int, schedule: Schedule) -> None:
+        """Let others find the blocks that are full once the first `num_tokens` tokens are computed."""
+        if request.names is None:
+            return
+        names = request.names.upto(request.token_ids, num_tokens)
+        self._tables.publish(request.request_id, names, num_tokens)
+        size = self._tables.block_size
+        schedule.unwritten.update(names[request.num_computed_tokens // size : num_tokens // size])
+
+    def make_room(self, request: Request, num_tokens: int, schedule: Schedule) -> bool:
+        """Make room for the request's first `num_tokens` tokens, at the cost of others; False if it lost its own.
+
+        Raises:
+            NoRoomError: there is no room though nobody else holds memory.
+        """
+        while True:
+            edits = self._tables.try_extend(request.request_id, num_tokens, first_position=request.num_computed_tokens)
+            if edits is not None:
+                schedule.table_edits += [(request.row, edit) for edit in edits]
+                request.capacity = self._tables.capacity(request.request_id)
+                return True
+            self._preempt(self._victim(), schedule)
+            if request.state is RequestState.WAITING:
+                return False
+
+    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
+        """Undo what a failed pass has promised to others; return the items that can be tried again as they are.
+
+        Requests that were to read what others were to write in it are put back, and begin anew.
+        """
+        for request, _ in schedule.items:
+            self._tables.unpublish(request.request_id, request.num_computed_tokens)
+        for request in schedule.early_readers:
+            request.forget_found()
+            self._lose(request)
+        return [item for item in schedule.items if item[0].state is not RequestState.WAITING]
+
+    def put_all_back(self) -> None:
+        """Take the memory of all, and whatever memory is left without an owner."""
+        for request in tuple(self._requests):
+            self._lose(request)
+        self._tables.reclaim()
+
+    def discard(self, request: Request, *, num_kept_tokens: int) -> None:
+        """Take a request's memory, if it has any; only its first `num_kept_tokens` tokens may be found afterwards."""
+        if request in self._requests:
+            self._requests.remove(request)
+        if self._tables.holds(request.request_id):
+            self._tables.unpublish(request.request_id, min(num_kept_tokens, request.num_computed_tokens))
+            self._tables.release(request.request_id)
+        if request.row >= 0:
+            self._free_rows.append(request.row)
+            request.row = -1
+
+    def _victim(self) -> Request:
+        """Who loses its memory next: the last in rank, but never the one that came first of all."""
+        oldest = min(self._requests, key=lambda request: request.arrival)
+        for request in reversed(self._requests):
+            if request is not oldest:
+                return request
+        raise NoRoomError(f"request {oldest.request_id} is alone and its next block is refused")
+
+    def _preempt(self, victim: Request, schedule: Schedule) -> None:
+        victims = [victim]
+        if any(request is victim for request, _ in schedule.items):
+            victims += schedule.early_readers  # of what the victim, among others, was to write
+        for request in victims:
+            if request.state is not RequestState.WAITING:
+                self._lose(request)
+                schedule.preempted.append(request)
+        schedule.items = [item for item in schedule.items if item[0].state is not RequestState.WAITING]
+
+    def _lose(self, request: Request) -> None:
+        if request.row < 0:
+            return
+        self.discard(request, num_kept_tokens=request.num_computed_tokens)
+        request.lose_memory()
+        self._put_back(request)
+
+    def _note_reader(self, request: Request, schedule: Schedule) -> None:
+        assert request.names is not None
+        names = request.names.upto(request.token_ids, request.num_found_tokens)
+        if schedule.unwritten and not schedule.unwritten.isdisjoint(
+            names[: request.num_found_tokens // self._tables.block_size]
+        ):
+            schedule.early_readers.append(request)

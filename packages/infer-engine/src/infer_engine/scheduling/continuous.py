@@ -1,0 +1,174 @@
+"""Continuous batching: who computes how many tokens in a step. Knows tokens and blocks; knows no tensors, no text."""
+
+from collections.abc import Callable, Sequence
+
+from infer_cache.tables import PrefixHit
+from infer_engine.request import Request, RequestState
+from infer_engine.scheduling.batch import NoRoomError, RunningBatch, SequenceTables
+from infer_engine.scheduling.policies import Policy
+from infer_engine.scheduling.queue import WaitingQueue
+from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
+
+
+class ContinuousScheduler:
+    """Requests join and leave at every step; every prompt is at its own progress.
+
+    The pool must hold one request of the longest length: then the one that came first of all can always grow, at the
+    cost of the others, and every request ends.
+    """
+
+    def __init__(self, tables: SequenceTables, limits: SchedulerLimits, policy: Policy) -> None:
+        """Schedule within `limits` over the memory of `tables`, in the order of `policy`."""
+        self._tables = tables
+        self._limits = limits
+        self._policy = policy
+        self._waiting = WaitingQueue(policy.waiting_rank)
+        self._batch = RunningBatch(
+            tables,
+            max_batch_size=limits.max_batch_size,
+            rank=policy.running_rank,
+            put_back=self._waiting.put_back,
+        )
+        self._num_steps = 0
+        self._current: Request | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold memory."""
+        return len(self._batch.requests)
+
+    @property
+    def current(self) -> Request | None:
+        """Whom the scheduler was busy with when it raised an exception; None: with nobody."""
+        return self._current
+
+    @property
+    def passes(self) -> Sequence[Callable[[], Schedule]]:
+        """What makes each pass's schedule, to be called once the pass before is computed."""
+        return (self._schedule_prompts, self._schedule_decodes) if self._policy.prefill_pass else (self._schedule_all,)
+
+    def seconds_until_work(self) -> float | None:
+        """Return 0 where there is something to compute, None where nobody is here."""
+        return 0.0 if self._batch.requests or self._waiting else None
+
+    def add(self, request: Request) -> None:
+        """Let a waiting request stand in line."""
+        assert request.state is RequestState.WAITING
+        self._waiting.add(request)
+
+    def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
+        """Take out a request wherever it is and free its memory at once.
+
+        Args:
+            request: waiting or running.
+            state: how it ended.
+            num_kept_tokens: only blocks of its first so many tokens may be found by others from then on.
+        """
+        self._waiting.discard(request)
+        self._batch.discard(request, num_kept_tokens=num_kept_tokens)
+        request.state = state
+
+    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
+        """Take note that a pass failed; return those of its items that can be tried again as they are."""
+        return self._batch.withdraw(schedule)
+
+    def start_over(self) -> None:
+        """Put everybody back into the queue, all memory free: the way out of a schedule that failed half-way."""
+        self._batch.put_all_back()
+        self._current = None
+
+    def _schedule_all(self) -> Schedule:
+        """Decodes first, then prompts under way, then admissions.
+
+        A step that had to preempt somebody admits nobody: what the victim at the head of the queue gave up is partly
+        taken, and there was no other free block.
+        """
+        schedule, budget = self._begin()
+        self._take_decodes(schedule, budget)
+        self._take_prompts(schedule, budget)
+        return schedule
+
+    def _schedule_prompts(self) -> Schedule:
+        schedule, budget = self._begin()
+        self._take_prompts(schedule, budget)
+        return schedule
+
+    def _schedule_decodes(self) -> Schedule:
+        schedule, budget = self._begin()
+        self._take_decodes(schedule, budget)
+        return schedule
+
+    def _begin(self) -> tuple[Schedule, StepBudget]:
+        self._num_steps += 1
+        self._current = None
+        return Schedule(), StepBudget(self._limits)
+
+    def _take_decodes(self, schedule: Schedule, budget: StepBudget) -> None:
+        # All decodes of a step: what this does for each of them is most of what scheduling costs.
+        block_size = self._tables.block_size
+        decodes = [request for request in self._batch.requests if request.state is RequestState.DECODE]
+        for request in self._policy.decode_order(decodes):
+            if budget.tokens == 0:
+                return
+            if request.state is not RequestState.DECODE:  # preempted for one before it
+                continue
+            self._current = request
+            num_tokens = len(request.token_ids)
+            if num_tokens > request.capacity and not self._batch.make_room(request, num_tokens, schedule):
+                continue
+            if num_tokens % block_size == 0:
+                self._batch.publish(request, num_tokens, schedule)
+            request.last_step = self._num_steps
+            schedule.items.append((request, 1))
+            budget.tokens -= 1
+        self._current = None
+
+    def _take_prompts(self, schedule: Schedule, budget: StepBudget) -> None:
+        for request in tuple(self._batch.requests):
+            if request.state is RequestState.PREFILL:
+                self._current = request
+                self._take_chunk(request, schedule, budget)
+        if not schedule.preempted:
+            self._admit(schedule, budget)
+        self._current = None
+
+    def _admit(self, schedule: Schedule, budget: StepBudget) -> None:
+        admission = self._tables.budget(self._limits.kv_reserve)
+        while self._waiting and self._batch.has_free_row:
+            request = self._current = self._waiting.first()
+            num_tokens = len(request.token_ids)
+            hit = self._find(request)
+            is_alone = not self._batch.requests
+            if not admission.take(self._tables.costs(num_tokens, hit)) and not is_alone:
+                return
+            if not self._tables.fits(num_tokens, hit):
+                if is_alone:
+                    raise NoRoomError(f"request {request.request_id} is alone and its {num_tokens} tokens do not fit")
+                return
+            if not budget.chunk_size(max(1, num_tokens - hit.num_tokens)):
+                return
+            self._batch.admit(request, hit, schedule)
+            self._waiting.discard(request)
+            self._take_chunk(request, schedule, budget)
+
+    def _find(self, request: Request) -> PrefixHit:
+        names = [] if request.names is None else request.names.upto(request.token_ids, len(request.token_ids))
+        return self._tables.find(names, len(request.token_ids))
+
+    def _take_chunk(self, request: Request, schedule: Schedule, budget: StepBudget) -> None:
+        self._batch.adopt(request, schedule)
+        num_tokens = budget.chunk_size(request.num_uncomputed_tokens)
+        if not num_tokens:
+            return
+        end = request.num_computed_tokens + num_tokens
+        if end > request.capacity and not self._batch.make_room(request, end, schedule):
+            return
+        self._batch.publish(request, end, schedule)
+        request.last_step = self._num_steps
+        schedule.items.append((request, num_tokens))
+        budget.take_chunk(num_tokens)

@@ -1,0 +1,130 @@
+"""Static batching: a batch forms, runs until all of it has finished, and only then the next one. Knows a clock."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from infer_engine.request import Request, RequestState
+from infer_engine.scheduling.batch import NoRoomError, RunningBatch, SequenceTables
+from infer_engine.scheduling.policies import by_arrival
+from infer_engine.scheduling.queue import WaitingQueue
+from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
+
+
+class StaticScheduler:
+    """First come, first served, a batch at a time.
+
+    nobody ──somebody waits──> forming ──full, or waited long enough──> running ──all finished──> nobody or forming
+    """
+
+    def __init__(
+        self,
+        tables: SequenceTables,
+        limits: SchedulerLimits,
+        *,
+        batch_wait_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wait at most `batch_wait_timeout_s` seconds of `clock` for a batch to fill."""
+        self._tables = tables
+        self._limits = limits
+        self._timeout_s = batch_wait_timeout_s
+        self._clock = clock
+        self._waiting = WaitingQueue(by_arrival)
+        self._batch = RunningBatch(
+            tables, max_batch_size=limits.max_batch_size, rank=by_arrival, put_back=self._waiting.put_back
+        )
+        self._forming_since: float | None = None
+        self._current: Request | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold memory."""
+        return len(self._batch.requests)
+
+    @property
+    def current(self) -> Request | None:
+        """Whom the scheduler was busy with when it raised an exception; None: with nobody."""
+        return self._current
+
+    @property
+    def passes(self) -> Sequence[Callable[[], Schedule]]:
+        """What makes each pass's schedule: one."""
+        return (self._schedule,)
+
+    def seconds_until_work(self) -> float | None:
+        """Return 0 where there is something to compute, how long a batch still forms, or None where nobody is here."""
+        if self._batch.requests:
+            return 0.0
+        if not self._waiting:
+            return None
+        if len(self._waiting) >= self._limits.max_batch_size:
+            return 0.0
+        since = self._clock() if self._forming_since is None else self._forming_since
+        return max(0.0, since + self._timeout_s - self._clock())
+
+    def add(self, request: Request) -> None:
+        """Let a waiting request stand in line; a batch begins to form where none runs."""
+        assert request.state is RequestState.WAITING
+        self._waiting.add(request)
+        self._note_forming()
+
+    def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
+        """Take out a request wherever it is and free its memory at once; `state` is how it ended."""
+        self._waiting.discard(request)
+        self._batch.discard(request, num_kept_tokens=num_kept_tokens)
+        request.state = state
+        if not self._waiting:
+            self._forming_since = None
+        self._note_forming()
+
+    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
+        """Take note that a pass failed; return those of its items that can be tried again as they are."""
+        return self._batch.withdraw(schedule)
+
+    def start_over(self) -> None:
+        """Put everybody back into the queue, all memory free: the way out of a schedule that failed half-way."""
+        self._batch.put_all_back()
+        self._current = None
+        self._note_forming()
+
+    def _note_forming(self) -> None:
+        """Start the timer at the moment from which somebody waits and no batch runs."""
+        if self._waiting and not self._batch.requests and self._forming_since is None:
+            self._forming_since = self._clock()
+
+    def _schedule(self) -> Schedule:
+        self._current = None
+        schedule, budget = Schedule(), StepBudget(self._limits)
+        if self.seconds_until_work() != 0.0:
+            return schedule
+        if not self._batch.requests:
+            self._start_batch(schedule)
+        for request in self._batch.requests:
+            self._current = request
+            if request.state is RequestState.DECODE and budget.tokens > 0:
+                schedule.items.append((request, 1))
+                budget.tokens -= 1
+        for request in self._batch.requests:
+            self._current = request
+            if request.state is RequestState.PREFILL:
+                num_tokens = budget.chunk_size(request.num_uncomputed_tokens)
+                if num_tokens:
+                    schedule.items.append((request, num_tokens))
+                    budget.take_chunk(num_tokens)
+        self._current = None
+        return schedule
+
+    def _start_batch(self, schedule: Schedule) -> None:
+        self._forming_since = None
+        while self._waiting and self._batch.has_free_row:
+            request = self._current = self._waiting.first()
+            hit = self._tables.find((), len(request.token_ids))
+            if not self._tables.fits(len(request.token_ids), hit):
+                raise NoRoomError(f"request {request.request_id} has a row but no room")
+            self._batch.admit(request, hit, schedule)
+            self._waiting.discard(request)

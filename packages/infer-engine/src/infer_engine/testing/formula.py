@@ -1,0 +1,262 @@
+"""Stand-ins for tests of everything around the model: a runner whose tokens follow from the tokens so far."""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from infer_cache import PagedTables
+from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
+from infer_engine.choices import Choices
+from infer_engine.core import EngineCore
+from infer_engine.execution import StepOutOfMemoryError
+from infer_engine.faults import FaultPlan
+from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.request import Request
+from infer_engine.scheduling import Schedule, SchedulerLimits, SequenceTables
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType({"use_prefix_caching": False})
+
+
+def next_token(token_ids: list[int], *, vocab_size: int = 997) -> int:
+    """Return the token that `FormulaRunner` gives after `token_ids`: a function of all of them."""
+    token = 1
+    for token_id in token_ids:
+        token = (token * 31 + token_id + 7) % vocab_size
+    return token
+
+
+def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
+    """Return what a request of `num_tokens` tokens must get, whatever its company."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids))
+    return token_ids[len(prompt) :]
+
+
+class FormulaRunner:
+    """A runner with a formula for a model, and with a memory for a cache: it reads each token where it was written.
+
+    Every slot of the block tables holds the token that was computed there last. What a scheduled token attends to must
+    be what its request's slots hold, so that a block that was never written, was written by somebody else, or was given
+    back too early is found out. The core contains every exception of its runner, so that what is wrong is not raised.
+
+    Attributes:
+        schedules: what each pass that succeeded computed, as (request id, tokens).
+        num_attempts: forward passes, those that ran out of memory included.
+        violations: what was wrong with them.
+    """
+
+    def __init__(
+        self, tables: SequenceTables, *, windows: tuple[int | None, ...] = (None,), max_items: int | None = None
+    ) -> None:
+        """Read and write through `tables`; `windows` are those of its groups of layers.
+
+        A pass of more than `max_items` requests runs out of memory.
+        """
+        self._block_size = tables.block_size
+        self._windows = windows
+        self._max_items = max_items
+        self._rows: dict[tuple[int, int], dict[int, int]] = {}
+        self._written: dict[tuple[int, int], tuple[int, int]] = {}  # (group, slot) -> (position, token)
+        self.schedules: list[list[tuple[str, int]]] = []
+        self.num_attempts = 0
+        self.violations: list[str] = []
+
+    def forward(self, schedule: Schedule) -> list[float]:
+        """Return the next token of each request whose last known token is computed in this step, as a number.
+
+        Raises:
+            StepOutOfMemoryError: there are more than `max_items` requests.
+        """
+        self.num_attempts += 1
+        if self._max_items is not None and len(schedule.items) > self._max_items:
+            raise StepOutOfMemoryError("a step of too many requests")
+        if schedule.preempted and schedule.admitted:
+            self.violations.append("somebody was admitted in a pass that preempted: it takes what its victim needs")
+        self.schedules.append([(request.request_id, count) for request, count in schedule.items])
+        for row, edit in schedule.table_edits:
+            columns = self._rows.setdefault((edit.group, row), {})
+            columns.update(enumerate(edit.block_ids, start=edit.column))
+        rows = {request.row for request, _ in schedule.items}
+        if len(rows) < len(schedule.items) or -1 in rows:
+            self.violations.append("two requests share a row, or one has none")
+        for request, count in schedule.items:
+            self._store(request, count)
+        for request, count in schedule.items:
+            self._read(request, count)
+        return [float(next_token(request.token_ids)) for request in schedule.due]
+
+    def choose(self, logits: list[float], requests: list[Request]) -> Choices:
+        """Return the numbers as tokens; one that is not finite is no token."""
+        assert len(logits) == len(requests)
+        not_finite = frozenset(index for index, number in enumerate(logits) if not math.isfinite(number))
+        token_ids = [0 if index in not_finite else int(number) for index, number in enumerate(logits)]
+        return Choices(token_ids=token_ids, logprobs={}, not_finite=not_finite)
+
+    def probe(self) -> None:
+        """Be alive."""
+
+    def _store(self, request: Request, count: int) -> None:
+        first = max(request.num_computed_tokens, request.num_found_tokens)
+        end = request.num_computed_tokens + count
+        for group in range(len(self._windows)):
+            for position, slot in enumerate(self._slots(group, request, first, end), start=first):
+                self._written[group, slot] = (position, request.token_ids[position])
+
+    def _read(self, request: Request, count: int) -> None:
+        end = request.num_computed_tokens + count
+        for group, window in enumerate(self._windows):
+            start = 0 if window is None else max(0, request.num_computed_tokens - window + 1)
+            read = [self._written.get((group, slot)) for slot in self._slots(group, request, start, end)]
+            if read != list(enumerate(request.token_ids[start:end], start=start)):
+                self.violations.append(f"{request.request_id} reads in group {group} what is not its own")
+
+    def _slots(self, group: int, request: Request, start: int, end: int) -> list[int]:
+        """Return where tokens `start` to `end` are; a negative slot where there is no block."""
+        columns, size = self._rows.get((group, request.row), {}), self._block_size
+        return [columns.get(position // size, -1) * size + position % size for position in range(start, end)]
+
+
+class FormulaEngine:
+    """A whole core around `FormulaRunner`, with everything within a test's reach."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        limits: SchedulerLimits,
+        block_size: int = 1,
+        eos_token_ids: frozenset[int] = frozenset(),
+        windows: Mapping[int, int] = MappingProxyType({}),
+        faults: FaultPlan | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        max_items: int | None = None,
+        **config: Any,
+    ) -> None:
+        """Assemble a core as an engine does.
+
+        Args:
+            num_blocks: of the pool; of the contiguous cache in all.
+            limits: of a step.
+            block_size: tokens of a block.
+            eos_token_ids: end a request.
+            windows: further groups of layers, as window -> blocks.
+            faults: what goes wrong.
+            clock: seconds, for the static scheduler and for statistics.
+            max_items: a pass of more requests runs out of the device's memory.
+            config: fields of `EngineConfig`; without any: continuous, paged, no prefix caching.
+        """
+        self.config = EngineConfig(**{**_DEFAULTS, **config})
+        self.faults = plan = faults or FaultPlan()
+        self._is_sound = not plan.faults and max_items is None
+        self.tables = build_tables(
+            self.config,
+            limits,
+            num_blocks=(num_blocks, *windows.values()),
+            windows=(None, *windows),
+            block_size=block_size,
+        )
+        watched = plan.around_tables(self.tables)
+        self.scheduler = build_scheduler(self.config, watched, limits, clock=clock)
+        self.runner = FormulaRunner(self.tables, windows=(None, *windows), max_items=max_items)
+        self.core = EngineCore(
+            plan.around_runner(self.runner),
+            plan.around_scheduler(self.scheduler),
+            watched,
+            eos_token_ids=eos_token_ids,
+            share_prefix=choose_sharing(self.config),
+            clock=clock,
+        )
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds."""
+        return self.tables.num_free_blocks
+
+    @property
+    def paged_tables(self) -> PagedTables:
+        """The tables of a paged cache."""
+        assert isinstance(self.tables, PagedTables)
+        return self.tables
+
+    def submit(
+        self, request_id: str, prompt: list[int], *, max_tokens: int, params: SamplingParams | None = None, **more: Any
+    ) -> None:
+        """Queue a request; `more` are further fields of `Submit`."""
+        params = params or SamplingParams(temperature=0)
+        self.core.handle(
+            Submit(request_id=request_id, prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, params=params, **more)
+        )
+
+    def abort(self, request_id: str, *, num_completion_tokens: int | None = None) -> None:
+        """Abort a request."""
+        self.core.handle(Abort(request_id=request_id, num_completion_tokens=num_completion_tokens))
+
+    def step(self) -> StepResult:
+        """Compute one step.
+
+        Raises:
+            AssertionError: a block is leaked or lost, a request read what is not its own, or one failed without a fault
+                on purpose.
+        """
+        result = self.core.step()
+        self.check()
+        if self._is_sound:
+            assert [output.error for output in result.outputs if output.error] == []
+        return result
+
+    def run(self, *, max_steps: int = 10_000) -> dict[str, list[TokenOutput]]:
+        """Step until nothing is left to do; return each request's outputs.
+
+        Raises:
+            AssertionError: as `step`, or there is still work after `max_steps` steps, or memory is still held then.
+        """
+        outputs: dict[str, list[TokenOutput]] = {}
+        num_steps = 0
+        while self.core.has_work:
+            assert num_steps < max_steps, f"still work after {max_steps} steps"
+            collect(self.step(), outputs)
+            num_steps += 1
+        assert self.num_free_blocks == self.tables.num_blocks
+        return outputs
+
+    def check(self) -> None:
+        """Check what holds between any two steps.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        assert self.runner.violations == []
+        assert self.tables.audit() == []
+        assert self.tables.reclaim() == 0
+        if self.config.resolved_kv_cache_backend == "paged":
+            for group in self.paged_tables.groups:
+                held = set(group.reachable())
+                assert len(held) + group.blocks.num_free == group.blocks.num_blocks, "blocks are lost"
+
+    def num_found_tokens(self, token_ids: list[int], *, cache_salt: str | None = None) -> int:
+        """Return how many leading tokens of a prompt a request of this salt would find in the cache."""
+        submit = Submit(
+            request_id="",
+            prompt_token_ids=token_ids,
+            max_tokens=1,
+            seed=0,
+            params=SamplingParams(),
+            cache_salt=cache_salt,
+        )
+        names = choose_sharing(self.config)(submit, self.tables.block_size)
+        found = [] if names is None else names.upto(token_ids, len(token_ids))
+        return self.tables.find(found, len(token_ids)).num_tokens
+
+
+def collect(result: StepResult, outputs: dict[str, list[TokenOutput]]) -> None:
+    """Append a step's outputs to those of their requests."""
+    for output in result.outputs:
+        outputs.setdefault(output.request_id, []).append(output)
+
+
+def tokens_of(outputs: list[TokenOutput]) -> list[int]:
+    """Return the tokens of a request's outputs, joined."""
+    return [token_id for output in outputs for token_id in output.token_ids]

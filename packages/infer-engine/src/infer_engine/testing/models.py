@@ -1,0 +1,212 @@
+"""Engines over tiny real models, for tests of what an engine promises about tokens and logits. Knows no formula."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infer_cache import PagedTables
+from infer_engine.choices import Choices
+from infer_engine.execution import StepRunner
+from infer_engine.factory import build_parts
+from infer_engine.faults import Fault, FaultPlan
+from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.request import Request
+from infer_engine.scheduling import Schedule, SequenceTables
+from infer_engine.testing.formula import collect, tokens_of
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3, save_tiny_tokenizer
+
+VOCAB_SIZE = 320
+MAX_SEQ_LEN = 128
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+
+FAMILIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"llama": save_tiny_llama, "qwen3": save_tiny_qwen3, "gemma3": save_tiny_gemma3}
+)
+"""By name, what saves a tiny checkpoint and returns its `transformers` twin; Gemma's sliding window is 8 tokens."""
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType({"dtype": "float32", "max_seq_len": MAX_SEQ_LEN, "max_batch_size": 8})
+
+
+def save_servable(family: str, folder: Path, **overrides: Any) -> Any:
+    """Save a tiny checkpoint and a tokenizer into `folder`; return the `transformers` twin of the checkpoint.
+
+    Args:
+        family: a key of `FAMILIES`.
+        folder: made if it is not there.
+        **overrides: fields of `config.json`.
+    """
+    twin = FAMILIES[family](folder, **overrides)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    twin.generation_config.eos_token_id = None
+    return twin
+
+
+def random_prompt(length: int, *, seed: int = 0) -> list[int]:
+    """Return `length` ordinary token ids."""
+    chosen = Random(1000 * length + seed)  # noqa: S311 - a test's choices
+    return [chosen.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@torch.inference_mode()
+def greedy_tokens(twin: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Return what `transformers` generates from `prompt`, greedily and whatever it generates."""
+    generated = twin.generate(torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+    token_ids: list[int] = generated[0, len(prompt) :].tolist()
+    return token_ids
+
+
+class Observer(FaultPlan):
+    """A plan of faults that also sees what passes through an engine's parts.
+
+    Attributes:
+        logits: by (request id, tokens known), a copy of the row of logits that its next token was chosen from.
+        runner: what the engine computes by, with the faults.
+        tables: the engine's block tables, without any fault.
+    """
+
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        """Let `faults` happen, and watch."""
+        super().__init__(faults=list(faults))
+        self.logits: dict[tuple[str, int], Tensor] = {}
+        self.runner: StepRunner
+        self.tables: SequenceTables
+
+    def around_runner(self, runner: StepRunner) -> StepRunner:
+        """Return `runner` with the plan's faults and with its logits noted."""
+        self.runner = super().around_runner(_WatchedRunner(runner, self.logits))
+        return self.runner
+
+    def around_tables(self, tables: SequenceTables) -> SequenceTables:
+        """Return `tables` with the plan's faults, and note them."""
+        self.tables = tables
+        return super().around_tables(tables)
+
+
+class _WatchedRunner:
+    def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
+        self._inner = inner
+        self._logits = logits
+
+    def forward(self, schedule: Schedule) -> Tensor:
+        logits: Tensor = self._inner.forward(schedule)
+        for request, row in zip(schedule.due, logits.clone(), strict=True):
+            self._logits[request.request_id, len(request.token_ids)] = row
+        return logits
+
+    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+        return self._inner.choose(logits, requests)
+
+    def probe(self) -> None:
+        self._inner.probe()
+
+
+class ModelEngine:
+    """A whole core over a checkpoint, as the factory builds it, stepped by the test.
+
+    Attributes:
+        core: the engine core.
+        observer: what was seen of its logits and memory.
+    """
+
+    def __init__(self, folder: Path, *, faults: Sequence[Fault] = (), **config: Any) -> None:
+        """Load `folder`; `config` are fields of `EngineConfig`, by default fp32, 8 requests of up to 128 tokens."""
+        self._num_ids = 0
+        self.observer = Observer(faults)
+        config = {**_DEFAULTS, **config}
+        if config.get("batching_mode") == "static":
+            config["batch_wait_timeout_s"] = 0.0  # a batch is what was submitted before the step
+        self.core = build_parts(EngineConfig(model=str(folder), **config), faults=self.observer).core
+
+    @property
+    def logits(self) -> dict[tuple[str, int], Tensor]:
+        """By (request id, tokens known), the logits of its next token."""
+        return self.observer.logits
+
+    @property
+    def paged_tables(self) -> PagedTables:
+        """The tables of a paged cache."""
+        assert isinstance(self.observer.tables, PagedTables)
+        return self.observer.tables
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 6,
+        params: SamplingParams = GREEDY,
+        seed: int = 0,
+        **more: Any,
+    ) -> None:
+        """Queue a request; `more` are further fields of `Submit`."""
+        self.core.handle(
+            Submit(
+                request_id=request_id,
+                prompt_token_ids=list(prompt),
+                max_tokens=max_tokens,
+                seed=seed,
+                params=params,
+                **more,
+            )
+        )
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request."""
+        self.core.handle(Abort(request_id=request_id))
+
+    def step(self) -> StepResult:
+        """Compute one step, after which no block may be lost.
+
+        Raises:
+            AssertionError: a block is held that no sequence reaches.
+        """
+        result = self.core.step()
+        assert self.observer.tables.audit() == []
+        return result
+
+    def run(self, *, max_steps: int = 2000) -> dict[str, list[TokenOutput]]:
+        """Step until nothing is left to do; return each request's outputs.
+
+        Raises:
+            AssertionError: there is still work after `max_steps` steps, or memory that nobody gave back.
+        """
+        outputs: dict[str, list[TokenOutput]] = {}
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                assert self.core.stats.num_free_blocks == self.core.stats.num_blocks
+                return outputs
+            collect(self.step(), outputs)
+        raise AssertionError(f"still work after {max_steps} steps")
+
+    def complete(self, prompt: Sequence[int], **how: Any) -> list[int]:
+        """Return the tokens of one request that runs with nobody else; `how` as in `submit`.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        request_id = self.fresh_id()
+        self.submit(request_id, prompt, **how)
+        return sound_tokens(self.run())[request_id]
+
+    def fresh_id(self) -> str:
+        """Return an id that no request of this core has had: a core's ids are never used twice."""
+        self._num_ids += 1
+        return f"request {self._num_ids}"
+
+
+def sound_tokens(outputs: Mapping[str, Sequence[TokenOutput]]) -> dict[str, list[int]]:
+    """Return the tokens of each request.
+
+    Raises:
+        AssertionError: one of them failed or has no end.
+    """
+    for request_id, of_one in outputs.items():
+        assert of_one[-1].error is None, f"{request_id} failed: {of_one[-1].error}"
+        assert of_one[-1].finish_reason is not None, f"{request_id} has no end"
+    return {request_id: tokens_of(list(of_one)) for request_id, of_one in outputs.items()}

@@ -1,0 +1,238 @@
+"""With `batch_invariant` the logits are the same bits, however a request was computed and beside whom."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from infer_engine.protocol import SamplingParams
+from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, save_servable, sound_tokens
+
+DTYPES = ("float32", "bfloat16")
+NUM_TOKENS = 5
+PROMPTS = {"short": random_prompt(3), "of a window": random_prompt(8), "long": random_prompt(43)}
+PLAIN: dict[str, Any] = {"use_prefix_caching": False, "block_size": 16}
+Logits = dict[tuple[str, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A family's checkpoint in one dtype."""
+
+    folder: Path
+    dtype: str
+
+    def engine(self, *, batch_invariant: bool = True, **config: Any) -> ModelEngine:
+        """Return an engine over it."""
+        return ModelEngine(self.folder, dtype=self.dtype, batch_invariant=batch_invariant, **config)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What gives each family's checkpoint."""
+
+    @cache
+    def folder_of(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        save_servable(family, folder)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="module", params=[(family, dtype) for dtype in DTYPES for family in FAMILIES], ids="-".join)
+def checkpoint(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Checkpoint:
+    """Every family in every dtype."""
+    family, dtype = request.param
+    return Checkpoint(folder=folder_of(family), dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Checkpoint) -> Logits:
+    """The logits of each prompt alone, whole, in a cache that nobody used before."""
+    return alone(checkpoint)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Compute with two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def alone(checkpoint: Checkpoint, *, batch_invariant: bool = True) -> Logits:
+    """Return every prompt's logits where it has an engine to itself and is computed whole."""
+    engine = checkpoint.engine(batch_invariant=batch_invariant, **PLAIN)
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, max_tokens=NUM_TOKENS)
+        engine.run()
+    return engine.logits
+
+
+def together(engine: ModelEngine, *, num_others: int = 0) -> Logits:
+    """Return the prompts' logits where they are computed together, with others of many lengths before and behind."""
+    for number in range(num_others):
+        length = (1, 17, 5, 30)[number % 4]
+        if number == num_others // 2:
+            submit_prompts(engine)
+        engine.submit(f"other {number}", random_prompt(length, seed=number), max_tokens=3 + number)
+    if not num_others:
+        submit_prompts(engine)
+    sound_tokens(engine.run())
+    return of_prompts(engine)
+
+
+def submit_prompts(engine: ModelEngine) -> None:
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, max_tokens=NUM_TOKENS)
+
+
+def of_prompts(engine: ModelEngine) -> Logits:
+    return {key: row for key, row in engine.logits.items() if key[0] in PROMPTS}
+
+
+def are_equal(logits: Logits, expected: Logits) -> bool:
+    """Whether all rows are the same bits."""
+    assert logits.keys() == expected.keys()
+    return all(torch.equal(row, expected[key]) for key, row in logits.items())
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "together": PLAIN,
+    "chunks of 1": {**PLAIN, "prefill_chunk_size": 1},
+    "chunks of 3": {**PLAIN, "prefill_chunk_size": 3},
+    "chunks of a window": {**PLAIN, "prefill_chunk_size": 8},
+    "chunks of 17": {**PLAIN, "prefill_chunk_size": 17, "max_num_batched_tokens": 18},
+    "whole": {"use_chunked_prefill": False},
+    "contiguous": {"kv_cache_backend": "contiguous", "max_batch_size": 3},
+    "contiguous, in chunks": {"kv_cache_backend": "contiguous", "max_batch_size": 2, "prefill_chunk_size": 7},
+    "static": {"batching_mode": "static", "max_batch_size": 3},
+    "blocks of 1": {"block_size": 1, "prefill_chunk_size": 9},
+    "blocks of 5": {"block_size": 5},
+    "prefill first": {"scheduler_policy": "prefill_first", "prefill_chunk_size": 16},
+    "decodes in turns": {"scheduler_policy": "decode_round_robin", "max_num_batched_tokens": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "num_others"),
+    [*((way, 9) for way in WAYS), ("chunks of 1", 0), ("chunks of a window", 0), ("contiguous", 0)],
+)
+def test_logits_are_those_of_the_request_alone(
+    checkpoint: Checkpoint, expected: Logits, way: str, num_others: int
+) -> None:
+    assert are_equal(together(checkpoint.engine(**WAYS[way]), num_others=num_others), expected)
+
+
+def test_logits_are_the_same_in_scattered_blocks(checkpoint: Checkpoint, expected: Logits) -> None:
+    engine = checkpoint.engine(use_prefix_caching=False, block_size=2, num_gpu_blocks=70, kv_reserve=0.0)
+    for number in range(8):
+        engine.submit(f"there before {number}", random_prompt(3, seed=number), max_tokens=40)
+    for _ in range(12):
+        engine.step()
+    for number in range(1, 8):
+        engine.abort(f"there before {number}")
+    engine.submit("between", random_prompt(70), max_tokens=2)
+    engine.submit("long", PROMPTS["long"], max_tokens=NUM_TOKENS)
+    engine.step()
+    blocks = engine.paged_tables.blocks("long")
+    for name in ("short", "of a window"):
+        engine.submit(name, PROMPTS[name], max_tokens=NUM_TOKENS)
+    sound_tokens(engine.run())
+    assert list(blocks) != list(range(blocks[0], blocks[0] + len(blocks)))
+    assert are_equal(of_prompts(engine), expected)
+
+
+@pytest.mark.parametrize("num_shared", [20, 43])
+def test_logits_are_the_same_where_a_prefix_was_found(
+    checkpoint: Checkpoint, expected: Logits, num_shared: int
+) -> None:
+    engine = checkpoint.engine(block_size=4, use_prefix_caching=True, prefill_chunk_size=16)
+    engine.submit("first", PROMPTS["long"][:num_shared], max_tokens=1)
+    engine.run()
+    logits = together(engine)
+    assert engine.core.stats.num_cached_tokens >= num_shared // 4 * 4
+    assert are_equal(logits, expected)
+
+
+@pytest.mark.parametrize("caches", [True, False], ids=["caching", "not caching"])
+def test_logits_are_the_same_after_a_preemption(checkpoint: Checkpoint, expected: Logits, *, caches: bool) -> None:
+    engine = checkpoint.engine(
+        use_prefix_caching=caches, block_size=2, num_gpu_blocks=34, max_seq_len=60, kv_reserve=0.0, prefill_chunk_size=9
+    )
+    for number in range(3):
+        engine.submit(f"growing {number}", random_prompt(2, seed=number), max_tokens=16)
+    assert are_equal(together(engine), expected)
+    assert engine.core.stats.num_preemptions > 0
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_the_same_in_company_on_two_threads(folder_of: Callable[[str], Path], dtype: str) -> None:
+    checkpoint = Checkpoint(folder=folder_of("gemma3"), dtype=dtype)
+    batched = checkpoint.engine(block_size=5, prefill_chunk_size=13)
+    single = checkpoint.engine(**PLAIN)
+    for number in range(4):
+        batched.submit(f"{number}", random_prompt(11 * number + 1), max_tokens=2)
+        single.submit(f"{number}", random_prompt(11 * number + 1), max_tokens=2)
+        single.run()
+    batched.run()
+    assert are_equal(batched.logits, single.logits)
+
+
+def test_without_the_flag_some_bits_depend_on_the_company(folder_of: Callable[[str], Path]) -> None:
+    checkpoints = [Checkpoint(folder=folder_of(family), dtype=dtype) for family in FAMILIES for dtype in DTYPES]
+    assert not all(
+        are_equal(
+            together(checkpoint.engine(batch_invariant=False, **WAYS[way]), num_others=9),
+            alone(checkpoint, batch_invariant=False),
+        )
+        for checkpoint in checkpoints
+        for way in ("together", "chunks of 3", "blocks of 5")
+    )
+
+
+prompts = st.builds(random_prompt, st.integers(1, 50), seed=st.integers(0, 2))
+
+
+@settings(max_examples=settings().max_examples // 16)
+@given(
+    family=st.sampled_from(list(FAMILIES)),
+    dtype=st.sampled_from(DTYPES),
+    batch=st.lists(st.tuples(prompts, st.integers(0, 6)), min_size=2, max_size=6),
+    chunk=st.integers(1, 40),
+    block_size=st.integers(1, 20),
+    budget=st.integers(0, 40),
+)
+def test_logits_are_the_same_in_any_batch_in_any_chunks(
+    folder_of: Callable[[str], Path],
+    family: str,
+    dtype: str,
+    batch: list[tuple[list[int], int]],
+    chunk: int,
+    block_size: int,
+    budget: int,
+) -> None:
+    checkpoint = Checkpoint(folder=folder_of(family), dtype=dtype)
+    mixed = checkpoint.engine(
+        block_size=block_size, prefill_chunk_size=chunk, max_num_batched_tokens=chunk + budget, max_batch_size=4
+    )
+    single = checkpoint.engine(**PLAIN)
+    sampled = SamplingParams(temperature=1.0, ignore_eos=True)
+    for number, (prompt, num_steps) in enumerate(batch):
+        mixed.submit(f"{number}", prompt, max_tokens=3, params=sampled, seed=number)
+        for _ in range(num_steps):
+            mixed.step()
+        single.submit(f"{number}", prompt, max_tokens=3, params=sampled, seed=number)
+        single.run()
+    mixed.run()
+    assert are_equal(mixed.logits, single.logits)

@@ -1,0 +1,182 @@
+"""Who is refused before anything is computed: requests that can never be served, and more than the queue takes."""
+
+import asyncio
+from concurrent.futures import BrokenExecutor, Executor, Future
+from typing import Any
+
+import pytest
+
+from infer_engine.front import Front, FrontLimits
+from infer_engine.protocol import (
+    ContextLengthExceededError,
+    EngineUnavailableError,
+    GenerateRequest,
+    InvalidRequestError,
+    QueueFullError,
+    RequestStream,
+    SamplingParams,
+)
+from infer_engine.testing.cores import (
+    INFO,
+    MAX_SEQ_LEN,
+    VOCAB_SIZE,
+    ScriptedCore,
+    ThreadedRig,
+    read,
+    tokens_of,
+)
+from infer_engine.threaded import ThreadedEngine, tokenizer_threads
+from infer_models.text import stand_in_tokenizer
+
+
+async def outcomes(rig: ThreadedRig, num_requests: int) -> tuple[list[RequestStream], int]:
+    """Submit requests one after another; return the streams of those taken, and how many were refused."""
+    taken: list[RequestStream] = []
+    num_refused = 0
+    for i in range(num_requests):
+        try:
+            taken += await rig.submit([10 + i])
+        except QueueFullError:
+            num_refused += 1
+    return taken, num_refused
+
+
+async def test_the_queue_takes_max_waiting_requests_and_refuses_a_batch_whole() -> None:
+    rig = ThreadedRig(max_waiting_requests=4)
+    first = await rig.submit([1], [2], [3])
+    with pytest.raises(QueueFullError, match="`max_waiting_requests` is 4"):
+        await rig.submit([4], [5])
+    fits = await rig.submit([4])
+    rig.gate.allow()
+    for stream in [*first, *fits]:
+        assert (await read(stream))[-1].finished
+    await rig.engine.close()
+
+
+async def test_eight_requests_against_a_batch_of_two_and_a_queue_of_four_are_two_too_many() -> None:
+    rig = ThreadedRig(core=ScriptedCore(max_batch_size=2), max_waiting_requests=4)
+    running = await rig.submit([1], [2])
+    rig.gate.allow(1)
+    for stream in running:
+        assert (await anext(aiter(stream))).num_completion_tokens == 1
+    waiting, num_refused = await outcomes(rig, 6)
+    assert (len(waiting), num_refused) == (4, 2)
+    rig.gate.allow()
+    for stream in [*running, *waiting]:
+        assert (await read(stream))[-1].error is None
+    await rig.engine.close()
+
+
+async def test_of_max_waiting_requests_plus_ten_at_once_ten_are_refused() -> None:
+    rig = ThreadedRig(max_waiting_requests=20)
+    rig.gate.allow()
+    answers = await asyncio.gather(*(rig.submit([1 + i]) for i in range(30)), return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert [type(error) for error in refused] == [QueueFullError] * 10
+    for answer in answers[:20]:
+        assert not isinstance(answer, BaseException)
+        assert len(tokens_of(await read(answer[0]))) == 4
+    await rig.engine.close()
+
+
+async def test_the_queue_counts_sequences_and_not_requests() -> None:
+    rig = ThreadedRig(max_waiting_requests=4)
+    await rig.submit([1], params=SamplingParams(n=3, max_tokens=2))
+    with pytest.raises(QueueFullError, match="3 requests wait"):
+        await rig.submit([1], params=SamplingParams(n=2, max_tokens=2))
+    assert len(await rig.submit([1])) == 1
+    rig.gate.allow()
+    await rig.engine.close()
+
+
+async def test_requests_that_left_the_queue_make_room_in_it() -> None:
+    rig = ThreadedRig(max_waiting_requests=2)
+    first = await rig.submit([1], [2], max_tokens=9)
+    rig.gate.allow(1)
+    assert [(await anext(aiter(stream))).num_completion_tokens for stream in first] == [1, 1]
+    second = await rig.submit([3], [4])
+    rig.gate.allow()
+    for stream in [*first, *second]:
+        assert (await read(stream))[-1].finished
+    await rig.engine.close()
+
+
+async def test_preempted_requests_take_no_place_in_the_queue() -> None:
+    rig = ThreadedRig(max_waiting_requests=2)
+    [first, second] = await rig.submit([1], [2])
+    rig.gate.allow(1)
+    await anext(aiter(second))
+    rig.core.preempted = [second.request_id]
+    rig.gate.allow(1)
+    async with asyncio.timeout(10):
+        while rig.engine.stats.num_waiting == 0:  # noqa: ASYNC110 - the engine tells counts, no events
+            await asyncio.sleep(0.001)
+    newcomers = await rig.submit([3], [4])
+    rig.gate.allow()
+    for stream in [first, second, *newcomers]:
+        assert (await read(stream))[-1].num_completion_tokens == 4
+    await rig.engine.close()
+
+
+async def test_a_batch_larger_than_the_queue_can_ever_take_is_refused_for_good() -> None:
+    rig = ThreadedRig(max_waiting_requests=2)
+    with pytest.raises(InvalidRequestError, match=r"3 sequences .* and `max_waiting_requests` is 2"):
+        await rig.submit([1], params=SamplingParams(n=3, max_tokens=2))
+    await rig.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error"),
+    [
+        ([], {}, InvalidRequestError),
+        ("", {}, InvalidRequestError),
+        ([1, VOCAB_SIZE], {}, InvalidRequestError),
+        ([-1], {}, InvalidRequestError),
+        ([1] * MAX_SEQ_LEN, {"max_tokens": 1}, ContextLengthExceededError),
+    ],
+)
+async def test_a_request_that_cannot_be_served_is_refused_with_all_that_came_with_it(
+    prompt: list[int] | str, params: dict[str, Any], error: type[Exception]
+) -> None:
+    rig = ThreadedRig(max_waiting_requests=2)
+    request = GenerateRequest(prompt=prompt, params=SamplingParams(**params))
+    for _ in range(3):  # a refused one gives its place back
+        with pytest.raises(error):
+            await rig.engine.submit([GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=1)), request])
+    assert rig.core.messages == []
+    await rig.engine.close()
+
+
+class BrokenThreads(Executor):
+    """Threads that cannot be started."""
+
+    def submit(self, *_: Any, **__: Any) -> "Future[Any]":
+        raise BrokenExecutor("broken on purpose")
+
+
+def engine_with(*executors: Executor) -> ThreadedEngine:
+    limits = FrontLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
+    front = Front(stand_in_tokenizer(VOCAB_SIZE), limits)
+    supply = iter(executors)
+    return ThreadedEngine(
+        ScriptedCore(), front, info=INFO, max_waiting_requests=9, make_tokenizers=lambda: next(supply)
+    )
+
+
+async def test_tokenizer_threads_that_break_are_replaced_and_nobody_notices(caplog: pytest.LogCaptureFixture) -> None:
+    engine = engine_with(BrokenThreads(), tokenizer_threads())
+    for _ in range(2):
+        [stream] = await engine.submit([GenerateRequest(prompt="a", params=SamplingParams(max_tokens=2))])
+        assert len(tokens_of(await read(stream))) == 2
+    assert caplog.text.count("others take their place") == 1
+    await engine.close()
+
+
+async def test_tokenizer_threads_that_break_again_refuse_the_request() -> None:
+    engine = engine_with(BrokenThreads(), BrokenThreads(), tokenizer_threads())
+    request = GenerateRequest(prompt="a", params=SamplingParams(max_tokens=2))
+    with pytest.raises(EngineUnavailableError, match="no threads to run in"):
+        await engine.submit([request])
+    [stream] = await engine.submit([request])
+    assert len(tokens_of(await read(stream))) == 2
+    await engine.close()

@@ -1,0 +1,88 @@
+"""Every limit of `SamplingParams` is kept, and a refusal names the field, the value and what is allowed."""
+
+import math
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from infer_engine.protocol import SamplingParams
+
+ALLOWED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1e-9},
+    {"repetition_penalty": 10.0},
+    {"presence_penalty": -2.0, "frequency_penalty": 2.0},
+    {"presence_penalty": 2.0, "frequency_penalty": -2.0},
+    {"logit_bias": {0: -100.0, 5: 100.0}},
+    {"logit_bias": dict.fromkeys(range(1024), 0.5)},
+    {"min_tokens": 0},
+    {"min_tokens": 128},
+    {"min_tokens": 7, "max_tokens": 7},
+    {"min_tokens": 10**9, "max_tokens": None},
+    {"stop_token_ids": (0, 10**9)},
+    {"logprobs": None},
+    {"logprobs": 0},
+    {"logprobs": 20},
+    {"n": 1},
+    {"n": 16},
+]
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"repetition_penalty": 0.0}, "`repetition_penalty` is 0.0; it must be in (0, 10]."),
+    ({"repetition_penalty": 10.01}, "`repetition_penalty` is 10.01; it must be in (0, 10]."),
+    ({"presence_penalty": -2.01}, "`presence_penalty` is -2.01; it must be in [-2, 2]."),
+    ({"presence_penalty": 2.01}, "`presence_penalty` is 2.01; it must be in [-2, 2]."),
+    ({"frequency_penalty": -2.01}, "`frequency_penalty` is -2.01; it must be in [-2, 2]."),
+    ({"frequency_penalty": 2.01}, "`frequency_penalty` is 2.01; it must be in [-2, 2]."),
+    ({"logit_bias": {-1: 0.0}}, "`logit_bias` is {-1: 0.0}; it must be of token ids of at least 0."),
+    ({"logit_bias": {3: 1.0, 4: 100.5}}, "`logit_bias` is {4: 100.5}; it must be in [-100, 100]."),
+    ({"logit_bias": {4: -100.5}}, "`logit_bias` is {4: -100.5}; it must be in [-100, 100]."),
+    ({"logit_bias": {4: math.nan}}, "`logit_bias` is {4: nan}; it must be of finite numbers."),
+    ({"logit_bias": {4: -math.inf}}, "`logit_bias` is {4: -inf}; it must be of finite numbers."),
+    ({"logit_bias": dict.fromkeys(range(1025), 0.5)}, "`logit_bias` is 1025 entries; it must be at most 1024."),
+    ({"min_tokens": -1}, "`min_tokens` is -1; it must be at least 0."),
+    ({"min_tokens": 129}, "`min_tokens` is 129; it must be at most `max_tokens`, which is 128."),
+    ({"min_tokens": 8, "max_tokens": 7}, "`min_tokens` is 8; it must be at most `max_tokens`, which is 7."),
+    ({"stop_token_ids": (3, -1)}, "`stop_token_ids` is -1; it must be token ids of at least 0."),
+    ({"logprobs": -1}, "`logprobs` is -1; it must be in [0, 20], or null."),
+    ({"logprobs": 21}, "`logprobs` is 21; it must be in [0, 20], or null."),
+    ({"n": 0}, "`n` is 0; it must be in [1, 16]."),
+    ({"n": 17}, "`n` is 17; it must be in [1, 16]."),
+]
+
+
+@pytest.mark.parametrize("params", ALLOWED, ids=",".join)
+def test_values_at_the_edge_are_allowed(params: dict[str, Any]) -> None:
+    made = SamplingParams(**params)
+    assert {name: getattr(made, name) for name in params} == params
+
+
+@pytest.mark.parametrize(("params", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_values_beyond_the_edge_are_refused_by_name(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        SamplingParams(**params)
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_are_finite(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^`{name}` is {value}; it must be a finite number.$"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]  # the names are those of floats
+
+
+def test_defaults_change_nothing() -> None:
+    params = SamplingParams()
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (params.logit_bias, params.min_tokens, params.logprobs, params.n) == ({}, 0, None, 1)
+
+
+def test_a_bias_survives_json_whose_keys_are_strings() -> None:
+    params = SamplingParams(logit_bias={5: -1.5, 0: 2.0}, logprobs=3, n=2)
+    assert msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams) == params
+
+
+def test_params_that_share_no_bias_share_no_dictionary() -> None:
+    assert SamplingParams().logit_bias is not SamplingParams().logit_bias

@@ -1,0 +1,137 @@
+"""A hundred thousand steps of random traffic over schedulers and block tables alone; no model, no tensors."""
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from infer_engine.faults import Fault, FaultPlan
+from infer_engine.messages import StepResult
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.formula import FormulaEngine, expected_tokens
+
+NUM_STEPS = 10_000
+LIMITS: dict[str, Any] = {"max_batch_size": 6, "max_num_batched_tokens": 16, "prefill_chunk_size": 5}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fcfs": {"num_blocks": 24, "block_size": 2},
+    "fcfs with a reserve": {"num_blocks": 24, "block_size": 2, "kv_reserve": 0.2},
+    "prefill first": {"num_blocks": 24, "block_size": 2, "scheduler_policy": "prefill_first"},
+    "round robin": {"num_blocks": 40, "scheduler_policy": "decode_round_robin"},
+    "priority": {"num_blocks": 24, "block_size": 2, "scheduler_policy": "priority"},
+    "prefixes": {"num_blocks": 24, "block_size": 2, "use_prefix_caching": True},
+    "windows": {"num_blocks": 24, "block_size": 2, "windows": {3: 12, 8: 16}, "use_prefix_caching": True},
+    "whole prompts": {"num_blocks": 24, "block_size": 2, "prefill_chunk_size": None, "use_chunked_prefill": False},
+    "contiguous": {"num_blocks": 6 * 10, "block_size": 4, "kv_cache_backend": "contiguous"},
+    "static": {
+        "num_blocks": 6 * 10,
+        "block_size": 4,
+        "prefill_chunk_size": None,
+        "batching_mode": "static",
+        "batch_wait_timeout_s": 0,
+    },
+}
+
+
+class Traffic:
+    """Requests that come, go on and go away at random, and what each has got so far."""
+
+    def __init__(self, engine: FormulaEngine, seed: int) -> None:
+        self.engine = engine
+        self.num_submitted = 0
+        self.num_ended = 0
+        self._draw = random.Random(seed)  # noqa: S311 - a test's choices
+        self._expected: dict[str, list[int]] = {}
+
+    def arrive(self) -> None:
+        """Submit a request now and then, and abort one more rarely."""
+        draw = self._draw
+        if len(self._expected) < 14 and draw.random() < 0.7:
+            name = str(self.num_submitted)
+            self.num_submitted += 1
+            prompt = [draw.randrange(2)] * draw.randint(1, 14) + [draw.randrange(3)]
+            max_tokens = draw.randint(1, 12)
+            group = "siblings" if draw.random() < 0.2 else None
+            self.engine.submit(name, prompt, max_tokens=max_tokens, priority=draw.randrange(3), sibling_group=group)
+            self._expected[name] = expected_tokens(prompt, max_tokens)
+        if self._expected and draw.random() < 0.03:
+            name = draw.choice(list(self._expected))
+            self.engine.abort(name, num_completion_tokens=draw.choice([None, 0, 3]))
+            del self._expected[name]
+
+    def take(self, result: StepResult) -> None:
+        """Compare each token with the one that is due."""
+        for output in result.outputs:
+            if output.error is not None:
+                assert output.request_id.endswith("7"), "only these are planned to fail"
+                del self._expected[output.request_id]
+                continue
+            expected = self._expected[output.request_id]
+            assert output.token_ids == [expected[output.num_completion_tokens - 1]]
+            if output.finish_reason is not None:
+                assert output.num_completion_tokens == len(expected)
+                del self._expected[output.request_id]
+                self.num_ended += 1
+
+
+def build(name: str, faults: FaultPlan | None = None) -> FormulaEngine:
+    config = CONFIGS[name]
+    limits = {"kv_reserve": 0.0, **LIMITS, **{key: config[key] for key in config if key in (*LIMITS, "kv_reserve")}}
+    others = {key: value for key, value in config.items() if key not in limits}
+    return FormulaEngine(limits=SchedulerLimits(**limits), faults=faults, **others)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ten_thousand_random_steps_keep_every_invariant(name: str) -> None:
+    engine = build(name)
+    traffic = Traffic(engine, seed=len(name))
+    for _ in range(NUM_STEPS):
+        traffic.arrive()
+        traffic.take(engine.step())
+        engine.runner.schedules.clear()
+    for result in iter(lambda: engine.step() if engine.core.has_work else None, None):
+        traffic.take(result)
+    assert engine.num_free_blocks == engine.tables.num_blocks
+    assert traffic.num_ended > NUM_STEPS / 10
+    assert_whole(engine)
+
+
+@pytest.mark.parametrize("name", ["fcfs", "windows", "static"])
+def test_random_steps_with_faults_keep_every_invariant(name: str) -> None:
+    draw = random.Random(1)  # noqa: S311 - a test's choices
+    plan = FaultPlan([Fault(stage="forward", request_id="none")])
+    engine = build(name, plan)
+    traffic = Traffic(engine, seed=1)
+    for step in range(NUM_STEPS // 5):
+        if step % 40 == 0:
+            culprit = f"{traffic.num_submitted // 10 + 1}7"
+            plan.faults = [Fault(stage=draw.choice(["grow", "allocate", "forward", "sample"]), request_id=culprit)]
+        traffic.arrive()
+        traffic.take(engine.step())
+    plan.faults.clear()
+    for result in iter(lambda: engine.step() if engine.core.has_work else None, None):
+        traffic.take(result)
+    assert engine.core.stats.num_failed > 0
+    assert_whole(engine)
+
+
+def assert_whole(engine: FormulaEngine) -> None:
+    """Check that as many can run at once as at the start: no row and no block is lost."""
+    for i in range(6):
+        engine.submit(f"last {i}", [i], max_tokens=2)
+    assert len(engine.step().admitted) == 6
+    engine.run()
+
+
+def test_a_simulation_imports_no_torch() -> None:
+    script = """
+import sys
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.formula import FormulaEngine
+engine = FormulaEngine(num_blocks=9, limits=SchedulerLimits(max_batch_size=2, max_num_batched_tokens=8))
+engine.submit("a", [1, 2, 3], max_tokens=4)
+engine.run()
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

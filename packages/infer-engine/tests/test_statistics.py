@@ -1,0 +1,226 @@
+"""What a snapshot says, field by field."""
+
+from typing import Any
+
+import pytest
+
+from infer_engine.faults import Fault, FaultPlan
+from infer_engine.protocol import EngineStats
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.formula import FormulaEngine
+
+NUM_BLOCKS = 20
+
+
+class Clock:
+    """Seconds that pass when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def engine(*faults: Fault, windows: Any = (), **config: Any) -> FormulaEngine:
+    clock = Clock()
+    return FormulaEngine(
+        num_blocks=NUM_BLOCKS,
+        block_size=2,
+        limits=SchedulerLimits(max_batch_size=2, max_num_batched_tokens=16, prefill_chunk_size=8, kv_reserve=0.0),
+        faults=FaultPlan(list(faults), sleep=clock.sleep),
+        clock=clock,
+        windows=dict(windows),
+        **config,
+    )
+
+
+def stats_after(served: FormulaEngine, *, num_steps: int) -> EngineStats:
+    for _ in range(num_steps - 1):
+        served.step()
+    return served.step().stats
+
+
+def test_a_core_that_did_nothing_counts_nothing() -> None:
+    served = engine()
+    expected = EngineStats(num_blocks=NUM_BLOCKS, num_free_blocks=NUM_BLOCKS)
+    assert served.core.stats == served.step().stats == expected
+
+
+def test_a_snapshot_is_the_cores_own() -> None:
+    served = engine()
+    served.submit("a", [1, 2, 3], max_tokens=3)
+    assert served.step().stats == served.core.stats
+
+
+def test_steps_are_those_that_computed_something() -> None:
+    served = engine()
+    served.step()
+    served.submit("a", [1, 2, 3], max_tokens=3)
+    assert stats_after(served, num_steps=5).num_steps == 3
+
+
+def test_a_step_of_two_passes_is_one_step() -> None:
+    served = engine(scheduler_policy="prefill_first")
+    served.submit("a", [1, 2, 3], max_tokens=2)
+    stats = served.step().stats
+    assert (stats.num_steps, stats.num_step_tokens, len(served.runner.schedules)) == (1, 4, 2)
+
+
+def test_requests_run_and_wait() -> None:
+    served = engine()
+    for name in "abc":
+        served.submit(name, [1], max_tokens=3)
+    assert served.core.stats.num_waiting == 3
+    stats = served.step().stats
+    assert (stats.num_running, stats.num_waiting) == (2, 1)
+
+
+def test_blocks_and_usage_follow_what_requests_hold() -> None:
+    served = engine()
+    served.submit("a", [1] * 8, max_tokens=3)
+    stats = served.step().stats
+    assert (stats.num_blocks, stats.num_free_blocks) == (20, 16)
+    assert stats.kv_usage == pytest.approx(4 / 20)
+    stats = served.step().stats
+    assert stats.num_free_blocks == 15
+    assert stats.kv_usage == pytest.approx(5 / 20)
+    assert stats_after(served, num_steps=2).kv_usage == 0
+
+
+def test_usage_is_that_of_the_fullest_group_of_layers() -> None:
+    served = engine(windows={4: 10})
+    served.submit("a", [1] * 8, max_tokens=3)
+    stats = served.step().stats
+    assert (stats.num_blocks, stats.num_free_blocks) == (30, 22)
+    assert stats.kv_usage == pytest.approx(4 / 10)
+
+
+def test_idle_blocks_are_those_kept_for_the_prefix_in_them() -> None:
+    served = engine(use_prefix_caching=True)
+    served.submit("a", [1] * 8, max_tokens=1)
+    assert served.step().stats.num_idle_blocks == 4
+    assert served.core.stats.num_free_blocks == NUM_BLOCKS
+
+
+def test_evictions_are_blocks_whose_prefix_was_given_up() -> None:
+    served = engine(use_prefix_caching=True)
+    for name, token in (("a", 1), ("b", 2)):
+        served.submit(name, [token] * 30, max_tokens=1)
+        served.run()
+    assert served.core.stats.num_evictions == 2 * 15 - NUM_BLOCKS
+
+
+def test_an_idle_step_counts_leaked_blocks() -> None:
+    served = engine()
+    served.paged_tables.groups[0].blocks.allocate(3, owner="nobody that is known")
+    assert served.core.step().stats.num_leaked_blocks == 3
+    assert served.tables.reclaim() == 3
+    assert served.core.step().stats.num_leaked_blocks == 0
+
+
+def test_preemptions_are_requests_put_back() -> None:
+    served = engine(Fault(stage="grow", action="refuse", request_id="b", times=2))
+    for name in "ab":
+        served.submit(name, [1] * 4, max_tokens=8)
+    served.run()
+    assert served.core.stats.num_preemptions == 2
+
+
+def test_prompt_and_cached_tokens_count_with_the_first_token() -> None:
+    served = engine(use_prefix_caching=True)
+    served.submit("a", [1] * 10, max_tokens=2)
+    assert served.step().stats.num_prompt_tokens == 0
+    assert served.step().stats.num_prompt_tokens == 10
+    served.run()
+    served.submit("b", [*[1] * 10, 2], max_tokens=2)
+    stats = served.step().stats
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (21, 10)
+
+
+def test_computed_tokens_are_prompts_decodes_and_recomputations() -> None:
+    served = engine()
+    served.submit("a", [1] * 10, max_tokens=3)
+    assert [served.step().stats.num_step_tokens for _ in range(5)] == [8, 2, 1, 1, 0]
+    assert served.core.stats.num_computed_tokens == 12
+    disturbed = engine(Fault(stage="grow", action="refuse", times=1))
+    for name in "ab":
+        disturbed.submit(name, [1] * 4, max_tokens=3)
+    disturbed.run()
+    assert disturbed.core.stats.num_computed_tokens == 2 * 6 + 4
+
+
+def test_generated_tokens_and_ends_are_counted_by_kind() -> None:
+    served = engine(Fault(stage="sample", action="nan", request_id="c"))
+    for name in "abcd":
+        served.submit(name, [1], max_tokens=3)
+    served.step()
+    served.abort("b")
+    served.run()
+    stats = served.core.stats
+    assert (stats.num_finished, stats.num_aborted, stats.num_failed) == (2, 1, 1)
+    assert stats.num_generated_tokens == 3 + 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_failed_steps"),
+    [
+        (Fault(stage="sample", action="nan", request_id="a"), 1),
+        (Fault(stage="forward", request_id="a"), 1),
+        (Fault(stage="forward", times=1), 1),
+        (Fault(stage="schedule", times=1), 1),
+        (Fault(stage="allocate", request_id="a"), 2),
+    ],
+)
+def test_failed_steps_are_those_in_which_something_failed_even_if_it_cost_nobody_anything(
+    fault: Fault, num_failed_steps: int
+) -> None:
+    served = engine(fault)
+    for name in "ab":
+        served.submit(name, [1], max_tokens=3)
+    served.run()
+    assert served.core.stats.num_failed_steps == num_failed_steps
+
+
+def test_an_abort_of_nobody_is_not_counted() -> None:
+    served = engine()
+    served.abort("nobody")
+    assert served.core.stats.num_aborted == 0
+
+
+def sleeper(**config: Any) -> FormulaEngine:
+    """Return an engine whose parts take 1, 10 and 100 seconds each."""
+    return engine(
+        Fault(stage="schedule", action="sleep", seconds=1),
+        Fault(stage="forward", action="sleep", seconds=10),
+        Fault(stage="sample", action="sleep", seconds=100),
+        **config,
+    )
+
+
+def test_times_are_those_of_the_latest_step_and_busy_time_is_all() -> None:
+    served = sleeper()
+    served.submit("a", [1] * 10, max_tokens=2)
+    times = []
+    for _ in range(3):
+        stats = served.step().stats
+        times.append((stats.schedule_s, stats.execute_s, stats.sample_s, stats.busy_s))
+    assert times == [(1, 10, 0, 11), (1, 10, 100, 122), (1, 10, 100, 233)]
+
+
+def test_times_of_a_step_of_two_passes_are_their_sums() -> None:
+    served = sleeper(scheduler_policy="prefill_first")
+    served.submit("a", [1], max_tokens=3)
+    stats = served.step().stats
+    assert (stats.schedule_s, stats.execute_s, stats.sample_s, stats.busy_s) == (2, 20, 200, 222)
+
+
+def test_a_step_with_nothing_to_compute_forgets_the_times_of_the_one_before() -> None:
+    served = sleeper()
+    served.submit("a", [1], max_tokens=1)
+    served.step()
+    stats = served.step().stats
+    assert (stats.execute_s, stats.sample_s, stats.num_step_tokens) == (0, 0, 0)

@@ -1,0 +1,107 @@
+"""A step that does not end: noticed while somebody waits for it, logged with its place, told to every stream."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from infer_engine.protocol import EngineStatus, EngineUnavailableError
+from infer_engine.testing.cores import ThreadedRig, read, scripted_tokens, tokens_of
+from infer_engine.watchdog import Watchdog
+
+TIMEOUT_S = 1 / 16
+
+
+class SetClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def entered(rig: ThreadedRig) -> None:
+    assert await asyncio.to_thread(rig.gate.entered.wait, 10)
+
+
+async def test_a_stuck_step_ends_every_stream_and_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SetClock()
+    rig = ThreadedRig(step_timeout_s=TIMEOUT_S, clock=clock)
+    streams = await rig.submit([1], [2], [3])
+    await entered(rig)
+    clock.now_s = TIMEOUT_S + 0.001
+    for stream in streams:
+        [last] = await read(stream)
+        assert last.error is not None
+        assert last.error.code == "engine_stuck"
+    assert rig.engine.status is EngineStatus.DEAD
+    with pytest.raises(EngineUnavailableError, match="dead"):
+        await rig.submit([4])
+    assert "A step takes longer than 0.0625 s" in caplog.text
+    assert "in step" in caplog.text
+    rig.gate.allow()
+    await rig.engine.close()
+
+
+async def test_a_stuck_engine_computes_no_more_once_its_step_ends() -> None:
+    clock = SetClock()
+    rig = ThreadedRig(step_timeout_s=TIMEOUT_S, clock=clock)
+    [stream] = await rig.submit([1], max_tokens=40)
+    await entered(rig)
+    clock.now_s = 1.0
+    await read(stream)
+    rig.gate.allow()
+    assert rig.gate.thread is not None
+    await asyncio.to_thread(rig.gate.thread.join, 10)
+    assert rig.core.stats.num_steps == 1
+    await rig.engine.close()
+    assert rig.engine.status is EngineStatus.DEAD
+
+
+async def test_steps_within_their_time_are_left_alone_however_many_there_are() -> None:
+    clock = SetClock()
+    rig = ThreadedRig(step_timeout_s=TIMEOUT_S, clock=clock)
+    [stream] = await rig.submit([1], max_tokens=8)
+    outputs = []
+    for _ in range(8):
+        await entered(rig)
+        rig.gate.entered.clear()
+        clock.now_s += TIMEOUT_S  # since the step began; the next one begins afresh
+        await asyncio.sleep(TIMEOUT_S / 4)  # a few looks
+        rig.gate.allow(1)
+        outputs.append(await anext(aiter(stream)))
+    assert tokens_of(outputs) == scripted_tokens([1], 8)
+    assert rig.engine.status is EngineStatus.READY
+    await rig.engine.close()
+
+
+async def test_a_step_under_way_is_looked_at_even_when_nobody_waits_for_it() -> None:
+    times, stuck = itertools.chain([0.0] * 4, itertools.repeat(1.0)), asyncio.Event()
+    watchdog = Watchdog(timeout_s=0.01, clock=lambda: next(times), is_needed=lambda: False, on_stuck=stuck.set)
+    with watchdog.step_under_way():
+        watchdog.watch()
+        async with asyncio.timeout(10):
+            await stuck.wait()
+    assert not watchdog.is_watching
+
+
+async def test_the_timer_exists_only_while_there_is_something_to_wait_for() -> None:
+    answers, ended = [True, True, False], asyncio.Event()
+
+    def is_needed() -> bool:
+        answer = answers.pop(0)
+        if not answer:
+            ended.set()
+        return answer
+
+    watchdog = Watchdog(timeout_s=0.01, clock=SetClock(), is_needed=is_needed, on_stuck=ended.set)
+    states = [watchdog.is_watching]
+    watchdog.watch()
+    watchdog.watch()
+    states.append(watchdog.is_watching)
+    async with asyncio.timeout(10):
+        await ended.wait()
+    states.append(watchdog.is_watching)
+    assert states == [False, True, False]
