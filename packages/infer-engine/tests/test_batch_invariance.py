@@ -14,6 +14,7 @@ from torch import Tensor
 
 from infer_engine.protocol import SamplingParams
 from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, save_servable, sound_tokens
+from infer_kernels.testing.threads import torch_threads
 
 DTYPES = ("float32", "bfloat16")
 NUM_TOKENS = 5
@@ -63,10 +64,8 @@ def expected(checkpoint: Checkpoint) -> Logits:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Compute with two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def alone(checkpoint: Checkpoint, *, batch_invariant: bool = True) -> Logits:

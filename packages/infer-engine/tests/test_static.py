@@ -4,22 +4,12 @@ import pytest
 
 from infer_engine.faults import Fault, FaultPlan
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
 TIMEOUT_S = 0.5
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def engine(clock: Clock, *, batch: int = 2, num_tokens: int = 64, timeout_s: float = TIMEOUT_S) -> FormulaEngine:
+def engine(clock: ManualClock, *, batch: int = 2, num_tokens: int = 64, timeout_s: float = TIMEOUT_S) -> FormulaEngine:
     return FormulaEngine(
         num_blocks=batch * 16,
         block_size=4,
@@ -36,14 +26,14 @@ def submit(static: FormulaEngine, *names: str, length: int = 3, max_tokens: int 
 
 
 def test_a_full_batch_is_dispatched_at_once() -> None:
-    static = engine(Clock())
+    static = engine(ManualClock(100.0))
     submit(static, "a", "b")
     assert static.core.seconds_until_work() == 0
     assert static.step().admitted == ["a", "b"]
 
 
 def test_a_batch_that_is_not_full_waits_for_the_timeout_and_no_longer() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock)
     submit(static, "a")
     clock.now += TIMEOUT_S - 0.01
@@ -55,7 +45,7 @@ def test_a_batch_that_is_not_full_waits_for_the_timeout_and_no_longer() -> None:
 
 
 def test_the_timeout_counts_from_the_first_who_waits_not_from_the_last() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock, batch=3)
     submit(static, "a")
     clock.now += TIMEOUT_S / 2
@@ -65,7 +55,7 @@ def test_the_timeout_counts_from_the_first_who_waits_not_from_the_last() -> None
 
 
 def test_who_comes_while_a_batch_forms_joins_it_up_to_the_batch_size() -> None:
-    static = engine(Clock(), batch=3)
+    static = engine(ManualClock(100.0), batch=3)
     submit(static, "a")
     assert static.step().admitted == []
     submit(static, "b", "c", "d")
@@ -73,7 +63,7 @@ def test_who_comes_while_a_batch_forms_joins_it_up_to_the_batch_size() -> None:
 
 
 def test_nobody_joins_a_batch_that_runs() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock, batch=4)
     submit(static, "a", "b", max_tokens=5)
     clock.now += TIMEOUT_S
@@ -86,7 +76,7 @@ def test_nobody_joins_a_batch_that_runs() -> None:
 
 
 def test_a_row_left_by_a_short_request_stays_empty_until_the_batch_has_finished() -> None:
-    static = engine(Clock())
+    static = engine(ManualClock(100.0))
     submit(static, "short", max_tokens=1)
     submit(static, "long", max_tokens=6)
     submit(static, "next", "one more")
@@ -95,7 +85,7 @@ def test_a_row_left_by_a_short_request_stays_empty_until_the_batch_has_finished(
 
 
 def test_the_timer_starts_afresh_when_a_batch_has_finished() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock)
     submit(static, "a", "b", max_tokens=2)
     static.step()
@@ -108,7 +98,7 @@ def test_the_timer_starts_afresh_when_a_batch_has_finished() -> None:
 
 
 def test_the_timer_starts_afresh_for_each_batch_that_forms() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock)
     for name in ("a", "b", "c"):
         submit(static, name, max_tokens=1)
@@ -119,7 +109,7 @@ def test_the_timer_starts_afresh_for_each_batch_that_forms() -> None:
 
 
 def test_an_abort_of_all_who_wait_stops_the_timer() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock)
     submit(static, "a")
     clock.now += TIMEOUT_S - 0.1
@@ -130,7 +120,7 @@ def test_an_abort_of_all_who_wait_stops_the_timer() -> None:
 
 
 def test_an_abort_of_one_who_waits_leaves_the_timer_to_the_others() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock, batch=3)
     submit(static, "a", "b")
     clock.now += TIMEOUT_S - 0.1
@@ -139,7 +129,7 @@ def test_an_abort_of_one_who_waits_leaves_the_timer_to_the_others() -> None:
 
 
 def test_an_abort_of_a_whole_running_batch_lets_the_next_one_form() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     static = engine(clock)
     submit(static, "a", "b", max_tokens=9)
     static.step()
@@ -152,19 +142,19 @@ def test_an_abort_of_a_whole_running_batch_lets_the_next_one_form() -> None:
 
 
 def test_an_engine_with_nobody_has_no_work_to_wait_for() -> None:
-    static = engine(Clock())
+    static = engine(ManualClock(100.0))
     assert static.core.seconds_until_work() is None
     assert static.step().outputs == []
 
 
 def test_a_timeout_of_zero_waits_for_nobody() -> None:
-    static = engine(Clock(), timeout_s=0)
+    static = engine(ManualClock(100.0), timeout_s=0)
     submit(static, "a")
     assert static.step().admitted == ["a"]
 
 
 def test_prompts_are_computed_whole() -> None:
-    static = engine(Clock())
+    static = engine(ManualClock(100.0))
     submit(static, "a", length=31, max_tokens=1)
     submit(static, "b", length=33, max_tokens=1)
     static.step()
@@ -172,7 +162,7 @@ def test_prompts_are_computed_whole() -> None:
 
 
 def test_a_prompt_over_the_step_is_the_only_prompt_of_its_step() -> None:
-    static = engine(Clock(), batch=3, num_tokens=10)
+    static = engine(ManualClock(100.0), batch=3, num_tokens=10)
     submit(static, "a", length=6, max_tokens=3)
     submit(static, "over", length=20, max_tokens=1)
     submit(static, "b", length=2, max_tokens=1)
@@ -181,7 +171,7 @@ def test_a_prompt_over_the_step_is_the_only_prompt_of_its_step() -> None:
 
 
 def test_a_batch_that_exceeds_the_step_takes_turns_and_everybody_finishes() -> None:
-    static = engine(Clock(), batch=4, num_tokens=3)
+    static = engine(ManualClock(100.0), batch=4, num_tokens=3)
     submit(static, "a", "b", "c", "d", length=2, max_tokens=4)
     outputs = static.run(max_steps=40)
     assert {name: tokens_of(out) for name, out in outputs.items()} == {
@@ -190,7 +180,7 @@ def test_a_batch_that_exceeds_the_step_takes_turns_and_everybody_finishes() -> N
 
 
 def test_batches_are_formed_in_order_of_arrival() -> None:
-    static = engine(Clock())
+    static = engine(ManualClock(100.0))
     submit(static, "a", "b", "c", "d", "e", "f")
     order = []
     while static.core.has_work:

@@ -7,26 +7,13 @@ import pytest
 from infer_engine.faults import Fault, FaultPlan
 from infer_engine.protocol import EngineStats
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine
+from infer_engine.testing.formula import FormulaEngine, ManualClock
 
 NUM_BLOCKS = 20
 
 
-class Clock:
-    """Seconds that pass when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def engine(*faults: Fault, windows: Any = (), **config: Any) -> FormulaEngine:
-    clock = Clock()
+    clock = ManualClock()
     return FormulaEngine(
         num_blocks=NUM_BLOCKS,
         block_size=2,
@@ -166,7 +153,7 @@ def test_generated_tokens_and_ends_are_counted_by_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "num_failed_steps"),
+    ("fault", "num_failed_passes"),
     [
         (Fault(stage="sample", action="nan", request_id="a"), 1),
         (Fault(stage="forward", request_id="a"), 1),
@@ -176,13 +163,13 @@ def test_generated_tokens_and_ends_are_counted_by_kind() -> None:
     ],
 )
 def test_failed_steps_are_those_in_which_something_failed_even_if_it_cost_nobody_anything(
-    fault: Fault, num_failed_steps: int
+    fault: Fault, num_failed_passes: int
 ) -> None:
     served = engine(fault)
     for name in "ab":
         served.submit(name, [1], max_tokens=3)
     served.run()
-    assert served.core.stats.num_failed_steps == num_failed_steps
+    assert served.core.stats.num_failed_passes == num_failed_passes
 
 
 def test_an_abort_of_nobody_is_not_counted() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from infer_kernels import causal_attention, paged_attention, paged_attention_reference, plan_attention
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
+from infer_kernels.testing.threads import torch_threads
 
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1)]  # (rows of q, tokens) of each sequence
 
@@ -33,10 +34,8 @@ def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float |
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Compute with two threads, as where three heads cannot be shared out evenly."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8])

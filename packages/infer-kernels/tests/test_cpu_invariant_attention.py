@@ -12,6 +12,7 @@ from torch import Tensor
 from infer_kernels import paged_attention, paged_attention_reference, plan_attention
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
+from infer_kernels.testing.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 161), (1, 1), (1, 300)]  # (rows of q, tokens) of each sequence
@@ -20,10 +21,8 @@ RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 161), (1, 1), (1, 300)]  # (rows
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Run with this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with torch_threads(request.param) as count:
+        yield count
 
 
 def attend(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> Tensor:

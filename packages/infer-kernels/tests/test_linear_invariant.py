@@ -11,6 +11,7 @@ from torch import Tensor
 from infer_kernels import linear, prepack
 from infer_kernels.linear_invariant import linear_invariant, linear_invariant_reference
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, Recording, compile_only
+from infer_kernels.testing.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1, 1), (130, 1), (17, 5), (33, 37), (64, 64), (576, 48)]
@@ -25,10 +26,8 @@ def some_layer(in_features: int, out_features: int, dtype: torch.dtype) -> tuple
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Any:
     """Run with this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with torch_threads(request.param) as count:
+        yield count
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

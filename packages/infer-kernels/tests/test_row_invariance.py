@@ -18,6 +18,7 @@ from infer_kernels import (
     rms_norm,
     silu_and_mul,
 )
+from infer_kernels.testing.threads import torch_threads
 
 HEAD_DIM = 16
 ROWS = 400
@@ -72,10 +73,8 @@ OPS: dict[str, Callable[[int, torch.dtype], Op]] = {
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Run with this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with torch_threads(request.param) as count:
+        yield count
 
 
 @pytest.mark.usefixtures("threads")
@@ -103,9 +102,5 @@ def test_a_gate_of_any_width_has_the_same_bits_in_any_batch(
     x = torch.randn(rows, 2 * width).to(dtype)
     start = data.draw(st.integers(0, rows - 1))
     stop = data.draw(st.integers(start + 1, rows))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         assert torch.equal(gate(x[start:stop]), gate(x)[start:stop])
-    finally:
-        torch.set_num_threads(before)

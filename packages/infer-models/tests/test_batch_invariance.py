@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels import AttentionPlan, QKNorm, Rotary, paged_attention, plan_attention, qk_norm_rope_store
+from infer_kernels.testing.threads import torch_threads
 from infer_models import AttentionSpec, CausalLM, CausalView, load_model
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
@@ -83,10 +84,8 @@ class Sequences:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Run with two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def prompts_of(count: int) -> list[Tensor]:

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from infer_engine.counters import Counters
+import msgspec
+
 from infer_engine.execution import EngineFailedError, StepExecutor, StepOutcome, StepRunner
 from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
 from infer_engine.prefix_sharing import PrefixSharing
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
+from infer_engine.protocol.stats import StepCounts
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import RowEdit, Schedule, SequenceTables
 
@@ -80,7 +82,7 @@ class EngineCore:
         self._executor = StepExecutor(runner, clock=clock)
         self._requests: dict[str, Request] = {}
         self._num_arrivals = 0
-        self._counters = Counters()
+        self._counts = StepCounts()
         self._num_unexplained_failures = 0
         self._unapplied_edits: list[RowEdit] = []
 
@@ -92,8 +94,15 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         """A snapshot of the core as it is."""
-        return self._counters.snapshot(
-            self._tables, num_running=self._scheduler.num_running, num_waiting=self._scheduler.num_waiting
+        return EngineStats(
+            **msgspec.structs.asdict(self._counts),
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=self._tables.num_blocks,
+            num_free_blocks=self._tables.num_free_blocks,
+            num_idle_blocks=self._tables.num_idle_blocks,
+            num_evictions=self._tables.num_evictions,
+            kv_usage=self._tables.usage,
         )
 
     def seconds_until_work(self) -> float | None:
@@ -112,7 +121,7 @@ class EngineCore:
             num_counted = request.num_completion_tokens
             if message.num_completion_tokens is not None:
                 num_counted = min(num_counted, message.num_completion_tokens)
-            self._counters.num_aborted += 1
+            self._counts.num_aborted += 1
             self._scheduler.remove(
                 request, RequestState.ABORTED, num_kept_tokens=request.num_prompt_tokens + num_counted
             )
@@ -126,7 +135,8 @@ class EngineCore:
             EngineFailedError: the engine cannot go on.
         """
         started = self._clock()
-        self._counters.begin_step()
+        self._counts.num_step_tokens = 0
+        self._counts.schedule_s = self._counts.execute_s = self._counts.sample_s = 0.0
         outputs: list[TokenOutput] = []
         admitted: list[str] = []
         for make_schedule in self._scheduler.passes:
@@ -134,15 +144,15 @@ class EngineCore:
             if schedule is None:
                 break
             admitted += [request.request_id for request in schedule.admitted]
-            self._counters.num_preemptions += len(schedule.preempted)
+            self._counts.num_preemptions += len(schedule.preempted)
             # What a pass that computed nothing has changed in the block tables, the next one must still learn.
             schedule.table_edits[:0] = self._unapplied_edits
             self._unapplied_edits = [] if schedule.items and self._compute(schedule, outputs) else schedule.table_edits
-        if self._counters.num_step_tokens:
-            self._counters.num_steps += 1
+        if self._counts.num_step_tokens:
+            self._counts.num_steps += 1
         else:  # the audit walks all blocks: in an idle step nobody waits for it
-            self._counters.num_leaked_blocks = len(self._tables.audit())
-        self._counters.busy_s += self._clock() - started
+            self._counts.num_leaked_blocks = len(self._tables.audit())
+        self._counts.busy_s += self._clock() - started
         return StepResult(outputs=outputs, admitted=admitted, stats=self.stats)
 
     def _submit(self, message: Submit) -> None:
@@ -151,7 +161,7 @@ class EngineCore:
         request = Request(
             message,
             arrival=self._num_arrivals,
-            arrival_step=self._counters.num_steps,
+            arrival_step=self._counts.num_steps,
             names=self._share_prefix(message, self._tables.block_size),
         )
         self._num_arrivals += 1
@@ -168,13 +178,13 @@ class EngineCore:
             self._blame(self._scheduler.current, error, outputs)
             return None
         finally:
-            self._counters.schedule_s += self._clock() - started
+            self._counts.schedule_s += self._clock() - started
         self._num_unexplained_failures = 0
         return schedule
 
     def _blame(self, culprit: Request | None, error: Exception, outputs: list[TokenOutput]) -> None:
         """Start over; who is being scheduled when that fails for the second time in its life is given up."""
-        self._counters.num_failed_steps += 1
+        self._counts.num_failed_passes += 1
         self._scheduler.start_over()
         if culprit is None:
             self._num_unexplained_failures += 1
@@ -188,38 +198,38 @@ class EngineCore:
     def _compute(self, schedule: Schedule, outputs: list[TokenOutput]) -> bool:
         """Compute a pass and settle what came of it; return whether any of it was computed."""
         outcome = self._executor.run(schedule, withdraw=self._scheduler.withdraw)
-        self._counters.execute_s += self._executor.times.execute_s
-        self._counters.sample_s += self._executor.times.sample_s
+        self._counts.execute_s += self._executor.times.execute_s
+        self._counts.sample_s += self._executor.times.sample_s
         self._settle(outcome, outputs)
         if outcome.was_repeated or outcome.failures:
-            self._counters.num_failed_steps += 1
+            self._counts.num_failed_passes += 1
         return bool(outcome.computed)
 
     def _settle(self, outcome: StepOutcome, outputs: list[TokenOutput]) -> None:
         for request, failure in outcome.failures:
             self._fail(request, failure, outputs)
         for request, num_tokens in outcome.computed:
-            self._counters.num_step_tokens += num_tokens
-            self._counters.num_computed_tokens += num_tokens
+            self._counts.num_step_tokens += num_tokens
+            self._counts.num_computed_tokens += num_tokens
             if request.advance(num_tokens):
                 token_id = outcome.tokens[request.request_id]
                 outputs.append(self._accept(request, token_id, outcome.logprobs.get(request.request_id)))
 
     def _accept(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> TokenOutput:
-        self._counters.num_generated_tokens += 1
+        self._counts.num_generated_tokens += 1
         reason = request.accept(token_id, eos_token_ids=self._eos_token_ids)
         if request.num_completion_tokens == 1:
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
-            self._counters.num_cached_tokens += request.num_cached_tokens
+            self._counts.num_prompt_tokens += request.num_prompt_tokens
+            self._counts.num_cached_tokens += request.num_cached_tokens
         if reason is not None:
-            self._counters.num_finished += 1
+            self._counts.num_finished += 1
             del self._requests[request.request_id]
             self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=len(request.token_ids))
         return _output(request, [token_id], reason=reason, logprobs=None if logprob is None else [logprob])
 
     def _fail(self, request: Request, failure: RequestFailure, outputs: list[TokenOutput]) -> None:
         """End a request; nothing that it computed is trusted."""
-        self._counters.num_failed += 1
+        self._counts.num_failed += 1
         self._requests.pop(request.request_id, None)
         self._scheduler.remove(request, RequestState.FAILED, num_kept_tokens=0)
         outputs.append(_output(request, [], error=failure))

@@ -5,7 +5,7 @@
 """
 
 from infer_engine.protocol.config import EngineConfig
-from infer_engine.protocol.engine import Engine, EngineInfo, EngineStats, EngineStatus, RequestStream
+from infer_engine.protocol.engine import Engine, EngineInfo, EngineStatus, RequestStream
 from infer_engine.protocol.errors import (
     CheckpointUnusableError,
     ContextLengthExceededError,
@@ -17,6 +17,7 @@ from infer_engine.protocol.errors import (
 )
 from infer_engine.protocol.requests import FinishReason, GenerateRequest, RequestFailure, StepOutput, TokenLogprob
 from infer_engine.protocol.sampling import SamplingParams
+from infer_engine.protocol.stats import EngineStats
 
 __all__ = [
     "CheckpointUnusableError",

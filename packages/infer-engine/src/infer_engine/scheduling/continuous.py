@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 from infer_cache.tables import PrefixHit
 from infer_engine.request import Request, RequestState
-from infer_engine.scheduling.batch import NoRoomError, RunningBatch, SequenceTables
+from infer_engine.scheduling.base import QueueAndBatch
+from infer_engine.scheduling.batch import NoRoomError, SequenceTables
 from infer_engine.scheduling.policies import Policy
-from infer_engine.scheduling.queue import WaitingQueue
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
 
 
-class ContinuousScheduler:
+class ContinuousScheduler(QueueAndBatch):
     """Requests join and leave at every step; every prompt is at its own progress.
 
     The pool must hold one request of the longest length: then the one that came first of all can always grow, at the
@@ -19,33 +19,9 @@ class ContinuousScheduler:
 
     def __init__(self, tables: SequenceTables, limits: SchedulerLimits, policy: Policy) -> None:
         """Schedule within `limits` over the memory of `tables`, in the order of `policy`."""
-        self._tables = tables
-        self._limits = limits
+        super().__init__(tables, limits, waiting_rank=policy.waiting_rank, running_rank=policy.running_rank)
         self._policy = policy
-        self._waiting = WaitingQueue(policy.waiting_rank)
-        self._batch = RunningBatch(
-            tables,
-            max_batch_size=limits.max_batch_size,
-            rank=policy.running_rank,
-            put_back=self._waiting.put_back,
-        )
         self._num_steps = 0
-        self._current: Request | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests in the queue, preempted ones included."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold memory."""
-        return len(self._batch.requests)
-
-    @property
-    def current(self) -> Request | None:
-        """Whom the scheduler was busy with when it raised an exception; None: with nobody."""
-        return self._current
 
     @property
     def passes(self) -> Sequence[Callable[[], Schedule]]:
@@ -55,32 +31,6 @@ class ContinuousScheduler:
     def seconds_until_work(self) -> float | None:
         """Return 0 where there is something to compute, None where nobody is here."""
         return 0.0 if self._batch.requests or self._waiting else None
-
-    def add(self, request: Request) -> None:
-        """Let a waiting request stand in line."""
-        assert request.state is RequestState.WAITING
-        self._waiting.add(request)
-
-    def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
-        """Take out a request wherever it is and free its memory at once.
-
-        Args:
-            request: waiting or running.
-            state: how it ended.
-            num_kept_tokens: only blocks of its first so many tokens may be found by others from then on.
-        """
-        self._waiting.discard(request)
-        self._batch.discard(request, num_kept_tokens=num_kept_tokens)
-        request.state = state
-
-    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
-        """Take note that a pass failed; return those of its items that can be tried again as they are."""
-        return self._batch.withdraw(schedule)
-
-    def start_over(self) -> None:
-        """Put everybody back into the queue, all memory free: the way out of a schedule that failed half-way."""
-        self._batch.put_all_back()
-        self._current = None
 
     def _schedule_all(self) -> Schedule:
         """Decodes first, then prompts under way, then admissions.

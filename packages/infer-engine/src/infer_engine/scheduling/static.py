@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from infer_engine.request import Request, RequestState
-from infer_engine.scheduling.batch import NoRoomError, RunningBatch, SequenceTables
+from infer_engine.scheduling.base import QueueAndBatch
+from infer_engine.scheduling.batch import NoRoomError, SequenceTables
 from infer_engine.scheduling.policies import by_arrival
-from infer_engine.scheduling.queue import WaitingQueue
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
 
 
-class StaticScheduler:
+class StaticScheduler(QueueAndBatch):
     """First come, first served, a batch at a time.
 
     nobody ──somebody waits──> forming ──full, or waited long enough──> running ──all finished──> nobody or forming
@@ -25,31 +25,10 @@ class StaticScheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wait at most `batch_wait_timeout_s` seconds of `clock` for a batch to fill."""
-        self._tables = tables
-        self._limits = limits
+        super().__init__(tables, limits, waiting_rank=by_arrival, running_rank=by_arrival)
         self._timeout_s = batch_wait_timeout_s
         self._clock = clock
-        self._waiting = WaitingQueue(by_arrival)
-        self._batch = RunningBatch(
-            tables, max_batch_size=limits.max_batch_size, rank=by_arrival, put_back=self._waiting.put_back
-        )
         self._forming_since: float | None = None
-        self._current: Request | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold memory."""
-        return len(self._batch.requests)
-
-    @property
-    def current(self) -> Request | None:
-        """Whom the scheduler was busy with when it raised an exception; None: with nobody."""
-        return self._current
 
     @property
     def passes(self) -> Sequence[Callable[[], Schedule]]:
@@ -69,27 +48,19 @@ class StaticScheduler:
 
     def add(self, request: Request) -> None:
         """Let a waiting request stand in line; a batch begins to form where none runs."""
-        assert request.state is RequestState.WAITING
-        self._waiting.add(request)
+        super().add(request)
         self._note_forming()
 
     def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
-        """Take out a request wherever it is and free its memory at once; `state` is how it ended."""
-        self._waiting.discard(request)
-        self._batch.discard(request, num_kept_tokens=num_kept_tokens)
-        request.state = state
+        """Take out a request wherever it is; a batch of whom nobody is left no longer forms."""
+        super().remove(request, state, num_kept_tokens=num_kept_tokens)
         if not self._waiting:
             self._forming_since = None
         self._note_forming()
 
-    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
-        """Take note that a pass failed; return those of its items that can be tried again as they are."""
-        return self._batch.withdraw(schedule)
-
     def start_over(self) -> None:
-        """Put everybody back into the queue, all memory free: the way out of a schedule that failed half-way."""
-        self._batch.put_all_back()
-        self._current = None
+        """Put everybody back into the queue, where the next batch forms."""
+        super().start_over()
         self._note_forming()
 
     def _note_forming(self) -> None:

@@ -35,6 +35,26 @@ def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
+class ManualClock:
+    """Seconds that pass when somebody says so.
+
+    Attributes:
+        now: what the clock shows.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        """Start at `now`."""
+        self.now = now
+
+    def __call__(self) -> float:
+        """Return what the clock shows."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
 class FormulaRunner:
     """A runner with a formula for a model, and with a memory for a cache: it reads each token where it was written.
 
