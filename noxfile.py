@@ -73,6 +73,7 @@ def bench(session: nox.Session) -> None:
     """A short run of the benchmarks, within three minutes on two cores."""
     sync(session)
     session.run("python", "benchmarks/kernels/cpu.py", "--quick")
+    session.run("python", "benchmarks/engine.py", "--quick")
     session.run("python", "benchmarks/concurrency.py", "--quick", *session.posargs)
 
 

@@ -178,3 +178,11 @@ def test_an_empty_plan_is_around_nothing() -> None:
     assert plan.around_runner(served.runner) is served.runner
     assert plan.around_tables(served.tables) is served.tables
     assert plan.around_scheduler(served.scheduler) is served.scheduler
+
+
+def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
+    failing = engine(Fault(stage="schedule", times=1))
+    failing.paged_tables.groups[0].blocks.allocate(3, owner="nobody")
+    failing.submit("a", [1, 2, 3], max_tokens=2)
+    failing.core.step()
+    assert failing.paged_tables.audit() == []

@@ -11,7 +11,7 @@ from infer_engine.messages import Submit
 from infer_engine.prefix_sharing import share_with_nobody
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Policy, SchedulerLimits
-from infer_engine.scheduling.policies import AGING_STEPS
+from infer_engine.scheduling.policies import AGING_STEPS, MAX_AGING_LEVELS
 from infer_engine.testing.formula import FormulaEngine, FormulaRunner, expected_tokens, tokens_of
 
 
@@ -244,3 +244,10 @@ def test_under_sustained_overload_with_priorities_nobody_is_overtaken_beyond_its
         for other, (other_priority, other_arrival) in accepted.items():
             if place[other] < place[name] and other_arrival > arrival:
                 assert other_arrival - arrival <= AGING_STEPS * (priority - other_priority)
+
+
+def test_priorities_beyond_the_levels_of_aging_count_as_the_last_of_them() -> None:
+    served = engine("priority", max_batch_size=1)
+    served.submit("huge", [1], max_tokens=1, priority=2**31 - 1)
+    served.submit("at the edge", [1], max_tokens=1, priority=MAX_AGING_LEVELS)
+    assert served.step().admitted == ["huge"]

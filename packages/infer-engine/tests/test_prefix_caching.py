@@ -1,22 +1,28 @@
 """Blocks of a common prefix are shared: who finds what, who does not, and that no token differs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from infer_engine.faults import Fault, FaultPlan
+from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
 
 PROMPT = list(range(10, 21))  # 11 tokens: two blocks of 4 and 3 tokens more
 
 
-def engine(*, num_blocks: int = 100, caching: bool = True, chunk: int = 64, **more: Any) -> FormulaEngine:
+def engine(
+    *, num_blocks: int = 100, caching: bool = True, chunk: int = 64, faults: Sequence[Fault] = (), **more: Any
+) -> FormulaEngine:
     limits = {"max_batch_size": 8, "max_num_batched_tokens": 64, "kv_reserve": 0.0}
     return FormulaEngine(
         num_blocks=num_blocks,
         block_size=4,
         limits=SchedulerLimits(prefill_chunk_size=chunk, **{**limits, **more}),
         use_prefix_caching=caching,
+        faults=FaultPlan(list(faults)),
     )
 
 
@@ -206,3 +212,22 @@ def test_outputs_with_and_without_prefix_caching_are_equal_over_a_conversation()
         return turns
 
     assert converse(caching=True) == converse(caching=False)
+
+
+@pytest.mark.parametrize("num_kept", range(13))
+def test_tokens_after_the_end_of_a_text_are_found_by_nobody_though_the_core_ended_first(num_kept: int) -> None:
+    served = engine()
+    served.submit("a", PROMPT, max_tokens=13, params=SamplingParams(temperature=0, stop=("a text that came",)))
+    served.run()
+    served.abort("a", num_completion_tokens=num_kept)
+    conversation = PROMPT + expected_tokens(PROMPT, 13)
+    assert served.num_found_tokens(conversation) == min(len(PROMPT) + num_kept, len(conversation) - 1) // 4 * 4
+
+
+def test_a_reader_of_what_a_failed_request_never_wrote_has_found_nothing() -> None:
+    served = engine(faults=[Fault(stage="forward", request_id="writer")])
+    served.submit("writer", PROMPT, max_tokens=3)
+    served.submit("reader", PROMPT, max_tokens=3)
+    outputs = served.run()["reader"]
+    assert tokens_of(outputs) == expected_tokens(PROMPT, 3)
+    assert outputs[-1].num_cached_tokens == 0

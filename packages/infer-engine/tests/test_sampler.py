@@ -118,3 +118,15 @@ def test_rows_that_are_not_finite_are_named_and_disturb_nobody(
 def test_what_requests_forbid_is_no_fault_of_the_logits() -> None:
     everything = running_request(temperature=0, stop_token_ids=tuple(range(VOCAB)), min_tokens=1)
     assert sampler().choose(logits(), [everything]).not_finite == frozenset()
+
+
+def test_an_id_that_comes_back_with_other_parameters_is_sampled_by_those() -> None:
+    sampler = Sampler(vocab_size=8, max_rows=1, eos_token_ids=frozenset(), device=torch.device("cpu"))
+    logits = torch.zeros(1, 8)
+    logits[0, 3] = 1.0
+    chosen = []
+    for arrival, bias in enumerate(({7: 50.0}, {})):
+        request = running_request(request_id="same", temperature=0, logit_bias=bias)
+        request.arrival = arrival
+        chosen += sampler.choose(logits.clone(), [request]).token_ids
+    assert chosen == [7, 3]

@@ -29,26 +29,44 @@ ALLOWED: list[dict[str, Any]] = [
 ]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"repetition_penalty": 0.0}, "`repetition_penalty` is 0.0; it must be in (0, 10]."),
-    ({"repetition_penalty": 10.01}, "`repetition_penalty` is 10.01; it must be in (0, 10]."),
-    ({"presence_penalty": -2.01}, "`presence_penalty` is -2.01; it must be in [-2, 2]."),
-    ({"presence_penalty": 2.01}, "`presence_penalty` is 2.01; it must be in [-2, 2]."),
-    ({"frequency_penalty": -2.01}, "`frequency_penalty` is -2.01; it must be in [-2, 2]."),
-    ({"frequency_penalty": 2.01}, "`frequency_penalty` is 2.01; it must be in [-2, 2]."),
-    ({"logit_bias": {-1: 0.0}}, "`logit_bias` is {-1: 0.0}; it must be of token ids of at least 0."),
-    ({"logit_bias": {3: 1.0, 4: 100.5}}, "`logit_bias` is {4: 100.5}; it must be in [-100, 100]."),
-    ({"logit_bias": {4: -100.5}}, "`logit_bias` is {4: -100.5}; it must be in [-100, 100]."),
-    ({"logit_bias": {4: math.nan}}, "`logit_bias` is {4: nan}; it must be of finite numbers."),
-    ({"logit_bias": {4: -math.inf}}, "`logit_bias` is {4: -inf}; it must be of finite numbers."),
-    ({"logit_bias": dict.fromkeys(range(1025), 0.5)}, "`logit_bias` is 1025 entries; it must be at most 1024."),
-    ({"min_tokens": -1}, "`min_tokens` is -1; it must be at least 0."),
+    ({"max_tokens": 0}, "`max_tokens` is 0; it must be a whole number of at least 1."),
+    ({"max_tokens": 2.5}, "`max_tokens` is 2.5; it must be a whole number of at least 1."),
+    ({"temperature": -0.1}, "`temperature` is -0.1; it must be a number in [0, 100]."),
+    ({"temperature": "1"}, "`temperature` is '1'; it must be a number in [0, 100]."),
+    ({"temperature": None}, "`temperature` is None; it must be a number in [0, 100]."),
+    ({"top_p": 0}, "`top_p` is 0; it must be a number in (0, 1]."),
+    ({"top_k": 1.5}, "`top_k` is 1.5; it must be a whole number of at least 1."),
+    ({"min_p": 1.1}, "`min_p` is 1.1; it must be a number in [0, 1]."),
+    ({"repetition_penalty": 0.0}, "`repetition_penalty` is 0.0; it must be a number in (0, 10]."),
+    ({"repetition_penalty": 10.01}, "`repetition_penalty` is 10.01; it must be a number in (0, 10]."),
+    ({"presence_penalty": -2.01}, "`presence_penalty` is -2.01; it must be a number in [-2, 2]."),
+    ({"presence_penalty": 2.01}, "`presence_penalty` is 2.01; it must be a number in [-2, 2]."),
+    ({"frequency_penalty": -2.01}, "`frequency_penalty` is -2.01; it must be a number in [-2, 2]."),
+    ({"frequency_penalty": 2.01}, "`frequency_penalty` is 2.01; it must be a number in [-2, 2]."),
+    ({"logit_bias": [1]}, "`logit_bias` is [1]; it must be a mapping from token ids to numbers."),
+    ({"logit_bias": {-1: 0.0}}, "`logit_bias` is -1; it must be token ids of at least 0."),
+    ({"logit_bias": {"5": 1.0}}, "`logit_bias` is '5'; it must be token ids of at least 0."),
+    ({"logit_bias": {3: 1.0, 4: 100.5}}, "`logit_bias` is 100.5; it must be a number in [-100, 100]."),
+    ({"logit_bias": {4: -100.5}}, "`logit_bias` is -100.5; it must be a number in [-100, 100]."),
+    ({"logit_bias": {4: math.nan}}, "`logit_bias` is nan; it must be a number in [-100, 100]."),
+    ({"logit_bias": dict.fromkeys(range(1025), 0.5)}, "`logit_bias` has 1025 entries; it must have at most 1024."),
+    ({"min_tokens": -1}, "`min_tokens` is -1; it must be a whole number of at least 0."),
     ({"min_tokens": 129}, "`min_tokens` is 129; it must be at most `max_tokens`, which is 128."),
     ({"min_tokens": 8, "max_tokens": 7}, "`min_tokens` is 8; it must be at most `max_tokens`, which is 7."),
+    ({"stop": 5}, "`stop` is 5; it must be a list."),
+    ({"stop": ("a", "")}, "`stop` is ''; it must be strings of 1 to 256 characters."),
+    ({"stop": ("a", 1)}, "`stop` is 1; it must be strings of 1 to 256 characters."),
+    ({"stop": ("x",) * 17}, "`stop` has 17 strings; it must have at most 16."),
     ({"stop_token_ids": (3, -1)}, "`stop_token_ids` is -1; it must be token ids of at least 0."),
-    ({"logprobs": -1}, "`logprobs` is -1; it must be in [0, 20], or null."),
-    ({"logprobs": 21}, "`logprobs` is 21; it must be in [0, 20], or null."),
-    ({"n": 0}, "`n` is 0; it must be in [1, 16]."),
-    ({"n": 17}, "`n` is 17; it must be in [1, 16]."),
+    ({"stop_token_ids": (3, True)}, "`stop_token_ids` is True; it must be token ids of at least 0."),
+    ({"stop_token_ids": (3,) * 1025}, "`stop_token_ids` has 1025 ids; it must have at most 1024."),
+    ({"ignore_eos": 1}, "`ignore_eos` is 1; it must be True or False."),
+    ({"seed": 2**63}, "`seed` is 9223372036854775808; it must be a signed 64-bit integer."),
+    ({"logprobs": -1}, "`logprobs` is -1; it must be a whole number in [0, 20]."),
+    ({"logprobs": 1.5}, "`logprobs` is 1.5; it must be a whole number in [0, 20]."),
+    ({"n": 0}, "`n` is 0; it must be a whole number in [1, 16]."),
+    ({"n": True}, "`n` is True; it must be a whole number in [1, 16]."),
+    ({"n": 17}, "`n` is 17; it must be a whole number in [1, 16]."),
 ]
 
 
@@ -69,8 +87,12 @@ def test_values_beyond_the_edge_are_refused_by_name(params: dict[str, Any], mess
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_are_finite(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^`{name}` is {value}; it must be a finite number.$"):
+    with pytest.raises(ValueError, match=f"^`{name}` is {value}; it must be a number in"):
         SamplingParams(**{name: value})  # type: ignore[arg-type]  # the names are those of floats
+
+
+def test_one_stop_string_is_one_stop_and_not_its_letters() -> None:
+    assert SamplingParams(stop="speak").stop == ("speak",)
 
 
 def test_defaults_change_nothing() -> None:

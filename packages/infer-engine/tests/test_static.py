@@ -197,3 +197,18 @@ def test_a_first_pass_that_fails_whole_leaves_the_rest_of_the_batch_its_memory()
     outputs = formed.run()
     assert outputs["a"][-1].error is not None
     assert tokens_of(outputs["b"]) == expected_tokens([ord("b")] * 5, 3)
+
+
+def test_a_batch_whose_start_fails_forms_again() -> None:
+    clock = ManualClock()
+    plan = FaultPlan([Fault(stage="allocate", times=1)])
+    limits = SchedulerLimits(max_batch_size=4, max_num_batched_tokens=64, prefill_chunk_size=None)
+    formed = FormulaEngine(
+        num_blocks=64, limits=limits, batching_mode="static", batch_wait_timeout_s=TIMEOUT_S, faults=plan, clock=clock
+    )
+    formed.submit("a", [1] * 5, max_tokens=2)
+    clock.sleep(TIMEOUT_S)
+    formed.step()
+    assert formed.core.seconds_until_work() == TIMEOUT_S
+    clock.sleep(TIMEOUT_S)
+    assert tokens_of(formed.run(max_steps=5)["a"]) == expected_tokens([1] * 5, 2)

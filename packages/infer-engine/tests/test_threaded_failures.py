@@ -69,10 +69,13 @@ async def test_a_prompt_that_the_tokenizer_fails_on_is_refused_and_the_engine_go
     await rig.engine.close()
 
 
-async def test_a_core_that_fails_tells_every_stream_and_takes_no_more(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+async def test_a_core_that_fails_tells_every_stream_and_takes_no_more(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     rig = ThreadedRig()
     streams = await rig.submit([1], [2], [3])
-    rig.core.breaks_with = RuntimeError("broken on purpose")
+    rig.core.breaks_with = error("broken on purpose")
     rig.gate.allow()
     for stream in streams:
         last = (await read(stream))[-1]

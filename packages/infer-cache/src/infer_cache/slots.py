@@ -135,6 +135,9 @@ class SlotTables:
     def unpublish(self, sequence_id: str, num_tokens: int) -> None:
         """Keep no names."""
 
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Keep no names."""
+
     def release(self, sequence_id: str) -> None:
         """Give back a sequence's slot.
 

@@ -147,16 +147,7 @@ class PagedTables:
             num_tokens: of the sequence. At least its last one will be computed, so that much must be in reach.
         """
         found = [group.find(names) for group in self._groups]
-        count = len(names)
-        for group, ids in zip(self._groups, found, strict=True):
-            if group.window is None:
-                count = next((index for index, block_id in enumerate(ids[:count]) if block_id is None), count)
-        while count and not all(
-            None not in ids[self._first(group, count, num_tokens) : count]
-            for group, ids in zip(self._groups, found, strict=True)
-            if group.window is not None
-        ):
-            count -= 1
+        count = self._longest(found, num_tokens)
         firsts = tuple(self._first(group, count, num_tokens) if count else 0 for group in self._groups)
         blocks = tuple(
             tuple(block_id for block_id in ids[first:count] if block_id is not None)
@@ -292,6 +283,13 @@ class PagedTables:
         for group in self._groups:
             group.unpublish(sequence_id, num_tokens // self._block_size)
 
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Let no block be found by any of `names`; names that no block has are left alone."""
+        for group in self._groups:
+            for block_id in group.find(names):
+                if block_id is not None:
+                    group.blocks.forget(block_id)
+
     def release(self, sequence_id: str) -> None:
         """Give back a sequence's blocks and forget it.
 
@@ -325,6 +323,22 @@ class PagedTables:
     def reclaim(self) -> int:
         """Free the blocks that `audit` finds and return how many they were."""
         return sum(group.blocks.reclaim(group.reachable()) for group in self._groups)
+
+    def _longest(self, found: Sequence[Sequence[int | None]], num_tokens: int) -> int:
+        """How many blocks can be skipped where `found` are there, by group: every group has those in reach."""
+        count = len(found[0])
+        runs_by_group = []
+        for ids in found:
+            runs = [0]  # by number of blocks, how many of the last of them are there without a gap
+            for block_id in ids:
+                runs.append(0 if block_id is None else runs[-1] + 1)
+            runs_by_group.append(runs)
+        while count and any(
+            runs[count] < count - self._first(group, count, num_tokens)
+            for group, runs in zip(self._groups, runs_by_group, strict=True)
+        ):
+            count -= 1
+        return count
 
     def _first(self, group: GroupTables, count: int, num_tokens: int) -> int:
         """The first block in reach of what is computed after `count` found blocks: at least the last token."""

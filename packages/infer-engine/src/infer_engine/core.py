@@ -20,6 +20,9 @@ from infer_engine.scheduling import RowEdit, Schedule, SequenceTables
 
 logger = logging.getLogger(__name__)
 
+MAX_ENDED = 256
+"""Requests that are remembered for a while after their end."""
+
 _SCHEDULING_FAILED = RequestFailure(
     message="This request could not be given its place in a step; the engine's log has the cause.", code="step_failed"
 )
@@ -81,6 +84,7 @@ class EngineCore:
         self._clock = clock
         self._executor = StepExecutor(runner, clock=clock)
         self._requests: dict[str, Request] = {}
+        self._ended: dict[str, Request] = {}  # in the order in which they ended
         self._num_arrivals = 0
         self._counts = StepCounts()
         self._num_unexplained_failures = 0
@@ -117,14 +121,12 @@ class EngineCore:
         """
         if isinstance(message, Submit):
             self._submit(message)
-        elif request := self._requests.pop(message.request_id, None):
-            num_counted = request.num_completion_tokens
-            if message.num_completion_tokens is not None:
-                num_counted = min(num_counted, message.num_completion_tokens)
+        elif message.num_completion_tokens is not None:
+            self._end_by_text(message.request_id, message.num_completion_tokens)
+        elif request := self._requests.get(message.request_id):
             self._counts.num_aborted += 1
-            self._scheduler.remove(
-                request, RequestState.ABORTED, num_kept_tokens=request.num_prompt_tokens + num_counted
-            )
+            self._scheduler.remove(request, RequestState.ABORTED, num_kept_tokens=len(request.token_ids))
+            del self._requests[message.request_id]
 
     def step(self) -> StepResult:
         """Compute one step and return what it made. With nothing to compute, audit the memory and return a snapshot.
@@ -166,7 +168,19 @@ class EngineCore:
         )
         self._num_arrivals += 1
         self._requests[message.request_id] = request
+        self._ended.pop(message.request_id, None)
         self._scheduler.add(request)
+
+    def _end_by_text(self, request_id: str, num_completion_tokens: int) -> None:
+        """End a request where its text ended; nothing of what was computed after that may be found."""
+        if request := self._requests.get(request_id):
+            num_kept = request.num_prompt_tokens + min(num_completion_tokens, request.num_completion_tokens)
+            self._counts.num_finished += 1
+            self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=num_kept)
+            del self._requests[request_id]
+        elif (ended := self._ended.pop(request_id, None)) and ended.names is not None:
+            first = (ended.num_prompt_tokens + num_completion_tokens) // self._tables.block_size
+            self._tables.forget(ended.names.upto(ended.token_ids, len(ended.token_ids))[first:])
 
     def _make(self, make_schedule: Callable[[], Schedule], outputs: list[TokenOutput]) -> Schedule | None:
         """Return the next pass's schedule; None where making it failed, and everybody is in the queue again."""
@@ -223,9 +237,17 @@ class EngineCore:
             self._counts.num_cached_tokens += request.num_cached_tokens
         if reason is not None:
             self._counts.num_finished += 1
-            del self._requests[request.request_id]
             self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=len(request.token_ids))
+            del self._requests[request.request_id]
+            self._note_ended(request)
         return _output(request, [token_id], reason=reason, logprobs=None if logprob is None else [logprob])
+
+    def _note_ended(self, request: Request) -> None:
+        """Remember a request whose text may turn out to have ended earlier, until the front has had time to say so."""
+        if request.sampling.stop and request.names is not None:
+            self._ended[request.request_id] = request
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
 
     def _fail(self, request: Request, failure: RequestFailure, outputs: list[TokenOutput]) -> None:
         """End a request; nothing that it computed is trusted."""

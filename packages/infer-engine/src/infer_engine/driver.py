@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from infer_engine.front import PreparedSequence
+from infer_engine.interrupts import interrupts_held_back
 from infer_engine.messages import Abort, TokenOutput
 from infer_engine.protocol import EngineStats, StepOutput
 from infer_engine.stepping import SteppingCore, ends_unknown_to_the_core
@@ -12,7 +13,8 @@ from infer_engine.stepping import SteppingCore, ends_unknown_to_the_core
 class CoreDriver:
     """Everything that its caller has under way in one core. Not safe to share between threads.
 
-    Whoever steps, steps for all: outputs go to whom they belong, so that calls may be nested within each other.
+    Whoever steps, steps for all: outputs go to whom they belong, so that calls may be nested within each other. An
+    interrupt takes effect between steps, so that it costs nobody a token but whoever is interrupted.
     """
 
     def __init__(self, core: SteppingCore, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -23,9 +25,9 @@ class CoreDriver:
 
     def submit(self, prepared: PreparedSequence, take: Callable[[StepOutput], None]) -> None:
         """Queue a sequence; `take` is called with each of its outputs, the last of which is `finished`."""
-        # Noted first and forgotten last: an interrupt in between must not leave it in the core, known to nobody.
-        self._open[prepared.submission.request_id] = prepared, take
-        self._core.handle(prepared.submission)
+        with interrupts_held_back():
+            self._open[prepared.submission.request_id] = prepared, take
+            self._core.handle(prepared.submission)
 
     def step(self) -> EngineStats:
         """Compute one step, after the wait for a batch to form if there is one; return the snapshot after it.
@@ -37,17 +39,18 @@ class CoreDriver:
         assert wait_s is not None or not self._open, "the core has forgotten a sequence without a last output"
         if wait_s:
             self._sleep(wait_s)
-        result = self._core.step()
-        for produced in result.outputs:
-            if produced.request_id in self._open:
-                self._hand_over(produced)
+        with interrupts_held_back():
+            result = self._core.step()
+            for produced in result.outputs:
+                if produced.request_id in self._open:
+                    self._hand_over(produced)
         return result.stats
 
     def abort(self, request_id: str) -> None:
         """Forget a sequence and free its memory; one that ended already is left alone."""
-        if request_id in self._open:
-            self._core.handle(Abort(request_id=request_id))
-            del self._open[request_id]
+        with interrupts_held_back():
+            if self._open.pop(request_id, None) is not None:
+                self._core.handle(Abort(request_id=request_id))
 
     def _hand_over(self, produced: TokenOutput) -> None:
         request_id = produced.request_id

@@ -76,12 +76,12 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> EnginePa
     generation = GenerationConfig.from_folder(folder)
     dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
     vocab_size = _usable_vocabulary(tokenizer, model_config, folder)
+    step = size_step(config, device=device, model_max_seq_len=max_positions)
     model = load_model(
         folder, device=device, dtype=dtype, load_format=config.load_format, batch_invariant=config.batch_invariant
     )
     model.prepack()
 
-    step = size_step(config, device=device, model_max_seq_len=max_positions)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     groups = _group_layers(config, model_config)
     kv = size_kv_cache(

@@ -38,8 +38,8 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         request_id: which one.
-        num_completion_tokens: how many of its generated tokens count; what was computed after them is not kept in any
-            cache. None: all of them count.
+        num_completion_tokens: None aborts. Else the request's text has ended, by a stop string for instance, and this
+            is how many of its generated tokens count: what was computed after them is not kept in any cache.
     """
 
     request_id: str

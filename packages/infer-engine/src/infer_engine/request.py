@@ -35,6 +35,7 @@ class Request:
         num_prompt_tokens: how many of them are the prompt.
         max_tokens: most tokens to generate.
         sampling: how to choose them.
+        stop_token_ids: those of its parameters, as a set.
         seed: of the random draws.
         names: of its full blocks, for others to find them by; None where it shares none.
         state: where it is in its life; the scheduler moves it between WAITING, PREFILL and DECODE.
@@ -68,6 +69,7 @@ class Request:
         "sampling",
         "seed",
         "state",
+        "stop_token_ids",
         "token_ids",
     )
 
@@ -83,6 +85,7 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = submitted.max_tokens
         self.sampling: SamplingParams = submitted.params
+        self.stop_token_ids = frozenset(submitted.params.stop_token_ids)
         self.seed = submitted.seed
         self.names = names
         self.state = RequestState.WAITING
@@ -140,7 +143,7 @@ class Request:
         self.token_ids.append(token_id)
         if token_id in eos_token_ids and not self.sampling.ignore_eos:
             return FinishReason.EOS
-        if token_id in self.sampling.stop_token_ids:
+        if token_id in self.stop_token_ids:
             return FinishReason.STOP
         if self.num_completion_tokens >= self.max_tokens:
             return FinishReason.LENGTH

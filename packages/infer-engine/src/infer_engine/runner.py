@@ -1,5 +1,8 @@
 """Executes a schedule: one forward pass over a flat batch, then one sampling call. Knows tensors; decides nothing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -38,18 +41,16 @@ class Runner:
     @torch.inference_mode()
     def forward(self, schedule: Schedule) -> Tensor:
         """Compute the schedule's items; return the logits of those that are due, [rows, vocab]."""
-        inputs = self._staging.build(schedule.items, schedule.table_edits)
-        try:
+        with _out_of_memory_is_ours(len(schedule.items)):
+            inputs = self._staging.build(schedule.items, schedule.table_edits)
             logits: Tensor = self._model(inputs.input_ids, inputs.position_ids, self._view(inputs), inputs.logit_rows)
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise StepOutOfMemoryError(f"no memory for a step of {len(inputs.input_ids)} tokens") from error
         return logits
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, requests: list[Request]) -> Choices:
         """Return the next token of each of `requests`, one for each row of `logits`."""
-        return self._sampler.choose(logits, requests)
+        with _out_of_memory_is_ours(len(requests)):
+            return self._sampler.choose(logits, requests)
 
     @torch.inference_mode()
     def probe(self) -> None:
@@ -82,3 +83,13 @@ class Runner:
             for block_table in inputs.block_tables
         ]
         return PagedCacheView(self._pool, slots=inputs.slots, plans=plans)
+
+
+@contextmanager
+def _out_of_memory_is_ours(num_requests: int) -> Iterator[None]:
+    """Raise `StepOutOfMemoryError` where the device has no memory left, with all that torch kept given back to it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise StepOutOfMemoryError(f"no memory for a step of {num_requests} requests") from error

@@ -102,7 +102,16 @@ def choose_block_size(config: EngineConfig, *, head_dim: int) -> int:
 
 
 def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: int) -> StepSizes:
-    """Return the most that a step computes, as configured or as the device likes it."""
+    """Return the most that a step computes, as configured or as the device likes it.
+
+    Raises:
+        ValueError: `max_seq_len` exceeds what the model knows.
+    """
+    if config.max_seq_len is not None and config.max_seq_len > model_max_seq_len:
+        raise ValueError(
+            f"`max_seq_len` is {config.max_seq_len} but the model's positions end at {model_max_seq_len}; lower it to "
+            f"{model_max_seq_len}."
+        )
     on_gpu = device.type == "cuda"
     few = config.resolved_kv_cache_backend == "contiguous"  # each request takes the memory of the longest
     max_batch_size = config.max_batch_size or (8 if few else 256 if on_gpu else 32)
@@ -155,11 +164,6 @@ def size_kv_cache(
     Raises:
         ValueError: the configuration asks for more than the model, the memory or the cache has.
     """
-    if config.max_seq_len is not None and config.max_seq_len > model_max_seq_len:
-        raise ValueError(
-            f"`max_seq_len` is {config.max_seq_len} but the model's positions end at {model_max_seq_len}; lower it to "
-            f"{model_max_seq_len}."
-        )
     wanted = config.max_seq_len or model_max_seq_len
     demand = _Demand(groups=tuple(groups), block_size=block_size, max_chunk=max_chunk)
     budget = config.kv_cache_bytes or memory.share

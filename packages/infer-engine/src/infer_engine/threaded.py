@@ -257,7 +257,7 @@ class ThreadedEngine:
                 self._step(core)
                 if not core.has_work:  # an idle step: it audits the blocks, and nobody waits for it
                     self._step(core)
-        except Exception:
+        except BaseException:  # whatever ends this thread, streams must not wait for it
             logger.exception("The engine core failed; every request in it fails with it.")
             self._post(self._die, ENGINE_DEAD)
         finally:

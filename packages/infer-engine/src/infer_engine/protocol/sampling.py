@@ -1,12 +1,15 @@
 """`SamplingParams`: how one request's tokens are chosen and when it ends. Knows ranges; knows no vocabulary."""
 
-import math
+from collections.abc import Sequence
 
 import msgspec
+
+from infer_engine.protocol.values import Check, number, optional, refusal, switch, whole_number
 
 MAX_TEMPERATURE = 100.0
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 1024
 MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS_ENTRIES = 1024
@@ -30,7 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         frequency_penalty: is taken from the logit of a token once for each time that the output has it.
         logit_bias: by token id, added to the logit.
         min_tokens: generate at least this many tokens: until then no token that would end the request is chosen.
-        stop: strings that end the text; neither they nor a part of them are ever emitted.
+        stop: strings that end the text, or one; neither they nor a part of them are ever emitted.
         stop_token_ids: token ids that end the request with reason `stop`.
         ignore_eos: go on after an end-of-sequence token, which is a token like any other then, to `min_tokens` too.
         seed: the same seed gives the same tokens, alone or in any batch; None draws one.
@@ -39,7 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         n: how many continuations of the prompt to generate.
 
     Raises:
-        ValueError: a value is out of range; the message names the field, the value and what is allowed.
+        ValueError: a value is of the wrong type or out of range; the message names the field, the value and what is
+            allowed.
     """
 
     max_tokens: int | None = 128
@@ -52,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] | str = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -60,50 +64,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what no engine could honour."""
-        self._check_numbers()
-        self._check_lengths()
-        self._check_ends()
-        in_range = self.seed is None or -(2**63) <= self.seed < 2**63
-        _check("seed", self.seed, in_range, "a signed 64-bit integer, or null")
-        listed = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        _check("logprobs", self.logprobs, listed, f"in [0, {MAX_LOGPROBS}], or null")
-        _check("n", self.n, 1 <= self.n <= MAX_CHOICES, f"in [1, {MAX_CHOICES}]")
-
-    def _check_numbers(self) -> None:
-        """Finite before range: NaN compares false with everything."""
-        for name, value, in_range, allowed in (
-            ("temperature", self.temperature, 0 <= self.temperature <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]"),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                0 < self.repetition_penalty <= MAX_REPETITION_PENALTY,
-                f"in (0, {MAX_REPETITION_PENALTY:g}]",
-            ),
-            _penalty("presence_penalty", self.presence_penalty),
-            _penalty("frequency_penalty", self.frequency_penalty),
-        ):
-            _check(name, value, math.isfinite(value), "a finite number")
-            _check(name, value, in_range, allowed)
-        _check("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "at least 1, or null")
+        """Refuse what no engine could honour. One stop string may come without a list around it."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        for name, listed in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
+            if not isinstance(listed, tuple | list):
+                raise refusal(name, listed, "a list")
+            msgspec.structs.force_setattr(self, name, tuple(listed))
+        for name, check in _CHECKS.items():
+            check(name, getattr(self, name))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise refusal("min_tokens", self.min_tokens, f"at most `max_tokens`, which is {self.max_tokens}")
         _check_bias(self.logit_bias)
-
-    def _check_lengths(self) -> None:
-        limit = self.max_tokens
-        _check("max_tokens", limit, limit is None or limit >= 1, "at least 1")
-        _check("min_tokens", self.min_tokens, self.min_tokens >= 0, "at least 0")
-        reachable = limit is None or self.min_tokens <= limit
-        _check("min_tokens", self.min_tokens, reachable, f"at most `max_tokens`, which is {limit}")
-
-    def _check_ends(self) -> None:
-        _check("stop", len(self.stop), len(self.stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
-        for string in self.stop:
-            allowed = f"of 1 to {MAX_STOP_CHARACTERS} characters"
-            _check("stop", f"{string[:40]!r}", 1 <= len(string) <= MAX_STOP_CHARACTERS, allowed)
-        for token_id in self.stop_token_ids:
-            _check("stop_token_ids", token_id, token_id >= 0, "token ids of at least 0")
+        _check_stops(self.stop)
+        _check_stop_ids(self.stop_token_ids)
 
     @property
     def is_greedy(self) -> bool:
@@ -111,21 +84,57 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature < GREEDY_BELOW
 
 
-def _check(name: str, value: object, holds: bool, allowed: str) -> None:  # noqa: FBT001 - a private one-line assertion
-    if not holds:
-        raise ValueError(f"`{name}` is {value}; it must be {allowed}.")
-
-
-def _check_bias(logit_bias: dict[int, float]) -> None:
-    entries = len(logit_bias)
-    _check("logit_bias", f"{entries} entries", entries <= MAX_LOGIT_BIAS_ENTRIES, f"at most {MAX_LOGIT_BIAS_ENTRIES}")
+def _check_bias(logit_bias: object) -> None:
+    if not isinstance(logit_bias, dict):
+        raise refusal("logit_bias", logit_bias, "a mapping from token ids to numbers")
+    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise ValueError(f"`logit_bias` has {len(logit_bias)} entries; it must have at most {MAX_LOGIT_BIAS_ENTRIES}.")
     for token_id, bias in logit_bias.items():
-        entry = f"{{{token_id}: {bias}}}"
-        _check("logit_bias", entry, token_id >= 0, "of token ids of at least 0")
-        _check("logit_bias", entry, math.isfinite(bias), "of finite numbers")
-        in_range = -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS
-        _check("logit_bias", entry, in_range, f"in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]")
+        _TOKEN_ID("logit_bias", token_id)
+        _BIAS("logit_bias", bias)
 
 
-def _penalty(name: str, value: float) -> tuple[str, float, bool, str]:
-    return name, value, -MAX_PENALTY <= value <= MAX_PENALTY, f"in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]"
+def _check_stops(stop: Sequence[object]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise ValueError(f"`stop` has {len(stop)} strings; it must have at most {MAX_STOP_STRINGS}.")
+    for string in stop:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            shown = string[:40] if isinstance(string, str) else string
+            raise refusal("stop", shown, f"strings of 1 to {MAX_STOP_CHARACTERS} characters")
+
+
+def _check_stop_ids(stop_token_ids: Sequence[object]) -> None:
+    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise ValueError(f"`stop_token_ids` has {len(stop_token_ids)} ids; it must have at most {MAX_STOP_TOKEN_IDS}.")
+    for token_id in stop_token_ids:
+        _TOKEN_ID("stop_token_ids", token_id)
+
+
+def _between(low: float, high: float) -> Check:
+    """A finite number in [low, high]: NaN compares false with everything."""
+    return number(f"a number in [{low:g}, {high:g}]", lambda value: low <= value <= high)
+
+
+_TOKEN_ID = whole_number("token ids of at least 0", lambda value: value >= 0)
+_BIAS = _between(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+_AT_LEAST_1 = whole_number("a whole number of at least 1", lambda value: value >= 1)
+
+_CHECKS = {
+    "max_tokens": optional(_AT_LEAST_1),
+    "temperature": _between(0, MAX_TEMPERATURE),
+    "top_p": number("a number in (0, 1]", lambda value: 0 < value <= 1),
+    "top_k": optional(_AT_LEAST_1),
+    "min_p": _between(0, 1),
+    "repetition_penalty": number(
+        f"a number in (0, {MAX_REPETITION_PENALTY:g}]", lambda value: 0 < value <= MAX_REPETITION_PENALTY
+    ),
+    "presence_penalty": _between(-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": _between(-MAX_PENALTY, MAX_PENALTY),
+    "min_tokens": whole_number("a whole number of at least 0", lambda value: value >= 0),
+    "ignore_eos": switch(),
+    "seed": optional(whole_number("a signed 64-bit integer", lambda value: -(2**63) <= value < 2**63)),
+    "logprobs": optional(
+        whole_number(f"a whole number in [0, {MAX_LOGPROBS}]", lambda value: 0 <= value <= MAX_LOGPROBS)
+    ),
+    "n": whole_number(f"a whole number in [1, {MAX_CHOICES}]", lambda value: 1 <= value <= MAX_CHOICES),
+}

@@ -13,9 +13,10 @@ class StepCounts(msgspec.Struct, kw_only=True):
         num_prompt_tokens: prompt tokens of the requests that have come to their first token, since the start.
         num_cached_tokens: those of them that were found in the prefix cache.
         num_computed_tokens: tokens computed since the start: prompts, recomputations and decodes.
-        num_generated_tokens: tokens generated since the start.
+        num_generated_tokens: tokens generated since the start. The core finds out a step late that a stop string has
+            ended a text: what it generated after that is discarded, but was generated.
         num_finished: requests that came to their end, since the start.
-        num_aborted: requests that were aborted, since the start; those that a stop string ended are among them.
+        num_aborted: requests that were aborted, since the start.
         num_failed: requests that failed inside a step, since the start.
         num_failed_passes: forward passes, or their scheduling, in which something failed, since the start.
         num_step_tokens: tokens computed in the latest step.

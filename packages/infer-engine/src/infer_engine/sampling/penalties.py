@@ -3,7 +3,7 @@
     row        0        1        2     ...     of the running requests; [vocab] each
     in_prompt  ░░█░░░   ------   █░█░░░         which tokens the prompt has
     counts     001203   ------   000010         how often each token was generated
-    owner      "a", 9   none     "c", 4         whose state it is, and how many of its tokens are in it
+    owner      7, 9     none     5, 4           whose state it is (its arrival), and how many of its tokens are in it
 
 State follows from a request's `token_ids` alone, brought up to date when the request is sampled: a step that is run
 again counts nothing twice, and a request that comes back in another row, or finds another's state in its own, is
@@ -32,7 +32,7 @@ class Penalties:
         self._device = device
         self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        self._owners: list[tuple[str, int] | None] = [None] * max_rows
+        self._owners: list[tuple[int, int] | None] = [None] * max_rows
 
     def apply(
         self,
@@ -69,7 +69,7 @@ class Penalties:
             self._begin(on_device["fresh"], on_device["prompt_slots"], on_device["prompt_ids"])
         count_tokens(self._counts, on_device["counted_slots"], on_device["counted_ids"])
         for request in requests:
-            self._owners[request.row] = (request.request_id, len(request.token_ids))
+            self._owners[request.row] = (request.arrival, len(request.token_ids))
         apply_penalties(
             logits,
             in_prompt=self._in_prompt,
@@ -80,7 +80,7 @@ class Penalties:
     def _num_held(self, request: Request) -> int:
         """Leading tokens of `request` that its row's state holds: none where the state is another's, or ahead of it."""
         owner, num_tokens = self._owners[request.row] or (None, 0)
-        return num_tokens if owner == request.request_id and num_tokens <= len(request.token_ids) else 0
+        return num_tokens if owner == request.arrival and num_tokens <= len(request.token_ids) else 0
 
     def _uncounted(self, requests: Sequence[Request]) -> dict[str, npt.NDArray[np.int64]]:
         """Generated tokens that the state lacks."""

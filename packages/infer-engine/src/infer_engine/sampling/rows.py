@@ -61,7 +61,7 @@ class SamplingRows:
         """Room for rows 0 to `max_rows` - 1."""
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
-        self._owners: list[str | None] = [None] * max_rows
+        self._owners: list[int | None] = [None] * max_rows
         self._edits: list[RequestEdits | None] = [None] * max_rows
         self._asks = np.zeros(max_rows, np.uint8)
         self._num_logprobs = np.zeros(max_rows, np.int64)
@@ -80,7 +80,7 @@ class SamplingRows:
         """Return what the rows of `requests` ask for, having read the parameters of those that were not there."""
         owners = self._owners
         for request in requests:
-            if owners[request.row] != request.request_id:
+            if owners[request.row] != request.arrival:
                 self._read(request)
         rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
         asks = self._asks[rows]
@@ -130,7 +130,7 @@ class SamplingRows:
         self._num_logprobs[row] = params.logprobs or 0
         self._edits[row] = edits
         self._asks[row] = _asks(params, has_edits=edits is not None)
-        self._owners[row] = request.request_id
+        self._owners[row] = request.arrival
 
 
 def _asks(params: SamplingParams, *, has_edits: bool) -> Asks:

@@ -49,7 +49,8 @@ class QueueAndBatch:
             state: how it ended.
             num_kept_tokens: only blocks of its first so many tokens may be found by others from then on.
         """
-        self._waiting.discard(request)
+        if request.row < 0:
+            self._waiting.discard(request)
         self._batch.discard(request, num_kept_tokens=num_kept_tokens)
         request.state = state
 

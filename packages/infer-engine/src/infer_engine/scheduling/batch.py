@@ -67,6 +67,9 @@ class SequenceTables(Protocol):
     def unpublish(self, sequence_id: str, num_tokens: int) -> None:
         """Let only its first blocks be found."""
 
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Let no block be found by these names."""
+
     def release(self, sequence_id: str) -> None:
         """Give back a sequence's memory."""
 
@@ -162,12 +165,11 @@ class RunningBatch:
                 return False
 
     def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
-        """Undo what a failed pass has promised to others; return the items that can be tried again as they are.
+        """Put back those that were to read what others were to write in a failed pass: they begin anew.
 
-        Requests that were to read what others were to write in it are put back, and begin anew.
+        Returns the items that can be tried again as they are. Those either write what they have promised to the ones
+        that come after this step, or fail, and then nothing of theirs may be found.
         """
-        for request, _ in schedule.items:
-            self._tables.unpublish(request.request_id, request.num_computed_tokens)
         for request in schedule.early_readers:
             request.forget_found()
             self._lose(request)

@@ -10,6 +10,9 @@ from infer_engine.scheduling.queue import Rank
 AGING_STEPS = 100
 """Steps of waiting that are worth one level of priority."""
 
+MAX_AGING_LEVELS = 100
+"""The largest priority, either way, that waiting requests are told apart by."""
+
 
 def by_arrival(request: Request) -> tuple[int, int]:
     """First come, first served."""
@@ -26,9 +29,10 @@ def by_priority_with_aging(request: Request) -> tuple[int, int]:
 
     All that wait rise alike, so that the order between two of them never changes: it follows from the priority and the
     step of arrival alone. A request is overtaken only by those that come within `AGING_STEPS` steps for each level that
-    they are better.
+    they are better. Priorities beyond `MAX_AGING_LEVELS` either way count as that: nobody waits for ever.
     """
-    return request.priority * AGING_STEPS + request.arrival_step, request.arrival
+    level = max(-MAX_AGING_LEVELS, min(MAX_AGING_LEVELS, request.priority))
+    return level * AGING_STEPS + request.arrival_step, request.arrival
 
 
 def in_order(decodes: Sequence[Request]) -> Sequence[Request]:

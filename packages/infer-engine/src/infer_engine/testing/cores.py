@@ -69,7 +69,7 @@ class ScriptedCore:
         self.messages: list[Submit | Abort] = []
         self.failures: dict[str, RequestFailure] = {}
         self.preempted: list[str] = []
-        self.breaks_with: Exception | None = None
+        self.breaks_with: BaseException | None = None
 
     @property
     def has_work(self) -> bool:

@@ -30,7 +30,7 @@ def running_request(
         seed=seed,
         params=sampling,
     )
-    request = Request(submitted, arrival=row)
+    request = Request(submitted, arrival=hash(submitted.request_id))
     request.token_ids += generated
     request.row = row
     return request

@@ -1,0 +1,78 @@
+"""An interrupt waits for the end of a step: whoever is not interrupted loses nothing."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infer_engine import LLM, SamplingParams
+from infer_engine.interrupts import interrupts_held_back
+from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+
+
+def interrupted(times: int) -> list[str]:
+    """Be interrupted so often in a block that is held back, and return how far it came."""
+    done = []
+    try:
+        with interrupts_held_back():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            done.append("the block")
+        done.append("what follows")
+    except KeyboardInterrupt:
+        done.append("interrupted")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return done
+
+
+def test_an_interrupt_takes_effect_at_the_end_of_the_block() -> None:
+    assert interrupted(1) == ["the block", "interrupted"]
+
+
+def test_a_second_interrupt_takes_effect_at_once() -> None:
+    assert interrupted(2) == ["interrupted"]
+
+
+def test_no_interrupt_changes_nothing() -> None:
+    assert interrupted(0) == ["the block", "what follows"]
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    seen = []
+
+    def look() -> None:
+        with interrupts_held_back():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+@pytest.fixture
+def interrupted_soon() -> Iterator[None]:
+    """Send this process an interrupt after a tenth of a second."""
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_stream_outlives_the_interrupt_of_a_call_beside_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    save_tiny_llama(tmp_path)
+    save_tiny_tokenizer(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", batch_invariant=True)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    [alone] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    stream = llm.stream([5, 6, 7], params)
+    token_ids = list(next(stream).token_ids)
+    request.getfixturevalue("interrupted_soon")
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[8, 9]] * 100, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+    token_ids += [token_id for output in stream for token_id in output.token_ids]
+    assert token_ids == alone.token_ids
+    assert (llm.stats.num_running, llm.stats.num_free_blocks) == (0, llm.stats.num_blocks)
