@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from infer_engine import LLM, SamplingParams
+from infer_engine.driver import CoreDriver
+from infer_engine.front import Front, FrontLimits
 from infer_engine.interrupts import interrupts_held_back
+from infer_engine.messages import StepResult
+from infer_engine.protocol import GenerateRequest, StepOutput
+from infer_engine.testing.cores import MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, scripted_tokens, tokens_of
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_models.text import stand_in_tokenizer
 
 
 def interrupted(times: int) -> list[str]:
@@ -50,6 +56,28 @@ def test_other_threads_leave_signals_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+class InterruptedCore(ScriptedCore):
+    """A core whose every step is interrupted when it has computed."""
+
+    def step(self) -> StepResult:
+        result = super().step()
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+
+def test_what_an_interrupted_step_has_computed_is_handed_over_first() -> None:
+    driver = CoreDriver(InterruptedCore())
+    front = Front(stand_in_tokenizer(VOCAB_SIZE), FrontLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN))
+    request = GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=3))
+    [prepared] = front.prepare(request, serials=front.take_serials(request))
+    outputs: list[StepOutput] = []
+    driver.submit(prepared, outputs.append)
+    for num_steps in range(1, 4):
+        with pytest.raises(KeyboardInterrupt):
+            driver.step()
+        assert tokens_of(outputs) == scripted_tokens([1], num_steps)
 
 
 @pytest.fixture

@@ -39,7 +39,8 @@ class EngineConfig:
             cache.
         max_batch_size: Requests computed in one step. Left out: 8 with static batching or the contiguous cache, else
             256 on a GPU, 32 on a CPU.
-        max_num_batched_tokens: Tokens computed in one step. Left out: 8192 on a GPU, 2048 on a CPU.
+        max_num_batched_tokens: Tokens computed in one step, or in each of its two passes with `prefill_first`. Left
+            out: 8192 on a GPU, 2048 on a CPU.
         max_waiting_requests: Requests that may wait in the queue; more are refused.
         seed: Base seed of requests that bring none of their own. Left out: drawn at start.
         batching_mode: `continuous` lets requests join and leave at every step; `static` forms a batch and runs it until
