@@ -110,24 +110,25 @@ class StepExecutor:
 
     def _search(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
         """Compute `items` in the largest parts that succeed, in their order."""
-        if len(items) == len(schedule.items) > 1:
-            middle = len(items) // 2
-            self._search(schedule, items[:middle], outcome)
-            self._search(schedule, items[middle:], outcome)
+        if len(items) == len(schedule.items) > 1:  # which is known to fail
+            self._search_halves(schedule, items, outcome)
             return
         if not items:
             return
         try:
             self._attempt(schedule.only(items), outcome)
         except Exception as error:
-            if len(items) == 1:
-                request = items[0][0]
-                logger.exception("Request %s fails alone too; it is given up.", request.request_id)
-                outcome.failures.append((request, _failure(error)))
+            if len(items) > 1:
+                self._search_halves(schedule, items, outcome)
                 return
-            middle = len(items) // 2
-            self._search(schedule, items[:middle], outcome)
-            self._search(schedule, items[middle:], outcome)
+            request = items[0][0]
+            logger.exception("Request %s fails alone too; it is given up.", request.request_id)
+            outcome.failures.append((request, _failure(error)))
+
+    def _search_halves(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
+        middle = len(items) // 2
+        self._search(schedule, items[:middle], outcome)
+        self._search(schedule, items[middle:], outcome)
 
     def _attempt(self, schedule: Schedule, outcome: StepOutcome) -> None:
         started = self._clock()
