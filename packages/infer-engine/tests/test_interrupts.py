@@ -18,6 +18,14 @@ from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 from infer_models.text import stand_in_tokenizer
 
 
+@pytest.fixture(autouse=True)
+def python_handles_interrupts() -> Iterator[None]:
+    """Take Python's own handler, which processes that were started in the background do not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted(times: int) -> list[str]:
     """Be interrupted so often in a block that is held back, and return how far it came."""
     done = []
