@@ -1,4 +1,4 @@
-"""A real server in a process of its own."""
+"""A real server in a process of its own, and a tiny checkpoint to serve."""
 
 import re
 import signal
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,12 @@ def _read_banner(process: "subprocess.Popen[str]", log: Path) -> Server:
 def serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Server]]:
     """Return a function that runs a server with the given flags, as a context manager."""
     return lambda *flags: serving(tmp_path / "server.log", *flags)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A servable tiny Llama."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_tiny_llama(folder)
+    save_tiny_tokenizer(folder)
+    return folder

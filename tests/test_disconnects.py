@@ -5,23 +5,13 @@ import random
 from pathlib import Path
 
 import httpx
-import pytest
 
 from infer_engine import EngineConfig, build_engine
 from infer_engine.protocol import Engine
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 from infer_server import ServerSettings
 from infer_server.testing import running_server
 
 NUM_CLIENTS = 60
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_tiny_llama(folder)
-    save_tiny_tokenizer(folder)
-    return folder
 
 
 async def fickle_client(client: httpx.AsyncClient, draw: random.Random) -> bool:

@@ -5,23 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from infer_engine import EngineConfig, build_engine
 from infer_engine.faults import Fault, FaultPlan
 from infer_engine.protocol import EngineStatus
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 from infer_server.testing import running_server
 
 PROMPTS = ["first", "second", "third"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_tiny_llama(folder)
-    save_tiny_tokenizer(folder)
-    return folder
 
 
 async def complete(client: httpx.AsyncClient, prompt: str) -> httpx.Response:
