@@ -189,7 +189,10 @@ def play(setup: Setup, arrivals: list[Arrival], faults: tuple[dict[str, Any], ..
                     sibling_group=arrival.sibling_group,
                 )
             if arrival.abort_step == step >= arrival.step:
-                engine.abort(str(i), num_completion_tokens=arrival.num_kept)
+                if arrival.num_kept is None:
+                    engine.abort(str(i))
+                else:
+                    engine.finish(str(i), num_completion_tokens=arrival.num_kept)
                 played.aborted.add(str(i))
         if step > 30 and not engine.core.has_work:
             break

@@ -2,7 +2,7 @@
 
 from infer_engine.driver import CoreDriver
 from infer_engine.front import Front, FrontLimits, PreparedSequence
-from infer_engine.messages import Abort, StepResult
+from infer_engine.messages import Abort, Finish, StepResult
 from infer_engine.protocol import FinishReason, GenerateRequest, RequestFailure, SamplingParams, StepOutput
 from infer_engine.testing.cores import (
     MAX_SEQ_LEN,
@@ -63,7 +63,7 @@ def test_a_stop_string_frees_the_memory_and_tells_the_core_which_tokens_count() 
     outputs = calls.start([5], stop=(text[-1],))
     calls.finish(outputs)
     assert outputs[-1].finish_reason is FinishReason.STOP
-    assert calls.core.messages[-1] == Abort(request_id="r0", num_completion_tokens=len(tokens_of(outputs)))
+    assert calls.core.messages[-1] == Finish(request_id="r0", num_completion_tokens=len(tokens_of(outputs)))
     assert not calls.core.has_work
 
 
@@ -95,7 +95,7 @@ def test_text_that_fails_ends_its_own_sequence_alone_and_frees_its_memory() -> N
     assert failing[-1].error is not None
     assert tokens_of(failing) == scripted_tokens([1], 1)
     assert tokens_of(sound) == scripted_tokens([2], 6)
-    assert Abort(request_id="r0", num_completion_tokens=1) in calls.core.messages
+    assert Finish(request_id="r0", num_completion_tokens=1) in calls.core.messages
 
 
 class TwoPassCore(ScriptedCore):
@@ -111,7 +111,7 @@ def test_what_a_step_made_after_a_stop_string_is_dropped() -> None:
     outputs = calls.start([1], stop=(stand_in_tokenizer(VOCAB_SIZE).decode(scripted_tokens([1], 1)),))
     calls.finish(outputs)
     assert tokens_of(outputs) == scripted_tokens([1], 1)
-    assert calls.core.messages[-1] == Abort(request_id="r0", num_completion_tokens=1)
+    assert calls.core.messages[-1] == Finish(request_id="r0", num_completion_tokens=1)
 
 
 def test_a_forming_batch_is_waited_for_asleep() -> None:

@@ -176,7 +176,7 @@ def test_tokens_that_an_abort_discards_are_found_by_nobody(num_kept: int) -> Non
     served.submit("a", PROMPT, max_tokens=50)
     for _ in range(12):
         served.step()
-    served.abort("a", num_completion_tokens=num_kept)
+    served.finish("a", num_completion_tokens=num_kept)
     conversation = PROMPT + expected_tokens(PROMPT, 12)
     num_computed = min(len(PROMPT) + num_kept, len(conversation) - 1)
     assert served.num_found_tokens(conversation) == num_computed // 4 * 4
@@ -219,7 +219,7 @@ def test_tokens_after_the_end_of_a_text_are_found_by_nobody_though_the_core_ende
     served = engine()
     served.submit("a", PROMPT, max_tokens=13, params=SamplingParams(temperature=0, stop=("a text that came",)))
     served.run()
-    served.abort("a", num_completion_tokens=num_kept)
+    served.finish("a", num_completion_tokens=num_kept)
     conversation = PROMPT + expected_tokens(PROMPT, 13)
     assert served.num_found_tokens(conversation) == min(len(PROMPT) + num_kept, len(conversation) - 1) // 4 * 4
 

@@ -57,7 +57,10 @@ class Traffic:
             self._expected[name] = expected_tokens(prompt, max_tokens)
         if self._expected and draw.random() < 0.03:
             name = draw.choice(list(self._expected))
-            self.engine.abort(name, num_completion_tokens=draw.choice([None, 0, 3]))
+            if draw.random() < 0.3:
+                self.engine.abort(name)
+            else:
+                self.engine.finish(name, num_completion_tokens=draw.choice([0, 3]))
             del self._expected[name]
 
     def take(self, result: StepResult) -> None:

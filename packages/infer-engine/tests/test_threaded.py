@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from infer_engine.messages import Abort
+from infer_engine.messages import Finish
 from infer_engine.protocol import EngineStatus, EngineUnavailableError, FinishReason, GenerateRequest, SamplingParams
 from infer_engine.testing.cores import VOCAB_SIZE, ScriptedCore, ThreadedRig, read, scripted_tokens, tokens_of
 from infer_models.text import stand_in_tokenizer
@@ -53,7 +53,7 @@ async def test_a_stop_string_ends_the_stream_and_tells_the_core_which_tokens_cou
     assert "".join(output.text for output in outputs) == text[: text.index(stop)]
     rig.gate.allow(3)  # for the step that may be under way; the request would need far more
     assert await rig.has_settled()
-    assert rig.core.messages[1:] == [Abort(request_id=stream.request_id, num_completion_tokens=num_tokens)]
+    assert rig.core.messages[1:] == [Finish(request_id=stream.request_id, num_completion_tokens=num_tokens)]
     await rig.engine.close()
 
 

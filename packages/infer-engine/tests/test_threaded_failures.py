@@ -2,7 +2,7 @@
 
 import pytest
 
-from infer_engine.messages import Abort
+from infer_engine.messages import Finish
 from infer_engine.protocol import (
     EngineStatus,
     EngineUnavailableError,
@@ -43,7 +43,7 @@ async def test_text_that_fails_ends_its_own_request_and_no_other(caplog: pytest.
     assert tokens_of(outputs) == scripted_tokens([1], 2)
     assert tokens_of(await read(sound)) == scripted_tokens([2], 6)
     assert await rig.has_settled()
-    assert Abort(request_id=broken.request_id, num_completion_tokens=2) in rig.core.messages
+    assert Finish(request_id=broken.request_id, num_completion_tokens=2) in rig.core.messages
     assert "broken on purpose" in caplog.text
     await rig.engine.close()
 

@@ -1,6 +1,6 @@
 """`Choices`: what a sampling call decided for each row. Knows ids and numbers on the host; knows no tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infer_engine.protocol import TokenLogprob
 
@@ -16,5 +16,5 @@ class Choices:
     """
 
     token_ids: list[int]
-    logprobs: dict[int, TokenLogprob]
-    not_finite: frozenset[int]
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    not_finite: frozenset[int] = frozenset()

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from infer_engine.execution import EngineFailedError, StepExecutor, StepOutcome, StepRunner
-from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.messages import Abort, Finish, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.prefix_sharing import PrefixSharing
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.protocol.stats import StepCounts
@@ -113,20 +113,19 @@ class EngineCore:
         """Return 0.0 where there is something to compute, the seconds that a batch still forms, or None."""
         return self._scheduler.seconds_until_work()
 
-    def handle(self, message: Submit | Abort) -> None:
+    def handle(self, message: ToCore) -> None:
         """Take a message between two steps. An abort frees the request's memory at once; an unknown id is no error.
 
         Raises:
             ValueError: the id of a submitted request is in use.
         """
-        if isinstance(message, Submit):
-            self._submit(message)
-        elif message.num_completion_tokens is not None:
-            self._end_by_text(message.request_id, message.num_completion_tokens)
-        elif request := self._requests.get(message.request_id):
-            self._counts.num_aborted += 1
-            self._scheduler.remove(request, RequestState.ABORTED, num_kept_tokens=len(request.token_ids))
-            del self._requests[message.request_id]
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort():
+                self._abort(message.request_id)
+            case Finish():
+                self._finish(message.request_id, message.num_completion_tokens)
 
     def step(self) -> StepResult:
         """Compute one step and return what it made. With nothing to compute, audit the memory and return a snapshot.
@@ -171,11 +170,17 @@ class EngineCore:
         self._ended.pop(message.request_id, None)
         self._scheduler.add(request)
 
-    def _end_by_text(self, request_id: str, num_completion_tokens: int) -> None:
+    def _abort(self, request_id: str) -> None:
+        if request := self._requests.get(request_id):
+            self._counts.num_aborted += 1
+            self._scheduler.remove(request, RequestState.ABORTED, num_kept_tokens=len(request.token_ids))
+            del self._requests[request_id]
+
+    def _finish(self, request_id: str, num_completion_tokens: int) -> None:
         """End a request where its text ended; nothing of what was computed after that may be found."""
         if request := self._requests.get(request_id):
-            num_kept = request.num_prompt_tokens + min(num_completion_tokens, request.num_completion_tokens)
             self._counts.num_finished += 1
+            num_kept = request.num_prompt_tokens + num_completion_tokens
             self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=num_kept)
             del self._requests[request_id]
         elif (ended := self._ended.pop(request_id, None)) and ended.names is not None:
@@ -212,8 +217,8 @@ class EngineCore:
     def _compute(self, schedule: Schedule, outputs: list[TokenOutput]) -> bool:
         """Compute a pass and settle what came of it; return whether any of it was computed."""
         outcome = self._executor.run(schedule, withdraw=self._scheduler.withdraw)
-        self._counts.execute_s += self._executor.times.execute_s
-        self._counts.sample_s += self._executor.times.sample_s
+        self._counts.execute_s += outcome.execute_s
+        self._counts.sample_s += outcome.sample_s
         self._settle(outcome, outputs)
         if outcome.was_repeated or outcome.failures:
             self._counts.num_failed_passes += 1

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from infer_engine.front import PreparedSequence
 from infer_engine.interrupts import interrupts_held_back
-from infer_engine.messages import Abort, TokenOutput
+from infer_engine.messages import Abort, Finish, TokenOutput
 from infer_engine.protocol import EngineStats, StepOutput
 from infer_engine.stepping import SteppingCore, ends_unknown_to_the_core
 
@@ -57,7 +57,7 @@ class CoreDriver:
         prepared, take = self._open[request_id]
         output = prepared.text.advance(produced)
         if ends_unknown_to_the_core(produced, output):
-            self._core.handle(Abort(request_id=request_id, num_completion_tokens=output.num_completion_tokens))
+            self._core.handle(Finish(request_id=request_id, num_completion_tokens=output.num_completion_tokens))
         if output.finished:
             del self._open[request_id]
         take(output)

@@ -58,6 +58,8 @@ class StepOutcome:
         logprobs: of those tokens, where they were asked for.
         failures: why the other requests have failed.
         was_repeated: the schedule failed as a whole and was tried again in parts.
+        execute_s: seconds of the forward passes that succeeded.
+        sample_s: seconds of choosing their tokens.
     """
 
     computed: list[tuple[Request, int]] = field(default_factory=list)
@@ -65,12 +67,6 @@ class StepOutcome:
     logprobs: dict[str, TokenLogprob] = field(default_factory=dict)
     failures: list[tuple[Request, RequestFailure]] = field(default_factory=list)
     was_repeated: bool = False
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Seconds that computing took."""
-
     execute_s: float = 0.0
     sample_s: float = 0.0
 
@@ -82,7 +78,6 @@ class StepExecutor:
         """Compute by `runner`; `clock` measures what it takes."""
         self._runner = runner
         self._clock = clock
-        self.times = StepTimes()
 
     def run(self, schedule: Schedule, *, withdraw: Callable[[Schedule], list[tuple[Request, int]]]) -> StepOutcome:
         """Compute `schedule`. If it fails, `withdraw` returns the items that can be tried again as they are.
@@ -90,7 +85,6 @@ class StepExecutor:
         Raises:
             EngineFailedError: not even a step of nobody's request succeeds.
         """
-        self.times = StepTimes()
         outcome = StepOutcome()
         try:
             self._attempt(schedule, outcome)
@@ -135,11 +129,9 @@ class StepExecutor:
         logits = self._runner.forward(schedule)
         forwarded = self._clock()
         due = schedule.due
-        choices = (
-            self._runner.choose(logits, due) if due else Choices(token_ids=[], logprobs={}, not_finite=frozenset())
-        )
-        self.times.execute_s += forwarded - started
-        self.times.sample_s += self._clock() - forwarded
+        choices = self._runner.choose(logits, due) if due else Choices(token_ids=[])
+        outcome.execute_s += forwarded - started
+        outcome.sample_s += self._clock() - forwarded
         failed = {due[index].request_id for index in choices.not_finite}
         outcome.failures += [(due[index], _NOT_FINITE) for index in sorted(choices.not_finite)]
         outcome.computed += [item for item in schedule.items if item[0].request_id not in failed]

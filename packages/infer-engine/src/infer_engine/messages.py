@@ -34,16 +34,26 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget a request and free its memory. An unknown id is normal: it may have finished meanwhile.
+    """Forget a request and free its memory. An unknown id is normal: it may have finished meanwhile."""
+
+    request_id: str
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End a request where its text has ended, by a stop string for instance. An unknown id is normal here too.
 
     Attributes:
         request_id: which one.
-        num_completion_tokens: None aborts. Else the request's text has ended, by a stop string for instance, and this
-            is how many of its generated tokens count: what was computed after them is not kept in any cache.
+        num_completion_tokens: how many of its generated tokens count; what was computed after them is discarded, and
+            kept in no cache.
     """
 
     request_id: str
-    num_completion_tokens: int | None = None
+    num_completion_tokens: int
+
+
+ToCore = Submit | Abort | Finish
+"""What the front says to the core."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):

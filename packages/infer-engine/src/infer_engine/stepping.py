@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.messages import StepResult, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, StepOutput
 
 
@@ -17,7 +17,7 @@ class SteppingCore(Protocol):
     def stats(self) -> EngineStats:
         """A snapshot of the core as it is."""
 
-    def handle(self, message: Submit | Abort) -> None:
+    def handle(self, message: ToCore) -> None:
         """Take a message between two steps; an abort of an unknown request is no error."""
 
     def seconds_until_work(self) -> float | None:
@@ -34,6 +34,6 @@ class SteppingCore(Protocol):
 def ends_unknown_to_the_core(produced: TokenOutput, output: StepOutput) -> bool:
     """Whether a core's output became the last of its request by its text: a stop string, or text that failed.
 
-    The core must be told then, by an `Abort`; it has forgotten a request that it ended itself.
+    The core must be told then, by a `Finish`; it has forgotten a request that it ended itself.
     """
     return output.finished and produced.finish_reason is None and produced.error is None

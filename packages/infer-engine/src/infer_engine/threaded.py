@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVarTuple
 
 from infer_engine.front import Front, PreparedSequence
-from infer_engine.messages import Abort, StepResult, Submit
+from infer_engine.messages import Abort, Finish, StepResult, ToCore
 from infer_engine.protocol import (
     EngineInfo,
     EngineStats,
@@ -95,7 +95,7 @@ class ThreadedEngine:
         self._idle.set()
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: queue.SimpleQueue[Submit | Abort | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToCore | _Stop] = queue.SimpleQueue()
         self._make_tokenizers = make_tokenizers
         self._tokenizers = make_tokenizers()
         self._watchdog = Watchdog(
@@ -237,7 +237,7 @@ class ThreadedEngine:
                 continue
             made = stream.push(output)
             if ends_unknown_to_the_core(output, made):
-                self._inbox.put(Abort(request_id=output.request_id, num_completion_tokens=made.num_completion_tokens))
+                self._inbox.put(Finish(request_id=output.request_id, num_completion_tokens=made.num_completion_tokens))
             if made.finished:
                 self._forget(output.request_id)
 

@@ -52,7 +52,7 @@ class Sampler:
             requests: one for each row of `logits`, with a row of their own each.
         """
         if not requests:
-            return Choices(token_ids=[], logprobs={}, not_finite=frozenset())
+            return Choices(token_ids=[])
         logits = logits[:, : self._vocab_size]
         step = self._rows.gather(requests)
         listed = step.which(Asks.LOGPROBS)

@@ -82,6 +82,7 @@ class ContinuousScheduler(QueueAndBatch):
         for request in tuple(self._batch.requests):
             if request.state is RequestState.PREFILL:
                 self._current = request
+                self._batch.adopt(request, schedule)
                 self._take_chunk(request, schedule, budget)
         if not schedule.preempted:
             self._admit(schedule, budget)
@@ -111,7 +112,6 @@ class ContinuousScheduler(QueueAndBatch):
         return self._tables.find(names, len(request.token_ids))
 
     def _take_chunk(self, request: Request, schedule: Schedule, budget: StepBudget) -> None:
-        self._batch.adopt(request, schedule)
         num_tokens = budget.chunk_size(request.num_uncomputed_tokens)
         if not num_tokens:
             return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import tokenizers
 
 from infer_engine.front import Front, FrontLimits
-from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.messages import StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import (
     EngineInfo,
     EngineStats,
@@ -66,7 +66,7 @@ class ScriptedCore:
         self._running: dict[str, Submit] = {}
         self._num_generated: dict[str, int] = {}
         self._num_steps = 0
-        self.messages: list[Submit | Abort] = []
+        self.messages: list[ToCore] = []
         self.failures: dict[str, RequestFailure] = {}
         self.preempted: list[str] = []
         self.breaks_with: BaseException | None = None
@@ -96,7 +96,7 @@ class ScriptedCore:
             return 0.0
         return max(0.0, self._forming_since_s + self._forming_s - time.monotonic())
 
-    def handle(self, message: Submit | Abort) -> None:
+    def handle(self, message: ToCore) -> None:
         """Queue a request, or forget one."""
         self.messages.append(message)
         if isinstance(message, Submit):
@@ -183,7 +183,7 @@ class GatedCore:
         self.num_questions += 1
         return self._inner.seconds_until_work()
 
-    def handle(self, message: Submit | Abort) -> None:
+    def handle(self, message: ToCore) -> None:
         """Pass it on."""
         self._inner.handle(message)
 

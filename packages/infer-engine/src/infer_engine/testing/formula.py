@@ -11,7 +11,7 @@ from infer_engine.choices import Choices
 from infer_engine.core import EngineCore
 from infer_engine.execution import StepOutOfMemoryError
 from infer_engine.faults import FaultPlan
-from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.messages import Abort, Finish, StepResult, Submit, TokenOutput
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.request import Request
 from infer_engine.scheduling import Schedule, SchedulerLimits, SequenceTables
@@ -113,7 +113,7 @@ class FormulaRunner:
         assert len(logits) == len(requests)
         not_finite = frozenset(index for index, number in enumerate(logits) if not math.isfinite(number))
         token_ids = [0 if index in not_finite else int(number) for index, number in enumerate(logits)]
-        return Choices(token_ids=token_ids, logprobs={}, not_finite=not_finite)
+        return Choices(token_ids=token_ids, not_finite=not_finite)
 
     def probe(self) -> None:
         """Be alive."""
@@ -210,9 +210,13 @@ class FormulaEngine:
             Submit(request_id=request_id, prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, params=params, **more)
         )
 
-    def abort(self, request_id: str, *, num_completion_tokens: int | None = None) -> None:
+    def abort(self, request_id: str) -> None:
         """Abort a request."""
-        self.core.handle(Abort(request_id=request_id, num_completion_tokens=num_completion_tokens))
+        self.core.handle(Abort(request_id=request_id))
+
+    def finish(self, request_id: str, *, num_completion_tokens: int) -> None:
+        """End a request where its text ended."""
+        self.core.handle(Finish(request_id=request_id, num_completion_tokens=num_completion_tokens))
 
     def step(self) -> StepResult:
         """Compute one step.
