@@ -8,7 +8,7 @@ from infer_engine.execution import EngineFailedError
 from infer_engine.faults import Fault, FaultPlan, InjectedFaultError
 from infer_engine.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
 NAMES = "abcd"
 STEPS = 200
@@ -186,3 +186,16 @@ def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
     failing.submit("a", [1, 2, 3], max_tokens=2)
     failing.core.step()
     assert failing.paged_tables.audit() == []
+
+
+def test_a_step_that_sleeps_where_it_grows_refuses_nobody() -> None:
+    clock = ManualClock()
+    slow = FormulaEngine(
+        num_blocks=200,
+        block_size=2,
+        limits=SchedulerLimits(max_batch_size=4, max_num_batched_tokens=32),
+        faults=FaultPlan([Fault(stage="grow", action="sleep", request_id="c", seconds=1)], sleep=clock.sleep),
+    )
+    assert failed(serve(slow)) == ""
+    assert clock.now > 0
+    assert slow.step().stats.num_preemptions == 0

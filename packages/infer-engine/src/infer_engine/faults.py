@@ -105,7 +105,7 @@ class FaultPlan:
         return _FaultyRunner(runner, self) if self.faults else runner
 
     def around_tables(self, tables: SequenceTables) -> SequenceTables:
-        """Return `tables` with the faults of `allocate`."""
+        """Return `tables` with the faults of `grow` and `allocate`."""
         return cast("SequenceTables", _FaultyTables(tables, self)) if self.faults else tables
 
     def around_scheduler(self, scheduler: Scheduler) -> Scheduler:
@@ -149,7 +149,7 @@ class _FaultyTables:
         return self._given(sequence_id, self._inner.admit(sequence_id, num_tokens, hit))
 
     def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> Any:
-        if self._plan.strike("grow", [sequence_id]):
+        if any(fault.action == "refuse" for fault in self._plan.strike("grow", [sequence_id])):
             return None
         return self._given(sequence_id, self._inner.try_extend(sequence_id, num_tokens, first_position=first_position))
 
