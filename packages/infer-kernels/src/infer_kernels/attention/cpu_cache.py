@@ -1,8 +1,8 @@
 """Where a CPU's paths find a sequence's keys and values. Knows rows, blocks and runs; knows no arithmetic.
 
 Where the blocks that a window reaches are consecutive, and the cache's strides put consecutive blocks' tokens at equal
-distances, keys and values are views of the cache; elsewhere blocks are gathered. (Measured: the gather costs more than
-the arithmetic.) Blocks before the window are never looked at: their owner may have given them back.
+distances, keys and values are views of the cache; elsewhere blocks are gathered. Blocks before the window are never
+looked at: their owner may have given them back.
 """
 
 from collections.abc import Sequence
