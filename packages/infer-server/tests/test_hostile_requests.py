@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_server import ServerSettings
-from infer_server.bodies import decode_body
-from infer_server.completion_body import CompletionBody, generate_requests
 from infer_server.errors import ApiError
+from infer_server.http.bodies import decode_body
+from infer_server.openai.completion_body import CompletionBody, generate_requests
 from infer_server.testing import FakeEngine, running_server
 
 BAD_JSON = {

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from infer_server.listener import AddressUnusableError, bind_listener, leave_to_successor, url_of
+from infer_server.http.listener import AddressUnusableError, bind_listener, leave_to_successor, url_of
 
 
 def test_port_0_takes_a_free_one_and_the_url_has_it() -> None:

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import httpx
 
 from infer_server import ServerSettings
-from infer_server.listener import bind_listener, url_of
-from infer_server.serving import serve
+from infer_server.http.listener import bind_listener, url_of
+from infer_server.http.serving import serve
 from infer_server.testing import FakeEngine, Script
 
 HELD = Script(hold_after=1)

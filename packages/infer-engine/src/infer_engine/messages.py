@@ -5,7 +5,7 @@ The same messages serve a core in this thread, in another thread, or behind a so
 
 import msgspec
 
-from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, SamplingParams, TokenLogprob
+from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, RequestFailure, SamplingParams, TokenLogprob
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -52,7 +52,11 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_completion_tokens: int
 
 
-ToCore = Submit | Abort | Finish
+class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Let the next step's result carry a snapshot of the batch."""
+
+
+ToCore = Submit | Abort | Finish | Inspect
 """What the front says to the core."""
 
 
@@ -63,6 +67,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
         request_id: whose.
         token_ids: the tokens of this step, in order; none where it failed.
         logprobs: one for each of `token_ids` where the request asked for them, else None.
+        prompt_logprobs: with the first token of a request that asked for them: one for each token of the prompt, None
+            for the first of all.
         finish_reason: why it ended; None while it goes on and where it failed.
         error: why it failed; None otherwise. It is the last output then.
         num_prompt_tokens: tokens of the prompt.
@@ -73,6 +79,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     finish_reason: FinishReason | None = None
     error: RequestFailure | None = None
     num_prompt_tokens: int
@@ -81,8 +88,16 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One step's outputs, the ids of the requests that left the queue in it, and a snapshot after it."""
+    """What one step made.
+
+    Attributes:
+        outputs: of the requests that it made something for.
+        admitted: ids of the requests that left the queue in it.
+        stats: after it.
+        snapshot: after it, where somebody asked since the step before.
+    """
 
     outputs: list[TokenOutput]
     admitted: list[str]
     stats: EngineStats
+    snapshot: BatchSnapshot | None = None

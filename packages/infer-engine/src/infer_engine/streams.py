@@ -5,14 +5,16 @@ from collections.abc import AsyncIterator, Callable
 
 from infer_engine.front import PreparedSequence
 from infer_engine.messages import TokenOutput
-from infer_engine.protocol import FinishReason, RequestFailure, StepOutput
+from infer_engine.protocol import FinishReason, RequestFailure, RequestTimes, StepOutput
 
 
 class QueuedStream:
     """One request's outputs. Implements `infer_engine.protocol.RequestStream`."""
 
-    def __init__(self, prepared: PreparedSequence, *, abort: Callable[[str], None]) -> None:
-        """`abort` takes the request's id, any number of times."""
+    def __init__(self, prepared: PreparedSequence, *, arrived_s: float, abort: Callable[[str], None]) -> None:
+        """`abort` takes the request's id, any number of times; `arrived_s` is on the event loop's clock."""
+        self.prompt_token_ids = prepared.submission.prompt_token_ids
+        self.times = RequestTimes(arrived_s=arrived_s)
         self._text = prepared.text
         self._abort = abort
         self._outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
@@ -29,11 +31,6 @@ class QueuedStream:
         """The engine's own id."""
         return self._last.request_id
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self._last.num_prompt_tokens
-
     async def __aiter__(self) -> AsyncIterator[StepOutput]:
         """Yield outputs up to the finished one; nothing more after that."""
         while not self._ended:
@@ -45,8 +42,12 @@ class QueuedStream:
         """Stop computing; see `infer_engine.protocol.RequestStream.abort`."""
         self._abort(self.request_id)
 
-    def push(self, output: TokenOutput) -> StepOutput:
+    def push(self, output: TokenOutput, *, now_s: float) -> StepOutput:
         """Queue an output of the core, with its text, for the reader; return what was queued."""
+        if output.token_ids:
+            if self.times.first_token_s is None:
+                self.times.first_token_s = now_s
+            self.times.last_token_s = now_s
         self._last = self._text.advance(output)
         self._outputs.put_nowait(self._last)
         return self._last

@@ -3,13 +3,13 @@
 from litestar import Litestar
 
 from infer_engine.protocol import Engine
-from infer_server.completion_routes import completion_routes
-from infer_server.error_handlers import exception_handlers
-from infer_server.model_routes import model_routes
+from infer_server.http.error_handlers import exception_handlers
+from infer_server.http.request_ids import add_request_id
+from infer_server.openai.completion_routes import completion_routes
+from infer_server.openai.model_routes import model_routes
 from infer_server.openapi import openapi_config
-from infer_server.request_ids import add_request_id
+from infer_server.operations.status_routes import status_routes
 from infer_server.settings import ServerSettings
-from infer_server.status_routes import status_routes
 
 
 def create_app(engine: Engine, *, settings: ServerSettings) -> Litestar:

@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig
 from infer_server.banner import banner
-from infer_server.listener import AddressUnusableError, bind_listener, url_of
+from infer_server.http.listener import AddressUnusableError, bind_listener, url_of
 from infer_server.settings import ServerSettings
 
 EngineFactory = Callable[[EngineConfig], Engine]
@@ -69,7 +69,7 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
     """Bind, load, serve; in this order, so that a port in use costs no time."""
     _configure_logging(settings)
     with bind_listener(settings.host, settings.port) as listener:
-        from infer_server.serving import serve  # noqa: PLC0415 - imports the web framework: not for `--help`
+        from infer_server.http.serving import serve  # noqa: PLC0415 - imports the web framework: not for `--help`
 
         engine = _build(config, build_engine)
         text = banner(engine.info, url=url_of(listener), served_model=settings.served_model_name or engine.info.model)

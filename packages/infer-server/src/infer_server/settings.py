@@ -1,6 +1,7 @@
 """`ServerSettings`: where and how to serve. Knows values and what is allowed; knows no engine and no framework."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,9 @@ from infer_engine.protocol.config import parse_bytes
 
 SseEventNames = Literal["always", "negotiated", "never"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +21,31 @@ class ServerSettings:
     Attributes:
         host: Address to listen on. The default is reachable from this machine only.
         port: Port to listen on; 0 takes any free one.
+        uds: Path of a Unix socket to listen on, in place of `host` and `port`.
+        ssl_certfile: PEM file of the certificate chain: listen with TLS. Needs `ssl_keyfile`.
+        ssl_keyfile: PEM file of the certificate's private key.
+        ssl_keyfile_password: What the private key is encrypted with, if it is.
+        api_key: Keys of which every request must bring one, as `Authorization: Bearer KEY`; may be repeated. `/health`,
+            `/ready`, `/metrics` and the playground's page stay open. Left out: everybody is served.
+        cors_allow_origins: Origins, such as `https://example.com` or `*`, whose pages may call from a browser; may be
+            repeated. Left out: none.
         served_model_name: The model's id in the API. Left out: the `model` string as given.
         max_body_size: Largest request body, such as `10MB`.
         sse_event_names: Who gets `event:` lines on streams: everybody, clients whose `Accept` header names
             `text/event-stream`, or nobody.
         sse_ping_interval: Seconds of silence after which an open stream gets a comment line, so that proxies keep it.
+        receive_timeout: Seconds in which a request must have arrived whole, from its first byte.
+        write_timeout: Seconds that a client may leave an answer unread before it is disconnected and its request
+            aborted.
+        max_connections: Connections open at once; more are answered with 503.
+        engine_process: Compute in a process of its own, or in a thread of the server's. Left out: as the device likes.
         shutdown_timeout: Seconds that running requests have to finish after SIGTERM.
         log_level: What to log on standard error.
+        log_format: Lines for people, or one JSON object each.
+        access_log: Log one line for each request, with what it was and how long it took.
+        log_prompts: Log prompts and conversations too, for debugging: they may hold secrets.
+        otlp_traces_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request;
+            needs the `tracing` extra. Left out: none.
 
     Raises:
         ValueError: a value is not allowed; the message names the field, the value and what is allowed.
@@ -31,17 +53,43 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    api_key: tuple[str, ...] = ()
+    cors_allow_origins: tuple[str, ...] = ()
     served_model_name: str | None = None
     max_body_size: int | str = "10MB"
     sse_event_names: SseEventNames = "negotiated"
     sse_ping_interval: float = 15.0
+    receive_timeout: float = 60.0
+    write_timeout: float = 30.0
+    max_connections: int = 4096
+    engine_process: bool | None = None
     shutdown_timeout: float = 30.0
     log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    access_log: bool = True
+    log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no server could honour."""
         _check("host", self.host, bool(self.host.strip()), "an address or a host name")
         _check("port", self.port, 0 <= self.port <= 65535, "in [0, 65535]")
+        if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
+            given, missing = ("ssl_certfile", "ssl_keyfile") if self.ssl_certfile else ("ssl_keyfile", "ssl_certfile")
+            raise ValueError(f"`{given}` is {getattr(self, given)!r} but `{missing}` is not set; TLS needs both.")
+        for key in self.api_key:
+            sendable = key.isascii() and key.isprintable() and key == key.strip() and bool(key)
+            _check("api_key", "***", sendable, "printable ASCII without spaces around it, as headers are")
+        for origin in self.cors_allow_origins:
+            _check("cors_allow_origins", origin, bool(_ORIGIN.fullmatch(origin)), "`*` or `scheme://host[:port]`")
+        for name in ("receive_timeout", "write_timeout"):
+            value = getattr(self, name)
+            _check(name, value, math.isfinite(value) and value > 0, "a positive number of seconds")
+        _check("max_connections", self.max_connections, self.max_connections >= 1, "at least 1")
         named = self.served_model_name is None or bool(self.served_model_name.strip())
         _check("served_model_name", self.served_model_name, named, "a name")
         parse_bytes("max_body_size", self.max_body_size)
@@ -51,6 +99,7 @@ class ServerSettings:
         possible = math.isfinite(self.shutdown_timeout) and self.shutdown_timeout >= 0
         _check("shutdown_timeout", self.shutdown_timeout, possible, "a number of seconds of at least 0")
         _check_word("log_level", self.log_level, ("debug", "info", "warning", "error"))
+        _check_word("log_format", self.log_format, ("text", "json"))
 
     @property
     def max_body_bytes(self) -> int:

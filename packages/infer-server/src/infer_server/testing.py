@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from infer_engine.protocol import (
+    BatchSnapshot,
+    ChatPrompt,
+    ChatTemplateUnusableError,
     ContextLengthExceededError,
     Engine,
     EngineInfo,
@@ -17,11 +20,15 @@ from infer_engine.protocol import (
     InvalidRequestError,
     RequestFailure,
     RequestStream,
+    RequestTimes,
+    SamplingParams,
+    SequenceSnapshot,
     StepOutput,
+    TokenLogprob,
 )
 from infer_server.app import create_app
-from infer_server.listener import bind_listener, url_of
-from infer_server.serving import HttpServer
+from infer_server.http.listener import bind_listener, url_of
+from infer_server.http.serving import HttpServer
 from infer_server.settings import ServerSettings
 
 FAKE_INFO = EngineInfo(
@@ -47,6 +54,7 @@ class Script:
         finish_reason: how the last of them ends the request.
         failure: ends the request instead, after all steps.
         num_cached_tokens: prompt tokens that were found in a cache.
+        has_chat_template: whether conversations are taken.
         hold_after: number of outputs after which the request waits until it is aborted or `let_go` is called.
     """
 
@@ -54,17 +62,20 @@ class Script:
     finish_reason: FinishReason = FinishReason.EOS
     failure: RequestFailure | None = None
     num_cached_tokens: int = 0
+    has_chat_template: bool = True
     hold_after: int | None = None
 
 
 class FakeStream:
     """One request of a `FakeEngine`."""
 
-    def __init__(self, request_id: str, *, num_prompt_tokens: int, script: Script) -> None:
-        """Follow `script`; `num_prompt_tokens` is reported as it is."""
+    def __init__(self, request_id: str, *, prompt_token_ids: list[int], params: SamplingParams, script: Script) -> None:
+        """Follow `script`; of `params` only log-probabilities matter."""
         self._script = script
+        self._params = params
         self.request_id = request_id
-        self.num_prompt_tokens = num_prompt_tokens
+        self.prompt_token_ids = prompt_token_ids
+        self.times = RequestTimes(arrived_s=asyncio.get_running_loop().time())
         self.failure = script.failure
         self.aborted = False
         self.ended = asyncio.Event()
@@ -101,6 +112,7 @@ class FakeStream:
             is_last = position == len(steps) - 1 and self.failure is None
             if is_last:
                 self.ended.set()
+            self._note_time()
             yield self._output(made, token_ids, text=text, reason=self._script.finish_reason if is_last else None)
             if is_last:
                 return
@@ -109,6 +121,12 @@ class FakeStream:
         else:
             self.ended.set()
             yield self._output(made, (), error=self.failure)
+
+    def _note_time(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.times.admitted_s = self.times.admitted_s or now
+        self.times.first_token_s = self.times.first_token_s or now
+        self.times.last_token_s = now
 
     def _output(
         self,
@@ -126,16 +144,33 @@ class FakeStream:
             finished=reason is not None or error is not None,
             finish_reason=reason,
             error=error,
-            num_prompt_tokens=self.num_prompt_tokens,
+            num_prompt_tokens=len(self.prompt_token_ids),
             num_completion_tokens=made,
             num_cached_tokens=self._script.num_cached_tokens,
+            logprobs=self._logprobs(token_ids, self._params.logprobs),
+            prompt_logprobs=self._prompt_logprobs() if token_ids and made == len(token_ids) else None,
         )
+
+    def _prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        listed = self._logprobs(self.prompt_token_ids[1:], self._params.prompt_logprobs)
+        return None if listed is None else [None, *listed]
+
+    def _logprobs(self, token_ids: Sequence[int], num_top: int | None) -> list[TokenLogprob] | None:
+        """Every token is the most probable one, with -0.5; those after it in the vocabulary have -1.5, -2.5, ..."""
+        if num_top is None:
+            return None
+        return [
+            TokenLogprob(token_id=i, logprob=-0.5, rank=1, top=[(i + k, -0.5 - k) for k in range(num_top)])
+            for i in token_ids
+        ]
 
 
 class FakeEngine:
     """An engine without a model: each request gets `script`; what it was asked is kept for the test to read.
 
-    A prompt's text is as many tokens as it has characters.
+    A prompt's text is as many tokens as it has characters, each the character's code point modulo the vocabulary; a
+    conversation is the text of its messages, joined. The token with the id of an ASCII character stands for it; the
+    script's own tokens stand for their texts.
     """
 
     def __init__(self, script: Script | None = None, *, info: EngineInfo = FAKE_INFO) -> None:
@@ -159,13 +194,55 @@ class FakeEngine:
             self._check(request)
         self.requests += requests
         streams = [
-            FakeStream(f"fake-{len(self.streams) + i}", num_prompt_tokens=len(request.prompt), script=self._script)
-            for i, request in enumerate(requests)
+            FakeStream(
+                f"fake-{len(self.streams) + i}",
+                prompt_token_ids=self._encode(request.prompt),
+                params=request.params,
+                script=self._script,
+            )
+            for i, request in enumerate(request for request in requests for _ in range(request.params.n))
         ]
         async with self._taken:
             self.streams += streams
             self._taken.notify_all()
         return list[RequestStream](streams)
+
+    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the prompt's tokens, after one of id 0 where special tokens are asked for."""
+        return [0] * (add_special_tokens and isinstance(prompt, str)) + self._encode(prompt)
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Return the tokens' texts, joined."""
+        self._check_ids("tokens", token_ids)
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the text of a token of the script, an ASCII character, or the id in angle brackets."""
+        scripted = {ids[0]: text for ids, text in self._script.steps if len(ids) == 1}
+        plain = chr(token_id) if 31 < token_id < 127 else f"<{token_id}>"
+        return scripted.get(token_id, plain).encode()
+
+    async def inspect(self) -> BatchSnapshot:
+        """Return the open streams, all decoding, each in a block of its own."""
+        open_streams = [stream for stream in self.streams if not stream.ended.is_set()]
+        return BatchSnapshot(
+            stats=self.stats,
+            sequences=[
+                SequenceSnapshot(
+                    request_id=stream.request_id,
+                    state="decode",
+                    num_prompt_tokens=len(stream.prompt_token_ids),
+                    num_computed_tokens=len(stream.prompt_token_ids),
+                    num_cached_tokens=0,
+                    num_completion_tokens=1,
+                    block_ids=[index],
+                )
+                for index, stream in enumerate(open_streams)
+            ],
+            block_size=self.info.block_size,
+            num_blocks=self.info.num_kv_blocks,
+            holders=[int(block < len(open_streams)) for block in range(self.info.num_kv_blocks)],
+        )
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for running requests; abort those left after `timeout_s`."""
@@ -207,16 +284,28 @@ class FakeEngine:
         for stream in self.streams:
             stream.abort()
 
+    def _encode(self, prompt: str | list[int] | ChatPrompt) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        if isinstance(prompt, ChatPrompt):
+            if not self._script.has_chat_template:
+                raise ChatTemplateUnusableError("The model has no chat template.")
+            prompt = "".join(message.content for message in prompt.messages)
+        return [ord(character) % self.info.vocab_size for character in prompt]
+
     def _check(self, request: GenerateRequest) -> None:
-        if isinstance(request.prompt, list):
-            for token_id in request.prompt:
-                if not 0 <= token_id < self.info.vocab_size:
-                    raise InvalidRequestError(f"`prompt` has the unknown token id {token_id}.", param="prompt")
+        prompt = self._encode(request.prompt)
+        self._check_ids("prompt", prompt)
         max_tokens = request.params.max_tokens or 1
-        if len(request.prompt) + max_tokens > self.info.max_seq_len:
+        if len(prompt) + max_tokens > self.info.max_seq_len:
             raise ContextLengthExceededError(
-                max_seq_len=self.info.max_seq_len, num_prompt_tokens=len(request.prompt), max_tokens=max_tokens
+                max_seq_len=self.info.max_seq_len, num_prompt_tokens=len(prompt), max_tokens=max_tokens
             )
+
+    def _check_ids(self, name: str, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.info.vocab_size:
+                raise InvalidRequestError(f"`{name}` has the unknown token id {token_id}.", param=name)
 
 
 @asynccontextmanager

@@ -5,8 +5,9 @@
 """
 
 from infer_engine.protocol.config import EngineConfig
-from infer_engine.protocol.engine import Engine, EngineInfo, EngineStatus, RequestStream
+from infer_engine.protocol.engine import Engine, EngineInfo, EngineStatus, RequestStream, RequestTimes
 from infer_engine.protocol.errors import (
+    ChatTemplateUnusableError,
     CheckpointUnusableError,
     ContextLengthExceededError,
     EmptyPromptError,
@@ -15,11 +16,24 @@ from infer_engine.protocol.errors import (
     QueueFullError,
     RequestRefusedError,
 )
-from infer_engine.protocol.requests import FinishReason, GenerateRequest, RequestFailure, StepOutput, TokenLogprob
+from infer_engine.protocol.requests import (
+    ChatMessage,
+    ChatPrompt,
+    FinishReason,
+    GenerateRequest,
+    RequestFailure,
+    StepOutput,
+    TokenLogprob,
+)
 from infer_engine.protocol.sampling import SamplingParams
+from infer_engine.protocol.snapshot import BatchSnapshot, SequenceSnapshot
 from infer_engine.protocol.stats import EngineStats
 
 __all__ = [
+    "BatchSnapshot",
+    "ChatMessage",
+    "ChatPrompt",
+    "ChatTemplateUnusableError",
     "CheckpointUnusableError",
     "ContextLengthExceededError",
     "EmptyPromptError",
@@ -36,7 +50,9 @@ __all__ = [
     "RequestFailure",
     "RequestRefusedError",
     "RequestStream",
+    "RequestTimes",
     "SamplingParams",
+    "SequenceSnapshot",
     "StepOutput",
     "TokenLogprob",
 ]

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from infer_engine.protocol.requests import GenerateRequest, StepOutput
+from infer_engine.protocol.requests import ChatPrompt, GenerateRequest, StepOutput
+from infer_engine.protocol.snapshot import BatchSnapshot
 from infer_engine.protocol.stats import EngineStats
 
 
@@ -51,6 +52,22 @@ class EngineStatus(enum.StrEnum):
     DEAD = "dead"
 
 
+class RequestTimes(msgspec.Struct, kw_only=True):
+    """When things happened to a request, in seconds of the event loop's clock; None: not yet.
+
+    Attributes:
+        arrived_s: it was submitted, still to be tokenized.
+        admitted_s: it left the queue for the first time.
+        first_token_s: its first token came.
+        last_token_s: its latest token came.
+    """
+
+    arrived_s: float
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+
 class RequestStream(Protocol):
     """One accepted request's outputs. Whoever holds it must consume it to its end or call `abort`."""
 
@@ -59,8 +76,12 @@ class RequestStream(Protocol):
         """The engine's own id, never a client's."""
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, known as soon as the request is accepted."""
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt's tokens, known as soon as the request is accepted."""
+
+    @property
+    def times(self) -> RequestTimes:
+        """When things happened to it; the caller does not change them."""
 
     def __aiter__(self) -> AsyncIterator[StepOutput]:
         """Yield one output per step that made something, the last with `finished`; ends after that one.
@@ -94,12 +115,44 @@ class Engine(Protocol):
 
         Raises:
             EmptyPromptError: a prompt has no tokens.
+            ChatTemplateUnusableError: there is no chat template, or it refuses a conversation.
             InvalidRequestError: a token id outside the vocabulary, a value out of this engine's range, a prompt that
                 the tokenizer fails on, or more sequences than the queue can ever take.
             ContextLengthExceededError: prompt plus `max_tokens` exceeds `max_seq_len`.
             QueueFullError: there is no room in the queue for all the sequences. Those that were computed before and
                 wait again for want of memory take none.
             EngineUnavailableError: the engine is draining, stopped or dead.
+        """
+
+    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `prompt`, made off the event loop.
+
+        `add_special_tokens` adds to a text what the tokenizer puts around every text; a conversation has what its
+        template writes.
+
+        Raises:
+            ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
+            InvalidRequestError: the tokenizer fails on it.
+        """
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Return the text of `token_ids`, special tokens included, made off the event loop.
+
+        Raises:
+            InvalidRequestError: a token id outside the vocabulary.
+        """
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes that a token stands for, perhaps a part of a character; for a special token its name.
+
+        Fast, and never fails for ids that the engine has made.
+        """
+
+    async def inspect(self) -> BatchSnapshot:
+        """Return what the engine is doing, as it is between two steps.
+
+        Raises:
+            EngineUnavailableError: the engine is stopped or dead.
         """
 
     async def drain(self, timeout_s: float) -> None:

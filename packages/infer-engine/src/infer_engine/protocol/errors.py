@@ -32,6 +32,14 @@ class EmptyPromptError(InvalidRequestError):
         super().__init__("`prompt` is empty; send at least one token.", param="prompt")
 
 
+class ChatTemplateUnusableError(InvalidRequestError):
+    """The checkpoint has no chat template, or its template refuses the conversation."""
+
+    def __init__(self, message: str) -> None:
+        """`message` is for the client to read."""
+        super().__init__(message, param="messages")
+
+
 class ContextLengthExceededError(RequestRefusedError):
     """Prompt plus `max_tokens` exceeds `max_seq_len`. Agents parse this wording to shrink `max_tokens`."""
 

@@ -17,7 +17,7 @@ class FinishReason(enum.StrEnum):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A generated token's log-probability under the model, before penalties, biases, temperature and filters.
+    """A token's log-probability under the model, before penalties, biases, temperature and filters.
 
     Attributes:
         token_id: the token.
@@ -32,17 +32,41 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: list[tuple[int, float]]
 
 
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a conversation.
+
+    Attributes:
+        role: whose it is, in the words of the checkpoint's template: `system`, `user`, `assistant`, ...
+        content: its text, in which nothing becomes a special token.
+    """
+
+    role: str
+    content: str
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation, which the checkpoint's own chat template makes a prompt of.
+
+    Attributes:
+        messages: in order.
+        add_generation_prompt: end the prompt where the assistant's answer begins.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool = True
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to continue, `params.n` times.
 
     Attributes:
-        prompt: text, or the token ids themselves.
+        prompt: text, the token ids themselves, or a conversation.
         params: how to sample and when to stop.
         priority: with the `priority` policy lower numbers come first; others ignore it.
         cache_salt: requests share cached prefixes only with those of the same salt: one for each tenant.
     """
 
-    prompt: str | list[int]
+    prompt: str | list[int] | ChatPrompt
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
@@ -76,6 +100,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         num_completion_tokens: tokens generated so far, those of this output included.
         num_cached_tokens: prompt tokens whose keys and values were found in a cache.
         logprobs: one for each of `token_ids` where the request asked for them, else None.
+        prompt_logprobs: on the first output of a request that asked for them, one for each token of the prompt: None
+            for the first, which nothing comes before. Else None.
     """
 
     request_id: str
@@ -88,3 +114,4 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_completion_tokens: int
     num_cached_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None

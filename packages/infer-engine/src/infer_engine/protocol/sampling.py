@@ -39,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         seed: the same seed gives the same tokens, alone or in any batch; None draws one.
         logprobs: list the log-probability of each generated token and of this many most probable ones; 0 lists the
             generated token alone, None nothing. Penalties, biases, temperature and filters do not count.
+        prompt_logprobs: the same for each token of the prompt but the first. Such a request reads no cached prefix.
         n: how many continuations of the prompt to generate.
 
     Raises:
@@ -61,6 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
@@ -117,6 +119,7 @@ def _between(low: float, high: float) -> Check:
 
 _TOKEN_ID = whole_number("token ids of at least 0", lambda value: value >= 0)
 _BIAS = _between(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+_NUM_LOGPROBS = whole_number(f"a whole number in [0, {MAX_LOGPROBS}]", lambda value: 0 <= value <= MAX_LOGPROBS)
 _AT_LEAST_1 = whole_number("a whole number of at least 1", lambda value: value >= 1)
 
 _CHECKS = {
@@ -133,8 +136,7 @@ _CHECKS = {
     "min_tokens": whole_number("a whole number of at least 0", lambda value: value >= 0),
     "ignore_eos": switch(),
     "seed": optional(whole_number("a signed 64-bit integer", lambda value: -(2**63) <= value < 2**63)),
-    "logprobs": optional(
-        whole_number(f"a whole number in [0, {MAX_LOGPROBS}]", lambda value: 0 <= value <= MAX_LOGPROBS)
-    ),
+    "logprobs": optional(_NUM_LOGPROBS),
+    "prompt_logprobs": optional(_NUM_LOGPROBS),
     "n": whole_number(f"a whole number in [1, {MAX_CHOICES}]", lambda value: 1 <= value <= MAX_CHOICES),
 }

@@ -2,6 +2,9 @@
 
 import msgspec
 
+NUM_STEP_SIZES = 17
+"""Entries of `steps_by_tokens`: sixteen powers of two, and what is beyond."""
+
 
 class StepCounts(msgspec.Struct, kw_only=True):
     """What was counted and measured so far. Whatever is "since the start" only grows.
@@ -24,6 +27,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
         execute_s: seconds of its forward passes.
         sample_s: seconds of choosing tokens and of waiting for them.
         busy_s: seconds spent in steps since the start.
+        steps_by_tokens: steps since the start by the tokens that they computed: up to 1, 2, 4, 8, ... 32,768, and more.
     """
 
     num_steps: int = 0
@@ -42,6 +46,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
     execute_s: float = 0.0
     sample_s: float = 0.0
     busy_s: float = 0.0
+    steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * NUM_STEP_SIZES)
 
 
 class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec freezes a copy's fields too

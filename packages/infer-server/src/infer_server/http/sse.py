@@ -13,9 +13,9 @@ import msgspec
 from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from infer_server.disconnects import cancel_and_wait, wait_for_disconnect
 from infer_server.errors import internal_error
-from infer_server.request_ids import request_id
+from infer_server.http.disconnects import cancel_and_wait, wait_for_disconnect
+from infer_server.http.request_ids import request_id
 
 logger = logging.getLogger(__name__)
 

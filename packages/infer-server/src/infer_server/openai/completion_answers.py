@@ -7,10 +7,10 @@ from typing import Literal
 import msgspec
 
 from infer_engine.protocol import FinishReason, RequestFailure, RequestStream, StepOutput
-from infer_server.completion_replies import Completion, CompletionReplies
 from infer_server.errors import ApiError
-from infer_server.outputs import merge_outputs
-from infer_server.sse import DONE, plain_event
+from infer_server.http.sse import DONE, plain_event
+from infer_server.openai.completion_replies import Completion, CompletionReplies
+from infer_server.openai.outputs import merge_outputs
 
 UsageReport = Literal["per_choice", "and_total"]
 

@@ -23,8 +23,8 @@ from litestar import Litestar
 
 from infer_engine.protocol import Engine, EngineStatus
 from infer_server.app import create_app
-from infer_server.disconnects import cancel_and_wait
-from infer_server.listener import leave_to_successor
+from infer_server.http.disconnects import cancel_and_wait
+from infer_server.http.listener import leave_to_successor
 from infer_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)

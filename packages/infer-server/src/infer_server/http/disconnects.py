@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from litestar.types import Receive
 
-from infer_server.bodies import ClientDisconnectedError
+from infer_server.http.bodies import ClientDisconnectedError
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, RequestStream
-from infer_server.bodies import ClientDisconnectedError, decode_body, read_body
-from infer_server.completion_answers import completion_events, whole_completion
-from infer_server.completion_body import CompletionBody, generate_requests
-from infer_server.completion_replies import Completion, CompletionReplies
-from infer_server.disconnects import unless_disconnected
+from infer_server.http.bodies import ClientDisconnectedError, decode_body, read_body
+from infer_server.http.disconnects import unless_disconnected
+from infer_server.http.sse import EventStreamResponse, named_event, names_event_stream, plain_event
+from infer_server.openai.completion_answers import completion_events, whole_completion
+from infer_server.openai.completion_body import CompletionBody, generate_requests
+from infer_server.openai.completion_replies import Completion, CompletionReplies
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings, SseEventNames
-from infer_server.sse import EventStreamResponse, named_event, names_event_stream, plain_event
 
 _CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is there to read it
 

@@ -10,7 +10,7 @@ from litestar.types import ExceptionHandlersMap
 
 from infer_engine.protocol import RequestRefusedError
 from infer_server.errors import ApiError, internal_error, refusal_error, shorten
-from infer_server.request_ids import request_id
+from infer_server.http.request_ids import request_id
 
 logger = logging.getLogger(__name__)
 

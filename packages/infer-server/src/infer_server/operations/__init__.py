@@ -1,0 +1,1 @@
+"""What operators need: health, metrics, logs, traces. Knows no request's meaning."""
