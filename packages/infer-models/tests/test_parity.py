@@ -56,6 +56,17 @@ def test_logits_in_fp32_differ_by_at_most_one_ten_thousandth(tmp_path: Path, sav
 
 @torch.no_grad()
 @every_case
+def test_logits_of_some_rows_of_the_hidden_states_are_those_of_the_whole(tmp_path: Path, save: Save) -> None:
+    save(tmp_path)
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    hidden = model.hidden_states(token_ids(), torch.arange(NUM_TOKENS), CausalView())
+    parts = [model.logits(hidden, torch.arange(start, start + 30)) for start in range(0, NUM_TOKENS, 30)]
+    torch.testing.assert_close(torch.cat(parts), our_logits(model, token_ids()))
+    torch.testing.assert_close(model.logits(hidden), our_logits(model, token_ids()))
+
+
+@torch.no_grad()
+@every_case
 def test_hidden_states_in_fp32_agree_layer_by_layer(tmp_path: Path, save: Save) -> None:
     twin = save(tmp_path)
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)

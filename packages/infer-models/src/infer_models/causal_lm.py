@@ -58,10 +58,19 @@ class CausalLM(nn.Module):
         Returns:
             [rows, vocab], in the model's dtype.
         """
+        return self.logits(self.hidden_states(input_ids, position_ids, cache), logit_rows)
+
+    def hidden_states(self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
+        """Return what the LM head reads, [tokens, hidden] in the model's dtype; arguments as for `forward`."""
         hidden: Tensor = self.model(input_ids, position_ids, cache)
-        if logit_rows is not None:
-            hidden = gather_rows(hidden, logit_rows)
-        logits: Tensor = self.lm_head(hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the logits [rows, vocab] of some rows of `hidden`, [tokens, hidden]; None: of all of them.
+
+        Where many are wanted, ask for a few at a time: one row of a large vocabulary is as large as many hidden states.
+        """
+        logits: Tensor = self.lm_head(hidden if rows is None else gather_rows(hidden, rows))
         return logits
 
     def checkpoint_tensors(self) -> Mapping[str, Tensor]:

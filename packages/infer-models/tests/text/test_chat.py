@@ -91,6 +91,15 @@ def test_special_tokens_swallow_the_white_space_that_they_are_declared_to() -> N
     assert tokenizer.decode(tokenizer.encode_chat(say("<|sep|>")), skip_special_tokens=False) == "<|sep|><|sep|>"
 
 
+def test_a_special_token_that_only_the_tokenizer_recognizes_is_text() -> None:
+    raw = byte_level()
+    raw.normalizer = tokenizers.normalizers.Lowercase()
+    raw.add_special_tokens([tokenizers.AddedToken("<|halt|>", normalized=True)])
+    tokenizer = Tokenizer(raw, chat_template=ChatTemplate(CHATML, variables={}))
+    assert specials(tokenizer, tokenizer.encode("<|HALT|>")) == [tokenizer.vocab_size - 1]
+    assert specials(tokenizer, tokenizer.encode_chat(say("<|HALT|>"))) == [START, END, START]
+
+
 def test_no_template_is_an_error_of_its_own() -> None:
     with pytest.raises(ChatTemplateMissingError, match="no chat template"):
         Tokenizer(byte_level()).encode_chat(say("Hello"))
@@ -103,7 +112,14 @@ def test_a_template_can_refuse_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages[9].content }}", "{{ 1 + messages }}", "{{ undefined.x }}", "{{ 1 // 0 }}"]
+    "template",
+    [
+        "{{ messages[9].content }}",
+        "{{ 1 + messages }}",
+        "{{ undefined.x }}",
+        "{{ 1 // 0 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
 )
 def test_a_template_that_fails_on_messages_is_an_error_of_theirs(template: str) -> None:
     with pytest.raises(ChatTemplateError, match="cannot render these messages"):
@@ -122,6 +138,18 @@ def test_a_template_that_fails_on_messages_is_an_error_of_theirs(template: str) 
 def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
     with pytest.raises(ChatTemplateError):
         chat_tokenizer(template).render_chat(say("Hello"))
+
+
+def test_a_template_that_writes_without_end_is_stopped() -> None:
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"
+    template = ChatTemplate(endless, variables={}, max_characters=1000)
+    with pytest.raises(ChatTemplateError, match="makes more than 1000 characters of these messages; send fewer"):
+        template.render(say("Hello"))
+
+
+def test_a_template_may_write_up_to_its_limit() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", variables={}, max_characters=5)
+    assert template.render(say("Hello")) == "Hello"
 
 
 def test_templates_have_the_functions_that_they_expect() -> None:

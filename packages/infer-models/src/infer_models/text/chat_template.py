@@ -13,6 +13,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = Mapping[str, object]
 
+# Far beyond any prompt: a template that writes so much goes round in circles, or repeats every message in each.
+_MAX_CHARACTERS = 64 * 2**20
+
 
 class ChatTemplateMissingError(Exception):
     """The checkpoint has no chat template: it completes text but holds no conversations."""
@@ -35,8 +38,10 @@ class _GenerationBlock(Extension):
 class ChatTemplate:
     """A compiled template. Renders as `transformers` does: the same white space, functions, filters and sandbox."""
 
-    def __init__(self, source: str, *, variables: Mapping[str, str]) -> None:
+    def __init__(self, source: str, *, variables: Mapping[str, str], max_characters: int = _MAX_CHARACTERS) -> None:
         """Compile `source`; `variables` are the special tokens by name, such as `bos_token`.
+
+        Rendering stops where a text grows beyond `max_characters`.
 
         Raises:
             jinja2.TemplateSyntaxError: `source` is no Jinja2 template.
@@ -48,21 +53,42 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._template = environment.from_string(source)
         self._variables = dict(variables)
+        self._max_characters = max_characters
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt's text; with `add_generation_prompt` it ends where the answer begins.
 
         Raises:
-            ChatTemplateError: the template refuses the messages, or fails on them.
+            ChatTemplateError: the template refuses the messages, fails on them, or writes too much.
         """
         # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
         plain_messages = [{key: map_text(value, str) for key, value in message.items()} for message in messages]
+        pieces: list[str] = []
+        room = self._max_characters
         try:
-            return self._template.render(
+            for piece in self._template.generate(
                 **self._variables, messages=plain_messages, add_generation_prompt=add_generation_prompt
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            ):
+                pieces.append(piece)
+                room -= len(piece)
+                if room < 0:
+                    break
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise ChatTemplateError(f"the chat template cannot render these messages: {error}") from error
+        if room < 0:
+            raise ChatTemplateError(
+                f"the chat template makes more than {self._max_characters} characters of these messages; send fewer or "
+                "shorter ones."
+            )
+        return "".join(pieces)
 
 
 def map_text(value: object, change: Callable[[str], str]) -> Any:

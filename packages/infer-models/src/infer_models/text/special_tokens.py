@@ -2,10 +2,11 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infer_models.text.chat_template import ChatTemplateError, Message, map_text
+from infer_models.text.slicing import SLICE_LENGTH, change_in_slices, slices
 
 # Plane 15 and 16 are for private use: no template holds these characters, and what users hold of them is left out.
 _PRIVATE_CHARACTERS = range(0xF0000, 0x110000)
@@ -31,21 +32,22 @@ class MessageMarks:
     marked; white space and letters stay, and with them most of what templates do with their messages (trim, compare).
     """
 
-    def __init__(self, special_tokens: Sequence[SpecialToken], messages: Sequence[Message]) -> None:
-        """Choose characters that do not occur in `messages`."""
+    def __init__(self, telling: Collection[str], messages: Sequence[Message]) -> None:
+        """Choose characters that do not occur in `messages` to stand for those of `telling_characters`."""
         used: set[str] = set()
 
         def note_characters(text: str) -> str:
-            used.update(text)
+            if not text.isascii():
+                for piece in slices(text):
+                    used.update(piece)
             return text
 
         for message in messages:
             map_text(message, note_characters)
         free = (character for character in map(chr, _PRIVATE_CHARACTERS) if character not in used)
-        telling = sorted(set().union(*(_telling_characters(special.content) for special in special_tokens)))
-        self._marks = dict(zip(telling, itertools.islice(free, len(telling)), strict=True))
-        self._to_marks = str.maketrans(self._marks)
-        self._from_marks = str.maketrans({mark: character for character, mark in self._marks.items()})
+        marks = dict(zip(telling, itertools.islice(free, len(telling)), strict=True))
+        self._to_marks = str.maketrans(marks)
+        self._from_marks = str.maketrans({mark: character for character, mark in marks.items()})
 
     def mark(self, messages: Sequence[Message]) -> list[Message]:
         """Return `messages` with the telling characters replaced everywhere but in roles, which templates compare.
@@ -58,13 +60,13 @@ class MessageMarks:
             role = message.get("role")
             if isinstance(role, str) and not _ROLE.fullmatch(role):
                 raise ChatTemplateError(f"`role` is {role!r}; it must be a plain name such as `user`.")
-            fields = map_text(message, lambda text: text.translate(self._to_marks))
+            fields = map_text(message, lambda text: _translate(text, self._to_marks))
             marked.append(fields if role is None else {**fields, "role": role})
         return marked
 
     def unmark(self, text: str) -> str:
         """Return `text` with the characters that `mark` replaced."""
-        return text.translate(self._from_marks)
+        return _translate(text, self._from_marks)
 
 
 class SpecialTokenScanner:
@@ -73,14 +75,14 @@ class SpecialTokenScanner:
     def __init__(self, special_tokens: Sequence[SpecialToken]) -> None:
         """Look for all of `special_tokens`; where several begin, the longest counts."""
         self._by_content: Mapping[str, SpecialToken] = {special.content: special for special in special_tokens}
-        longest_first = sorted(self._by_content, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._max_length = max(map(len, self._by_content), default=0)
+        self._pattern = re.compile(_longest_of(self._by_content) if self._by_content else r"(?!)")
 
     def split(self, text: str) -> Iterator[str | SpecialToken]:
         """Yield the special tokens of `text` and, never empty, the text between them."""
         end = 0
         strips_right = False
-        for match in itertools.chain(self._pattern.finditer(text), (None,)):
+        for match in itertools.chain(self._matches(text), (None,)):
             special = self._by_content[match[0]] if match else None
             between = text[end : match.start()] if match else text[end:]
             if strips_right:
@@ -93,7 +95,48 @@ class SpecialTokenScanner:
                 yield special
                 end, strips_right = match.end(), special.strips_right
 
+    def _matches(self, text: str) -> Iterator[re.Match[str]]:
+        start = 0
+        while start < len(text):
+            end = start + SLICE_LENGTH
+            # A special token that begins before `end` is seen whole, and so is any longer one in its place.
+            match = self._pattern.search(text, start, end + self._max_length)
+            if match and match.start() < end:
+                yield match
+                start = match.end()
+            else:
+                start = end
 
-def _telling_characters(content: str) -> set[str]:
-    visible = {character for character in content if not character.isspace()}
-    return {character for character in visible if not character.isalnum()} or visible
+
+def telling_characters(special_tokens: Sequence[SpecialToken]) -> list[str]:
+    """Return the characters by which special tokens are told from other text: punctuation, where they have any."""
+    telling: set[str] = set()
+    for special in special_tokens:
+        visible = {character for character in special.content if not character.isspace()}
+        telling |= {character for character in visible if not character.isalnum()} or visible
+    return sorted(telling)
+
+
+def _longest_of(texts: Collection[str]) -> str:
+    """Return a pattern for the longest of `texts` that fits; what they have in common is compared once.
+
+    The first and the last of a group in alphabetical order have in common what all of the group have.
+    """
+    by_first_character: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        by_first_character.setdefault(text[0], []).append(text)
+    branches: list[str] = []
+    for group in by_first_character.values():
+        common = _common_beginning(min(group), max(group))
+        branches.append(re.escape(common) + _longest_of([text[len(common) :] for text in group]))
+    pattern = "|".join(branches)
+    return f"(?:{pattern})?" if pattern and "" in texts else f"(?:{pattern})" if len(branches) > 1 else pattern
+
+
+def _common_beginning(first: str, second: str) -> str:
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in same)
+
+
+def _translate(text: str, table: Mapping[int, str]) -> str:
+    return change_in_slices(text, lambda piece: piece.translate(table))

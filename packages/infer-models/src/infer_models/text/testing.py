@@ -7,7 +7,9 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from infer_models.hub import demo_model_folder
 from infer_models.text.chat_template import ChatTemplate
+from infer_models.text.stand_in import stand_in_tokenizer
 from infer_models.text.tokenizer import Tokenizer
 
 CHATML = (
@@ -34,6 +36,29 @@ def byte_level(texts: Sequence[str] = _TEXTS, *, vocab_size: int = 320) -> token
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def split_byte_level(texts: Sequence[str] = _TEXTS, *, vocab_size: int = 320) -> tokenizers.Tokenizer:
+    """Return a byte-level tokenizer as Qwen's: composing, splitting by a pattern of its own, with spaces added.
+
+    `<|im_end|>` is special, `<tool>` is added and not special, and `ﬁé` is looked for in composed text.
+    """
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    pattern = tokenizers.Regex(r"\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    tokenizer.add_tokens([tokenizers.AddedToken("<tool>", normalized=False), "ﬁé"])
     return tokenizer
 
 
@@ -74,6 +99,18 @@ def word_piece(texts: Sequence[str] = _TEXTS) -> tokenizers.Tokenizer:
     trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def every_kind() -> dict[str, Tokenizer]:
+    """Return a tokenizer of every kind by name, with those of the demo model and of models without a tokenizer."""
+    return {
+        "byte_level": Tokenizer(byte_level()),
+        "split_byte_level": Tokenizer(split_byte_level()),
+        "byte_fallback": Tokenizer(byte_fallback()),
+        "word_piece": Tokenizer(word_piece()),
+        "demo": Tokenizer.from_folder(demo_model_folder()),
+        "stand_in": stand_in_tokenizer(300),
+    }
 
 
 def chat_tokenizer(template: str = CHATML, *, named_tokens: Mapping[str, str] | None = None) -> Tokenizer:

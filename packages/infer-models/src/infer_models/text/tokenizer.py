@@ -1,14 +1,19 @@
 """`Tokenizer`: text to token ids and back, and chats to prompts. Knows one vocabulary; knows no model."""
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from infer_models.text.chat_template import ChatTemplate, ChatTemplateMissingError, Message
-from infer_models.text.special_tokens import MessageMarks, SpecialToken, SpecialTokenScanner
+from infer_models.text.encoding import TextEncoder, with_special_tokens_as_text
+from infer_models.text.special_tokens import MessageMarks, SpecialToken, SpecialTokenScanner, telling_characters
+from infer_models.text.token_bytes import TokenBytes
+from infer_models.text.token_count_bound import max_bytes_per_token
 from infer_models.text.tokenizer_files import read_tokenizer_files
+
+# More ids than this are decoded without Python's global lock, which takes longer to set about.
+_MANY_TOKENS = 4096
 
 
 class Tokenizer:
@@ -35,17 +40,22 @@ class Tokenizer:
         named_tokens = named_tokens or {}
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._special_tokens = [
+        special_tokens = [
             SpecialToken(token_id=token_id, content=token.content, strips_left=token.lstrip, strips_right=token.rstrip)
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
         ]
-        self._scanner = SpecialTokenScanner(self._special_tokens)
+        self._scanner = SpecialTokenScanner(special_tokens)
+        self._telling_characters = telling_characters(special_tokens)
+        bytes_per_token = max_bytes_per_token(tokenizer)
+        self._encoder = TextEncoder(tokenizer, max_bytes_per_token=bytes_per_token)
+        self._plain_encoder = TextEncoder(with_special_tokens_as_text(tokenizer), max_bytes_per_token=bytes_per_token)
         self.vocab_size: int = 1 + max(tokenizer.get_vocab().values(), default=-1)
         ordinary_vocab = tokenizer.get_vocab(with_added_tokens=False)
         self.ordinary_vocab_size: int = 1 + max(ordinary_vocab.values(), default=-1)
-        self.special_ids = frozenset(special.token_id for special in self._special_tokens)
+        self.special_ids = frozenset(special.token_id for special in special_tokens)
         self.fallback_byte_ids = _fallback_byte_ids(tokenizer)
+        self._token_bytes = TokenBytes(tokenizer, fallback_byte_ids=self.fallback_byte_ids)
         self.bos_token_id = self._named_id(named_tokens, "bos_token")
         self.eos_token_id = self._named_id(named_tokens, "eos_token")
 
@@ -59,16 +69,33 @@ class Tokenizer:
         files = read_tokenizer_files(Path(folder))
         return cls(files.tokenizer, named_tokens=files.named_tokens, chat_template=files.chat_template)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the ids of `text`, as `transformers` does: special tokens that it spells out become their ids.
 
         With `add_special_tokens` the tokens that the tokenizer puts around every text (often a beginning) are added.
+        With `max_tokens` no text, however long, holds up other threads noticeably.
+
+        Raises:
+            TextTooLongError: there are more than `max_tokens` ids. Where a token of this tokenizer can only stand for
+                so many bytes, a text that is far too long is refused by its length, without being tokenized.
         """
-        return self._tokenizer.encode(_encodable(text), add_special_tokens=add_special_tokens).ids
+        [token_ids] = self._encoder.encode([text], add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+        return token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; ids outside the vocabulary have none."""
+        if len(token_ids) > _MANY_TOKENS:
+            [text] = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+            return text
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character's UTF-8.
+
+        Joined, the bytes of tokens decode to their text, special tokens included, up to a space that some tokenizers
+        take from the beginning of a text. An id without a token has no bytes.
+        """
+        return self._token_bytes[token_id]
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token as the vocabulary spells it, or None for an id outside of it."""
@@ -83,7 +110,9 @@ class Tokenizer:
         """
         return self._require_template().render(messages, add_generation_prompt=add_generation_prompt)
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """Return the prompt's ids for `messages`. What messages say never becomes a special token.
 
         The ids are those of the rendered text. Only where messages spell out special tokens, alone or together with the
@@ -92,24 +121,31 @@ class Tokenizer:
         Raises:
             ChatTemplateMissingError: the checkpoint has no chat template.
             ChatTemplateError: the template refuses the messages, or a role is no plain name.
+            TextTooLongError: there are more than `max_tokens` ids.
         """
         template = self._require_template()
-        marks = MessageMarks(self._special_tokens, messages)
+        marks = MessageMarks(self._telling_characters, messages)
         marked_text = template.render(marks.mark(messages), add_generation_prompt=add_generation_prompt)
         pieces = list(self._scanner.split(marked_text))
+        special_ids = _special_ids(pieces)
         text = template.render(messages, add_generation_prompt=add_generation_prompt)
-        token_ids = self.encode(text, add_special_tokens=False)
-        found = [token_id for token_id in token_ids if token_id in self.special_ids]
-        if found == [piece.token_id for piece in pieces if isinstance(piece, SpecialToken)]:
-            return token_ids
-        token_ids = []
-        for piece in pieces:
-            if isinstance(piece, SpecialToken):
-                token_ids.append(piece.token_id)
-            else:
-                plain = _encodable(marks.unmark(piece))
-                token_ids += self._tokenizer_without_special.encode(plain, add_special_tokens=False).ids
-        return token_ids
+        # Not worth a try where messages spell special tokens; and a tokenizer may see more than the scanner does.
+        if _special_ids(self._scanner.split(text)) == special_ids:
+            token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+            if [token_id for token_id in token_ids if token_id in self.special_ids] == special_ids:
+                return token_ids
+        between = self._plain_encoder.encode(
+            [marks.unmark(piece) for piece in pieces if isinstance(piece, str)],
+            add_special_tokens=False,
+            max_tokens=max_tokens,
+            num_other_tokens=len(special_ids),
+        )
+        ids_between = iter(between)
+        return [
+            token_id
+            for piece in pieces
+            for token_id in ([piece.token_id] if isinstance(piece, SpecialToken) else next(ids_between))
+        ]
 
     def _require_template(self) -> ChatTemplate:
         if self._chat_template is None:
@@ -118,20 +154,12 @@ class Tokenizer:
             )
         return self._chat_template
 
-    @cached_property
-    def _tokenizer_without_special(self) -> tokenizers.Tokenizer:
-        """A twin to which special tokens are text. A twin, because a switch on the shared one would race."""
-        twin = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
-        twin.encode_special_tokens = True
-        return twin
-
     def _named_id(self, named_tokens: Mapping[str, str], name: str) -> int | None:
         return self._tokenizer.token_to_id(named_tokens[name]) if name in named_tokens else None
 
 
-def _encodable(text: str) -> str:
-    """Return `text` with lone surrogates, which JSON can carry but UTF-8 cannot, as U+FFFD."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _special_ids(pieces: Iterable[str | SpecialToken]) -> list[int]:
+    return [piece.token_id for piece in pieces if isinstance(piece, SpecialToken)]
 
 
 def _fallback_byte_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:

@@ -1,0 +1,14 @@
+"""What can be wrong with a text. Knows numbers; knows no tokenizer."""
+
+
+class TextTooLongError(ValueError):
+    """A text has more tokens than its caller can take.
+
+    Attributes:
+        num_tokens: how many it has, at least.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        """`num_tokens` is a lower bound."""
+        super().__init__(f"the text has at least {num_tokens} tokens, more than are allowed; shorten it.")
+        self.num_tokens = num_tokens
