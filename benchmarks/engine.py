@@ -24,6 +24,7 @@ from torch import Tensor
 from infer_cache import GroupSpec, PagedTables
 from infer_engine import LLM, SamplingParams
 from infer_engine.core import EngineCore
+from infer_engine.execution import ComputedPass
 from infer_engine.messages import Submit, TokenOutput
 from infer_engine.prefix_sharing import share_with_all
 from infer_engine.request import Request
@@ -61,8 +62,8 @@ class NullRunner:
         self._logits = torch.randn(max_seqs, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
         self._logits[:, 0] = -100.0
 
-    def forward(self, schedule: Schedule) -> Tensor:
-        """Build the batch; return the logits."""
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Build the batch; give the logits."""
         inputs = self._staging.build(schedule.items, schedule.table_edits)
         for block_table in inputs.block_tables:
             plan_attention(
@@ -73,7 +74,7 @@ class NullRunner:
                 block_size=BLOCK_SIZE,
                 device="cpu",
             )
-        return self._logits[: len(inputs.logit_rows)]
+        return ComputedPass(logits=self._logits[: len(inputs.logit_rows)])
 
     def choose(self, logits: Tensor, requests: list[Request]) -> Any:
         """Choose as the engine does."""

@@ -12,6 +12,7 @@ def test_the_public_names_are_these() -> None:
     assert sorted(infer_cache.__all__) == [
         "AdmissionBudget",
         "BlockAllocator",
+        "BlockMap",
         "GroupSpec",
         "KVPool",
         "LayerGroups",

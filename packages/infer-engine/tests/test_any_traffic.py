@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from infer_cache import blocks_in_reach
 from infer_engine.faults import Fault, FaultPlan
 from infer_engine.messages import StepResult, TokenOutput
-from infer_engine.protocol import FinishReason
+from infer_engine.protocol import FinishReason, SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine, collect, expected_tokens, tokens_of
+from infer_engine.testing.formula import (
+    FormulaEngine,
+    collect,
+    expected_prompt_logprobs,
+    expected_tokens,
+    tokens_of,
+)
 
 MAX_PROMPT, MAX_TOKENS = 14, 10
 MAX_SEQ_LEN = MAX_PROMPT + MAX_TOKENS
@@ -31,6 +37,7 @@ class Arrival:
     sibling_group: str | None = None
     abort_step: int | None = None
     num_kept: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -129,6 +136,7 @@ ARRIVALS = st.lists(
         sibling_group=st.none() | st.just("siblings"),
         abort_step=st.sampled_from([None, None, None, None, 3, 5, 8, 12, 20]),
         num_kept=st.none() | st.integers(0, MAX_TOKENS),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     ),
     min_size=4,
     max_size=10,
@@ -184,6 +192,7 @@ def play(setup: Setup, arrivals: list[Arrival], faults: tuple[dict[str, Any], ..
                     str(i),
                     arrival.prompt,
                     max_tokens=arrival.max_tokens,
+                    params=SamplingParams(temperature=0, prompt_logprobs=arrival.prompt_logprobs),
                     priority=arrival.priority,
                     cache_salt=arrival.cache_salt,
                     sibling_group=arrival.sibling_group,
@@ -231,6 +240,20 @@ def check_tokens(played: Play, setup: Setup, arrivals: list[Arrival], may_fail: 
             assert name in played.aborted
 
 
+def check_prompt_logprobs(played: Play, arrivals: list[Arrival]) -> None:
+    """Who asked is told of its whole prompt with its first token, and found nothing of it in the cache."""
+    for i, arrival in enumerate(arrivals):
+        out = [output for output in played.outputs.get(str(i), []) if output.token_ids]
+        found = [output.prompt_logprobs for output in out]
+        if arrival.prompt_logprobs is None or not out:
+            assert found == [None] * len(out)
+        else:
+            assert found == [expected_prompt_logprobs(arrival.prompt, arrival.prompt_logprobs)] + [None] * (
+                len(out) - 1
+            )
+            assert out[0].num_cached_tokens == 0
+
+
 @given(setup=setups(), arrivals=ARRIVALS, faults=FAULTS)
 def test_any_traffic_ends_as_if_each_were_alone_with_failures_only_where_planned(
     setup: Setup, arrivals: list[Arrival], faults: tuple[dict[str, Any], ...]
@@ -238,6 +261,7 @@ def test_any_traffic_ends_as_if_each_were_alone_with_failures_only_where_planned
     arrivals = sorted(arrivals, key=lambda arrival: arrival.step)
     played = play(setup, arrivals, faults)
     check_tokens(played, setup, arrivals, {fault.get("request_id", "") for fault in faults})
+    check_prompt_logprobs(played, arrivals)
     if setup.config.get("scheduler_policy", "fcfs") in FAIR:
         first = list(dict.fromkeys(name for result in played.results for name in result.admitted))
         assert first == sorted(first, key=int)

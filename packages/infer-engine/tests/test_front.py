@@ -6,10 +6,18 @@ import pytest
 
 from infer_engine.front import MAX_PRIORITY, MAX_SALT_CHARACTERS, Front, FrontLimits
 from infer_engine.messages import Submit
-from infer_engine.protocol import ContextLengthExceededError, EmptyPromptError, GenerateRequest, InvalidRequestError
+from infer_engine.protocol import (
+    ChatMessage,
+    ChatPrompt,
+    ChatTemplateUnusableError,
+    ContextLengthExceededError,
+    EmptyPromptError,
+    GenerateRequest,
+    InvalidRequestError,
+)
 from infer_engine.protocol import SamplingParams as Params
 from infer_engine.testing.cores import FussyTokenizer
-from infer_models.text import ChatTemplateMissingError, Tokenizer, stand_in_tokenizer
+from infer_models.text import Tokenizer, stand_in_tokenizer
 from infer_models.text.testing import byte_level, chat_tokenizer
 
 VOCAB_SIZE = 300
@@ -123,9 +131,9 @@ def test_a_prompt_is_tokenized_once_whatever_n() -> None:
     texts: list[str] = []
 
     class Counting(FussyTokenizer):
-        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
             texts.append(text)
-            return super().encode(text, add_special_tokens=add_special_tokens)
+            return super().encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     assert len(submissions(front(tokenizer=Counting(byte_level())), request("ab", n=5))) == 5
     assert texts == ["ab"]
@@ -145,15 +153,17 @@ def test_a_panic_of_the_tokenizer_is_a_refusal_too() -> None:
         """Like pyo3's `PanicException`, no `Exception`."""
 
     class Panicking(FussyTokenizer):
-        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-            raise Panic(text, add_special_tokens)
+        def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+            raise Panic(text, add_special_tokens, max_tokens)
 
     with pytest.raises(InvalidRequestError, match="`prompt` cannot be tokenized"):
         submissions(front(tokenizer=Panicking(byte_level())), request("ab"))
 
 
-def test_a_chat_is_rendered_by_the_template_and_its_errors_keep_their_type() -> None:
+def test_a_chat_is_rendered_by_the_template_and_refused_without_one() -> None:
+    chat = ChatPrompt(messages=(ChatMessage(role="user", content="hi"),))
     messages = [{"role": "user", "content": "hi"}]
-    assert front(tokenizer=chat_tokenizer()).render_chat(messages) == chat_tokenizer().encode_chat(messages)
-    with pytest.raises(ChatTemplateMissingError):
-        front().render_chat(messages)
+    assert front(tokenizer=chat_tokenizer()).tokenize(chat) == chat_tokenizer().encode_chat(messages)
+    with pytest.raises(ChatTemplateUnusableError, match="no chat template") as refusal:
+        front().tokenize(chat)
+    assert refusal.value.param == "messages"

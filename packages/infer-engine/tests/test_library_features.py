@@ -12,7 +12,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from infer_engine import LLM, SamplingParams
 from infer_engine.completion import Completion
 from infer_engine.protocol import FinishReason
-from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, random_prompt, save_servable
+from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, random_prompt, save_servable, twin_prompt_logprobs
 
 EOS = 2
 NUM_TOKENS = 12
@@ -87,6 +87,28 @@ def test_logprobs_are_those_of_the_twin_s_logits(twin: Twin, llm: LLM, temperatu
             assert [value for _, value in listed.top] == pytest.approx(best.values.tolist(), abs=1e-4)
         assert completion.logprobs is not None
         assert len(completion.logprobs) == NUM_TOKENS
+
+
+def test_prompt_logprobs_are_those_of_the_twin_s_logits_for_every_choice(twin: Twin, llm: LLM) -> None:
+    params = greedy(temperature=1.3, seed=3, prompt_logprobs=2, n=2, repetition_penalty=1.4, logit_bias={9: 5.0})
+    completions = run(llm, params)
+    assert [completion.prompt for completion in completions] == [prompt for prompt in PROMPTS for _ in range(2)]
+    for completion, prompt in zip(completions, [prompt for prompt in PROMPTS for _ in range(2)], strict=True):
+        found, expected = completion.prompt_logprobs, twin_prompt_logprobs(twin.model, prompt, 2)
+        assert found is not None
+        assert [each and each.token_id for each in found] == [None, *prompt[1:]]
+        for ours, theirs in zip(found[1:], expected[1:], strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
+
+
+def test_prompt_logprobs_are_there_where_they_were_asked_for(llm: LLM) -> None:
+    asks, does_not = run(llm, [greedy(prompt_logprobs=0), greedy()], [PROMPTS[1], PROMPTS[1]])
+    assert asks.prompt_logprobs is not None
+    assert len(asks.prompt_logprobs) == len(PROMPTS[1])
+    assert does_not.prompt_logprobs is None
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

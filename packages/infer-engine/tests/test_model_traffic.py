@@ -70,6 +70,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         stop_token_ids=tuple(draw(st.lists(token_ids(), max_size=2))),
         ignore_eos=draw(st.booleans()),
         logprobs=draw(st.sampled_from([None, 0, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 3])),
     )
 
 
@@ -202,6 +203,7 @@ def test_any_traffic_gives_every_request_what_it_gets_alone(
         assert arrival.abort_after is not None or count == len(expected)
         assert tokens_of(found) == tokens_of(expected[:count])
         assert logprobs_of(found) == logprobs_of(expected[:count])
+        assert [out.prompt_logprobs for out in found] == [out.prompt_logprobs for out in expected[:count]]
     stats = engine.core.stats
     assert (stats.num_free_blocks, stats.num_running, stats.num_waiting) == (stats.num_blocks, 0, 0)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from infer_engine.async_engine import AsyncEngine
+from infer_engine.core_thread import CoreThread
 from infer_engine.front import Front, FrontLimits
 from infer_engine.protocol import (
     ContextLengthExceededError,
@@ -25,7 +27,7 @@ from infer_engine.testing.cores import (
     read,
     tokens_of,
 )
-from infer_engine.threaded import ThreadedEngine, tokenizer_threads
+from infer_engine.tokenizer_pool import TokenizerPool, tokenizer_threads
 from infer_models.text import stand_in_tokenizer
 
 
@@ -154,12 +156,14 @@ class BrokenThreads(Executor):
         raise BrokenExecutor("broken on purpose")
 
 
-def engine_with(*executors: Executor) -> ThreadedEngine:
+def engine_with(*executors: Executor) -> AsyncEngine:
     limits = FrontLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
     front = Front(stand_in_tokenizer(VOCAB_SIZE), limits)
     supply = iter(executors)
-    return ThreadedEngine(
-        ScriptedCore(), front, info=INFO, max_waiting_requests=9, make_tokenizers=lambda: next(supply)
+    core = ScriptedCore()
+    tokenizers = TokenizerPool(lambda: next(supply))
+    return AsyncEngine(
+        CoreThread(core), front, info=INFO, stats=core.stats, max_waiting_requests=9, tokenizers=tokenizers
     )
 
 

@@ -138,6 +138,19 @@ def test_counts_and_logprobs_are_passed_on() -> None:
     assert output.logprobs[0].logprob == -1.0
 
 
+def test_prompt_logprobs_are_passed_on_whatever_becomes_of_the_text() -> None:
+    told = [None, TokenLogprob(token_id=7, logprob=-2.0, rank=3, top=[])]
+    produced = TokenOutput(
+        request_id="r",
+        token_ids=BYTE_LEVEL.encode("x"),
+        prompt_logprobs=told,
+        num_prompt_tokens=2,
+        num_completion_tokens=1,
+    )
+    assert request_text().advance(produced).prompt_logprobs == told
+    assert request_text(stops=("x",)).advance(produced).prompt_logprobs == told
+
+
 def test_a_failed_request_is_passed_on_without_text() -> None:
     failure = RequestFailure(message="no", code="not_finite")
     produced = TokenOutput(request_id="r", token_ids=[], error=failure, num_prompt_tokens=3, num_completion_tokens=5)

@@ -57,6 +57,37 @@ def test_a_step_of_two_passes_is_one_step() -> None:
     assert (stats.num_steps, stats.num_step_tokens, len(served.runner.schedules)) == (1, 4, 2)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "entry"),
+    [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (1024, 10), (1025, 11), (32_768, 15), (32_769, 16), (70_000, 16)],
+)
+def test_a_step_is_counted_where_its_tokens_rounded_up_to_a_power_of_two_are(num_tokens: int, entry: int) -> None:
+    served = FormulaEngine(
+        num_blocks=-(-num_tokens // 4096),
+        block_size=4096,
+        limits=SchedulerLimits(max_batch_size=1, max_num_batched_tokens=num_tokens, prefill_chunk_size=num_tokens),
+    )
+    served.submit("a", [1] * num_tokens, max_tokens=1)
+    assert [index for index, count in enumerate(served.step().stats.steps_by_tokens) if count] == [entry]
+
+
+def test_steps_by_tokens_are_all_steps_that_computed_something() -> None:
+    served = engine(scheduler_policy="prefill_first")
+    served.submit("a", [1] * 11, max_tokens=4)
+    stats = stats_after(served, num_steps=9)
+    assert stats.steps_by_tokens[:4] == [2, 0, 1, 1]  # a chunk of 8; one of 3, and a decode; two decodes
+    assert sum(stats.steps_by_tokens) == stats.num_steps
+
+
+def test_a_snapshot_does_not_change_with_the_steps_after_it() -> None:
+    served = engine()
+    served.submit("a", [1, 2, 3], max_tokens=3)
+    before = served.step().stats
+    counted = list(before.steps_by_tokens)
+    served.run()
+    assert before.steps_by_tokens == counted != served.core.stats.steps_by_tokens
+
+
 def test_requests_run_and_wait() -> None:
     served = engine()
     for name in "abc":

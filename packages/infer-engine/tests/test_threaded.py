@@ -24,7 +24,7 @@ async def test_streams_give_one_output_per_token_and_end_after_the_finished_one(
         assert tokens_of(outputs) == scripted_tokens(prompt, 4)
         assert [len(output.token_ids) for output in outputs] == [1] * 4
         assert [output.finished for output in outputs] == [False] * 3 + [True]
-        assert stream.num_prompt_tokens == len(prompt)
+        assert stream.prompt_token_ids == prompt
         assert [output async for output in stream] == []
     await rig.engine.close()
 
@@ -135,7 +135,7 @@ async def test_draining_aborts_what_is_left_after_its_time() -> None:
 
 
 async def test_closing_leaves_a_step_behind_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infer_engine.threaded.CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("infer_engine.async_engine.CLOSE_TIMEOUT_S", 0.05)
     rig = ThreadedRig()
     [stream] = await rig.submit([1])
     assert await asyncio.to_thread(rig.gate.entered.wait, 10)

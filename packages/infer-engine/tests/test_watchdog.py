@@ -1,7 +1,7 @@
 """A step that does not end: noticed while somebody waits for it, logged with its place, told to every stream."""
 
 import asyncio
-import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +20,18 @@ class SetClock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def watchdog_of(
+    *, step_age_s: Callable[[], float | None], is_needed: Callable[[], bool], on_stuck: Callable[[], None]
+) -> Watchdog:
+    return Watchdog(
+        timeout_s=0.01,
+        step_age_s=step_age_s,
+        describe_step=lambda: "It is nowhere.",
+        is_needed=is_needed,
+        on_stuck=on_stuck,
+    )
 
 
 async def entered(rig: ThreadedRig) -> None:
@@ -78,12 +90,11 @@ async def test_steps_within_their_time_are_left_alone_however_many_there_are() -
 
 
 async def test_a_step_under_way_is_looked_at_even_when_nobody_waits_for_it() -> None:
-    times, stuck = itertools.chain([0.0] * 4, itertools.repeat(1.0)), asyncio.Event()
-    watchdog = Watchdog(timeout_s=0.01, clock=lambda: next(times), is_needed=lambda: False, on_stuck=stuck.set)
-    with watchdog.step_under_way():
-        watchdog.watch()
-        async with asyncio.timeout(10):
-            await stuck.wait()
+    ages, stuck = iter([0.0, 0.005, 0.01, 0.02]), asyncio.Event()
+    watchdog = watchdog_of(step_age_s=lambda: next(ages), is_needed=lambda: False, on_stuck=stuck.set)
+    watchdog.watch()
+    async with asyncio.timeout(10):
+        await stuck.wait()
     assert not watchdog.is_watching
 
 
@@ -96,7 +107,7 @@ async def test_the_timer_exists_only_while_there_is_something_to_wait_for() -> N
             ended.set()
         return answer
 
-    watchdog = Watchdog(timeout_s=0.01, clock=SetClock(), is_needed=is_needed, on_stuck=ended.set)
+    watchdog = watchdog_of(step_age_s=lambda: None, is_needed=is_needed, on_stuck=ended.set)
     states = [watchdog.is_watching]
     watchdog.watch()
     watchdog.watch()

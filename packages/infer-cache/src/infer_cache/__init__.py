@@ -5,6 +5,7 @@ The names that hold tensors are imported when they are first used, so that bookk
 
 from typing import TYPE_CHECKING, Any
 
+from infer_cache.block_map import BlockMap
 from infer_cache.blocks import BlockAllocator, OutOfBlocksError
 from infer_cache.digests import PrefixDigests
 from infer_cache.group import GroupSpec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdmissionBudget",
     "BlockAllocator",
+    "BlockMap",
     "GroupSpec",
     "KVPool",
     "LayerGroups",

@@ -9,6 +9,7 @@ reached are still to come.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from infer_cache.block_map import BlockMap
 from infer_cache.reach import blocks_in_reach, first_block_in_reach
 from infer_cache.sharing import SharedBlocks
 
@@ -162,6 +163,14 @@ class GroupTables:
         table = self._tables.pop(sequence_id, None)
         if table is not None:
             self.blocks.drop(table.blocks)
+
+    def map_blocks(self, max_blocks: int) -> BlockMap:
+        """Return who holds which blocks, those below `max_blocks`; by sequence all of them."""
+        return BlockMap(
+            num_blocks=self.blocks.num_blocks,
+            holders=self.blocks.holders(max_blocks),
+            held_by={sequence_id: table.blocks.copy() for sequence_id, table in self._tables.items()},
+        )
 
     def reachable(self) -> Iterator[int]:
         """Yield the blocks that sequences hold."""

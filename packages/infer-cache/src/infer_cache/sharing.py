@@ -59,6 +59,13 @@ class SharedBlocks:
         """Return whether a sequence holds the block."""
         return block_id in self._holders
 
+    def holders(self, max_blocks: int) -> list[int]:
+        """Return how many hold each block below `max_blocks`; -1 for an idle one, 0 for one that is free."""
+        return [
+            -1 if block_id in self._idle else self._holders.get(block_id, 0)
+            for block_id in range(min(max_blocks, self.num_blocks))
+        ]
+
     def find(self, name: bytes) -> int | None:
         """Return the block of this name, held or idle, or None."""
         return self._block_of.get(name)

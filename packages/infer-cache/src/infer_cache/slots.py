@@ -8,6 +8,7 @@ The verbs are those of `PagedTables`; what a slot has room for is there from the
 
 from collections.abc import Sequence
 
+from infer_cache.block_map import BlockMap
 from infer_cache.blocks import BlockAllocator, OutOfBlocksError
 from infer_cache.tables import AdmissionBudget, PrefixHit, TableEdit, UnknownSequenceError
 
@@ -160,6 +161,14 @@ class SlotTables:
         del group
         first = self._slot(sequence_id) * self._blocks_per_slot
         return tuple(range(first, first + self._blocks_per_slot))
+
+    def map_blocks(self, max_blocks: int) -> BlockMap:
+        """Return who holds which blocks, those below `max_blocks`: a slot's blocks have one holder. For people."""
+        held_by = {sequence_id: list(self.blocks(sequence_id)) for sequence_id in self._slot_of}
+        holders = [0] * self.num_blocks
+        for block_ids in held_by.values():
+            holders[block_ids[0] : block_ids[-1] + 1] = [1] * len(block_ids)
+        return BlockMap(num_blocks=self.num_blocks, holders=holders[:max_blocks], held_by=held_by)
 
     def audit(self) -> list[tuple[int, int]]:
         """Return the blocks of leaked slots as (0, id): allocated, but no sequence's."""

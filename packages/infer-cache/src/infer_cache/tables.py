@@ -4,9 +4,11 @@
 same verbs and gives each sequence a fixed run of consecutive blocks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from infer_cache.block_map import BlockMap
 from infer_cache.blocks import OutOfBlocksError
 from infer_cache.group import GroupSpec, GroupTables, Table
 
@@ -311,6 +313,11 @@ class PagedTables:
             UnknownSequenceError: the sequence has no table.
         """
         return tuple(self._tables(sequence_id)[group].blocks)
+
+    def map_blocks(self, max_blocks: int) -> BlockMap:
+        """Return who holds which blocks of the group with the widest window, those below `max_blocks`. For people."""
+        widest = max(self._groups, key=lambda group: math.inf if group.window is None else group.window)
+        return widest.map_blocks(max_blocks)
 
     def audit(self) -> list[tuple[int, int]]:
         """Return the leaked blocks as (group, id): allocated, but reachable from no sequence. Reads the whole pool."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infer_engine.protocol import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
-    from infer_engine.factory import build_engine
+    from infer_engine.building import build_engine
     from infer_engine.llm import LLM
 
 __all__ = ["LLM", "EngineConfig", "SamplingParams", "build_engine"]
@@ -17,7 +17,7 @@ __all__ = ["LLM", "EngineConfig", "SamplingParams", "build_engine"]
 def __getattr__(name: str) -> Any:
     match name:
         case "build_engine":
-            from infer_engine.factory import build_engine  # noqa: PLC0415 - imports torch: only when used
+            from infer_engine.building import build_engine  # noqa: PLC0415 - reads checkpoints: only when used
 
             return build_engine
         case "LLM":

@@ -1,25 +1,25 @@
-"""`ThreadedEngine`: the core steps in a thread of its own; its front lives on the caller's event loop.
+"""`AsyncEngine`: the front on the caller's event loop, in front of a core that steps in a thread or a process.
 
-    event loop: submit ──tokenize in a pool──> inbox ══> core thread: step, step, step
+    event loop: submit ──tokenize in a pool──> link ══> core: step, step, step
     event loop: streams <──detokenize──call_soon_threadsafe══ one result per step
 
-Knows threads, queues and the protocol; knows no tensors and no HTTP.
+Knows the event loop and the protocol; knows no tensors, no socket and no HTTP.
 """
 
 import asyncio
 import contextlib
 import logging
-import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVarTuple
 
-from infer_engine.front import Front, PreparedSequence
-from infer_engine.messages import Abort, Finish, StepResult, ToCore
+from infer_engine.core_link import ENGINE_STUCK, CoreLink
+from infer_engine.front import Front, PreparedSequence, prompt_characters
+from infer_engine.messages import Abort, Finish, Inspect, StepResult
 from infer_engine.protocol import (
+    BatchSnapshot,
+    ChatPrompt,
     EngineInfo,
     EngineStats,
     EngineStatus,
@@ -31,81 +31,70 @@ from infer_engine.protocol import (
     RequestFailure,
     RequestStream,
 )
-from infer_engine.stepping import SteppingCore, ends_unknown_to_the_core
+from infer_engine.stepping import ends_unknown_to_the_core
 from infer_engine.streams import QueuedStream
+from infer_engine.tokenizer_pool import TokenizerPool
 from infer_engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-NUM_TOKENIZER_THREADS = 2
 CLOSE_TIMEOUT_S = 5.0
 STEP_TIMEOUT_S = 300.0
-# A wait for messages that ends by itself: locks refuse waits of years.
-MAX_WAIT_S = 3600.0
-
-ENGINE_DEAD = RequestFailure(message="The engine failed; its log has the cause.", code="engine_dead")
-ENGINE_STUCK = RequestFailure(message="The engine is stuck in a step; its log says where.", code="engine_stuck")
+MAX_UNDELIVERED_RESULTS = 1
+"""Steps that a core may be ahead of the event loop; then it waits."""
 
 _Args = TypeVarTuple("_Args")
 
 
-class _Stop:
-    """Tells the core's thread to end."""
-
-
-def tokenizer_threads() -> Executor:
-    """Return the threads that tokenize prompts."""
-    return ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="infer-tokenize")
-
-
-class ThreadedEngine:
+class AsyncEngine:
     """An engine for one event loop. Implements `infer_engine.protocol.Engine`; see there for each method."""
 
     def __init__(
         self,
-        core: SteppingCore,
+        link: CoreLink,
         front: Front,
         *,
         info: EngineInfo,
+        stats: EngineStats,
         max_waiting_requests: int,
         step_timeout_s: float = STEP_TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
-        make_tokenizers: Callable[[], Executor] = tokenizer_threads,
+        tokenizers: TokenizerPool | None = None,
     ) -> None:
-        """Start the core's thread; it sleeps until the first request.
+        """Start the core behind `link`; it sleeps until the first request.
 
         Args:
-            core: steps in that thread from here on; nobody else may touch it.
+            link: the way to the core; nobody else may use it from here on.
             front: checks requests and makes their text.
             info: what was loaded.
+            stats: of the core before its first step.
             max_waiting_requests: sequences that may wait to be computed for the first time; more are refused.
-            step_timeout_s: a step that takes longer by `clock` is stuck: the engine is dead then.
-            clock: seconds that never go back.
-            make_tokenizers: makes the executor that tokenizes; called again where that one breaks.
+            step_timeout_s: a step that takes longer is stuck: the engine is dead then.
+            tokenizers: where prompts are tokenized; None: threads of its own.
         """
+        self._link = link
         self._front = front
         self._info = info
         self._max_waiting_requests = max_waiting_requests
         self._status = EngineStatus.READY
-        self._stats = core.stats
+        self._stats = stats
         self._streams: dict[str, QueuedStream] = {}
         self._waiting: set[str] = set()
         self._num_preparing = 0
+        self._inspections: list[asyncio.Future[BatchSnapshot]] = []
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: queue.SimpleQueue[ToCore | _Stop] = queue.SimpleQueue()
-        self._make_tokenizers = make_tokenizers
-        self._tokenizers = make_tokenizers()
+        self._room = threading.Semaphore(MAX_UNDELIVERED_RESULTS)
+        self._tokenizers = tokenizers or TokenizerPool()
         self._watchdog = Watchdog(
             timeout_s=step_timeout_s,
-            clock=clock,
+            step_age_s=link.step_age_s,
+            describe_step=link.describe_step,
             is_needed=lambda: bool(self._streams),
-            on_stuck=partial(self._die, ENGINE_STUCK),
+            on_stuck=self._give_up_stuck_core,
         )
-        self._thread = threading.Thread(target=self._run, args=(core,), name="infer-core", daemon=True)
-        self._thread.start()
+        link.start(self)
 
     @property
     def info(self) -> EngineInfo:
@@ -128,13 +117,39 @@ class ThreadedEngine:
         num_sequences = sum(request.params.n for request in requests)
         self._check_room(num_sequences)
         self._loop = asyncio.get_running_loop()
+        arrived_s = self._loop.time()
         self._num_preparing += num_sequences
         try:
             prepared = await self._prepare(requests)
         finally:
             self._num_preparing -= num_sequences
         self._check_open()  # the engine may have gone while the request was tokenized
-        return [self._enqueue(sequence) for sequence in prepared]
+        return [self._enqueue(sequence, arrived_s) for sequence in prepared]
+
+    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `prompt`; see `infer_engine.protocol.Engine.tokenize`."""
+        call = partial(self._front.tokenize, prompt, add_special_tokens=add_special_tokens)
+        [token_ids] = await self._tokenizers.run([(prompt_characters(prompt), call)])
+        return token_ids
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Return the text of `token_ids`; see `infer_engine.protocol.Engine.detokenize`."""
+        [text] = await self._tokenizers.run([(len(token_ids), partial(self._front.detokenize, token_ids))])
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        return self._front.token_bytes(token_id)
+
+    async def inspect(self) -> BatchSnapshot:
+        """Return what the core is doing, after the step under way if there is one."""
+        if self._status in (EngineStatus.STOPPED, EngineStatus.DEAD):
+            raise self._unavailable()
+        self._loop = asyncio.get_running_loop()
+        asked: asyncio.Future[BatchSnapshot] = self._loop.create_future()
+        self._inspections.append(asked)
+        self._link.send(Inspect())
+        return await asked
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s` seconds; abort the rest."""
@@ -146,27 +161,44 @@ class ThreadedEngine:
             self._abort_all()
 
     async def close(self) -> None:
-        """Abort everything and end the core's thread."""
+        """Abort everything and end the core."""
         if self._status is not EngineStatus.DEAD:
             self._status = EngineStatus.STOPPED
         self._loop = asyncio.get_running_loop()
         self._abort_all()
+        self._refuse_inspections()
         self._watchdog.stop()
-        self._inbox.put(_Stop())
-        self._tokenizers.shutdown(wait=False, cancel_futures=True)
+        self._link.stop()
+        self._tokenizers.shutdown()
         try:
             await asyncio.wait_for(self._stopped.wait(), CLOSE_TIMEOUT_S)
-            self._thread.join()  # it has nothing left to do; a process must not end while torch's thread does
+            self._link.join()
         except TimeoutError:
             logger.error("A step did not end within %g s and is left behind.", CLOSE_TIMEOUT_S)  # noqa: TRY400 - no traceback of ours would help
+            self._link.abandon()
             self._status = EngineStatus.DEAD
 
     def abort(self, request_id: str) -> None:
         """End a request's stream with reason `abort` and free its memory; one that ended already is left alone."""
         stream = self._forget(request_id)
         if stream is not None:
-            self._inbox.put(Abort(request_id=request_id))
+            self._link.send(Abort(request_id=request_id))
             stream.end(FinishReason.ABORT)
+
+    def on_result(self, result: StepResult) -> None:
+        """Take what a step made to the event loop; waits while that is far behind."""
+        while not self._room.acquire(timeout=1.0):
+            if self._status in (EngineStatus.STOPPED, EngineStatus.DEAD):
+                return
+        self._post(self._deliver, result)
+
+    def on_lost(self, failure: RequestFailure) -> None:
+        """Take to the event loop that the core is gone."""
+        self._post(self._die, failure)
+
+    def on_ended(self) -> None:
+        """Let `close` return."""
+        self._post(self._stopped.set)
 
     def _check_room(self, num_sequences: int) -> None:
         """Refuse what the queue cannot take before anybody tokenizes it; those being tokenized have their place.
@@ -188,31 +220,27 @@ class ThreadedEngine:
 
     def _check_open(self) -> None:
         if self._status is not EngineStatus.READY:
-            raise EngineUnavailableError(f"The engine is {self._status}; it takes no new requests.")
+            raise self._unavailable()
+
+    def _unavailable(self) -> EngineUnavailableError:
+        return EngineUnavailableError(f"The engine is {self._status}; it takes no new requests.")
 
     async def _prepare(self, requests: Sequence[GenerateRequest]) -> list[PreparedSequence]:
-        """Tokenize and check in the tokenizers' threads; where those are broken, once more in others."""
         calls = [
-            partial(self._front.prepare, request, serials=self._front.take_serials(request)) for request in requests
+            (
+                prompt_characters(request.prompt),
+                partial(self._front.prepare, request, serials=self._front.take_serials(request)),
+            )
+            for request in requests
         ]
-        tokenizers = self._tokenizers
-        try:
-            return await _call_all(calls, tokenizers)
-        except BrokenExecutor:
-            logger.exception("The tokenizer's threads broke; others take their place.")
-        if self._tokenizers is tokenizers:  # nobody else has replaced them meanwhile
-            self._tokenizers = self._make_tokenizers()
-        try:
-            return await _call_all(calls, self._tokenizers)
-        except BrokenExecutor as error:
-            raise EngineUnavailableError("The tokenizer has no threads to run in; its log says why.") from error
+        return [sequence for sequences in await self._tokenizers.run(calls) for sequence in sequences]
 
-    def _enqueue(self, prepared: PreparedSequence) -> RequestStream:
-        stream = QueuedStream(prepared, abort=self.abort)
+    def _enqueue(self, prepared: PreparedSequence, arrived_s: float) -> RequestStream:
+        stream = QueuedStream(prepared, arrived_s=arrived_s, abort=self.abort)
         self._streams[stream.request_id] = stream
         self._waiting.add(stream.request_id)
         self._idle.clear()
-        self._inbox.put(prepared.submission)
+        self._link.send(prepared.submission)
         self._watchdog.watch()
         return stream
 
@@ -229,70 +257,57 @@ class ThreadedEngine:
 
     def _deliver(self, result: StepResult) -> None:
         """Hand one step's outputs to their streams; runs on the event loop."""
+        self._room.release()
         self._stats = result.stats
-        self._waiting.difference_update(result.admitted)
+        now_s = 0.0 if self._loop is None else self._loop.time()
+        self._note_admitted(result, now_s)
         for output in result.outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:  # aborted while the step ran: the token is nobody's
                 continue
-            made = stream.push(output)
+            made = stream.push(output, now_s=now_s)
             if ends_unknown_to_the_core(output, made):
-                self._inbox.put(Finish(request_id=output.request_id, num_completion_tokens=made.num_completion_tokens))
+                self._link.send(Finish(request_id=output.request_id, num_completion_tokens=made.num_completion_tokens))
             if made.finished:
                 self._forget(output.request_id)
+        if result.snapshot is not None:
+            for asked in self._take_inspections():
+                asked.set_result(result.snapshot)
+
+    def _note_admitted(self, result: StepResult, now_s: float) -> None:
+        """A request leaves the queue when its first step begins, not when that is done."""
+        self._waiting.difference_update(result.admitted)
+        began_s = now_s - result.stats.schedule_s - result.stats.execute_s - result.stats.sample_s
+        for request_id in result.admitted:
+            if stream := self._streams.get(request_id):
+                stream.note_admitted(began_s)
+
+    def _take_inspections(self) -> list[asyncio.Future[BatchSnapshot]]:
+        """Return who waits for a snapshot, and forget them."""
+        asked, self._inspections = self._inspections, []
+        return [future for future in asked if not future.done()]
+
+    def _refuse_inspections(self) -> None:
+        for asked in self._take_inspections():
+            asked.set_exception(self._unavailable())
+
+    def _give_up_stuck_core(self) -> None:
+        self._link.stop()  # should the step end after all: nobody wants another
+        self._die(ENGINE_STUCK)
 
     def _die(self, failure: RequestFailure) -> None:
         """Tell every stream that no more will come; runs on the event loop."""
         self._status = EngineStatus.DEAD
-        self._inbox.put(_Stop())  # should the step end after all: nobody wants another
+        self._refuse_inspections()
         for request_id in tuple(self._streams):
             stream = self._forget(request_id)
             assert stream is not None
             stream.fail(failure)
 
-    def _run(self, core: SteppingCore) -> None:
-        """Step while there is work; runs in the core's thread."""
-        try:
-            while self._take_messages(core):
-                self._step(core)
-                if not core.has_work:  # an idle step: it audits the blocks, and nobody waits for it
-                    self._step(core)
-        except BaseException:  # whatever ends this thread, streams must not wait for it
-            logger.exception("The engine core failed; every request in it fails with it.")
-            self._post(self._die, ENGINE_DEAD)
-        finally:
-            self._post(self._stopped.set)
-
-    def _step(self, core: SteppingCore) -> None:
-        with self._watchdog.step_under_way():
-            result = core.step()
-        self._post(self._deliver, result)
-
-    def _take_messages(self, core: SteppingCore) -> bool:
-        """Hand all waiting messages to the core, sleeping for one until it has work; False when told to stop."""
-        wait_s = core.seconds_until_work()
-        try:
-            message = self._inbox.get(timeout=None if wait_s is None else min(wait_s, MAX_WAIT_S))
-            while not isinstance(message, _Stop):
-                core.handle(message)
-                message = self._inbox.get_nowait()
-        except queue.Empty:
-            return True
-        return False
-
     def _post(self, callback: Callable[[*_Args], None], *args: *_Args) -> None:
-        """Call back on the event loop, from the core's thread; without one there is nobody to disturb."""
+        """Call back on the event loop, from another thread; without one there is nobody to disturb."""
         if self._loop is None:
             callback(*args)
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear of it
                 self._loop.call_soon_threadsafe(callback, *args)
-
-
-async def _call_all(
-    calls: Sequence[Callable[[], list[PreparedSequence]]], executor: Executor
-) -> list[PreparedSequence]:
-    """Call them all in `executor` and return their results, joined."""
-    loop = asyncio.get_running_loop()
-    results = await asyncio.gather(*[loop.run_in_executor(executor, call) for call in calls])
-    return [sequence for result in results for sequence in result]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infer_engine.protocol import FinishReason, RequestFailure, StepOutput, TokenLogprob
+from infer_engine.protocol import ChatPrompt, FinishReason, RequestFailure, StepOutput, TokenLogprob
 
 Prompt = str | list[int]
 
@@ -19,17 +19,20 @@ class Completion:
         finish_reason: why it ended; None where it failed.
         error: why it failed; None otherwise. What was generated until then is kept.
         logprobs: one for each of `token_ids` where they were asked for, else None.
+        prompt_logprobs: one for each token of the prompt where they were asked for, None for the first of them; else
+            None, and where it failed before its first token.
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: prompt tokens whose keys and values were found in a cache.
     """
 
-    prompt: Prompt
+    prompt: Prompt | ChatPrompt
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
     error: RequestFailure | None
     logprobs: list[TokenLogprob] | None
+    prompt_logprobs: list[TokenLogprob | None] | None
     num_prompt_tokens: int
     num_cached_tokens: int
 
@@ -37,13 +40,14 @@ class Completion:
 class CompletionBuilder:
     """Collects one sequence's outputs."""
 
-    def __init__(self, prompt: Prompt, *, index: int) -> None:
+    def __init__(self, prompt: Prompt | ChatPrompt, *, index: int) -> None:
         """Nothing yet of completion `index` of `prompt`."""
         self._prompt = prompt
         self._index = index
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._last: StepOutput | None = None
 
     def add(self, output: StepOutput) -> None:
@@ -55,6 +59,8 @@ class CompletionBuilder:
             if self._logprobs is None:
                 self._logprobs = []
             self._logprobs += output.logprobs
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
 
     def build(self) -> Completion:
         """Return the completion; its last output must have been taken."""
@@ -68,6 +74,7 @@ class CompletionBuilder:
             finish_reason=self._last.finish_reason,
             error=self._last.error,
             logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
             num_prompt_tokens=self._last.num_prompt_tokens,
             num_cached_tokens=self._last.num_cached_tokens,
         )

@@ -5,18 +5,19 @@ Deterministic: the same messages between the same steps give the same tokens. A 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from infer_engine.execution import EngineFailedError, StepExecutor, StepOutcome, StepRunner
-from infer_engine.messages import Abort, Finish, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.prefix_sharing import PrefixSharing
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
-from infer_engine.protocol.stats import StepCounts
+from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import RowEdit, Schedule, SequenceTables
+from infer_engine.snapshots import take_snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,9 @@ class Scheduler(Protocol):
     @property
     def passes(self) -> Sequence[Callable[[], Schedule]]:
         """What makes each pass's schedule, to be called once the pass before is computed."""
+
+    def in_order(self) -> Iterable[Request]:
+        """Return those that run, in order of rank, then those that wait, in the order of the queue."""
 
     def seconds_until_work(self) -> float | None:
         """Return 0 where there is something to compute, the wait for a batch to form, or None where nobody is here."""
@@ -89,6 +93,7 @@ class EngineCore:
         self._counts = StepCounts()
         self._num_unexplained_failures = 0
         self._unapplied_edits: list[RowEdit] = []
+        self._is_inspected = False
 
     @property
     def has_work(self) -> bool:
@@ -98,8 +103,10 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         """A snapshot of the core as it is."""
+        counts = msgspec.structs.asdict(self._counts)
+        counts["steps_by_tokens"] = counts["steps_by_tokens"].copy()
         return EngineStats(
-            **msgspec.structs.asdict(self._counts),
+            **counts,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             num_blocks=self._tables.num_blocks,
@@ -126,6 +133,8 @@ class EngineCore:
                 self._abort(message.request_id)
             case Finish():
                 self._finish(message.request_id, message.num_completion_tokens)
+            case Inspect():
+                self._is_inspected = True
 
     def step(self) -> StepResult:
         """Compute one step and return what it made. With nothing to compute, audit the memory and return a snapshot.
@@ -151,10 +160,15 @@ class EngineCore:
             self._unapplied_edits = [] if schedule.items and self._compute(schedule, outputs) else schedule.table_edits
         if self._counts.num_step_tokens:
             self._counts.num_steps += 1
+            size = (self._counts.num_step_tokens - 1).bit_length()
+            self._counts.steps_by_tokens[min(size, NUM_STEP_SIZES - 1)] += 1
         else:  # the audit walks all blocks: in an idle step nobody waits for it
             self._counts.num_leaked_blocks = len(self._tables.audit())
         self._counts.busy_s += self._clock() - started
-        return StepResult(outputs=outputs, admitted=admitted, stats=self.stats)
+        stats = self.stats
+        is_inspected, self._is_inspected = self._is_inspected, False
+        snapshot = take_snapshot(self._scheduler.in_order(), self._tables, stats) if is_inspected else None
+        return StepResult(outputs=outputs, admitted=admitted, stats=stats, snapshot=snapshot)
 
     def _submit(self, message: Submit) -> None:
         if message.request_id in self._requests:
@@ -230,6 +244,8 @@ class EngineCore:
         for request, num_tokens in outcome.computed:
             self._counts.num_step_tokens += num_tokens
             self._counts.num_computed_tokens += num_tokens
+            if outcome.prompt_logprobs and (measured := outcome.prompt_logprobs.get(request.request_id)):
+                request.take_prompt_logprobs(measured)
             if request.advance(num_tokens):
                 token_id = outcome.tokens[request.request_id]
                 outputs.append(self._accept(request, token_id, outcome.logprobs.get(request.request_id)))
@@ -237,15 +253,23 @@ class EngineCore:
     def _accept(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> TokenOutput:
         self._counts.num_generated_tokens += 1
         reason = request.accept(token_id, eos_token_ids=self._eos_token_ids)
+        prompt_logprobs = None
         if request.num_completion_tokens == 1:
             self._counts.num_prompt_tokens += request.num_prompt_tokens
             self._counts.num_cached_tokens += request.num_cached_tokens
+            prompt_logprobs = request.hand_out_prompt_logprobs()
         if reason is not None:
             self._counts.num_finished += 1
             self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=len(request.token_ids))
             del self._requests[request.request_id]
             self._note_ended(request)
-        return _output(request, [token_id], reason=reason, logprobs=None if logprob is None else [logprob])
+        return _output(
+            request,
+            [token_id],
+            reason=reason,
+            logprobs=None if logprob is None else [logprob],
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def _note_ended(self, request: Request) -> None:
         """Remember a request whose text may turn out to have ended earlier, until the front has had time to say so."""
@@ -269,11 +293,13 @@ def _output(
     reason: FinishReason | None = None,
     error: RequestFailure | None = None,
     logprobs: list[TokenLogprob] | None = None,
+    prompt_logprobs: list[TokenLogprob | None] | None = None,
 ) -> TokenOutput:
     return TokenOutput(
         request_id=request.request_id,
         token_ids=token_ids,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         finish_reason=reason,
         error=error,
         num_prompt_tokens=request.num_prompt_tokens,

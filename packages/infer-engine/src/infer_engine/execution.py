@@ -10,8 +10,9 @@ proof that it was the cause, and the results of that run are its neighbours' res
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,11 +32,25 @@ class StepOutOfMemoryError(RuntimeError):
     """The device has no memory left for a step."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedPass:
+    """What a forward pass makes.
+
+    Attributes:
+        logits: of the requests that are due, for `choose` alone to read.
+        prompt_logprobs: by request, of the tokens after those that the pass computed, where `Request.unmeasured` names
+            them, in their order. Not finite where the model's output is not.
+    """
+
+    logits: Any
+    prompt_logprobs: Mapping[str, list[TokenLogprob]] = field(default_factory=dict)
+
+
 class StepRunner(Protocol):
     """What turns a schedule into tokens."""
 
-    def forward(self, schedule: Schedule) -> Any:
-        """Compute the schedule's items; return the logits of the requests that are due, for `choose` alone to read.
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Compute the schedule's items.
 
         Raises:
             StepOutOfMemoryError: the device has no memory left; fewer items may succeed.
@@ -56,6 +71,7 @@ class StepOutcome:
         computed: items whose tokens are in the cache.
         tokens: the next token by request, of those that are due.
         logprobs: of those tokens, where they were asked for.
+        prompt_logprobs: by request, of the prompt tokens that were measured.
         failures: why the other requests have failed.
         was_repeated: the schedule failed as a whole and was tried again in parts.
         execute_s: seconds of the forward passes that succeeded.
@@ -65,6 +81,7 @@ class StepOutcome:
     computed: list[tuple[Request, int]] = field(default_factory=list)
     tokens: dict[str, int] = field(default_factory=dict)
     logprobs: dict[str, TokenLogprob] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     failures: list[tuple[Request, RequestFailure]] = field(default_factory=list)
     was_repeated: bool = False
     execute_s: float = 0.0
@@ -126,15 +143,20 @@ class StepExecutor:
 
     def _attempt(self, schedule: Schedule, outcome: StepOutcome) -> None:
         started = self._clock()
-        logits = self._runner.forward(schedule)
+        computed = self._runner.forward(schedule)
         forwarded = self._clock()
         due = schedule.due
-        choices = self._runner.choose(logits, due) if due else Choices(token_ids=[])
+        choices = self._runner.choose(computed.logits, due) if due else Choices(token_ids=[])
         outcome.execute_s += forwarded - started
         outcome.sample_s += self._clock() - forwarded
         failed = {due[index].request_id for index in choices.not_finite}
-        outcome.failures += [(due[index], _NOT_FINITE) for index in sorted(choices.not_finite)]
-        outcome.computed += [item for item in schedule.items if item[0].request_id not in failed]
+        failed.update(name for name, listed in computed.prompt_logprobs.items() if not _are_finite(listed))
+        for item in schedule.items:
+            if failed and item[0].request_id in failed:
+                outcome.failures.append((item[0], _NOT_FINITE))
+            else:
+                outcome.computed.append(item)
+        outcome.prompt_logprobs.update(computed.prompt_logprobs)
         for request, token_id in zip(due, choices.token_ids, strict=True):
             outcome.tokens[request.request_id] = token_id
         for index, logprob in choices.logprobs.items():
@@ -144,6 +166,10 @@ class StepExecutor:
 _NOT_FINITE = RequestFailure(
     message="The model's output for this request is not finite; other requests are not affected.", code="not_finite"
 )
+
+
+def _are_finite(logprobs: list[TokenLogprob]) -> bool:
+    return all(math.isfinite(each.logprob) for each in logprobs)
 
 
 def _failure(error: Exception) -> RequestFailure:

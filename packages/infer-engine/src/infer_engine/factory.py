@@ -1,4 +1,4 @@
-"""From an `EngineConfig` to a working engine: load, size, assemble. The only place where the pieces meet."""
+"""From an `EngineConfig` to a core and a front: load, size, assemble. The only place where the pieces meet."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,10 @@ from infer_cache import KVPool, LayerGroups
 from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
 from infer_engine.core import EngineCore
 from infer_engine.faults import FaultPlan
-from infer_engine.front import Front, FrontLimits
+from infer_engine.front import Front
+from infer_engine.fronts import build_front, load_tokenizer
 from infer_engine.measuring import activation_bytes
-from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig, EngineInfo
+from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineInfo
 from infer_engine.runner import Runner
 from infer_engine.sampling import Sampler
 from infer_engine.scheduling import SchedulerLimits
@@ -24,10 +25,18 @@ from infer_engine.sizing import (
     size_step,
 )
 from infer_engine.staging import StepStaging
-from infer_engine.threaded import ThreadedEngine
 from infer_models import CheckpointError, GenerationConfig, ModelConfig, load_model
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
-from infer_models.text import Tokenizer, stand_in_tokenizer
+from infer_models.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreParts:
+    """A core, what was loaded into it, and the tokenizer that its vocabulary was checked against."""
+
+    core: EngineCore
+    info: EngineInfo
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +48,14 @@ class EngineParts:
     info: EngineInfo
 
 
-def build_engine(config: EngineConfig, *, faults: FaultPlan | None = None) -> Engine:
-    """Load the model and start an engine whose steps run in a thread of their own.
+def build_parts(config: EngineConfig, *, faults: FaultPlan | None = None) -> EngineParts:
+    """Load the model and assemble core and front for use in this thread; arguments and errors as of `build_core`."""
+    core = build_core(config, faults=faults)
+    return EngineParts(core=core.core, front=build_front(core.tokenizer, config, core.info), info=core.info)
+
+
+def build_core(config: EngineConfig, *, faults: FaultPlan | None = None) -> CoreParts:
+    """Load the model and assemble a core.
 
     Args:
         config: what to run and how.
@@ -50,29 +65,17 @@ def build_engine(config: EngineConfig, *, faults: FaultPlan | None = None) -> En
         CheckpointUnusableError: the checkpoint is missing, damaged or of no known kind.
         ValueError: the configuration asks for more than the model, the device or the memory has.
     """
-    parts = build_parts(config, faults=faults)
-    return ThreadedEngine(
-        parts.core,
-        parts.front,
-        info=parts.info,
-        max_waiting_requests=config.max_waiting_requests,
-        step_timeout_s=config.step_timeout_s,
-    )
-
-
-def build_parts(config: EngineConfig, *, faults: FaultPlan | None = None) -> EngineParts:
-    """Load the model and assemble core and front for use in this thread; arguments and errors as of `build_engine`."""
     try:
         return _assemble(config, resolve_checkpoint(config.model), faults or FaultPlan())
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
 
 
-def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> EngineParts:
+def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CoreParts:
     device = resolve_device(config.device)
     model_config = ModelConfig.from_folder(folder)
     max_positions = model_config.max_position_embeddings
-    tokenizer = _load_tokenizer(config, model_config, folder)
+    tokenizer = load_tokenizer(config, folder)
     generation = GenerationConfig.from_folder(folder)
     dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
     vocab_size = _usable_vocabulary(tokenizer, model_config, folder)
@@ -144,7 +147,6 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> EnginePa
         eos_token_ids=eos_token_ids,
         share_prefix=choose_sharing(config),
     )
-    front = Front(tokenizer, FrontLimits(vocab_size=vocab_size, max_seq_len=kv.max_seq_len), seed=config.seed)
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
         architecture=model_config.model_type,
@@ -157,7 +159,7 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> EnginePa
         block_size=block_size,
         max_batch_size=step.max_batch_size,
     )
-    return EngineParts(core=core, front=front, info=info)
+    return CoreParts(core=core, info=info, tokenizer=tokenizer)
 
 
 def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
@@ -167,13 +169,6 @@ def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroup
             return LayerGroups.by_window(model_config.windows)
         case "contiguous":
             return LayerGroups.all_in_one(model_config.num_layers)
-
-
-def _load_tokenizer(config: EngineConfig, model_config: ModelConfig, folder: Path) -> Tokenizer:
-    """Random weights need no tokenizer of their own: where there is none, bytes will do."""
-    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
-        return stand_in_tokenizer(model_config.vocab_size)
-    return Tokenizer.from_folder(folder)
 
 
 def _usable_vocabulary(tokenizer: Tokenizer, model_config: ModelConfig, folder: Path) -> int:

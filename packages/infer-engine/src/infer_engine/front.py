@@ -5,18 +5,26 @@ This is the one point that checks a request before it enters the queue.
 
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
 from infer_engine.messages import Submit
-from infer_engine.protocol import ContextLengthExceededError, EmptyPromptError, GenerateRequest, InvalidRequestError
+from infer_engine.protocol import (
+    ChatPrompt,
+    ChatTemplateUnusableError,
+    ContextLengthExceededError,
+    EmptyPromptError,
+    GenerateRequest,
+    InvalidRequestError,
+)
 from infer_engine.request_text import RequestText
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
     IncrementalDetokenizer,
     StopStringMatcher,
+    TextTooLongError,
     Tokenizer,
 )
 
@@ -44,6 +52,17 @@ class PreparedSequence:
     text: RequestText
 
 
+def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
+    """Return how much text there is to tokenize, in characters."""
+    match prompt:
+        case str():
+            return len(prompt)
+        case ChatPrompt():
+            return sum(len(message.content) for message in prompt.messages)
+        case _:
+            return 0
+
+
 class Front:
     """Makes submissions of requests and text of tokens. Thread-safe where it says so; shared by all requests."""
 
@@ -67,12 +86,13 @@ class Front:
 
         Raises:
             EmptyPromptError: the prompt has no tokens.
+            ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
             InvalidRequestError: a token id outside the vocabulary, a value that this engine cannot take, or a prompt
                 that the tokenizer fails on.
             ContextLengthExceededError: the prompt plus `max_tokens` exceeds the context.
         """
         params = request.params
-        prompt = request.prompt if isinstance(request.prompt, list) else self._encode(request.prompt)
+        prompt = self._prompt_token_ids(request)
         if not prompt:
             raise EmptyPromptError
         self._check_ids("prompt", prompt)
@@ -99,18 +119,63 @@ class Front:
             for choice, serial in enumerate(serials)
         ]
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the prompt's token ids for chat `messages`, by the checkpoint's own template.
+    def tokenize(
+        self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a text or a conversation; safe to call from any thread.
 
         Raises:
-            ChatTemplateMissingError: the checkpoint has no chat template.
-            ChatTemplateError: the template refuses the messages.
-            InvalidRequestError: the tokenizer fails on them.
+            ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
+            InvalidRequestError: the tokenizer fails on it.
+            TextTooLongError: it has more than `max_tokens` tokens, if there is such a limit.
         """
-        return _unless_the_tokenizer_fails(lambda: self._tokenizer.encode_chat(messages))
+        match prompt:
+            case str():
+                return _unless_the_tokenizer_fails(
+                    lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+                )
+            case ChatPrompt():
+                return self._tokenize_chat(prompt, max_tokens)
 
-    def _encode(self, text: str) -> list[int]:
-        return _unless_the_tokenizer_fails(lambda: self._tokenizer.encode(text))
+    def detokenize(self, token_ids: list[int]) -> str:
+        """Return the text of `token_ids`, special tokens included; safe to call from any thread.
+
+        Raises:
+            InvalidRequestError: a token id outside the vocabulary, or the tokenizer fails on them.
+        """
+        self._check_ids("tokens", token_ids)
+        return _unless_the_tokenizer_fails(
+            lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False), param="tokens", verb="detokenized"
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
+        limit = self._limits.max_seq_len
+        try:
+            if not isinstance(request.prompt, list):
+                return self.tokenize(request.prompt, max_tokens=limit)
+            if len(request.prompt) > limit:  # before anybody looks at all of them
+                raise TextTooLongError(len(request.prompt))
+        except TextTooLongError as error:
+            raise ContextLengthExceededError(
+                max_seq_len=limit, num_prompt_tokens=error.num_tokens, max_tokens=request.params.max_tokens or 1
+            ) from None
+        return request.prompt
+
+    def _tokenize_chat(self, prompt: ChatPrompt, max_tokens: int | None) -> list[int]:
+        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        try:
+            return _unless_the_tokenizer_fails(
+                lambda: self._tokenizer.encode_chat(
+                    messages, add_generation_prompt=prompt.add_generation_prompt, max_tokens=max_tokens
+                ),
+                param="messages",
+            )
+        except (ChatTemplateMissingError, ChatTemplateError) as error:
+            raise ChatTemplateUnusableError(f"`messages` cannot be made a prompt: {error}") from error
 
     def _start_text(self, request: GenerateRequest, prompt: list[int]) -> RequestText:
         return RequestText(
@@ -160,14 +225,13 @@ def _signed_64_bit(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
-def _unless_the_tokenizer_fails(call: Callable[[], _T]) -> _T:
+def _unless_the_tokenizer_fails(call: Callable[[], _T], *, param: str = "prompt", verb: str = "tokenized") -> _T:
     try:
         return call()
-    except (KeyboardInterrupt, SystemExit, ChatTemplateError, ChatTemplateMissingError):
+    except (KeyboardInterrupt, SystemExit, ChatTemplateError, ChatTemplateMissingError, TextTooLongError):
         raise
     except BaseException as error:  # a panic of the tokenizer's Rust is no `Exception`
         logger.exception("The tokenizer failed on a prompt; its request is refused.")
         raise InvalidRequestError(
-            "`prompt` cannot be tokenized: this model's tokenizer fails on it; the server's log says why.",
-            param="prompt",
+            f"`{param}` cannot be {verb}: this model's tokenizer fails on it; the server's log says why.", param=param
         ) from error

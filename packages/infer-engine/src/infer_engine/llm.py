@@ -9,7 +9,15 @@ from infer_engine.driver import CoreDriver
 from infer_engine.factory import build_parts
 from infer_engine.front import PreparedSequence
 from infer_engine.progress import Progress
-from infer_engine.protocol import EngineConfig, EngineStats, GenerateRequest, SamplingParams, StepOutput
+from infer_engine.protocol import (
+    ChatMessage,
+    ChatPrompt,
+    EngineConfig,
+    EngineStats,
+    GenerateRequest,
+    SamplingParams,
+    StepOutput,
+)
 
 
 class LLM:
@@ -84,14 +92,13 @@ class LLM:
         Left out, `params` samples for as long as the context lasts. The rest is as in `generate`.
 
         Raises:
-            ChatTemplateMissingError: the checkpoint has no chat template.
-            RequestRefusedError: a conversation is too long.
+            RequestRefusedError: the checkpoint has no chat template, or it refuses a conversation; one is too long.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         params = params or SamplingParams(max_tokens=None)
         requests = [
             GenerateRequest(
-                prompt=self._front.render_chat(conversation),  # type: ignore[arg-type]  # narrowed above
+                prompt=_conversation(conversation),  # type: ignore[arg-type]  # narrowed above
                 params=params,
                 priority=priority,
                 cache_salt=cache_salt,
@@ -157,6 +164,10 @@ class LLM:
                 for _, prepared in sequences:
                     self._driver.abort(prepared.submission.request_id)
         return [builder.build() for builder, _ in sequences]
+
+
+def _conversation(messages: Sequence[Mapping[str, str]]) -> ChatPrompt:
+    return ChatPrompt(messages=tuple(ChatMessage(role=each["role"], content=each["content"]) for each in messages))
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -8,12 +8,15 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGPROBS
 from infer_engine.request import Request
 from infer_engine.sampling import Sampler
+from infer_engine.sampling.prompts import find_prompt_rows, measure_prompt_rows
 from infer_engine.sizing import StepSizes
 from infer_kernels import QKNorm, Rotary
 from infer_models import AttentionSpec, CausalLM
 
 # Rows that are cut need scratch memory, penalised ones keep state, and log-probabilities a copy of the logits.
-_COSTLIEST = SamplingParams(max_tokens=1, top_p=0.9, frequency_penalty=0.1, logprobs=MAX_LOGPROBS)
+_COSTLIEST = SamplingParams(
+    max_tokens=1, top_p=0.9, frequency_penalty=0.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
+)
 
 
 def activation_bytes(model: CausalLM, step: StepSizes, device: torch.device) -> int:
@@ -34,18 +37,23 @@ def activation_bytes(model: CausalLM, step: StepSizes, device: torch.device) -> 
 
 @torch.inference_mode()
 def run_largest_step(model: CausalLM, step: StepSizes, device: torch.device) -> None:
-    """Compute `step.max_tokens` tokens without a cache and sample for every request of the batch."""
+    """Compute `step.max_tokens` tokens without a cache, measure them all, and sample for every request of the batch."""
     ids = torch.zeros(step.max_tokens, dtype=torch.int32, device=device)
-    logits = model(ids, ids, _NoCacheView(), ids[: step.max_batch_size])
     rows = [_request(row) for row in range(step.max_batch_size)]
-    sampler = Sampler(vocab_size=logits.shape[1], max_rows=len(rows), eos_token_ids=frozenset(), device=device)
+    vocab_size = model.config.vocab_size
+    sampler = Sampler(vocab_size=vocab_size, max_rows=len(rows), eos_token_ids=frozenset(), device=device)
+    hidden = model.hidden_states(ids, ids, _NoCacheView())
+    wanted = find_prompt_rows([(_request(0, num_tokens=step.max_tokens + 1), step.max_tokens)], [0])
+    measured = measure_prompt_rows(wanted, hidden, logits_of=model.logits, sampler=sampler)
+    logits = model.logits(hidden, ids[: step.max_batch_size])
+    del measured  # it is read once those logits are there
     # Half of them before the whole: the penalties' state grows by a copy of itself.
     for num_rows in (-(-len(rows) // 2), len(rows)):
         sampler.choose(logits[:num_rows], rows[:num_rows])
 
 
-def _request(row: int) -> Request:
-    submitted = Submit(request_id=str(row), prompt_token_ids=[0], max_tokens=1, seed=0, params=_COSTLIEST)
+def _request(row: int, *, num_tokens: int = 1) -> Request:
+    submitted = Submit(request_id=str(row), prompt_token_ids=[0] * num_tokens, max_tokens=1, seed=0, params=_COSTLIEST)
     request = Request(submitted, arrival=row)
     request.row = row
     return request

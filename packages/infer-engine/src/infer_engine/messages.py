@@ -60,6 +60,10 @@ ToCore = Submit | Abort | Finish | Inspect
 """What the front says to the core."""
 
 
+class Halt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Step no more; for the loop around a core, which never sees it."""
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step made for one request: its tokens, and how it ended if it did.
 
@@ -87,7 +91,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
 
 
-class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What one step made.
 
     Attributes:

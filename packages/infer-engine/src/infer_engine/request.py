@@ -6,10 +6,11 @@ WAITING ──admit──> PREFILL ──last chunk──> DECODE ──eos, sto
 """
 
 import enum
+from collections.abc import Sequence
 
 from infer_cache.digests import PrefixDigests
 from infer_engine.messages import Submit
-from infer_engine.protocol import FinishReason, SamplingParams
+from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
 
 
 class RequestState(enum.Enum):
@@ -45,6 +46,8 @@ class Request:
         num_cached_tokens: prompt tokens that it found in the cache and that it did not compute itself before.
         num_computed_once: the most tokens that were ever computed, whatever preemption undid.
         capacity: tokens that its blocks have room for.
+        prompt_logprobs: of its prompt's tokens so far, None for the first of all; None where nobody asked, and once
+            they were handed out. What was measured stays when its memory is lost.
         row: its row of the runner's block tables while it holds memory, else -1.
         last_step: the step in which it was computed last.
         is_suspect: a schedule has failed on it. Once may be chance; starting over for it for ever would stop everybody.
@@ -64,6 +67,7 @@ class Request:
         "num_found_tokens",
         "num_prompt_tokens",
         "priority",
+        "prompt_logprobs",
         "request_id",
         "row",
         "sampling",
@@ -94,6 +98,9 @@ class Request:
         self.num_cached_tokens = 0
         self.num_computed_once = 0
         self.capacity = 0
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            None if submitted.params.prompt_logprobs is None else [None]
+        )
         self.row = -1
         self.last_step = -1
         self.is_suspect = False
@@ -107,6 +114,31 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens known but not in the cache: 1 in decode, what is left of the prompt (or of a recomputation) before."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it may begin where others have come to: not before its prompt's log-probabilities are measured."""
+        return self.prompt_logprobs is None or len(self.prompt_logprobs) == self.num_prompt_tokens
+
+    def unmeasured(self, num_tokens: int) -> range:
+        """Return the positions among the next `num_tokens` that tell a log-probability that is still wanted.
+
+        Position p tells that of the prompt's token p + 1.
+        """
+        if self.prompt_logprobs is None:
+            return range(0)
+        end = min(self.num_computed_tokens + num_tokens, self.num_prompt_tokens - 1)
+        return range(len(self.prompt_logprobs) - 1, end)
+
+    def take_prompt_logprobs(self, measured: Sequence[TokenLogprob]) -> None:
+        """Keep what was measured at the positions that `unmeasured` named."""
+        assert self.prompt_logprobs is not None
+        self.prompt_logprobs += measured
+
+    def hand_out_prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Return the log-probabilities of the prompt where they were asked for and not handed out before."""
+        handed_out, self.prompt_logprobs = self.prompt_logprobs, None
+        return handed_out
 
     def skip_found(self, num_tokens: int) -> None:
         """Take the first `num_tokens` tokens as computed, but for the last one of all, whose logits are wanted."""

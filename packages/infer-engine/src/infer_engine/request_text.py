@@ -104,4 +104,5 @@ def _step_output(
         num_completion_tokens=output.num_completion_tokens - len(output.token_ids) + num_tokens,
         num_cached_tokens=output.num_cached_tokens,
         logprobs=None if output.logprobs is None else output.logprobs[:num_tokens],
+        prompt_logprobs=output.prompt_logprobs,
     )

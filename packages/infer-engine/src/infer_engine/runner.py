@@ -8,9 +8,10 @@ from torch import Tensor
 
 from infer_cache import KVPool, PagedCacheView
 from infer_engine.choices import Choices
-from infer_engine.execution import StepOutOfMemoryError
+from infer_engine.execution import ComputedPass, StepOutOfMemoryError
 from infer_engine.request import Request
 from infer_engine.sampling import Sampler
+from infer_engine.sampling.prompts import find_prompt_rows, measure_prompt_rows, read_prompt_rows
 from infer_engine.scheduling import Schedule
 from infer_engine.staging import StepInputs, StepStaging
 from infer_kernels import plan_attention
@@ -39,12 +40,20 @@ class Runner:
         self._batch_invariant = batch_invariant
 
     @torch.inference_mode()
-    def forward(self, schedule: Schedule) -> Tensor:
-        """Compute the schedule's items; return the logits of those that are due, [rows, vocab]."""
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Compute the schedule's items; the logits of those that are due are [rows, vocab]."""
         with _out_of_memory_is_ours(len(schedule.items)):
             inputs = self._staging.build(schedule.items, schedule.table_edits)
-            logits: Tensor = self._model(inputs.input_ids, inputs.position_ids, self._view(inputs), inputs.logit_rows)
-        return logits
+            hidden = self._model.hidden_states(inputs.input_ids, inputs.position_ids, self._view(inputs))
+            wanted = None
+            if inputs.is_prefill.any():  # steps of decodes alone, most of all steps, need not look at each request
+                wanted = find_prompt_rows(schedule.items, inputs.query_start.tolist())
+            if wanted is None or not wanted.rows:
+                return ComputedPass(logits=self._model.logits(hidden, inputs.logit_rows))
+            # First of all, so that its logits have gone when those of the next tokens come.
+            measured = measure_prompt_rows(wanted, hidden, logits_of=self._model.logits, sampler=self._sampler)
+            logits = self._model.logits(hidden, inputs.logit_rows)
+            return ComputedPass(logits=logits, prompt_logprobs=read_prompt_rows(wanted, measured))
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, requests: list[Request]) -> Choices:

@@ -42,6 +42,11 @@ class QueuedStream:
         """Stop computing; see `infer_engine.protocol.RequestStream.abort`."""
         self._abort(self.request_id)
 
+    def note_admitted(self, now_s: float) -> None:
+        """Take note that the request has left the queue; only the first time counts."""
+        if self.times.admitted_s is None:
+            self.times.admitted_s = max(now_s, self.times.arrived_s)
+
     def push(self, output: TokenOutput, *, now_s: float) -> StepOutput:
         """Queue an output of the core, with its text, for the reader; return what was queued."""
         if output.token_ids:

@@ -1,12 +1,8 @@
-"""`Watchdog`: notices a step that does not end. Knows a clock, a thread and an event loop; knows no requests."""
+"""`Watchdog`: notices a step that does not end. Knows an event loop's timers; knows no thread and no requests."""
 
 import asyncio
 import logging
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -15,43 +11,38 @@ MAX_CHECK_INTERVAL_S = 1.0
 
 
 class Watchdog:
-    """Looks at a thread's steps from an event loop, by a timer that exists only while there is something to wait for.
-
-    Steps are marked in the thread, by `step_under_way`; all other methods are for the event loop.
-    """
+    """Looks at a core's steps from an event loop, by a timer that exists only while there is something to wait for."""
 
     def __init__(
         self,
         *,
         timeout_s: float,
-        clock: Callable[[], float],
+        step_age_s: Callable[[], float | None],
+        describe_step: Callable[[], str],
         is_needed: Callable[[], bool],
         on_stuck: Callable[[], None],
     ) -> None:
-        """Call `on_stuck` once when a step takes longer than `timeout_s` by `clock`; look while `is_needed`."""
+        """Call `on_stuck` once when a step is older than `timeout_s`.
+
+        Args:
+            timeout_s: seconds that a step may take.
+            step_age_s: how long the step under way has taken; None: there is none.
+            describe_step: where it is, for the log.
+            is_needed: whether somebody waits for steps; the timer goes on while that is so.
+            on_stuck: what to do about a stuck step.
+        """
         self._timeout_s = timeout_s
-        self._clock = clock
+        self._step_age_s = step_age_s
+        self._describe_step = describe_step
         self._is_needed = is_needed
         self._on_stuck = on_stuck
         self._interval_s = min(timeout_s / CHECKS_PER_TIMEOUT, MAX_CHECK_INTERVAL_S)
-        self._step_began_s: float | None = None
-        self._thread: threading.Thread | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_watching(self) -> bool:
         """Whether the timer runs."""
         return self._timer is not None
-
-    @contextmanager
-    def step_under_way(self) -> Iterator[None]:
-        """Mark the caller's thread as computing a step."""
-        self._thread = threading.current_thread()
-        self._step_began_s = self._clock()
-        try:
-            yield
-        finally:
-            self._step_began_s = None
 
     def watch(self) -> None:
         """Start the timer on the running event loop, unless it runs."""
@@ -66,16 +57,9 @@ class Watchdog:
 
     def _check(self) -> None:
         self._timer = None
-        began_s = self._step_began_s  # the thread may end the step at any time: read once
-        if began_s is not None and self._clock() - began_s > self._timeout_s:
-            logger.error(
-                "A step takes longer than %g s. The core's thread is here:\n%s", self._timeout_s, self._stack()
-            )
+        age_s = self._step_age_s()
+        if age_s is not None and age_s > self._timeout_s:
+            logger.error("A step takes longer than %g s. %s", self._timeout_s, self._describe_step())
             self._on_stuck()
-        elif began_s is not None or self._is_needed():
+        elif age_s is not None or self._is_needed():
             self.watch()
-
-    def _stack(self) -> str:
-        assert self._thread is not None
-        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - the documented way to another thread's stack
-        return "".join(traceback.format_stack(frame)) if frame else "(the thread has ended)"

@@ -5,6 +5,10 @@ class CheckpointUnusableError(Exception):
     """The model cannot be served: the message is one line that names the file and the cause."""
 
 
+class EngineStartError(Exception):
+    """There will be no engine: its configuration asks for what is not there, or its process ended while it loaded."""
+
+
 class RequestRefusedError(Exception):
     """A request was refused before it entered the queue; nothing was computed and nothing is held.
 

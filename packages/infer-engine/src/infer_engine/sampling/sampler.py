@@ -74,6 +74,14 @@ class Sampler:
             not_finite=not_finite,
         )
 
+    @torch.inference_mode()
+    def measure(self, logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
+        """Return the log-probabilities of tokens that are chosen already; arguments and result as `measure_logprobs`.
+
+        They are among the ids that it chooses from, as those of its own choices are.
+        """
+        return measure_logprobs(logits[:, : self._vocab_size], token_ids, with_top=with_top)
+
     def _edited(self, logits: Tensor, step: StepRows) -> Tensor | None:
         """Edit and penalise in place; return each row's largest logit before that, None where the token's will do."""
         if not step.any_asks & ~Asks.LOGPROBS:

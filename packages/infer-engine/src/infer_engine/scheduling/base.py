@@ -1,5 +1,7 @@
 """What every scheduler has: a queue and a running batch. Knows how requests come and go; knows no order of work."""
 
+from collections.abc import Iterator
+
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.batch import RunningBatch, SequenceTables
 from infer_engine.scheduling.queue import Rank, WaitingQueue
@@ -35,6 +37,11 @@ class QueueAndBatch:
     def current(self) -> Request | None:
         """Whom the scheduler was busy with when it raised an exception; None: with nobody."""
         return self._current
+
+    def in_order(self) -> Iterator[Request]:
+        """Yield those that run, in order of rank, then those that wait, in the order of the queue."""
+        yield from self._batch.requests
+        yield from self._waiting
 
     def add(self, request: Request) -> None:
         """Let a waiting request stand in line."""

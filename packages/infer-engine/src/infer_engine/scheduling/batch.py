@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from infer_cache.block_map import BlockMap
 from infer_cache.tables import AdmissionBudget, PrefixHit, TableEdit
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.queue import Rank
@@ -82,6 +83,9 @@ class SequenceTables(Protocol):
     def reclaim(self) -> int:
         """Free the leaked blocks and return how many they were."""
 
+    def map_blocks(self, max_blocks: int) -> BlockMap:
+        """Return who holds which blocks, those below `max_blocks`."""
+
 
 class NoRoomError(RuntimeError):
     """A request that has the whole cache to itself gets no memory: the cache is not what it was sized for."""
@@ -130,7 +134,7 @@ class RunningBatch:
 
     def adopt(self, request: Request, schedule: Schedule) -> None:
         """Let a prompt go on where others that have the same one have come to."""
-        if request.names is None:
+        if request.names is None or not request.reads_cache:
             return
         names = request.names.upto(request.token_ids, len(request.token_ids))
         edits = self._tables.adopt(request.request_id, names, request.num_computed_tokens)

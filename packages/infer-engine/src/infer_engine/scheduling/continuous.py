@@ -108,7 +108,9 @@ class ContinuousScheduler(QueueAndBatch):
             self._take_chunk(request, schedule, budget)
 
     def _find(self, request: Request) -> PrefixHit:
-        names = [] if request.names is None else request.names.upto(request.token_ids, len(request.token_ids))
+        names: list[bytes] = []
+        if request.names is not None and request.reads_cache:
+            names = request.names.upto(request.token_ids, len(request.token_ids))
         return self._tables.find(names, len(request.token_ids))
 
     def _take_chunk(self, request: Request, schedule: Schedule, budget: StepBudget) -> None:

@@ -1,7 +1,7 @@
 """The waiting requests, in the order in which they are admitted. Knows an order; knows no memory."""
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from infer_engine.request import Request
 
@@ -23,6 +23,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         """Return how many wait."""
         return len(self._newcomers) + len(self._returned)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield those that wait, who is next first."""
+        yield from self._returned
+        yield from self._newcomers
 
     def add(self, request: Request) -> None:
         """Let a request wait for the first time."""

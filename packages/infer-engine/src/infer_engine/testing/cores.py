@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
+from infer_engine.async_engine import STEP_TIMEOUT_S, AsyncEngine
+from infer_engine.core_thread import CoreThread
 from infer_engine.front import Front, FrontLimits
-from infer_engine.messages import StepResult, Submit, ToCore, TokenOutput
+from infer_engine.messages import Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import (
+    BatchSnapshot,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -21,7 +24,6 @@ from infer_engine.protocol import (
     StepOutput,
 )
 from infer_engine.stepping import SteppingCore
-from infer_engine.threaded import STEP_TIMEOUT_S, ThreadedEngine
 from infer_models.text import Tokenizer, stand_in_tokenizer
 
 VOCAB_SIZE = 997
@@ -66,6 +68,7 @@ class ScriptedCore:
         self._running: dict[str, Submit] = {}
         self._num_generated: dict[str, int] = {}
         self._num_steps = 0
+        self._is_inspected = False
         self.messages: list[ToCore] = []
         self.failures: dict[str, RequestFailure] = {}
         self.preempted: list[str] = []
@@ -103,6 +106,8 @@ class ScriptedCore:
             if not self.has_work:
                 self._forming_since_s = time.monotonic()
             self._waiting.append(message)
+        elif isinstance(message, Inspect):
+            self._is_inspected = True
         else:
             self._running.pop(message.request_id, None)
             self._waiting = deque(s for s in self._waiting if s.request_id != message.request_id)
@@ -110,7 +115,7 @@ class ScriptedCore:
     def step(self) -> StepResult:
         """Admit what fits and give each running request its next token."""
         if self.seconds_until_work() != 0.0:
-            return StepResult(outputs=[], admitted=[], stats=self.stats)
+            return StepResult(outputs=[], admitted=[], stats=self.stats, snapshot=self._take_snapshot())
         if self.breaks_with is not None:
             raise self.breaks_with
         for request_id in self.preempted:
@@ -123,7 +128,19 @@ class ScriptedCore:
             self._num_generated.setdefault(submit.request_id, 0)
         self._num_steps += 1
         outputs = [self._next_output(submit) for submit in tuple(self._running.values())]
-        return StepResult(outputs=outputs, admitted=[s.request_id for s in admitted], stats=self.stats)
+        return StepResult(
+            outputs=outputs,
+            admitted=[s.request_id for s in admitted],
+            stats=self.stats,
+            snapshot=self._take_snapshot(),
+        )
+
+    def _take_snapshot(self) -> BatchSnapshot | None:
+        """Return a snapshot that knows of no sequences and no blocks, where somebody asked."""
+        is_inspected, self._is_inspected = self._is_inspected, False
+        if not is_inspected:
+            return None
+        return BatchSnapshot(stats=self.stats, sequences=[], block_size=1, num_blocks=NUM_BLOCKS, holders=[])
 
     def _next_output(self, submit: Submit) -> TokenOutput:
         error = self.failures.pop(submit.request_id, None)
@@ -209,11 +226,11 @@ class FussyTokenizer(Tokenizer):
         """Fail on decoding `token_id` from here on."""
         self._bad_id = token_id
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the ids of `text`, or fail."""
         if self._bad_text and self._bad_text in text:
             raise RuntimeError("encoding is broken on purpose")
-        return super().encode(text, add_special_tokens=add_special_tokens)
+        return super().encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`, or fail."""
@@ -223,7 +240,7 @@ class FussyTokenizer(Tokenizer):
 
 
 class ThreadedRig:
-    """A `ThreadedEngine` over a scripted core, with everything within a test's reach."""
+    """An `AsyncEngine` over a scripted core in a thread, with everything within a test's reach."""
 
     def __init__(
         self,
@@ -238,13 +255,13 @@ class ThreadedRig:
         self.core = core or ScriptedCore()
         self.gate = GatedCore(self.core)
         limits = FrontLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
-        self.engine = ThreadedEngine(
-            self.gate,
+        self.engine = AsyncEngine(
+            CoreThread(self.gate, clock=clock),
             Front(tokenizer or stand_in_tokenizer(VOCAB_SIZE), limits, seed=0),
             info=INFO,
+            stats=self.core.stats,
             max_waiting_requests=max_waiting_requests,
             step_timeout_s=step_timeout_s,
-            clock=clock,
         )
 
     async def submit(

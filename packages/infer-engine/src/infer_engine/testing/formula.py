@@ -9,10 +9,10 @@ from infer_cache import PagedTables
 from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
 from infer_engine.choices import Choices
 from infer_engine.core import EngineCore
-from infer_engine.execution import StepOutOfMemoryError
+from infer_engine.execution import ComputedPass, StepOutOfMemoryError
 from infer_engine.faults import FaultPlan
-from infer_engine.messages import Abort, Finish, StepResult, Submit, TokenOutput
-from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
+from infer_engine.protocol import BatchSnapshot, EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.request import Request
 from infer_engine.scheduling import Schedule, SchedulerLimits, SequenceTables
 
@@ -33,6 +33,21 @@ def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids))
     return token_ids[len(prompt) :]
+
+
+def prompt_logprob(request: Request, position: int) -> TokenLogprob:
+    """Return what `FormulaRunner` measures at `position`: of the token after it, by all tokens up to there."""
+    best, token_id = next_token(request.token_ids[: position + 1]), request.token_ids[position + 1]
+    listed = [(best + i, -float(i)) for i in range(request.sampling.prompt_logprobs or 0)]
+    return TokenLogprob(token_id=token_id, logprob=-float(best), rank=1 + position, top=listed)
+
+
+def expected_prompt_logprobs(prompt: list[int], num_listed: int) -> list[TokenLogprob | None]:
+    """Return what a request that lists so many tokens for each of its prompt's must get, whatever its company."""
+    params = SamplingParams(prompt_logprobs=num_listed)
+    submitted = Submit(request_id="", prompt_token_ids=prompt, max_tokens=1, seed=0, params=params)
+    alone = Request(submitted, arrival=0)
+    return [None, *(prompt_logprob(alone, position) for position in range(len(prompt) - 1))]
 
 
 class ManualClock:
@@ -84,8 +99,8 @@ class FormulaRunner:
         self.num_attempts = 0
         self.violations: list[str] = []
 
-    def forward(self, schedule: Schedule) -> list[float]:
-        """Return the next token of each request whose last known token is computed in this step, as a number.
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Give, in place of logits, the next token of each request whose last known token is computed, as a number.
 
         Raises:
             StepOutOfMemoryError: there are more than `max_items` requests.
@@ -106,7 +121,14 @@ class FormulaRunner:
             self._store(request, count)
         for request, count in schedule.items:
             self._read(request, count)
-        return [float(next_token(request.token_ids)) for request in schedule.due]
+        return ComputedPass(
+            logits=[float(next_token(request.token_ids)) for request in schedule.due],
+            prompt_logprobs={
+                request.request_id: [prompt_logprob(request, position) for position in positions]
+                for request, count in schedule.items
+                if (positions := self._measured(request, count))
+            },
+        )
 
     def choose(self, logits: list[float], requests: list[Request]) -> Choices:
         """Return the numbers as tokens; one that is not finite is no token."""
@@ -117,6 +139,12 @@ class FormulaRunner:
 
     def probe(self) -> None:
         """Be alive."""
+
+    def _measured(self, request: Request, count: int) -> range:
+        positions = request.unmeasured(count)
+        if positions and positions.start < request.num_computed_tokens:
+            self.violations.append(f"{request.request_id} skipped what it was to measure")
+        return positions
 
     def _store(self, request: Request, count: int) -> None:
         first = max(request.num_computed_tokens, request.num_found_tokens)
@@ -217,6 +245,13 @@ class FormulaEngine:
     def finish(self, request_id: str, *, num_completion_tokens: int) -> None:
         """End a request where its text ended."""
         self.core.handle(Finish(request_id=request_id, num_completion_tokens=num_completion_tokens))
+
+    def inspect(self) -> BatchSnapshot:
+        """Compute one step and return the snapshot after it."""
+        self.core.handle(Inspect())
+        snapshot = self.step().snapshot
+        assert snapshot is not None
+        return snapshot
 
     def step(self) -> StepResult:
         """Compute one step.

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from infer_cache import PagedTables
 from infer_engine.choices import Choices
-from infer_engine.execution import StepRunner
+from infer_engine.execution import ComputedPass, StepRunner
 from infer_engine.factory import build_parts
 from infer_engine.faults import Fault, FaultPlan
 from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
-from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.request import Request
 from infer_engine.scheduling import Schedule, SequenceTables
 from infer_engine.testing.formula import collect, tokens_of
@@ -51,6 +51,19 @@ def random_prompt(length: int, *, seed: int = 0) -> list[int]:
     """Return `length` ordinary token ids."""
     chosen = Random(1000 * length + seed)  # noqa: S311 - a test's choices
     return [chosen.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@torch.inference_mode()
+def twin_prompt_logprobs(twin: Any, prompt: Sequence[int], num_listed: int) -> list[TokenLogprob | None]:
+    """Return the log-probability of each token of `prompt` by `transformers`, with the `num_listed` most probable."""
+    table = twin(torch.tensor([prompt])).logits[0].float().log_softmax(dim=-1)
+    told: list[TokenLogprob | None] = [None]
+    for row, token_id in zip(table, prompt[1:], strict=False):
+        ordered = row.sort(descending=True, stable=True)
+        best = zip(ordered.indices[:num_listed].tolist(), ordered.values[:num_listed].tolist(), strict=True)
+        rank = 1 + ordered.indices.tolist().index(token_id)
+        told.append(TokenLogprob(token_id=token_id, logprob=float(row[token_id]), rank=rank, top=list(best)))
+    return told
 
 
 @torch.inference_mode()
@@ -93,11 +106,11 @@ class _WatchedRunner:
         self._inner = inner
         self._logits = logits
 
-    def forward(self, schedule: Schedule) -> Tensor:
-        logits: Tensor = self._inner.forward(schedule)
-        for request, row in zip(schedule.due, logits.clone(), strict=True):
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        computed = self._inner.forward(schedule)
+        for request, row in zip(schedule.due, computed.logits.clone(), strict=True):
             self._logits[request.request_id, len(request.token_ids)] = row
-        return logits
+        return computed
 
     def choose(self, logits: Any, requests: list[Request]) -> Choices:
         return self._inner.choose(logits, requests)

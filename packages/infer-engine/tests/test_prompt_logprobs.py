@@ -1,0 +1,180 @@
+"""Log-probabilities of prompt tokens are those of `transformers`, and the same however a prompt was computed."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from infer_engine.messages import TokenOutput
+from infer_engine.protocol import SamplingParams, TokenLogprob
+from infer_engine.testing.models import (
+    FAMILIES,
+    ModelEngine,
+    random_prompt,
+    save_servable,
+    sound_tokens,
+    twin_prompt_logprobs,
+)
+
+ASKS = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=3)
+ALL = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=20)
+PROMPT = random_prompt(37)
+CHUNKS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "1": {"prefill_chunk_size": 1},
+        "5": {"prefill_chunk_size": 5},
+        "16": {"prefill_chunk_size": 16, "max_num_batched_tokens": 19},
+        "whole": {"use_chunked_prefill": False},
+        "contiguous": {"kv_cache_backend": "contiguous", "prefill_chunk_size": 16},
+        "static": {"batching_mode": "static"},
+        "prefill first": {"scheduler_policy": "prefill_first", "prefill_chunk_size": 5},
+    }
+)
+
+Told = list[TokenLogprob | None]
+
+
+@pytest.fixture(scope="module")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """What gives each family's checkpoint and its twin."""
+
+    @cache
+    def checkpoint_of(family: str) -> tuple[Path, Any]:
+        folder = tmp_path_factory.mktemp(family)
+        return folder, save_servable(family, folder)
+
+    return checkpoint_of
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], tuple[Path, Any]]) -> tuple[Path, Any]:
+    """Every family's."""
+    return checkpoint_of(request.param)
+
+
+@pytest.fixture
+def folder(checkpoint_of: Callable[[str], tuple[Path, Any]]) -> Path:
+    """The checkpoint of one family, where any will do."""
+    return checkpoint_of("qwen3")[0]
+
+
+def told(outputs: list[TokenOutput]) -> Told:
+    """Return what a request was told of its prompt, once, with its first token."""
+    assert outputs[0].prompt_logprobs is not None
+    assert len(outputs[0].token_ids) == 1
+    assert [output.prompt_logprobs for output in outputs[1:]] == [None] * (len(outputs) - 1)
+    return outputs[0].prompt_logprobs
+
+
+def run_one(engine: ModelEngine, prompt: list[int] = PROMPT, params: SamplingParams = ASKS) -> Told:
+    """Return what the only request of an engine is told."""
+    name = engine.fresh_id()
+    engine.submit(name, prompt, params=params, max_tokens=3)
+    outputs = engine.run()
+    sound_tokens(outputs)
+    return told(outputs[name])
+
+
+def assert_agree(found: Told, expected: Told) -> None:
+    """Check that two ways of computing differ by rounding only; neighbours in rank may have changed places."""
+    assert len(found) == len(expected)
+    assert found[0] is expected[0] is None
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.token_id == theirs.token_id
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert abs(ours.rank - theirs.rank) <= 1
+        assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
+
+
+@pytest.mark.parametrize("way", CHUNKS)
+def test_they_are_the_log_softmax_of_transformers(checkpoint: tuple[Path, Any], way: str) -> None:
+    folder, twin = checkpoint
+    assert_agree(run_one(ModelEngine(folder, **CHUNKS[way])), twin_prompt_logprobs(twin, PROMPT, 3))
+
+
+@pytest.mark.parametrize("way", CHUNKS)
+def test_they_are_the_same_bits_in_any_chunks_and_company(checkpoint: tuple[Path, Any], way: str) -> None:
+    folder, _ = checkpoint
+    expected = run_one(ModelEngine(folder, batch_invariant=True, use_prefix_caching=False))
+    engine = ModelEngine(folder, batch_invariant=True, **CHUNKS[way])
+    for number in range(3):
+        engine.submit(f"before {number}", random_prompt(9 * number + 1, seed=number), max_tokens=9)
+        engine.step()
+    engine.submit("asks", PROMPT, params=ASKS, max_tokens=3)
+    engine.submit("asks for more", PROMPT[:20], params=ALL, max_tokens=3)
+    engine.submit("behind", random_prompt(30), max_tokens=3)
+    outputs = engine.run()
+    assert told(outputs["asks"]) == expected
+    assert len(told(outputs["asks for more"])) == 20
+    assert all(output.prompt_logprobs is None for output in outputs["behind"])
+
+
+def test_more_rows_than_the_head_takes_at_once_are_all_told(checkpoint: tuple[Path, Any]) -> None:
+    folder, twin = checkpoint
+    prompt = random_prompt(500)
+    engine = ModelEngine(folder, max_seq_len=512, max_batch_size=1, prefill_chunk_size=512)
+    assert_agree(run_one(engine, prompt), twin_prompt_logprobs(twin, prompt, 3))
+
+
+def test_nothing_is_told_before_the_prompts_last_chunk(folder: Path) -> None:
+    engine = ModelEngine(folder, prefill_chunk_size=8)
+    engine.submit("asks", PROMPT, params=ASKS, max_tokens=1)
+    assert [len(engine.step().outputs) for _ in range(5)] == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_as_many_are_listed_as_were_asked_for(folder: Path, count: int) -> None:
+    params = SamplingParams(temperature=0, prompt_logprobs=count)
+    assert [len(each.top) for each in run_one(ModelEngine(folder), params=params) if each] == [count] * 36
+
+
+def test_a_prompt_of_one_token_has_none_to_tell(folder: Path) -> None:
+    assert run_one(ModelEngine(folder), [5]) == [None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_preempted_request_is_told_the_same(checkpoint: tuple[Path, Any], seed: int) -> None:
+    folder, _ = checkpoint
+    expected = run_one(ModelEngine(folder, batch_invariant=True, use_prefix_caching=False))
+    engine = ModelEngine(
+        folder,
+        batch_invariant=True,
+        block_size=2,
+        num_gpu_blocks=34,
+        max_seq_len=60,
+        kv_reserve=0.0,
+        prefill_chunk_size=4,
+        use_prefix_caching=seed != 0,
+    )
+    for number in range(3):
+        engine.submit(f"growing {number}", random_prompt(2, seed=number + seed), max_tokens=16)
+    engine.submit("asks", PROMPT, params=ASKS, max_tokens=20)
+    outputs = engine.run()
+    assert engine.core.stats.num_preemptions > 0
+    assert told(outputs["asks"]) == expected
+
+
+def test_a_prompt_that_is_cached_is_computed_anew_and_others_find_it_still(checkpoint: tuple[Path, Any]) -> None:
+    folder, _ = checkpoint
+    engine = ModelEngine(folder, batch_invariant=True, block_size=4, use_prefix_caching=True)
+    expected = run_one(engine)
+    engine.submit("asks", PROMPT, params=ASKS, max_tokens=1)
+    engine.submit("does not", PROMPT, max_tokens=1)
+    outputs = engine.run()
+    assert told(outputs["asks"]) == expected
+    assert [outputs[name][0].num_cached_tokens for name in ("asks", "does not")] == [0, 36]
+
+
+def test_each_choice_of_a_prompt_is_told(checkpoint: tuple[Path, Any]) -> None:
+    folder, _ = checkpoint
+    engine = ModelEngine(folder, batch_invariant=True, block_size=4, use_prefix_caching=False, prefill_chunk_size=8)
+    expected = run_one(engine)
+    for name in ("first", "second"):
+        engine.submit(name, PROMPT, params=ASKS, max_tokens=2, sibling_group="g")
+    outputs = engine.run()
+    assert told(outputs["first"]) == told(outputs["second"]) == expected
