@@ -45,6 +45,21 @@ def tests(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def clients(session: nox.Session) -> None:
+    """The server against the oldest supported release of the `openai` client."""
+    sync_package(session, "server")
+    session.install("openai==1.97.2")
+    session.run(*PYTEST, "packages/infer-server/tests/test_openai_client.py", *session.posargs)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The playground in a real headless Chromium (Debian's package `chromium`, or CHROMIUM=path)."""
+    sync(session, "--group", "test", "--group", "browser")
+    session.run(*PYTEST, "tests/browser", *session.posargs)
+
+
+@nox.session
 def tests_long(session: nox.Session) -> None:
     """The same tests, with thirty times the examples for every property."""
     sync(session, "--group", "test")
@@ -74,6 +89,7 @@ def bench(session: nox.Session) -> None:
     sync(session)
     session.run("python", "benchmarks/kernels/cpu.py", "--quick")
     session.run("python", "benchmarks/engine.py", "--quick")
+    session.run("python", "benchmarks/streaming.py", "--quick")
     session.run("python", "benchmarks/concurrency.py", "--quick", *session.posargs)
 
 

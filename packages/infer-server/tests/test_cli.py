@@ -1,5 +1,6 @@
 """The `infer-server` command: what it prints, and how it fails."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -142,3 +143,43 @@ def test_server_says_what_it_loaded_and_where_it_listens_then_serves_until_sigte
     assert (server.returncode, errors) == (0, "")
     assert f"fake-model (fake, {FAKE_INFO.num_parameters / 1e6:.2f} million parameters)" in lines[0]
     assert f"curl -N {url}/v1/completions" in lines[7]
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "keys"),
+    [
+        (["--api-key", "a", "--api-key", "b"], None, ("a", "b")),
+        ([], "a, b", ("a", "b")),
+        (["--api-key", "a"], "b", ("a",)),
+        ([], None, ()),
+    ],
+)
+def test_keys_come_from_the_flags_or_else_from_the_environment(
+    flags: list[str], variable: str | None, keys: tuple[str, ...]
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "INFER_API_KEY"}
+    if variable is not None:
+        environment["INFER_API_KEY"] = variable
+    command = [sys.executable, "-c", COMMAND, "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout
+        lines = [server.stdout.readline() for _ in range(8)]
+        url = next(line.split()[-1] for line in lines if line.startswith("listens on"))
+        tried = [httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}) for key in ("a", "b", "c")]
+        server.send_signal(signal.SIGTERM)
+    assert [reply.status_code == 200 for reply in tried] == [not keys or key in keys for key in ("a", "b", "c")]
+    assert ("$INFER_API_KEY" in lines[7]) is bool(keys)
+
+
+@pytest.mark.parametrize("listed", ["", "a,,b", "a,\xe9"])
+def test_keys_of_the_environment_that_nobody_could_send_are_no_reason_to_serve_everybody(
+    listed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFER_API_KEY", listed)
+    assert main(["--port", "0"], build_engine=must_not_build) == 2
+    assert "`INFER_API_KEY`" in one_line(capsys)
+
+
+def test_help_has_no_flags_that_nobody_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"], build_engine=must_not_build)
+    assert "--empty" not in capsys.readouterr().out

@@ -95,7 +95,7 @@ async def test_null_means_the_default(client: httpx.AsyncClient, engine: FakeEng
 async def test_fields_of_openai_at_their_neutral_values_change_nothing(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    neutral = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None, "priority": 0}
+    neutral = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": "", "priority": 0}
     penalties = {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "stop": [], "logit_bias": {}}
     await complete(client, prompt="x", stream_options={"include_usage": False}, **neutral, **penalties, **ignored)

@@ -10,7 +10,7 @@ import pytest
 
 from infer_engine.protocol import FinishReason, RequestFailure
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_server.testing import FakeEngine, Script, running_server, sse_events
 
 NAMED = {"Accept": "text/event-stream"}
 
@@ -27,17 +27,9 @@ async def stream(
 
 
 def events(reply: httpx.Response) -> list[tuple[str | None, Any]]:
-    """Return (name, data) of each event; data is decoded but for `[DONE]`."""
+    """Return (name, data) of each event."""
     assert reply.text.endswith("\n\n")
-    parsed = []
-    for event in reply.text.removesuffix("\n\n").split("\n\n"):
-        *first, last = event.split("\n")
-        assert len(first) <= 1
-        assert last.startswith("data: ")
-        data = last.removeprefix("data: ")
-        name = first[0].removeprefix("event: ") if first else None
-        parsed.append((name, data if data == "[DONE]" else json.loads(data)))
-    return parsed
+    return sse_events(reply.text)
 
 
 async def test_stream_has_one_event_per_token_then_the_end_then_done() -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import logging
 
 import httpx
+import pytest
 
 from infer_server.testing import FakeEngine, Script, running_server
 
@@ -86,6 +88,23 @@ async def test_client_that_leaves_while_sending_costs_nothing() -> None:
         assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
     assert len(engine.requests) == 1
     assert not engine.streams[0].aborted
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_that_closes_its_sending_side_only_has_its_request_aborted(
+    stream: bool,  # noqa: FBT001 - a parameter of the test
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = FakeEngine(HELD)
+    async with running_server(engine) as url:
+        reader, writer = await open_request(url, stream=stream)
+        await engine.wait_for_requests(1)
+        writer.write_eof()
+        await engine.wait_until_idle()
+        await reader.read()  # until the server closes its side too
+        writer.close()
+    assert engine.streams[0].aborted
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 async def test_finished_requests_are_not_aborted_and_their_connection_lives_on() -> None:

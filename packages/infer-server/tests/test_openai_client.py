@@ -1,14 +1,17 @@
-"""OpenAI's own Python client against the server, sync and async."""
+"""OpenAI's own Python client against the server, sync and async. Uses nothing that version 1.97.2 has not."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from infer_engine.protocol import QueueFullError, RequestFailure
 from infer_server import ServerSettings
 from infer_server.testing import FakeEngine, Script, running_server
+
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
@@ -23,10 +26,15 @@ async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_async_client_reads_a_completion(client: openai.AsyncOpenAI) -> None:
-    answer = await client.completions.create(model="fake-model", prompt="hi", max_tokens=5)
-    assert answer.choices[0].text == "Hello, world"
+    answer = await client.completions.create(
+        model="fake-model", prompt=["hi", "yo"], max_tokens=5, n=2, logprobs=1, echo=True
+    )
+    assert [choice.text[:7] for choice in answer.choices] == ["hiHello", "hiHello", "yoHello", "yoHello"]
+    logprobs = answer.choices[3].logprobs
+    assert logprobs
+    assert logprobs.tokens == ["y", "o", "Hello", ",", " world"]
     assert answer.usage
-    assert answer.usage.total_tokens == 5
+    assert answer.usage.total_tokens == 4 + 12
 
 
 async def test_async_client_reads_a_stream(client: openai.AsyncOpenAI) -> None:
@@ -47,26 +55,69 @@ async def test_async_client_reads_a_stream_with_event_names(engine: FakeEngine) 
         assert "".join([chunk.choices[0].text async for chunk in chunks]) == "Hello, world"
 
 
-async def test_sync_client_reads_completions_streams_and_models(engine: FakeEngine) -> None:
-    def use(url: str) -> tuple[str, str, str, list[str]]:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="-") as client:
-            whole = client.completions.create(model="fake-model", prompt="hi")
-            chunks = client.completions.create(model="fake-model", prompt="hi", stream=True)
-            streamed = "".join(chunk.choices[0].text for chunk in chunks)
-            model = client.models.retrieve("fake-model")
-            return whole.choices[0].text, streamed, model.id, [model.id for model in client.models.list()]
+async def test_async_client_reads_a_chat_and_sends_it_back(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="fake-model", messages=HI, logprobs=True, top_logprobs=2, n=2)
+    first, second = answer.choices
+    assert (first.message.role, first.message.content, first.finish_reason) == ("assistant", "Hello, world", "stop")
+    assert second.logprobs
+    assert second.logprobs.content
+    assert second.logprobs.content[0].bytes == list(b"Hello")
+    assert [top.token for top in second.logprobs.content[0].top_logprobs] == ["Hello", ","]
+    await client.chat.completions.create(model="fake-model", messages=[*HI, first.message.to_dict()])  # type: ignore[list-item]  # as users do
 
+
+async def test_async_client_reads_a_chat_stream(client: openai.AsyncOpenAI) -> None:
+    chunks = await client.chat.completions.create(
+        model="fake-model", messages=HI, stream=True, logprobs=True, stream_options={"include_usage": True}
+    )
+    *received, last = [chunk async for chunk in chunks]
+    assert received[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in received) == "Hello, world"
+    assert received[-1].choices[0].finish_reason == "stop"
+    assert received[1].choices[0].logprobs
+    assert last.usage
+    assert (last.choices, last.usage.total_tokens) == ([], 5)
+
+
+def use_everything(url: str) -> list[str | None]:
+    """Return the text of an answer of each kind, and the names of the models."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-") as client:
+        whole = client.completions.create(model="fake-model", prompt="hi")
+        chunks = client.completions.create(model="fake-model", prompt="hi", stream=True)
+        chat = client.chat.completions.create(model="fake-model", messages=HI)
+        deltas = client.chat.completions.create(model="fake-model", messages=HI, stream=True)
+        return [
+            whole.choices[0].text,
+            "".join(chunk.choices[0].text for chunk in chunks),
+            chat.choices[0].message.content,
+            "".join(delta.choices[0].delta.content or "" for delta in deltas),
+            client.models.retrieve("fake-model").id,
+            *[model.id for model in client.models.list()],
+        ]
+
+
+async def test_sync_client_reads_completions_chats_streams_and_models(engine: FakeEngine) -> None:
     async with running_server(engine) as url:
-        answers = await asyncio.to_thread(use, url)
-    assert answers == ("Hello, world", "Hello, world", "fake-model", ["fake-model"])
+        answers = await asyncio.to_thread(use_everything, url)
+    assert answers == ["Hello, world"] * 4 + ["fake-model"] * 2
 
 
-async def test_client_raises_what_the_status_says(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.UnprocessableEntityError) as unprocessable:
+async def test_client_raises_what_the_status_of_a_completion_says(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match=r"other.*is not served") as unprocessable:
         await client.completions.create(model="other", prompt="hi")
     assert (unprocessable.value.code, unprocessable.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as bad:
         await client.completions.create(model="fake-model", prompt="")
+    assert (bad.value.code, bad.value.type) == ("empty_prompt", "invalid_request_error")
+
+
+async def test_client_raises_what_the_status_of_a_chat_says(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"other.*is not served") as missing:
+        await client.chat.completions.create(model="other", messages=HI)
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens") as bad:
+        await client.chat.completions.create(model="fake-model", messages=HI, max_tokens=1000)
+    assert (bad.value.code, bad.value.param) == ("context_length_exceeded", "max_tokens")
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("other")
 
@@ -77,6 +128,10 @@ async def test_client_raises_a_failure_after_the_stream_began() -> None:
         chunks = await client.completions.create(model="fake-model", prompt="hi", stream=True)
         with pytest.raises(openai.APIError, match="It broke"):
             assert [chunk async for chunk in chunks]
+        deltas = await client.chat.completions.create(model="fake-model", messages=HI, stream=True)
+        with pytest.raises(openai.APIError, match="It broke") as failed:
+            assert [delta async for delta in deltas]
+        assert failed.value.code == "step_failed"
 
 
 async def test_client_tries_a_full_queue_again_after_the_time_it_is_told(
@@ -84,5 +139,5 @@ async def test_client_tries_a_full_queue_again_after_the_time_it_is_told(
 ) -> None:
     engine.refusal = QueueFullError("The queue is full.", retry_after_s=0)
     with pytest.raises(openai.InternalServerError) as refused:
-        await client.with_options(max_retries=0).completions.create(model="fake-model", prompt="hi")
+        await client.with_options(max_retries=0).chat.completions.create(model="fake-model", messages=HI)
     assert (refused.value.status_code, refused.value.code) == (503, "queue_full")

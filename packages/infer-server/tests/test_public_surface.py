@@ -1,7 +1,6 @@
 """What `infer_server` offers to the world, and nothing else."""
 
 import pytest
-from litestar import Litestar
 
 import infer_server
 
@@ -11,8 +10,7 @@ def test_public_names_are_these() -> None:
 
 
 def test_public_names_resolve() -> None:
-    app = infer_server.create_app
-    assert app.__annotations__["return"] is Litestar
+    assert callable(infer_server.create_app)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

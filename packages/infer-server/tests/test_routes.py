@@ -73,7 +73,7 @@ async def test_version_is_the_packages(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nothing", 404, "not_found"),
         ("GET", "/v1/nothing", 404, "not_found"),
         ("POST", "/v1/completions/x", 404, "not_found"),
         ("GET", "/schema/nothing", 404, "not_found"),
@@ -115,13 +115,36 @@ async def test_request_id_that_is_not_sane_is_replaced(client: httpx.AsyncClient
 
 async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/schema/openapi.json")).json()["paths"]
-    assert set(paths) == {"/v1/completions", "/v1/models", "/v1/models/{model_id}", "/health", "/ready", "/version"}
+    assert set(paths) == {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/v1/models/{model_id}",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/ready",
+        "/version",
+        "/metrics",
+        "/playground/batch",
+    }
     operation = paths["/v1/completions"]["post"]
     body = operation["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["prompt"]
     assert body["additionalProperties"] is False
     assert "include_usage" in str(body["properties"]["stream_options"])
     assert set(operation["responses"]) == {"200", "400", "413", "422", "500", "503"}
+    assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+async def test_openapi_document_has_chats_with_openais_statuses(client: httpx.AsyncClient) -> None:
+    operation = (await client.get("/schema/openapi.json")).json()["paths"]["/v1/chat/completions"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["messages"]
+    assert body["properties"]["messages"]["items"]["properties"]["role"]["enum"]
+    assert body["properties"]["temperature"]["maximum"] == 100
+    assert set(operation["responses"]) == {"200", "400", "404", "413", "500", "503"}
+    assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
 async def test_openapi_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:

@@ -30,7 +30,7 @@ from infer_models.text import (
 
 logger = logging.getLogger(__name__)
 
-MAX_SALT_CHARACTERS = 256
+MAX_SALT_CHARACTERS = 512
 MAX_PRIORITY = 2**31 - 1
 
 _T = TypeVar("_T")
@@ -95,7 +95,8 @@ class Front:
         prompt = self._prompt_token_ids(request)
         if not prompt:
             raise EmptyPromptError
-        self._check_ids("prompt", prompt)
+        if isinstance(request.prompt, list) or self._tokenizer.vocab_size > self._limits.vocab_size:
+            self._check_ids("prompt", prompt)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         _check_queueing(request)

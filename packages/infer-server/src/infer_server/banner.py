@@ -4,22 +4,28 @@ import json
 import shlex
 
 from infer_engine.protocol import EngineInfo
+from infer_server.http.listener import Address
+from infer_server.settings import ServerSettings
 
 
-def banner(info: EngineInfo, *, url: str, served_model: str) -> str:
-    """Return the lines to print once the server listens at `url`."""
+def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> str:
+    """Return the lines to print once the server listens at `address`."""
     tokens = info.num_kv_blocks * info.block_size
+    name = settings.served_model_name or info.model
     body = json.dumps({"prompt": "To be, or not to be, ", "max_tokens": 64, "stream": True})
+    options = "-H 'Content-Type: application/json'"
+    if settings.api_key:
+        options += ' -H "Authorization: Bearer $INFER_API_KEY"'
     return "\n".join(
         (
-            f"model      {served_model} ({info.architecture}, {_count(info.num_parameters)} parameters)",
+            f"model      {name} ({info.architecture}, {_count(info.num_parameters)} parameters)",
             f"runs in    {info.dtype} on {info.device}, up to {info.max_batch_size} requests at once",
             f"context    {info.max_seq_len} tokens",
             f"KV cache   {info.num_kv_blocks} blocks of {info.block_size}: {tokens} tokens",
-            f"listens on {url}",
+            f"listens on {address.text}",
             "",
             "Try it:",
-            f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+            f"  curl -N {address.curl}/v1/completions {options} -d {shlex.quote(body)}",
         )
     )
 

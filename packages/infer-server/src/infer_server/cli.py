@@ -4,28 +4,52 @@
 """
 
 import asyncio
-import logging
+import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from importlib.metadata import version
+from socket import socket
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig
+from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig, EngineStartError
 from infer_server.banner import banner
-from infer_server.http.listener import AddressUnusableError, bind_listener, url_of
+from infer_server.http.listener import AddressUnusableError, address_of, bind_listener
+from infer_server.http.open_files import allow_connections
+from infer_server.http.tls import CertificateUnusableError, check_certificate
+from infer_server.http.unix_listener import unix_listener
+from infer_server.operations.logs import configure_logging
+from infer_server.operations.tracing import TracingUnavailableError, require_tracing_extra
 from infer_server.settings import ServerSettings
 
 EngineFactory = Callable[[EngineConfig], Engine]
 
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
+API_KEY_VARIABLE = "INFER_API_KEY"
 
 _SERVER = Group("Server", sort_key=1)
 _ENGINE = Group("Engine", sort_key=2)
 _SERVER_DEFAULTS = ServerSettings()
 _ENGINE_DEFAULTS = EngineConfig()
+
+
+class ApiKeysUnusableError(Exception):
+    """The environment has keys that nobody could send: the message is one line that says why."""
+
+
+_UNUSABLE = (
+    AddressUnusableError,
+    ApiKeysUnusableError,
+    CertificateUnusableError,
+    CheckpointUnusableError,
+    EngineStartError,
+    TracingUnavailableError,
+)
 
 
 def main(argv: Sequence[str] | None = None, *, build_engine: EngineFactory | None = None) -> int:
@@ -41,7 +65,7 @@ def main(argv: Sequence[str] | None = None, *, build_engine: EngineFactory | Non
         return _unusable(error)
     try:
         return command(*arguments.args, **arguments.kwargs) or 0
-    except (AddressUnusableError, CheckpointUnusableError, _EngineConfigError) as error:
+    except _UNUSABLE as error:
         return _unusable(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -52,6 +76,7 @@ def _app(build_engine: EngineFactory | None) -> App:
         name="infer-server",
         help="Serve a model over an OpenAI-compatible HTTP API. Without flags: the bundled demo model on this machine.",
         version=version("infer-server"),
+        default_parameter=Parameter(negative_iterable=()),  # a list is emptied by not giving it
     )
 
     @app.default
@@ -67,38 +92,51 @@ def _app(build_engine: EngineFactory | None) -> App:
 
 def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine: EngineFactory | None) -> int:
     """Bind, load, serve; in this order, so that a port in use costs no time."""
-    _configure_logging(settings)
-    with bind_listener(settings.host, settings.port) as listener:
+    configure_logging(settings)
+    require_tracing_extra(settings)
+    settings = _with_keys(settings)
+    with _listener(settings) as listener:
+        check_certificate(settings)
+        settings = dataclasses.replace(settings, max_connections=allow_connections(settings.max_connections))
         from infer_server.http.serving import serve  # noqa: PLC0415 - imports the web framework: not for `--help`
 
-        engine = _build(config, build_engine)
-        text = banner(engine.info, url=url_of(listener), served_model=settings.served_model_name or engine.info.model)
+        engine = _build(config, settings, build_engine)
+        address = address_of(listener, scheme="https" if settings.ssl_certfile else "http")
+        text = banner(engine.info, address=address, settings=settings)
         return asyncio.run(
             serve(engine, settings=settings, listener=listener, on_listening=lambda: print(text, flush=True))
         )
 
 
-def _build(config: EngineConfig, build_engine: EngineFactory | None) -> Engine:
-    if build_engine is None:
-        import infer_engine  # noqa: PLC0415 - what is used of it imports torch: not for `--help`
+def _with_keys(settings: ServerSettings) -> ServerSettings:
+    """Add the keys of the environment, where the command line has none: it is for everybody on the machine to read."""
+    listed = os.environ.get(API_KEY_VARIABLE)
+    if settings.api_key or listed is None:
+        return settings
+    try:
+        return dataclasses.replace(settings, api_key=tuple(key.strip() for key in listed.split(",")))
+    except ValueError:
+        raise ApiKeysUnusableError(
+            f"`{API_KEY_VARIABLE}` is set, but has an empty key or one that is not printable ASCII; separate keys by "
+            "commas, or unset it to serve everybody."
+        ) from None
 
-        build_engine = infer_engine.build_engine
+
+def _listener(settings: ServerSettings) -> AbstractContextManager[socket]:
+    if settings.uds is not None:
+        return unix_listener(settings.uds)
+    return bind_listener(settings.host, settings.port)
+
+
+def _build(config: EngineConfig, settings: ServerSettings, build_engine: EngineFactory | None) -> Engine:
+    if build_engine is None:
+        import infer_engine  # noqa: PLC0415 - reads checkpoints, perhaps with torch: not for `--help`
+
+        build_engine = partial(infer_engine.build_engine, engine_process=settings.engine_process)
     try:
         return build_engine(config)
     except ValueError as error:
-        raise _EngineConfigError(str(error)) from error
-
-
-class _EngineConfigError(Exception):
-    """The configuration and the model, the device or the memory do not go together."""
-
-
-def _configure_logging(settings: ServerSettings) -> None:
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # the banner and the signals say it better
+        raise EngineStartError(str(error)) from error
 
 
 def _unusable(error: Exception) -> int:

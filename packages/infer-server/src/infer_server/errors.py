@@ -3,9 +3,12 @@
 The shape is OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from infer_engine.protocol import (
+    ChatTemplateUnusableError,
     ContextLengthExceededError,
     EmptyPromptError,
     EngineUnavailableError,
@@ -63,6 +66,13 @@ class ApiError(Exception):
         self.reply = ErrorReply(error=ErrorBody(message=shorten(message), type=kind, param=param, code=code))
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 
+    def restated(self, statuses: Mapping[str, int]) -> "ApiError":
+        """Return the same error with the status that `statuses` have for its code, if they have one."""
+        error = self.reply.error
+        told = ApiError(statuses.get(error.code, self.status), error.message, code=error.code, param=error.param)
+        told.headers = self.headers
+        return told
+
 
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Cut `text` to `limit` characters, so that no reply echoes a megabyte of somebody's request."""
@@ -78,16 +88,22 @@ def internal_error() -> ApiError:
     )
 
 
-def refusal_error(refusal: RequestRefusedError) -> ApiError:
-    """Return the reply to a request that the engine refused before it entered the queue."""
+def refusal_error(refusal: RequestRefusedError, *, params: Mapping[str, str]) -> ApiError:
+    """Return the reply to a request that the engine refused before it entered the queue.
+
+    `params` has the client's name for a field that the engine knows by another.
+    """
+    param = params.get(refusal.param, refusal.param) if refusal.param else None
     match refusal:
         case QueueFullError():
             return ApiError(503, refusal.message, code="queue_full", retry_after_s=refusal.retry_after_s)
         case EngineUnavailableError():
             return ApiError(503, refusal.message, code="engine_unavailable", retry_after_s=refusal.retry_after_s)
         case EmptyPromptError():
-            return ApiError(400, refusal.message, code="empty_prompt", param=refusal.param)
+            return ApiError(400, refusal.message, code="empty_prompt", param=param)
         case ContextLengthExceededError():
-            return ApiError(422, refusal.message, code="context_length_exceeded", param=refusal.param)
+            return ApiError(400, refusal.message, code="context_length_exceeded", param=param)
+        case ChatTemplateUnusableError():
+            return ApiError(400, refusal.message, code="chat_template_unusable", param=param)
         case _:
-            return ApiError(422, refusal.message, code="invalid_value", param=refusal.param)
+            return ApiError(400, refusal.message, code="invalid_value", param=param)

@@ -5,9 +5,10 @@ static: it loads nothing from anywhere.
 """
 
 import html
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from litestar import Request, Response, Router
@@ -15,9 +16,20 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import OpenAPIRenderPlugin
-from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec import (
+    OpenAPI,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    Operation,
+    Reference,
+    RequestBody,
+    Schema,
+    SecurityScheme,
+)
 
 from infer_server.errors import ErrorReply
+
+_KEY_SCHEME = "api_key"
 
 
 @dataclass
@@ -63,8 +75,28 @@ def openapi_config() -> OpenAPIConfig:
     )
 
 
-def operation_with_body(struct: type[msgspec.Struct]) -> type[Operation]:
-    """Return the operation of a route that decodes its body as `struct` by itself."""
+def document_keys(document: OpenAPI, *, open_paths: Collection[str]) -> None:
+    """Write into `document` that every operation needs an API key, but for those of `open_paths`."""
+    document.components.security_schemes = {
+        _KEY_SCHEME: SecurityScheme(type="http", scheme="bearer", description="One of the server's API keys.")
+    }
+    refusal = OpenAPIResponse(
+        description="The API key is missing or wrong.",
+        content={"application/json": OpenAPIMediaType(schema=Reference(ref="#/components/schemas/ErrorReply"))},
+    )
+    for path, item in (document.paths or {}).items():
+        operations = (item.get, item.post)
+        for operation in operations if path not in open_paths else ():
+            if operation is not None:
+                operation.security = [{_KEY_SCHEME: []}]
+                operation.responses = {**(operation.responses or {}), "401": refusal}
+
+
+def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = None) -> type[Operation]:
+    """Return the operation of a route that decodes its body as `struct` by itself.
+
+    `events` says what its event stream is made of, if it can answer with one.
+    """
     (reference,), components = msgspec.json.schema_components([struct])
     schema = _ReadySchema(document=_inlined(reference, components))
 
@@ -74,6 +106,13 @@ def operation_with_body(struct: type[msgspec.Struct]) -> type[Operation]:
             self.request_body = RequestBody(
                 content={"application/json": OpenAPIMediaType(schema=schema)}, required=True
             )
+            if events is not None:
+                assert self.responses is not None
+                success = cast("OpenAPIResponse", self.responses["200"])
+                assert success.content is not None
+                # No type: to some readers the schema is that of the whole text, to others that of each event.
+                stream = _ReadySchema(document={"description": events})
+                success.content["text/event-stream"] = OpenAPIMediaType(schema=stream)
 
     return OperationWithBody
 
@@ -89,8 +128,10 @@ def error_responses(descriptions: dict[int, str]) -> dict[int, ResponseSpec]:
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     """Put the schemas that `schema` refers to in its place; the framework's registry takes none but its own."""
     match schema:
-        case {"$ref": reference}:
-            return _inlined(components[reference.rsplit("/", 1)[1]], components)
+        case {"$ref": reference, **beside}:
+            return _inlined(components[reference.rsplit("/", 1)[1]], components) | beside
+        case {"oneOf": _, "anyOf": _}:  # a field that spells out what its type says loosely
+            return _inlined({key: value for key, value in schema.items() if key != "anyOf"}, components)
         case dict():
             return {key: _inlined(value, components) for key, value in schema.items()}
         case list():

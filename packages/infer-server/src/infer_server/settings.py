@@ -21,12 +21,14 @@ class ServerSettings:
     Attributes:
         host: Address to listen on. The default is reachable from this machine only.
         port: Port to listen on; 0 takes any free one.
-        uds: Path of a Unix socket to listen on, in place of `host` and `port`.
+        uds: Path of a Unix socket to listen on, in place of `host` and `port`. Its owner and group may connect.
         ssl_certfile: PEM file of the certificate chain: listen with TLS. Needs `ssl_keyfile`.
         ssl_keyfile: PEM file of the certificate's private key.
         ssl_keyfile_password: What the private key is encrypted with, if it is.
         api_key: Keys of which every request must bring one, as `Authorization: Bearer KEY`; may be repeated. `/health`,
-            `/ready`, `/metrics` and the playground's page stay open. Left out: everybody is served.
+            `/ready`, `/metrics` and the playground's page stay open. Left out: those of the environment variable
+            `INFER_API_KEY`, separated by commas, which others on the machine cannot read; without it, everybody is
+            served.
         cors_allow_origins: Origins, such as `https://example.com` or `*`, whose pages may call from a browser; may be
             repeated. Left out: none.
         served_model_name: The model's id in the API. Left out: the `model` string as given.
@@ -34,7 +36,8 @@ class ServerSettings:
         sse_event_names: Who gets `event:` lines on streams: everybody, clients whose `Accept` header names
             `text/event-stream`, or nobody.
         sse_ping_interval: Seconds of silence after which an open stream gets a comment line, so that proxies keep it.
-        receive_timeout: Seconds in which a request must have arrived whole, from its first byte.
+        receive_timeout: Seconds in which a request must have arrived whole, from its first byte, and the first of a
+            connection must begin.
         write_timeout: Seconds that a client may leave an answer unread before it is disconnected and its request
             aborted.
         max_connections: Connections open at once; more are answered with 503.
@@ -77,6 +80,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         """Refuse values that no server could honour."""
         _check("host", self.host, bool(self.host.strip()), "an address or a host name")
+        _check("uds", self.uds, self.uds is None or bool(self.uds), "the path of a socket")
         _check("port", self.port, 0 <= self.port <= 65535, "in [0, 65535]")
         if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
             given, missing = ("ssl_certfile", "ssl_keyfile") if self.ssl_certfile else ("ssl_keyfile", "ssl_certfile")

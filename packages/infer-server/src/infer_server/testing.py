@@ -4,6 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from infer_engine.protocol import (
     BatchSnapshot,
@@ -106,6 +110,7 @@ class FakeStream:
         for position, (token_ids, text) in enumerate(steps):
             if position == self._script.hold_after:
                 await self._let_go.wait()
+            await asyncio.sleep(0)  # as between the steps of an engine, others have their turn
             if self.aborted or self.failure is not self._script.failure:
                 break
             made += len(token_ids)
@@ -224,6 +229,8 @@ class FakeEngine:
 
     async def inspect(self) -> BatchSnapshot:
         """Return the open streams, all decoding, each in a block of its own."""
+        if self.status in (EngineStatus.STOPPED, EngineStatus.DEAD):
+            raise EngineUnavailableError(f"The engine is {self.status.value}.")
         open_streams = [stream for stream in self.streams if not stream.ended.is_set()]
         return BatchSnapshot(
             stats=self.stats,
@@ -308,17 +315,53 @@ class FakeEngine:
                 raise InvalidRequestError(f"`{name}` has the unknown token id {token_id}.", param=name)
 
 
+def metric_samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return every value of what `/metrics` shows as text, by its name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def sse_events(text: str) -> list[tuple[str | None, Any]]:
+    """Return (name, data) of each event of a whole stream; data is decoded but for `[DONE]`. Comments are left out."""
+    events: list[tuple[str | None, Any]] = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
+        data = fields.get("data", "")
+        if data:
+            events.append((fields.get("event"), data if data == "[DONE]" else msgspec.json.decode(data)))
+    return events
+
+
 @asynccontextmanager
 async def running_server(engine: Engine, settings: ServerSettings | None = None) -> AsyncIterator[str]:
     """Serve `engine` on a free port of the loopback address, in this event loop; yields the server's URL."""
     listening = asyncio.Event()
     listener = bind_listener("127.0.0.1", 0)
-    app = create_app(engine, settings=settings or ServerSettings())
-    server = HttpServer(app, on_listening=listening.set)
+    settings = settings or ServerSettings()
+    server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=listening.set)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await listening.wait()
-        yield url_of(listener)
+        yield url_of(listener, scheme="https" if settings.ssl_certfile else "http")
     finally:
         server.should_exit = True
         await task
+
+
+async def open_socket(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the server of `url`, to send what no HTTP client would."""
+    host, port = url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def send_raw(url: str, request: bytes) -> bytes:
+    """Send `request` as it is, over a connection of its own; return all that comes until the server closes it."""
+    reader, writer = await open_socket(url)
+    try:
+        writer.write(request)
+        return await reader.read()
+    finally:
+        writer.close()

@@ -4,7 +4,8 @@ The framework's own decoding is not used: it takes `"5"` for a number, and turns
 """
 
 import re
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from litestar import Request
@@ -47,8 +48,8 @@ async def read_body(request: Request[Any, Any, Any], max_bytes: int) -> bytes:
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnectedError
-        chunk = message["body"]
-        more = message["more_body"]
+        chunk = message.get("body", b"")  # a server may leave either out
+        more = message.get("more_body", False)
         size += len(chunk)
         if size <= max_bytes:
             chunks.append(chunk)
@@ -63,8 +64,8 @@ def decode_body(body: bytes, struct: type[T]) -> T:
     """Return `body` as a `struct` (which forbids unknown fields); `null` and a field left out are the same to it.
 
     Raises:
-        ApiError: 400, the body is not JSON, or a value has the wrong type or is missing; 422, it has a field that
-            nobody knows, or a number that nothing can hold. What is 400 is looked for first.
+        ApiError: 400: the body is not JSON, a value has the wrong type or is missing; or, which is looked for last, it
+            has a field that nobody knows.
     """
     try:
         return msgspec.json.decode(body, type=struct, strict=True)
@@ -83,19 +84,28 @@ def _check_the_rest(body: bytes, struct: type[msgspec.Struct]) -> None:
     try:
         msgspec.convert(_known_part(msgspec.json.decode(body), struct), struct, strict=True)
     except msgspec.ValidationError as error:
-        raise _invalid(error) from None
+        # Structs in lists keep what nobody knows: there may be a great many of them.
+        if _UNKNOWN.fullmatch(str(error)) is None:
+            raise _invalid(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
 
 
 def _known_part(value: Any, kind: Any) -> Any:
     """Drop from the decoded `value` the fields that a struct inside `kind` does not know."""
-    structs = [kind, *getattr(kind, "__args__", ())]
-    struct = next((s for s in structs if isinstance(s, type) and issubclass(s, msgspec.Struct)), None)
+    struct = next(_structs_in(kind), None)
     if struct is None or not isinstance(value, dict):
         return value
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
     return {name: _known_part(inner, fields[name]) for name, inner in value.items() if name in fields}
+
+
+def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs that the type `kind` is, or is a union of, with whatever is annotated to it."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    for part in get_args(kind):
+        yield from _structs_in(part)
 
 
 def _not_json(error: Exception) -> ApiError:
@@ -120,12 +130,12 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     where = f"`{param}` is not valid" if param else "The body is not valid"
     text = f"{where}: {shorten(message, 300)}."
     if "out of range" in message:
-        return ApiError(422, f"{text} Send a number that fits 64 bits.", code="invalid_value", param=param)
+        return ApiError(400, f"{text} Send a number that fits 64 bits.", code="invalid_value", param=param)
     return ApiError(400, f"{text} Types are taken strictly: send the expected one.", code="invalid_type", param=param)
 
 
 def _unknown_field(name: str, place: str) -> ApiError:
     path = shorten(f"{place}.{name}" if place else name, 100)
     return ApiError(
-        422, f"`{path}` is not a field that this server knows; leave it out.", code="unknown_field", param=path
+        400, f"`{path}` is not a field that this server knows; leave it out.", code="unknown_field", param=path
     )

@@ -1,7 +1,9 @@
 """From any exception to an error reply. Knows the framework's exceptions; the last line before a client sees one."""
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from litestar import Request, Response
@@ -10,18 +12,35 @@ from litestar.types import ExceptionHandlersMap
 
 from infer_engine.protocol import RequestRefusedError
 from infer_server.errors import ApiError, internal_error, refusal_error, shorten
+from infer_server.http.bodies import ClientDisconnectedError
 from infer_server.http.request_ids import request_id
 
 logger = logging.getLogger(__name__)
 
+_CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is there to read it
+_MAX_ECHO_CHARACTERS = 100
+
 AnyRequest = Request[Any, Any, Any]
 
 
-def exception_handlers() -> ExceptionHandlersMap:
-    """Return a handler for every exception that can leave a route, or keep a request from reaching one."""
+def exception_handlers(
+    statuses: Mapping[str, int] = MappingProxyType({}), *, params: Mapping[str, str] = MappingProxyType({})
+) -> ExceptionHandlersMap:
+    """Return a handler for every exception that can leave a route, or keep a request from reaching one.
+
+    `statuses` are a route's own, by error code, in place of OpenAI's; `params` its own names for the engine's fields.
+    """
+
+    def on_api_error(_: AnyRequest, error: ApiError) -> Response[Any]:
+        return _reply(error.restated(statuses))
+
+    def on_refusal(_: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
+        return _reply(refusal_error(refusal, params=params).restated(statuses))
+
     return {
-        ApiError: _on_api_error,
-        RequestRefusedError: _on_refusal,
+        ApiError: on_api_error,
+        RequestRefusedError: on_refusal,
+        ClientDisconnectedError: _on_disconnect,
         HTTPException: _on_http_exception,
         Exception: _on_unforeseen,
     }
@@ -31,16 +50,12 @@ def _reply(error: ApiError) -> Response[Any]:
     return Response(error.reply, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
-def _on_api_error(_: AnyRequest, error: ApiError) -> Response[Any]:
-    return _reply(error)
-
-
-def _on_refusal(_: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
-    return _reply(refusal_error(refusal))
+def _on_disconnect(_: AnyRequest, __: ClientDisconnectedError) -> Response[Any]:
+    return Response(b"", status_code=_CLIENT_CLOSED_REQUEST)
 
 
 def _on_http_exception(request: AnyRequest, error: HTTPException) -> Response[Any]:
-    method, path = request.scope["method"], shorten(request.scope["path"], 200)
+    method, path = _printable(request.scope["method"]), _printable(request.scope["path"])
     match error:
         case NotFoundException():
             message = f"There is nothing at `{path}`; `/schema` lists what there is."
@@ -54,6 +69,11 @@ def _on_http_exception(request: AnyRequest, error: HTTPException) -> Response[An
     reply = _reply(ApiError(error.status_code, message, code=code))
     reply.headers.update(error.headers or {})
     return reply
+
+
+def _printable(text: str) -> str:
+    """Return what a client sent as an error may show it: it ends up in terminals and logs."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shorten(text, _MAX_ECHO_CHARACTERS))
 
 
 def _on_unforeseen(request: AnyRequest, error: Exception) -> Response[Any]:

@@ -1,7 +1,12 @@
-"""The listening socket: bound before a model loads, so that a port in use is an error at once."""
+"""The listening socket: bound before a model loads, so that a port in use is an error at once. Knows addresses only."""
 
 import errno
+import shlex
 import socket
+from dataclasses import dataclass
+
+
+_MAX_UNSENT_BYTES = 64 * 1024
 
 
 class AddressUnusableError(Exception):
@@ -30,6 +35,9 @@ def bind_listener(host: str, port: int) -> socket.socket:
         else:
             reason = f"Cannot listen on port {port} of {host}: {error.strerror}."
         raise AddressUnusableError(reason) from error
+    # Connections inherit it. Without it the system takes megabytes that a client does not read, and it takes as long to
+    # see that one reads slowly rather than not at all.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_UNSENT_BYTES)
     return listener
 
 
@@ -49,8 +57,30 @@ def _bind(listener: socket.socket, address: tuple[str | int, ...] | tuple[int, b
         listener.bind(address)
 
 
-def url_of(listener: socket.socket) -> str:
-    """Return the address of `listener` as a client on this machine would write it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server listens, in words for people.
+
+    Attributes:
+        text: the address.
+        curl: what `curl` needs to get there, up to the path.
+    """
+
+    text: str
+    curl: str
+
+
+def address_of(listener: socket.socket, *, scheme: str) -> Address:
+    """Return the address of `listener`, which speaks `scheme`: `http` or `https`."""
+    if listener.family is socket.AF_UNIX:
+        path = listener.getsockname()
+        return Address(text=f"unix:{path}", curl=f"--unix-socket {shlex.quote(path)} {scheme}://localhost")
+    url = url_of(listener, scheme=scheme)
+    return Address(text=url, curl=url)
+
+
+def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
+    """Return the address of the TCP `listener` as a client on this machine would write it."""
     host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"

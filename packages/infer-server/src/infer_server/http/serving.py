@@ -19,12 +19,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
-from litestar import Litestar
+from litestar.types import ASGIApp
 
 from infer_engine.protocol import Engine, EngineStatus
 from infer_server.app import create_app
 from infer_server.http.disconnects import cancel_and_wait
 from infer_server.http.listener import leave_to_successor
+from infer_server.http.open_files import ShortageReport
+from infer_server.http.protocol import Connections
+from infer_server.http.stalls import watch_for_stalls
 from infer_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -34,26 +37,28 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_BYTES_S = 2  # for clients to read what a finished request still has under way
 _DEAD_ENGINE_GRACE_S = 2.0  # in which streams get their error event, and probes see a 503
 _STATUS_POLL_S = 0.25
-_MAX_HEADER_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn, but for signals (it would stop listening at the first, and re-raise them all at the end)."""
 
-    def __init__(self, app: Litestar, *, on_listening: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings, on_listening: Callable[[], None]) -> None:
         """`on_listening` is called once, when connections are accepted."""
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",  # the only one whose header limit can be set
-                h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+                http=Connections(settings),  # type: ignore[arg-type]  # it only has to make protocols
                 ws="none",
                 lifespan="on",
                 log_config=None,
+                access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_LAST_BYTES_S,
+                timeout_graceful_shutdown=2 * _LAST_BYTES_S,
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
+                ssl_keyfile_password=settings.ssl_keyfile_password,
             )
         )
         self._on_listening = on_listening
@@ -70,6 +75,19 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self._on_listening()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close, giving clients a moment for what is under way to them, and no more."""
+        cut = asyncio.get_running_loop().call_later(_LAST_BYTES_S, self._cut_off)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
+
+    def _cut_off(self) -> None:
+        """Drop the connections that are left: their requests end as for any client that goes away."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
 
 async def serve(
     engine: Engine, *, settings: ServerSettings, listener: socket.socket, on_listening: Callable[[], None]
@@ -78,18 +96,19 @@ async def serve(
 
     The engine is closed and the socket too when this returns.
     """
-    server = HttpServer(create_app(engine, settings=settings), on_listening=on_listening)
+    server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=on_listening)
     life = _Life(engine, server, shutdown_timeout_s=settings.shutdown_timeout)
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(ShortageReport())
     for number in _SIGNALS:
         loop.add_signal_handler(number, life.on_signal, number)
-    watch = asyncio.create_task(life.watch_engine())
+    watches = [asyncio.create_task(life.watch_engine()), asyncio.create_task(watch_for_stalls())]
     try:
         await server.serve(sockets=[listener])
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        await cancel_and_wait(watch, *life.drains)
+        await cancel_and_wait(*watches, *life.drains)
         life.note_engine()
         await engine.close()
     return life.exit_code

@@ -3,151 +3,168 @@
 A chunk also carries, at its top level, the token it is about, and the last one of a choice how that choice ended.
 """
 
-import time
-import uuid
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from infer_engine.protocol import FinishReason, StepOutput
-
-OpenAIFinishReason = Literal["stop", "length"]
-
-# OpenAI knows no word for a request that the server cut short; `length` is the one that says "there was more to come".
-_OPENAI_WORD: dict[FinishReason, OpenAIFinishReason] = {
-    FinishReason.EOS: "stop",
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "length",
-}
-
-
-class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt tokens that were found in the prefix cache."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens that were read and made; details only where there is something to say."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
+from infer_engine.protocol import FinishReason, RequestStream, StepOutput
+from infer_server.openai.answers import GeneratedToken
+from infer_server.openai.logprobs import CompletionLogprobLists, CompletionLogprobs, TokenBytes, joined_lists
+from infer_server.openai.reply_heads import OpenAIFinishReason, ReplyHead, engine_word, openai_word
+from infer_server.openai.usage import Usage, usage_of
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt's text, whole or the next piece of it; `index` is the prompt's."""
+    """A choice's text, whole or the next piece of it. `index` is the prompt's place, times `n`, plus the choice's."""
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: OpenAIFinishReason | None = None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request that does not stream."""
-
+class _CompletionHead(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
+
+
+class Completion(_CompletionHead, frozen=True, kw_only=True):
+    """The answer to a request that does not stream."""
+
     usage: Usage
 
 
-class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One generated token; `token` is what became certain of the text with it, empty where that is held back."""
+class TokenChunk(_CompletionHead, frozen=True, kw_only=True):
+    """One token; `token` is what became certain of the text with it. `token_id` is null for an echoed prompt."""
 
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
     token: str
-    token_id: int
+    token_id: int | None
 
 
-class FinishChunk(msgspec.Struct, frozen=True, kw_only=True):
+class FinishChunk(_CompletionHead, frozen=True, kw_only=True):
     """The end of one choice: the engine's own word for why, and the choice's usage."""
 
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
     finish_reason: FinishReason
     usage: Usage
 
 
-class UsageChunk(msgspec.Struct, frozen=True, kw_only=True):
+class UsageChunk(_CompletionHead, frozen=True, kw_only=True):
     """The usage of the whole request, on streams that asked for it."""
 
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
     usage: Usage
 
 
-class CompletionReplies:
-    """Makes the replies to one request, which share id, time and model."""
+class Echo:
+    """The prompts that the texts of one request's choices begin with."""
 
-    __slots__ = ("_created", "_id", "_model")
+    __slots__ = ("_streams", "_texts")
 
-    def __init__(self, *, model: str) -> None:
-        """`model` is the id under which the model is served."""
-        self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
+    def __init__(self, streams: Sequence[RequestStream], *, texts: Sequence[str]) -> None:
+        """`texts` has the prompt's text for each of `streams`; none at all if nothing is echoed."""
+        self._streams = streams
+        self._texts = texts
 
-    def token(self, index: int, *, token_id: int, text: str) -> TokenChunk:
+    def of(self, index: int, first: StepOutput, lists: CompletionLogprobLists) -> CompletionChoice | None:
+        """Return what the choice `index` begins with, None for nothing; `first` is its first output."""
+        if not self._texts:
+            return None
+        text = self._texts[index]
+        logprobs = None
+        if first.prompt_logprobs is not None:
+            logprobs = lists.of_prompt(self._streams[index].prompt_token_ids, first.prompt_logprobs, text=text)
+        return CompletionChoice(index=index, text=text, logprobs=logprobs)
+
+
+class CompletionChunks:
+    """Makes the chunks of one stream."""
+
+    __slots__ = ("_echo", "_head", "_lists")
+
+    def __init__(self, head: ReplyHead, *, echo: Echo, num_choices: int, token_bytes: TokenBytes) -> None:
+        """`token_bytes` gives what a token stands for, for log-probabilities."""
+        self._head = head
+        self._echo = echo
+        self._lists = [CompletionLogprobLists(token_bytes) for _ in range(num_choices)]
+
+    def opening(self, index: int, first: StepOutput) -> TokenChunk | None:
+        """Return the chunk of the echoed prompt, where one is asked for."""
+        choice = self._echo.of(index, first, self._lists[index])
+        return None if choice is None else self._token_chunk(choice, token_id=None)
+
+    def token(self, index: int, token: GeneratedToken) -> TokenChunk:
         """Return the chunk of one token of choice `index`."""
-        choices = [CompletionChoice(index=index, text=text)]
-        return TokenChunk(
-            id=self._id, created=self._created, model=self._model, choices=choices, token=text, token_id=token_id
-        )
+        logprobs = None if token.logprob is None else self._lists[index].of_tokens([token.logprob])
+        choice = CompletionChoice(index=index, text=token.text, logprobs=logprobs)
+        return self._token_chunk(choice, token_id=token.token_id)
 
     def finish(self, index: int, last: StepOutput, *, text: str) -> FinishChunk:
         """Return the chunk that ends choice `index` after its `last` output; `text` is what no token's chunk had."""
-        reason = _reason(last)
         return FinishChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=[CompletionChoice(index=index, text=text, finish_reason=_OPENAI_WORD[reason])],
-            finish_reason=reason,
-            usage=usage_of([last]),
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[CompletionChoice(index=index, text=text, finish_reason=openai_word(last))],
+            finish_reason=engine_word(last),
+            usage=usage_of([last], choices_per_prompt=1),
         )
 
-    def usage(self, lasts: list[StepOutput]) -> UsageChunk:
-        """Return the chunk with the usage of all choices, whose last outputs are `lasts`."""
-        return UsageChunk(id=self._id, created=self._created, model=self._model, choices=[], usage=usage_of(lasts))
+    def usage(self, usage: Usage) -> UsageChunk:
+        """Return the chunk with the usage of the whole request."""
+        head = self._head
+        return UsageChunk(id=head.id, created=head.created, model=head.model, choices=[], usage=usage)
 
-    def completion(self, texts: list[str], lasts: list[StepOutput]) -> Completion:
-        """Return the whole answer from each choice's text and last output."""
+    def _token_chunk(self, choice: CompletionChoice, *, token_id: int | None) -> TokenChunk:
+        head = self._head
+        return TokenChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[choice],
+            token=choice.text,
+            token_id=token_id,
+        )
+
+
+class WholeCompletion:
+    """Gathers the completion of a request that does not stream."""
+
+    __slots__ = ("_echo", "_head", "_lasts", "_lists", "_logprobs", "_texts")
+
+    def __init__(self, head: ReplyHead, *, echo: Echo, num_choices: int, token_bytes: TokenBytes) -> None:
+        """`token_bytes` gives what a token stands for, for log-probabilities."""
+        self._head = head
+        self._echo = echo
+        self._lists = [CompletionLogprobLists(token_bytes) for _ in range(num_choices)]
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._logprobs: list[list[CompletionLogprobs]] = [[] for _ in range(num_choices)]
+        self._lasts: dict[int, StepOutput] = {}
+
+    def add(self, index: int, output: StepOutput) -> None:
+        """Take an output of the choice `index`."""
+        if not self._texts[index]:
+            echoed = self._echo.of(index, output, self._lists[index])
+            if echoed is not None:
+                self._texts[index].append(echoed.text)
+                self._logprobs[index] += [] if echoed.logprobs is None else [echoed.logprobs]
+        self._texts[index].append(output.text)
+        if output.logprobs is not None:
+            self._logprobs[index].append(self._lists[index].of_tokens(output.logprobs))
+        self._lasts[index] = output
+
+    def answer(self, usage: Usage) -> Completion:
+        """Return the object."""
         choices = [
-            CompletionChoice(index=index, text=text, finish_reason=_OPENAI_WORD[_reason(last)])
-            for index, (text, last) in enumerate(zip(texts, lasts, strict=True))
+            CompletionChoice(
+                index=index,
+                text="".join(texts),
+                logprobs=joined_lists(self._logprobs[index]) if self._logprobs[index] else None,
+                finish_reason=openai_word(self._lasts[index]),
+            )
+            for index, texts in enumerate(self._texts)
         ]
-        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage_of(lasts))
-
-
-def usage_of(lasts: list[StepOutput]) -> Usage:
-    """Return the usage of the choices whose last outputs are `lasts`."""
-    prompt_tokens = sum(last.num_prompt_tokens for last in lasts)
-    completion_tokens = sum(last.num_completion_tokens for last in lasts)
-    cached_tokens = sum(last.num_cached_tokens for last in lasts)
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens) if cached_tokens else None,
-    )
-
-
-def _reason(last: StepOutput) -> FinishReason:
-    assert last.finish_reason is not None, "a last output has a reason or an error"
-    return last.finish_reason
+        head = self._head
+        return Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)

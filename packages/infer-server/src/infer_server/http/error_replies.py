@@ -1,0 +1,42 @@
+"""An error as a reply, for what answers outside the framework: ASGI layers and the connection itself. Knows no case."""
+
+import msgspec
+from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Send
+
+from infer_server.errors import ApiError
+
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+    505: b"HTTP Version Not Supported",
+}
+
+
+async def send_error(error: ApiError, send: Send) -> None:
+    """Answer an ASGI request with `error`."""
+    body = msgspec.json.encode(error.reply)
+    start: HTTPResponseStartEvent = {
+        "type": "http.response.start",
+        "status": error.status,
+        "headers": _headers(error, body),
+    }
+    end: HTTPResponseBodyEvent = {"type": "http.response.body", "body": body, "more_body": False}
+    await send(start)
+    await send(end)
+
+
+def last_reply(error: ApiError, *, request_id: str) -> bytes:
+    """Return the whole HTTP/1.1 reply that ends a connection with `error`."""
+    body = msgspec.json.encode(error.reply)
+    headers = [*_headers(error, body), (b"x-request-id", request_id.encode("ascii")), (b"connection", b"close")]
+    lines = [b"HTTP/1.1 %d %s" % (error.status, _REASONS[error.status])]
+    lines += [b"%s: %s" % header for header in headers]
+    return b"\r\n".join((*lines, b"", body))
+
+
+def _headers(error: ApiError, body: bytes) -> list[tuple[bytes, bytes]]:
+    own = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in error.headers.items()]
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *own]

@@ -1,0 +1,214 @@
+r"""One connection: its deadlines, its errors, its end. Knows bytes and clocks; knows no route.
+
+```
+ connected --(over the limit)----------------------------> 503 --+
+     |                                                           |
+     v        first byte           whole request                 v
+   idle --------------> arriving ----------------> answering   parting: what comes is thrown away,
+     ^                    |   \                     |    |      so that the client reads the reply
+     |                    |    +--> 400, 431, 408 --|----|---->  |
+     +--------------------|-------------------------+    |       v
+                          +--(gone)----------------------+---> closed
+                                       (reply left unread: abort)
+```
+
+uvicorn does the rest: it calls the application, and holds its `send` back while the client does not read.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import h11
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from infer_server.errors import ApiError
+from infer_server.http.error_replies import last_reply
+from infer_server.http.parser import RequestParser
+from infer_server.http.request_ids import made_up_id, request_id
+from infer_server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+_MAX_READ_BYTES = 16 * 1024  # parsing this many at once holds nobody up for long, even as chunks of one byte each
+_PARTING_S = 1.0  # for a client that is still sending to read why it was refused
+_RETRY_AFTER_S = 1
+
+
+class Connections:
+    """Makes the connections of one server, and counts them."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Take the limits from `settings`."""
+        self.receive_timeout_s = settings.receive_timeout
+        self.write_timeout_s = settings.write_timeout
+        self.max_connections = settings.max_connections
+        self.num_open = 0
+        self.read_buffer = memoryview(bytearray(_MAX_READ_BYTES))  # whoever reads is done before the next one does
+
+    def __call__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> H11Protocol:
+        """Return the protocol of a connection; what uvicorn calls for each."""
+        return Connection(self, config, server_state, app_state, _loop)
+
+
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """uvicorn's HTTP/1.1, which trusts no client to send, to read or to make sense."""
+
+    conn: RequestParser
+
+    def __init__(
+        self,
+        limits: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        """`limits` has the count of open connections; the rest is uvicorn's."""
+        super().__init__(config, server_state, app_state, loop)
+        self._limits = limits
+        self.conn = RequestParser(max_head_bytes=MAX_HEAD_BYTES, clock=self.loop.time)
+        self._is_counted = False
+        self._is_parting = False
+        self._arrival_timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
+        """Begin, or refuse to."""
+        super().connection_made(transport)
+        # Writing counts as held up from the first byte that the client's system does not take: nothing piles up here.
+        transport.set_write_buffer_limits(high=1, low=0)
+        if self._limits.num_open < self._limits.max_connections:
+            self._is_counted = True
+            self._limits.num_open += 1
+            self._await_arrival(self._limits.receive_timeout_s)
+        else:
+            self._refuse(
+                ApiError(
+                    503,
+                    f"All {self._limits.max_connections} connections that the server allows are open; try again later.",
+                    code="too_many_connections",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End; a running request learns that its client is gone."""
+        super().connection_lost(exc)
+        self._limits.num_open -= self._is_counted
+        self._is_counted = False
+        for timer in (self._arrival_timer, self._reading_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Return where to put what arrives."""
+        return self._limits.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what has arrived, unless it is all over."""
+        if self._is_parting:
+            return
+        self.data_received(bytes(self._limits.read_buffer[:nbytes]))
+        idle = self.conn.their_state is h11.IDLE and self.conn.arriving_since_s is None and not self._is_parting
+        if idle and self.timeout_keep_alive_task is None:
+            # The rest of a request that was answered early: uvicorn has stopped its timer for it.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def handle_events(self) -> None:
+        """Act on what has arrived, and watch over what has not."""
+        super().handle_events()
+        if self.conn.failure is not None:
+            logger.debug("a request cannot be read: %s", self.conn.failure)
+            self._refuse(self.conn.failure)
+        elif self.conn.arriving_since_s is not None and self._arrival_timer is None:
+            self._await_arrival(self._limits.receive_timeout_s)
+
+    def shutdown(self) -> None:
+        """Close when the running request is answered."""
+        if self._is_parting:
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def pause_writing(self) -> None:
+        """Hold the application back, and give the client its time to read."""
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        """Let the application go on."""
+        super().resume_writing()
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def _should_upgrade(self) -> bool:
+        """Ignore wishes for other protocols, as HTTP allows, without a word in the log."""
+        return False
+
+    def _await_arrival(self, delay_s: float) -> None:
+        self._arrival_timer = self.loop.call_later(delay_s, self._on_arrival_timer)
+
+    def _on_arrival_timer(self) -> None:
+        """Refuse the request under way if it is late. The timer may be older than it: one serves a whole connection."""
+        self._arrival_timer = None
+        since_s = self.conn.arriving_since_s
+        if since_s is None or self._is_parting:
+            return
+        left_s = since_s + self._limits.receive_timeout_s - self.loop.time()
+        if left_s > 0:
+            self._await_arrival(left_s)
+        elif self.conn.their_state is h11.IDLE and not self.conn.has_leftover:
+            self.transport.close()  # it has sent nothing: a reply would be taken for that to its first request
+        else:
+            timeout_s = self._limits.receive_timeout_s
+            self._refuse(
+                ApiError(408, f"The request did not arrive whole within {timeout_s:g} s.", code="request_timeout")
+            )
+
+    def _await_reading(self) -> None:
+        num_unread = self.transport.get_write_buffer_size()
+        self._reading_timer = self.loop.call_later(self._limits.write_timeout_s, self._on_reading_timer, num_unread)
+
+    def _on_reading_timer(self, num_unread_before: int) -> None:
+        """Cut off a client that has read nothing since; `close` would wait for it to read for ever."""
+        if self.transport.get_write_buffer_size() < num_unread_before:
+            self._await_reading()
+        else:
+            logger.info("a client left its answer unread for %g s: disconnected", self._limits.write_timeout_s)
+            self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with `error`, unless an answer has begun, and part; a running request learns that nobody listens."""
+        self._is_parting = True
+        running = self._running_request()
+        if running is not None:
+            running.disconnected = True
+            running.message_event.set()
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            identity = made_up_id() if running is None else request_id(running.scope)  # type: ignore[arg-type]  # litestar's own type of the same thing
+            self.transport.write(last_reply(error, request_id=identity))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self.loop.call_later(_PARTING_S, self.transport.abort)
+        else:
+            self.transport.close()
+
+    def _running_request(self) -> RequestResponseCycle | None:
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn's own annotation leaves the None out
+        return None if cycle is None or cycle.response_complete else cycle

@@ -1,0 +1,176 @@
+"""The fields that completions and chats share, and what they ask of the sampler. Knows fields; knows no prompt.
+
+They are those of OpenAI's API (https://platform.openai.com/docs/api-reference) and those that vLLM and SGLang added to
+it. A null is the same as leaving a field out.
+"""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from infer_engine.protocol import SamplingParams
+from infer_engine.protocol.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_CHARACTERS
+from infer_server.errors import shorten
+from infer_server.openai.refusals import check_neutral, out_of_range
+
+
+def described(description: str, **schema: Any) -> msgspec.Meta:
+    """Return what the OpenAPI document says of a field; `schema` is documentation, and checked nowhere."""
+    return msgspec.Meta(description=description, extra_json_schema=schema)
+
+
+TokenId = Annotated[int, described("A token id.", minimum=0)]
+StopString = Annotated[str, described("A text.", minLength=1, maxLength=MAX_STOP_CHARACTERS)]
+Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a stream carries beside its tokens."""
+
+    include_usage: Annotated[
+        bool | None, described("End with one more chunk that has the usage of the whole request.")
+    ] = None
+    include_obfuscation: Annotated[bool | None, described("Only false: chunks are not padded.", enum=[None, False])] = (
+        None
+    )
+
+
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of every body that asks for generated text."""
+
+    model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
+    temperature: Annotated[
+        float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
+    ] = None
+    top_p: Annotated[
+        float | None,
+        described(
+            "Sample from the most probable tokens that hold this much probability; 1 if left out.",
+            exclusiveMinimum=0,
+            maximum=1,
+        ),
+    ] = None
+    top_k: Annotated[int | None, described("Sample from this many most probable tokens.", minimum=1)] = None
+    min_p: Annotated[
+        float | None,
+        described("Drop tokens less probable than this times the most probable one.", minimum=0, maximum=1),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, described("Taken from the logits of tokens that the text has.", minimum=-2, maximum=2)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        described("Taken from the logit of a token once for each time that it occurs.", minimum=-2, maximum=2),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        described(
+            "Divides the positive logits of tokens of prompt and text, multiplies the others.",
+            exclusiveMinimum=0,
+            maximum=10,
+        ),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, Bias] | None,
+        described(
+            "Token ids, as texts, with what is added to their logits.",
+            maxProperties=MAX_LOGIT_BIAS_ENTRIES,
+            propertyNames={"pattern": "^[0-9]{1,10}$"},
+        ),
+    ] = None
+    stop: Annotated[
+        StopString | list[StopString] | None,
+        described(
+            "One string or more, of 1 to 256 characters, that end the text and are never part of it.", maxItems=16
+        ),
+    ] = None
+    stop_token_ids: Annotated[list[TokenId] | None, described("Token ids that end the text.", maxItems=1024)] = None
+    ignore_eos: Annotated[bool | None, described("Go on after an end-of-sequence token.")] = None
+    min_tokens: Annotated[
+        int | None, described("Tokens to generate before one that ends the text may come.", minimum=0)
+    ] = None
+    seed: Annotated[
+        int | None, described("The same seed gives the same tokens.", minimum=-(2**63))
+    ] = None
+    n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=16)] = None
+    stream: Annotated[
+        bool | None, described("Send events as tokens are made; if left out, as the `Accept` header likes.")
+    ] = None
+    stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
+    priority: Annotated[int | None, described("With the `priority` policy lower numbers come first.")] = None
+    cache_salt: Annotated[
+        str | None, described("Cached prefixes are shared only with requests of the same salt and API key.")
+    ] = None
+    user: Annotated[str | None, described("Taken, and without effect.")] = None
+    metadata: Annotated[dict[str, str] | None, described("Taken, and without effect.")] = None
+    store: Annotated[bool | None, described("Taken, and without effect: nothing is stored.")] = None
+
+
+# Fields that `SamplingParams` has under the same name and with the same meaning; its defaults are the API's.
+_PASSED_ON = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "ignore_eos",
+    "min_tokens",
+    "seed",
+    "n",
+)
+
+
+def sampling_params(
+    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    """Return what `fields` ask of the sampler; the other arguments are spelled differently from body to body.
+
+    Raises:
+        ApiError: 400, `invalid_value`: out of range.
+    """
+    given = {name: value for name in _PASSED_ON if (value := getattr(fields, name)) is not None}
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            stop_token_ids=tuple(fields.stop_token_ids or ()),
+            logit_bias=_biases(fields.logit_bias or {}),
+            **given,
+        )
+    except ValueError as error:
+        blamed = re.match(r"`(\w+)`", str(error))
+        raise out_of_range(blamed[1] if blamed else None, str(error)) from None
+
+
+def check_stream_options(options: StreamOptions | None, *, streaming: bool) -> None:
+    """Refuse options that are not supported, or that an answer without a stream could not honour.
+
+    Raises:
+        ApiError: 400, `unsupported_value` or `invalid_value`.
+    """
+    if options is None:
+        return
+    check_neutral(options, {"include_obfuscation": ((False,), "false")}, at="stream_options.")
+    if options.include_usage and not streaming:
+        raise out_of_range(
+            "stream_options", "`stream_options.include_usage` is for streams; send `stream` true, or leave it out."
+        )
+
+
+def _biases(logit_bias: dict[str, float]) -> dict[int, float]:
+    """Return the biases by token id; JSON has texts for keys."""
+    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise out_of_range(
+            "logit_bias", f"`logit_bias` has {len(logit_bias)} entries; send at most {MAX_LOGIT_BIAS_ENTRIES}."
+        )
+    for key in logit_bias:
+        if not re.fullmatch(r"[0-9]{1,10}", key):
+            raise out_of_range(
+                "logit_bias", f'`logit_bias` has the key {shorten(key, 40)!r}; it must be a token id, such as "42".'
+            )
+    return {int(key): bias for key, bias in logit_bias.items()}

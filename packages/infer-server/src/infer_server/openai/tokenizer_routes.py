@@ -1,0 +1,138 @@
+"""`POST /tokenize` and `/detokenize`: text to token ids and back, in vLLM's shapes. Knows no sampling."""
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+
+from infer_engine.protocol import ChatPrompt, Engine
+from infer_server.errors import ApiError
+from infer_server.http.bodies import decode_body, read_body
+from infer_server.openai.conversations import MAX_MESSAGES, WholeMessage, chat_prompt
+from infer_server.openai.refusals import check_model, out_of_range
+from infer_server.openai.sampling_fields import TokenId, described
+from infer_server.openapi import error_responses, operation_with_body
+from infer_server.settings import ServerSettings
+
+_TOKENS_AT_ONCE = 2048  # token texts made before other requests get their turn on the event loop
+
+_ERRORS = {
+    400: "Not JSON, a value that is wrong, a field that is unknown, a model without a chat template.",
+    404: "The model is not served.",
+    413: "The body is too large.",
+    500: "The request failed.",
+}
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /tokenize`: `prompt` or `messages`. A null is the same as leaving the field out."""
+
+    model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
+    prompt: Annotated[str | None, described("A text.")] = None
+    messages: Annotated[
+        list[WholeMessage] | None,
+        described("A conversation, in place of `prompt`.", minItems=1, maxItems=MAX_MESSAGES),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, described("Add what the tokenizer puts around a text; true if left out. Not for `messages`.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, described("End where the answer begins; true if left out. Only for `messages`.")
+    ] = None
+    return_token_strs: Annotated[bool | None, described("List the tokens' texts too.")] = None
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens, how many there are, how many prompt and answer may have together, and their texts if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /detokenize`."""
+
+    model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
+    tokens: Annotated[list[TokenId], described("Token ids.")]
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of the tokens, special ones included."""
+
+    prompt: str
+
+
+def tokenizer_routes(engine: Engine, *, settings: ServerSettings, served_model: str) -> list[HTTPRouteHandler]:
+    """Return the handlers of `/tokenize` and `/detokenize`."""
+
+    @post(
+        "/tokenize",
+        status_code=200,
+        summary="Turn a text or a conversation into token ids",
+        operation_class=operation_with_body(TokenizeBody),
+        responses=error_responses(_ERRORS),
+    )
+    async def tokenize(request: Request[Any, Any, Any]) -> Tokenized:
+        body = decode_body(await read_body(request, settings.max_body_bytes), TokenizeBody)
+        prompt = _prompt(body)
+        check_model(body.model, served_model=served_model)
+        tokens = await engine.tokenize(prompt, add_special_tokens=body.add_special_tokens is not False)
+        return Tokenized(
+            count=len(tokens),
+            max_model_len=engine.info.max_seq_len,
+            tokens=tokens,
+            token_strs=await _texts(engine, tokens) if body.return_token_strs else None,
+        )
+
+    @post(
+        "/detokenize",
+        status_code=200,
+        summary="Turn token ids into a text",
+        operation_class=operation_with_body(DetokenizeBody),
+        responses=error_responses(_ERRORS),
+    )
+    async def detokenize(request: Request[Any, Any, Any]) -> Detokenized:
+        body = decode_body(await read_body(request, settings.max_body_bytes), DetokenizeBody)
+        check_model(body.model, served_model=served_model)
+        return Detokenized(prompt=await engine.detokenize(body.tokens))
+
+    return [tokenize, detokenize]
+
+
+def _prompt(body: TokenizeBody) -> str | ChatPrompt:
+    match body.prompt, body.messages:
+        case (None, None):
+            raise ApiError(
+                400, "`prompt` and `messages` are missing; send one of them.", code="missing_field", param="prompt"
+            )
+        case (str(text), None):
+            if body.add_generation_prompt:
+                raise out_of_range(
+                    "add_generation_prompt", "`add_generation_prompt` is for `messages`; leave it out with `prompt`."
+                )
+            return text
+        case (None, list(messages)):
+            if body.add_special_tokens:
+                raise out_of_range(
+                    "add_special_tokens",
+                    "`add_special_tokens` is for `prompt`; leave it out with `messages`: the chat template adds them.",
+                )
+            return chat_prompt(messages, add_generation_prompt=body.add_generation_prompt is not False)
+        case _:
+            raise ApiError(
+                400, "`prompt` and `messages` are both there; send one of them.", code="invalid_value", param="messages"
+            )
+
+
+async def _texts(engine: Engine, tokens: list[int]) -> list[str]:
+    texts: list[str] = []
+    for first in range(0, len(tokens), _TOKENS_AT_ONCE):
+        texts += [
+            engine.token_bytes(token).decode("utf-8", "replace") for token in tokens[first : first + _TOKENS_AT_ONCE]
+        ]
+        await asyncio.sleep(0)
+    return texts

@@ -1,0 +1,179 @@
+"""What `/v1/chat/completions` refuses, with OpenAI's statuses and the field to blame."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from infer_engine.protocol import EngineUnavailableError, QueueFullError, RequestFailure
+from infer_server import ServerSettings, create_app
+from infer_server.testing import FakeEngine, Script
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(engine) as client:
+        yield client
+
+
+def client_of(engine: FakeEngine) -> httpx.AsyncClient:
+    app = create_app(engine, settings=ServerSettings())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
+
+
+async def refusal(client: httpx.AsyncClient, body: object) -> tuple[int, str, str | None]:
+    """Return (status, code, param) of the reply, after checking that it is an error object."""
+    reply = await client.post("/v1/chat/completions", json=body)
+    (error,) = reply.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 10 < len(error["message"]) <= 500
+    return reply.status_code, error["code"], error["param"]
+
+
+MESSAGES: list[tuple[Any, str, str]] = [
+    ([], "empty_prompt", "messages"),
+    ("hi", "invalid_type", "messages"),
+    ([{"content": "x"}], "missing_field", "role"),
+    ([{"role": "user"}], "invalid_type", "messages[0].content"),
+    ([*HI, {"role": "assistant", "content": None}], "invalid_type", "messages[1].content"),
+    ([{"role": "user", "content": 7}], "invalid_type", "messages"),
+    ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "unsupported_value", "messages[0].role"),
+    ([{"role": "function", "content": "x", "name": "f"}], "unsupported_value", "messages[0].role"),
+    ([{"role": "robot", "content": "x"}], "invalid_value", "messages[0].role"),
+    ([{"role": "user", "content": "x", "bogus": 1}], "unknown_field", "messages[0].bogus"),
+    ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "unsupported_value", "messages[0].tool_calls"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "missing_field", "messages[0].content[0].text"),
+    ([{"role": "user", "content": "x"}] * 2049, "invalid_value", "messages"),
+]
+
+
+@pytest.mark.parametrize(("messages", "code", "param"), MESSAGES)
+async def test_messages_that_are_no_conversation_of_texts_are_400(
+    client: httpx.AsyncClient, messages: object, code: str, param: str
+) -> None:
+    assert await refusal(client, {"messages": messages}) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "x"}},
+        {"type": "refusal", "refusal": "x"},
+        {"type": "bogus", "text": "x"},
+    ],
+)
+async def test_parts_that_are_not_text_are_400_and_nothing_is_fetched(
+    client: httpx.AsyncClient, engine: FakeEngine, part: object
+) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]}
+    assert await refusal(client, body) == (400, "unsupported_value", "messages[0].content[1]")
+    assert engine.requests == []
+
+
+async def test_2048_messages_are_taken(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "user", "content": ""}] * 2047 + HI
+    assert (await client.post("/v1/chat/completions", json={"messages": messages})).status_code == 200
+
+
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    {"max_tokens": 0},
+    {"max_completion_tokens": 0},
+    {"max_tokens": 5, "max_completion_tokens": 6},
+    {"temperature": 101},
+    {"top_p": 0},
+    {"n": 17},
+    {"top_logprobs": 21, "logprobs": True},
+    {"top_logprobs": 1},
+    {"seed": 2**63},
+    {"seed": 2**64},
+    {"stop": ["x"] * 17},
+    {"logit_bias": {"1": -101}},
+    {"stream_options": {"include_usage": True}},
+]
+
+
+@pytest.mark.parametrize("fields", OUT_OF_RANGE, ids=str)
+async def test_value_out_of_range_is_400_and_names_the_field(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    assert await refusal(client, {"messages": HI, **fields}) == (400, "invalid_value", next(iter(fields)))
+
+
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tool_choice", "required"),
+    ("functions", [{"name": "f"}]),
+    ("function_call", {"name": "f"}),
+    ("modalities", ["text", "audio"]),
+    ("audio", {"voice": "x"}),
+    ("prediction", {"type": "content", "content": "x"}),
+    ("moderation", {"model": "x"}),
+    ("web_search_options", {}),
+    ("reasoning_effort", "high"),
+    ("verbosity", "low"),
+    ("service_tier", "priority"),
+    ("prompt_cache_retention", "24h"),
+    ("prompt_cache_options", {"mode": "explicit"}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+async def test_what_is_not_done_is_refused_by_name(client: httpx.AsyncClient, name: str, value: object) -> None:
+    assert await refusal(client, {"messages": HI, name: value}) == (400, "unsupported_value", name)
+
+
+async def test_unknown_field_is_400_by_name(client: httpx.AsyncClient) -> None:
+    assert await refusal(client, {"messages": HI, "prompt": "x"}) == (400, "unknown_field", "prompt")
+
+
+async def test_wrong_type_is_looked_for_before_unknown_fields(client: httpx.AsyncClient) -> None:
+    assert await refusal(client, {"bogus": 1, "messages": HI, "n": "2"}) == (400, "invalid_type", "n")
+    assert await refusal(client, {"messages": [HI[0] | {"x": 1}], "bogus": 1}) == (
+        400,
+        "unknown_field",
+        "messages[0].x",
+    )
+
+
+async def test_model_that_is_not_served_is_404(client: httpx.AsyncClient) -> None:
+    assert await refusal(client, {"messages": HI, "model": "other"}) == (404, "model_not_found", "model")
+
+
+async def test_context_too_long_is_400_and_blames_the_messages(client: httpx.AsyncClient) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 600}]}
+    assert await refusal(client, body) == (400, "context_length_exceeded", "messages")
+
+
+async def test_model_without_a_chat_template_is_400() -> None:
+    async with client_of(FakeEngine(Script(has_chat_template=False))) as client:
+        assert await refusal(client, {"messages": HI}) == (400, "chat_template_unusable", "messages")
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (QueueFullError("The queue is full.", retry_after_s=3), "queue_full"),
+        (EngineUnavailableError("It is draining.", retry_after_s=3), "engine_unavailable"),
+    ],
+)
+async def test_full_queue_and_draining_are_503(
+    client: httpx.AsyncClient, engine: FakeEngine, refused: Exception, code: str
+) -> None:
+    engine.refusal = refused
+    assert await refusal(client, {"messages": HI}) == (503, code, None)
+
+
+async def test_failed_request_is_500_with_the_engines_words() -> None:
+    engine = FakeEngine(Script(failure=RequestFailure(message="The step failed.", code="step_failed")))
+    async with client_of(engine) as client:
+        assert await refusal(client, {"messages": HI}) == (500, "step_failed", None)

@@ -1,0 +1,163 @@
+"""`POST /v1/chat/completions` without streaming: what the engine is asked, and the object that comes back."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from infer_engine.protocol import ChatMessage, ChatPrompt, FinishReason, SamplingParams
+from infer_server import ServerSettings, create_app
+from infer_server.testing import FakeEngine, Script
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(engine) as client:
+        yield client
+
+
+def client_of(engine: FakeEngine, settings: ServerSettings | None = None) -> httpx.AsyncClient:
+    app = create_app(engine, settings=settings or ServerSettings())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
+
+
+async def chat(client: httpx.AsyncClient, **body: Any) -> Any:
+    reply = await client.post("/v1/chat/completions", json={"messages": HI, **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def test_chat_completion_is_openais_object(client: httpx.AsyncClient) -> None:
+    answer = await chat(client, model="fake-model")
+    assert answer.pop("id").startswith("chatcmpl-")
+    assert isinstance(answer.pop("created"), int)
+    message = {"role": "assistant", "content": "Hello, world", "refusal": None}
+    assert answer == {
+        "object": "chat.completion",
+        "model": "fake-model",
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+    }
+
+
+async def test_conversation_reaches_the_engine_with_developers_as_the_system(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": parts, "name": "Ann"},
+        {"role": "assistant", "content": "y"},
+        {"role": "system", "content": []},
+    ]
+    await chat(client, messages=messages)
+    expected = [("system", "x"), ("user", "ab"), ("assistant", "y"), ("system", "")]
+    conversation = ChatPrompt(messages=tuple(ChatMessage(role=role, content=text) for role, text in expected))
+    assert engine.requests[0].prompt == conversation
+
+
+async def test_answer_can_be_sent_back_as_it_came(client: httpx.AsyncClient) -> None:
+    message = (await chat(client))["choices"][0]["message"]
+    as_clients_keep_it = message | {"annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    await chat(client, messages=[*HI, message, as_clients_keep_it])
+
+
+async def test_answer_is_as_long_as_the_context_leaves_unless_told(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    for limit in ({}, {"max_tokens": 3}, {"max_completion_tokens": 4}, {"max_tokens": 5, "max_completion_tokens": 5}):
+        await chat(client, **limit)
+    assert [request.params.max_tokens for request in engine.requests] == [None, 3, 4, 5]
+
+
+async def test_sampling_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    sampling = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1, "min_tokens": 2, "n": 2}
+    sampling |= {"presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1}
+    lists = {"stop": ["a"], "stop_token_ids": [5], "logit_bias": {7: -3.5}}
+    await chat(client, ignore_eos=True, priority=4, cache_salt="s", **lists, **sampling)
+    expected = SamplingParams(max_tokens=None, **lists, **sampling, ignore_eos=True)  # type: ignore[arg-type]  # mixed values
+    (request,) = engine.requests
+    assert (request.params, request.priority, request.cache_salt) == (expected, 4, "s")
+
+
+async def test_n_choices_come_in_order_and_the_prompt_counts_once(client: httpx.AsyncClient) -> None:
+    answer = await chat(client, n=3)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 9, "total_tokens": 11}
+
+
+@pytest.mark.parametrize(("asked", "num_top"), [({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 20}, 20)])
+async def test_logprobs_list_each_token_with_its_bytes(
+    client: httpx.AsyncClient, asked: dict[str, int], num_top: int
+) -> None:
+    answer = await chat(client, logprobs=True, **asked)
+    logprobs = answer["choices"][0]["logprobs"]
+    first = logprobs["content"][0]
+    assert set(logprobs) == {"content", "refusal"}
+    assert [token["token"] for token in logprobs["content"]] == ["Hello", ",", " world"]
+    assert len(first.pop("top_logprobs")) == num_top
+    assert first == {"token": "Hello", "logprob": -0.5, "bytes": list(b"Hello")}
+
+
+NEUTRAL = {
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "functions": [],
+    "function_call": "none",
+    "modalities": ["text"],
+    "audio": None,
+    "prediction": None,
+    "moderation": None,
+    "web_search_options": None,
+    "reasoning_effort": "none",
+    "verbosity": "medium",
+    "service_tier": "auto",
+    "store": True,
+    "metadata": {"a": "b"},
+    "user": "u",
+    "safety_identifier": "i",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "in_memory",
+    "prompt_cache_options": None,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "stream_options": {"include_usage": False, "include_obfuscation": False},
+}
+
+
+async def test_fields_of_openai_at_their_neutral_values_change_nothing(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await chat(client, **NEUTRAL)
+    await chat(client, **dict.fromkeys(NEUTRAL))
+    assert [request.params for request in engine.requests] == [SamplingParams(max_tokens=None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [(FinishReason.EOS, "stop"), (FinishReason.STOP, "stop"), (FinishReason.LENGTH, "length")],
+)
+async def test_finish_reason_is_openais_word(reason: FinishReason, word: str) -> None:
+    async with client_of(FakeEngine(Script(finish_reason=reason))) as client:
+        assert (await chat(client))["choices"][0]["finish_reason"] == word
+
+
+async def test_salt_has_the_callers_key_in_it_so_that_no_other_can_name_it(engine: FakeEngine) -> None:
+    async with client_of(engine, ServerSettings(api_key=("one", "two"))) as client:
+        for key, salt in (("one", None), ("two", None), ("one", "x"), ("one", None)):
+            body = {"messages": HI, "cache_salt": salt}
+            await client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+    first, second, salted, again = [request.cache_salt for request in engine.requests]
+    assert len({first, second, salted}) == 3
+    assert first == again
+    assert not any("one" in (salt or "") for salt in (first, salted))

@@ -1,0 +1,74 @@
+"""The snippets of docs/clients.md and README.md, run against a real server."""
+
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+ADDRESS = "http://127.0.0.1:8000"
+Serve = Callable[..., AbstractContextManager[Any]]
+
+
+def snippets(document: str, language: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    return [snippet for snippet in found if ADDRESS in snippet]
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a chat template."""
+    folder = tmp_path_factory.mktemp("chatty")
+    save_tiny_llama(folder)
+    save_tiny_tokenizer(folder)
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def test_every_python_snippet_runs(serve: Serve, chatty: Path) -> None:
+    programs = snippets("docs/clients.md", "python")
+    assert len(programs) == 5
+    with serve("--model", str(chatty)) as server:
+        for program in programs:
+            run = subprocess.run(
+                [sys.executable, "-c", program.replace(ADDRESS, server.url)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert (run.returncode, run.stderr) == (0, ""), program
+            assert run.stdout.strip(), program
+
+
+@pytest.mark.parametrize("document", ["docs/clients.md", "README.md"])
+def test_every_curl_snippet_is_answered(serve: Serve, document: str) -> None:
+    """The commands are sent as curl would, without one: it need not be installed."""
+    commands = snippets(document, "sh")
+    assert commands
+    with serve() as server:
+        for command in commands:
+            words = shlex.split(command)
+            assert words[0] == "curl"
+            options = dict(itertools.pairwise(words))
+            [url] = [word for word in words if word.startswith(ADDRESS)]
+            name, value = options["-H"].split(": ")
+            reply = httpx.post(
+                url.replace(ADDRESS, server.url), content=options["-d"], headers={name: value}, timeout=60
+            )
+            assert reply.status_code == 200, reply.text
+            streams = json.loads(options["-d"]).get("stream", False)
+            assert reply.text.endswith("data: [DONE]\n\n") == streams
