@@ -54,7 +54,7 @@ def clients(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The playground in a real headless Chromium (Debian's package `chromium`, or CHROMIUM=path)."""
+    """The playground in a real headless Chromium (Debian's package `chromium`, or INFER_CHROMIUM=path)."""
     sync(session, "--group", "test", "--group", "browser")
     session.run(*PYTEST, "tests/browser", *session.posargs)
 

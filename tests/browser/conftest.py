@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 
 CHROMIUM = os.environ.get("INFER_CHROMIUM", "/usr/bin/chromium")
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from infer_engine.protocol import (
     EngineStatus,
     EngineUnavailableError,
     GenerateRequest,
+    InvalidRequestError,
     SamplingParams,
 )
 from infer_engine.testing.cores import read, tokens_of
@@ -84,6 +85,31 @@ async def test_a_process_gives_the_same_tokens_as_a_thread(folder: Path) -> None
     assert len(made[0]) == 4
 
 
+async def test_a_request_that_no_message_can_carry_is_refused_and_leaves_the_others_alone(folder: Path) -> None:
+    unsendable = SamplingParams(max_tokens=2, stop=("\ud800",))
+    async with running(config_of(folder)) as (engine, _):
+        [other] = await engine.submit(requests(LONG))
+        with pytest.raises(InvalidRequestError, match="cannot be sent to the engine's process"):
+            await engine.submit(requests(LONG, unsendable))
+        assert [sequence.request_id for sequence in (await engine.inspect()).sequences] == [other.request_id]
+        assert len(tokens_of(await read(other))) == 100
+
+
+async def test_whole_numbers_of_any_size_reach_the_process(folder: Path) -> None:
+    async with running(config_of(folder)) as (engine, _):
+        [stream] = await engine.submit(requests(SamplingParams(max_tokens=2, top_k=2**70, ignore_eos=True)))
+        assert len(tokens_of(await read(stream))) == 2
+
+
+async def test_modules_in_the_working_directory_are_not_the_engines(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('not the standard library')")
+    monkeypatch.chdir(tmp_path)
+    async with running(config_of(folder)) as (engine, _):
+        assert engine.status is EngineStatus.READY
+
+
 async def test_a_killed_core_ends_every_stream_at_once_and_the_engine_is_dead(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,9 +170,11 @@ async def test_signals_that_end_a_server_leave_its_core_to_the_server(folder: Pa
         assert len(tokens_of(await read(stream))) == 100
 
 
-async def test_closing_ends_the_process(folder: Path) -> None:
+async def test_closing_ends_the_process_and_leaves_no_file_open(folder: Path) -> None:
+    num_files = psutil.Process().num_fds()
     async with running(config_of(folder)) as (engine, core):
         [stream] = await engine.submit(requests(LONG))
+    assert psutil.Process().num_fds() == num_files
     assert engine.status is EngineStatus.STOPPED
     assert not core.is_running()
     assert (await read(stream))[-1].finished

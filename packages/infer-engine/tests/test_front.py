@@ -22,6 +22,7 @@ from infer_models.text.testing import byte_level, chat_tokenizer
 
 VOCAB_SIZE = 300
 MAX_SEQ_LEN = 32
+TENANTS_AND_SALTS = [(None, None), ("a", None), ("a", "x"), ("b", None), ("b", "x"), (None, "x")]
 
 
 def front(*, seed: int | None = 0, tokenizer: Tokenizer | None = None) -> Front:
@@ -167,3 +168,11 @@ def test_a_chat_is_rendered_by_the_template_and_refused_without_one() -> None:
     with pytest.raises(ChatTemplateUnusableError, match="no chat template") as refusal:
         front().tokenize(chat)
     assert refusal.value.param == "messages"
+
+
+def test_a_tenants_salt_is_no_other_tenants_and_nobodys() -> None:
+    params = Params(max_tokens=1)
+    asked = [GenerateRequest(prompt="ab", params=params, tenant=t, cache_salt=s) for t, s in TENANTS_AND_SALTS]
+    salts = [submission.cache_salt for each in asked for submission in submissions(front(), each)]
+    assert len(set(salts)) == len(TENANTS_AND_SALTS)
+    assert submissions(front(), asked[1])[0].cache_salt == salts[1]

@@ -1,6 +1,7 @@
 """Who is refused before anything is computed: requests that can never be served, and more than the queue takes."""
 
 import asyncio
+import threading
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any
 
@@ -22,6 +23,7 @@ from infer_engine.testing.cores import (
     INFO,
     MAX_SEQ_LEN,
     VOCAB_SIZE,
+    FussyTokenizer,
     ScriptedCore,
     ThreadedRig,
     read,
@@ -29,6 +31,7 @@ from infer_engine.testing.cores import (
 )
 from infer_engine.tokenizer_pool import TokenizerPool, tokenizer_threads
 from infer_models.text import stand_in_tokenizer
+from infer_models.text.testing import byte_level
 
 
 async def outcomes(rig: ThreadedRig, num_requests: int) -> tuple[list[RequestStream], int]:
@@ -184,3 +187,30 @@ async def test_tokenizer_threads_that_break_again_refuse_the_request() -> None:
     [stream] = await engine.submit([request])
     assert len(tokens_of(await read(stream))) == 2
     await engine.close()
+
+
+class HeldTokenizer(FussyTokenizer):
+    """Tokenizes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(byte_level())
+        self.let_go = threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+        assert self.let_go.wait(10)
+        return super().encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+
+
+async def test_who_only_wants_tokens_stands_in_the_same_line() -> None:
+    tokenizer = HeldTokenizer()
+    rig = ThreadedRig(tokenizer=tokenizer, max_waiting_requests=1)
+    tokenizing = asyncio.create_task(rig.engine.tokenize("ab"))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFullError):
+        await rig.submit([1])
+    with pytest.raises(QueueFullError):
+        await rig.engine.detokenize([1])
+    tokenizer.let_go.set()
+    assert len(await tokenizing) == 2
+    await rig.engine.detokenize([1])
+    await rig.engine.close()

@@ -90,12 +90,28 @@ async def test_steps_within_their_time_are_left_alone_however_many_there_are() -
 
 
 async def test_a_step_under_way_is_looked_at_even_when_nobody_waits_for_it() -> None:
-    ages, stuck = iter([0.0, 0.005, 0.01, 0.02]), asyncio.Event()
+    ages, stuck = iter([0.0, 0.005, 0.01, 0.02, 0.021]), asyncio.Event()
     watchdog = watchdog_of(step_age_s=lambda: next(ages), is_needed=lambda: False, on_stuck=stuck.set)
     watchdog.watch()
     async with asyncio.timeout(10):
         await stuck.wait()
     assert not watchdog.is_watching
+
+
+async def test_a_step_that_one_look_found_late_and_the_next_one_ended_is_a_pause_of_everything() -> None:
+    ages, states, ended = iter([0.0, 9.0, 0.0, 9.0, None]), [], asyncio.Event()
+
+    def next_age() -> float | None:
+        age = next(ages)
+        if age is None:
+            ended.set()
+        return age
+
+    watchdog = watchdog_of(step_age_s=next_age, is_needed=lambda: False, on_stuck=lambda: states.append("stuck"))
+    watchdog.watch()
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert states == []
 
 
 async def test_the_timer_exists_only_while_there_is_something_to_wait_for() -> None:

@@ -1,32 +1,15 @@
 """What `/v1/chat/completions` refuses, with OpenAI's statuses and the field to blame."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from infer_engine.protocol import EngineUnavailableError, QueueFullError, RequestFailure
-from infer_server import ServerSettings, create_app
 from infer_server.testing import FakeEngine, Script
+from infer_server.testing_client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(engine) as client:
-        yield client
-
-
-def client_of(engine: FakeEngine) -> httpx.AsyncClient:
-    app = create_app(engine, settings=ServerSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
 
 
 async def refusal(client: httpx.AsyncClient, body: object) -> tuple[int, str, str | None]:
@@ -78,6 +61,12 @@ async def test_parts_that_are_not_text_are_400_and_nothing_is_fetched(
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]}
     assert await refusal(client, body) == (400, "unsupported_value", "messages[0].content[1]")
     assert engine.requests == []
+
+
+async def test_a_text_part_that_carries_something_else_is_400_rather_than_half_read(client: httpx.AsyncClient) -> None:
+    part = {"type": "text", "text": "x", "image_url": {"url": "http://169.254.169.254/"}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    assert await refusal(client, body) == (400, "unsupported_value", "messages[0].content[0].image_url")
 
 
 async def test_2048_messages_are_taken(client: httpx.AsyncClient) -> None:

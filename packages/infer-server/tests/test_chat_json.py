@@ -1,32 +1,16 @@
 """`POST /v1/chat/completions` without streaming: what the engine is asked, and the object that comes back."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from infer_engine.protocol import ChatMessage, ChatPrompt, FinishReason, SamplingParams
-from infer_server import ServerSettings, create_app
+from infer_server import ServerSettings
 from infer_server.testing import FakeEngine, Script
+from infer_server.testing_client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(engine) as client:
-        yield client
-
-
-def client_of(engine: FakeEngine, settings: ServerSettings | None = None) -> httpx.AsyncClient:
-    app = create_app(engine, settings=settings or ServerSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
 
 
 async def chat(client: httpx.AsyncClient, **body: Any) -> Any:
@@ -152,12 +136,12 @@ async def test_finish_reason_is_openais_word(reason: FinishReason, word: str) ->
         assert (await chat(client))["choices"][0]["finish_reason"] == word
 
 
-async def test_salt_has_the_callers_key_in_it_so_that_no_other_can_name_it(engine: FakeEngine) -> None:
+async def test_request_is_its_callers_whatever_salt_it_sends(engine: FakeEngine) -> None:
     async with client_of(engine, ServerSettings(api_key=("one", "two"))) as client:
         for key, salt in (("one", None), ("two", None), ("one", "x"), ("one", None)):
             body = {"messages": HI, "cache_salt": salt}
             await client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
-    first, second, salted, again = [request.cache_salt for request in engine.requests]
+    first, second, salted, again = [(request.tenant, request.cache_salt) for request in engine.requests]
     assert len({first, second, salted}) == 3
     assert first == again
-    assert not any("one" in (salt or "") for salt in (first, salted))
+    assert not any("one" in (tenant or "") for tenant, _ in (first, salted))

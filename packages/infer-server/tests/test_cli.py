@@ -49,6 +49,8 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["--scheduler-policy", "lifo"], "--scheduler-policy"),
         (["--step-timeout-s", "nan"], "`step_timeout_s` is nan"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["--host", "no..host"], "no..host"),
+        (["--served-model-name", "a\udcff"], "`served_model_name`"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_exit_code_2(

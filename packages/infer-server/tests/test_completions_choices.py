@@ -2,16 +2,10 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
-from infer_server import ServerSettings, create_app
 from infer_server.testing import FakeEngine, Script, sse_events
-
-
-def client_of(engine: FakeEngine) -> httpx.AsyncClient:
-    app = create_app(engine, settings=ServerSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
+from infer_server.testing_client import client_of
 
 
 async def complete(engine: FakeEngine | None = None, **body: Any) -> Any:

@@ -1,31 +1,14 @@
 """What `/v1/completions` refuses: the status, the code, the field to blame, and a message that helps."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from infer_engine.protocol import EmptyPromptError, EngineUnavailableError, QueueFullError, RequestFailure
-from infer_server import ServerSettings, create_app
+from infer_server import ServerSettings
 from infer_server.testing import FakeEngine, Script
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(engine) as client:
-        yield client
-
-
-def client_of(engine: FakeEngine, settings: ServerSettings | None = None) -> httpx.AsyncClient:
-    """Return a client of the application itself: no socket is needed to see what is refused."""
-    app = create_app(engine, settings=settings or ServerSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
+from infer_server.testing_client import client_of
 
 
 def error_of(reply: httpx.Response) -> Any:

@@ -87,3 +87,9 @@ async def test_without_origins_no_page_may_call() -> None:
             await client.get("/health", headers=PREFLIGHT),
         ):
             assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("origin", ["https://ex\xe4mple.com", "https://example.com/", "example.com", "https://a b"])
+def test_what_no_browser_calls_an_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match="`cors_allow_origins` is"):
+        ServerSettings(cors_allow_origins=(origin,))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 
 import httpx
 import pytest
@@ -96,6 +97,17 @@ async def test_connection_over_the_limit_is_503_and_the_others_go_on() -> None:
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"\r\nretry-after: 1\r\n" in head
     assert json.loads(body)["error"]["code"] == "too_many_connections"
+
+
+async def test_connection_over_the_limit_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_server(FakeEngine(), ServerSettings(max_connections=1)) as url:
+        _, writer = await open_socket(url)
+        host, port = url.removeprefix("http://").split(":")
+        for _ in range(5):
+            socket.create_connection((host, int(port))).close()  # which holds up the server until it is gone
+            assert b" 503 " in await send_raw(url, HEALTH)
+        writer.close()
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 async def test_closed_connections_make_room() -> None:

@@ -107,6 +107,23 @@ async def test_client_that_closes_its_sending_side_only_has_its_request_aborted(
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_that_leaves_with_another_request_under_way_is_noticed(stream: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    engine = FakeEngine(HELD)
+    async with running_server(engine) as url:
+        _, writer = await open_request(url, stream=stream)
+        await engine.wait_for_requests(1)
+        for _ in range(3):
+            writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            await writer.drain()
+            async with httpx.AsyncClient(base_url=url) as client:  # by its answer, the server has read those above
+                await client.get("/health")
+        writer.close()
+        async with asyncio.timeout(10):
+            await engine.wait_until_idle()
+    assert engine.streams[0].aborted
+
+
 async def test_finished_requests_are_not_aborted_and_their_connection_lives_on() -> None:
     engine = FakeEngine()
     async with running_server(engine) as url, httpx.AsyncClient(base_url=url) as client:

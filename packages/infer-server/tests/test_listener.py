@@ -40,3 +40,9 @@ def test_port_whose_last_connections_linger_can_be_had_again() -> None:
 def test_address_of_another_machine_is_refused() -> None:
     with pytest.raises(AddressUnusableError, match="Cannot listen on port 0 of"):
         bind_listener("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".x", "a" * 70, "\udcff"])
+def test_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(AddressUnusableError, match="`--host` is"):
+        bind_listener(host, 0)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 
 import h11
 import httpx
@@ -96,6 +97,16 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         reply = await send_raw(url, GET + b"\r\n" + POST + body + last)
     assert reply.count(b" 200 OK\r\n") == 3
     assert reply.index(b"ready") < reply.index(b"Hello, world") < reply.index(b'"version"')
+
+
+async def test_garbage_from_a_client_that_is_gone_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_server(FakeEngine()) as url:
+        for _ in range(5):
+            host, port = url.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port))) as gone:  # which holds up the server until it is gone
+                gone.sendall(b"garbage\r\n\r\n")
+            assert b" 200 OK" in await send_raw(url, GET + b"Connection: close\r\n\r\n")
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 async def test_garbage_after_a_request_does_not_keep_it_from_its_answer() -> None:

@@ -1,7 +1,5 @@
 """What `/metrics` shows: names, types and labels that dashboards know, whatever state the engine is in."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 from prometheus_client import Metric
@@ -9,9 +7,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from infer_engine.protocol import EngineStats, EngineStatus
-from infer_server import ServerSettings, create_app
 from infer_server.operations.metrics import ServerMetrics
 from infer_server.testing import FakeEngine, Script, metric_samples, running_server
+from infer_server.testing_client import client_of
 
 ENGINE = {"model_name", "engine"}
 
@@ -175,17 +173,6 @@ def test_engine_is_up_until_it_is_dead_or_stopped(status: EngineStatus, up: int)
     engine.status = status
     samples = metric_samples(metrics_of(engine).exposition("")[0].decode())
     assert samples["infer:engine_up", frozenset({"model_name": "m", "engine": "0"}.items())] == up
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(FakeEngine()) as client:
-        yield client
-
-
-def client_of(engine: FakeEngine) -> httpx.AsyncClient:
-    app = create_app(engine, settings=ServerSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

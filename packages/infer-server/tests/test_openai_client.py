@@ -1,13 +1,14 @@
 """OpenAI's own Python client against the server, sync and async. Uses nothing that version 1.97.2 has not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from infer_engine.protocol import QueueFullError, RequestFailure
+from infer_engine.protocol import GenerateRequest, QueueFullError, RequestFailure, RequestStream
 from infer_server import ServerSettings
 from infer_server.testing import FakeEngine, Script, running_server
 
@@ -134,9 +135,42 @@ async def test_client_raises_a_failure_after_the_stream_began() -> None:
         assert failed.value.code == "step_failed"
 
 
-async def test_client_tries_a_full_queue_again_after_the_time_it_is_told(
-    client: openai.AsyncOpenAI, engine: FakeEngine
-) -> None:
+async def test_client_raises_what_the_server_refuses_before_any_model_is_asked() -> None:
+    engine = FakeEngine(Script(failure=RequestFailure(message="It broke.", code="step_failed")))
+    async with running_server(engine, ServerSettings(api_key=("key",), max_body_size=1000)) as url:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="another", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError) as unknown:
+                await stranger.models.list()
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0) as client:
+            with pytest.raises(openai.APIStatusError) as large:
+                await client.completions.create(model="fake-model", prompt="x" * 1000)
+            with pytest.raises(openai.InternalServerError, match="It broke") as failed:
+                await client.completions.create(model="fake-model", prompt="x")
+    refusals = [(error.value.status_code, error.value.code) for error in (unknown, large, failed)]
+    assert refusals == [(401, "invalid_api_key"), (413, "body_too_large"), (500, "step_failed")]
+
+
+class BusyOnce(FakeEngine):
+    """An engine that has no room for the first request, and room from then on."""
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
+        refusal, self.refusal = self.refusal, None
+        if refusal is not None:
+            raise refusal
+        return await super().submit(requests)
+
+
+async def test_client_tries_a_full_queue_again_after_the_time_it_is_told() -> None:
+    engine = BusyOnce()
+    engine.refusal = QueueFullError("The queue is full.", retry_after_s=1)
+    async with running_server(engine) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-") as client:
+        sent_s = time.monotonic()
+        answer = await client.chat.completions.create(model="fake-model", messages=HI)
+    assert answer.choices[0].message.content == "Hello, world"
+    assert time.monotonic() - sent_s >= 1
+
+
+async def test_client_is_told_of_a_full_queue_once_it_gives_up(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
     engine.refusal = QueueFullError("The queue is full.", retry_after_s=0)
     with pytest.raises(openai.InternalServerError) as refused:
         await client.with_options(max_retries=0).chat.completions.create(model="fake-model", messages=HI)

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from infer_engine.protocol import BatchSnapshot, EngineStatus, EngineUnavailableError, GenerateRequest, SamplingParams
-from infer_server import ServerSettings, create_app
+from infer_server import ServerSettings
 from infer_server.playground.snapshots import SharedSnapshots
 from infer_server.testing import FakeEngine, Script
+from infer_server.testing_client import client_of
 
 
 class PageParts(HTMLParser):
@@ -50,11 +51,6 @@ class CountingEngine(FakeEngine):
         self.num_looks += 1
         await self.gate.wait()
         return await super().inspect()
-
-
-def client_of(engine: FakeEngine, settings: ServerSettings | None = None) -> httpx.AsyncClient:
-    app = create_app(engine, settings=settings or ServerSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
 
 
 async def fetch_page() -> httpx.Response:

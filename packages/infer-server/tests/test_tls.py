@@ -1,6 +1,8 @@
 """TLS: served with a certificate, refused at once without a usable one."""
 
+import asyncio
 import logging
+import socket
 import ssl
 from pathlib import Path
 
@@ -61,6 +63,25 @@ async def test_plain_request_to_a_tls_port_disturbs_nobody(
         assert b"200" not in plain
         assert (await client.get("/health")).status_code == 200
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+async def test_client_that_does_not_say_goodbye_does_not_hold_up_the_servers_end(
+    authority: trustme.CA, settings: ServerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_server(FakeEngine(), settings) as url:
+        stays = await asyncio.to_thread(answered_socket, url, context_of(authority))
+    stays.close()
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def answered_socket(url: str, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """Return a connection that has had its only answer, and that nobody reads from there on."""
+    host, port = url.removeprefix("https://").split(":")
+    client = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
+    client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+    while client.recv(1024):
+        pass
+    return client
 
 
 def must_not_build(config: EngineConfig) -> Engine:

@@ -1,26 +1,16 @@
 """`POST /tokenize` and `/detokenize`, in vLLM's shapes and with OpenAI's statuses."""
 
-from collections.abc import AsyncIterator
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
-from infer_server import ServerSettings, create_app
-from infer_server.testing import FakeEngine, Script
+from infer_engine.protocol import ChatPrompt
+from infer_server.testing import FakeEngine, Script, running_server
+from infer_server.testing_client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(FakeEngine()) as client:
-        yield client
-
-
-def client_of(engine: FakeEngine) -> httpx.AsyncClient:
-    app = create_app(engine, settings=ServerSettings())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types
 
 
 @pytest.mark.parametrize(
@@ -82,3 +72,31 @@ async def test_conversation_for_a_model_without_a_chat_template_is_400() -> None
     async with client_of(FakeEngine(Script(has_chat_template=False))) as client:
         reply = await client.post("/tokenize", json={"messages": HI})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
+
+
+class NeverTokenizingEngine(FakeEngine):
+    """An engine whose tokenizer has all the time in the world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+        self.was_left = asyncio.Event()
+
+    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        del prompt, add_special_tokens
+        self.has_begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            self.was_left.set()
+        return []
+
+
+async def test_nothing_is_tokenized_for_a_client_that_left() -> None:
+    engine = NeverTokenizingEngine()
+    async with running_server(engine) as url, asyncio.timeout(10):
+        async with httpx.AsyncClient(base_url=url) as client:
+            asking = asyncio.create_task(client.post("/tokenize", json={"prompt": "x"}))
+            await engine.has_begun.wait()
+            asking.cancel()
+        await engine.was_left.wait()

@@ -68,6 +68,14 @@ def test_path_that_cannot_be_is_refused_by_name(tmp_path: Path, name: str) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", ["/", ".", ".."])
+def test_folder_is_refused_and_left_as_it_is(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AddressUnusableError, match="`--uds` "), unix_listener(path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_command_serves_on_it_and_removes_it_at_the_end(path: Path) -> None:
     command = [sys.executable, "-c", COMMAND, "--uds", str(path), "--log-level", "warning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:

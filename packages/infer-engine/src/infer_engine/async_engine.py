@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from infer_engine.core_link import ENGINE_STUCK, CoreLink
 from infer_engine.front import Front, PreparedSequence, prompt_characters
@@ -44,6 +44,7 @@ MAX_UNDELIVERED_RESULTS = 1
 """Steps that a core may be ahead of the event loop; then it waits."""
 
 _Args = TypeVarTuple("_Args")
+_T = TypeVar("_T")
 
 
 class AsyncEngine:
@@ -124,18 +125,24 @@ class AsyncEngine:
         finally:
             self._num_preparing -= num_sequences
         self._check_open()  # the engine may have gone while the request was tokenized
-        return [self._enqueue(sequence, arrived_s) for sequence in prepared]
+        streams: list[RequestStream] = []
+        try:
+            for sequence in prepared:
+                streams.append(self._enqueue(sequence, arrived_s))  # noqa: PERF401 - those before a refusal are needed
+        except InvalidRequestError:  # all of them or none
+            for stream in streams:
+                stream.abort()
+            raise
+        return streams
 
     async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `prompt`; see `infer_engine.protocol.Engine.tokenize`."""
         call = partial(self._front.tokenize, prompt, add_special_tokens=add_special_tokens)
-        [token_ids] = await self._tokenizers.run([(prompt_characters(prompt), call)])
-        return token_ids
+        return await self._tokenize_one(prompt_characters(prompt), call)
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """Return the text of `token_ids`; see `infer_engine.protocol.Engine.detokenize`."""
-        [text] = await self._tokenizers.run([(len(token_ids), partial(self._front.detokenize, token_ids))])
-        return text
+        return await self._tokenize_one(len(token_ids), partial(self._front.detokenize, token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for."""
@@ -235,12 +242,22 @@ class AsyncEngine:
         ]
         return [sequence for sequences in await self._tokenizers.run(calls) for sequence in sequences]
 
+    async def _tokenize_one(self, size: int, call: Callable[[], _T]) -> _T:
+        """Call in the tokenizers' threads, for which it waits in line with the prompts of requests."""
+        self._check_room(1)
+        self._num_preparing += 1
+        try:
+            [result] = await self._tokenizers.run([(size, call)])
+        finally:
+            self._num_preparing -= 1
+        return result
+
     def _enqueue(self, prepared: PreparedSequence, arrived_s: float) -> RequestStream:
         stream = QueuedStream(prepared, arrived_s=arrived_s, abort=self.abort)
+        self._link.send(prepared.submission)
         self._streams[stream.request_id] = stream
         self._waiting.add(stream.request_id)
         self._idle.clear()
-        self._link.send(prepared.submission)
         self._watchdog.watch()
         return stream
 

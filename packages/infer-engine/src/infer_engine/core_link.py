@@ -29,7 +29,11 @@ class CoreLink(Protocol):
         """Let the core step; to be called once."""
 
     def send(self, message: ToCore) -> None:
-        """Hand over a message; one to a core that is gone is nobody's."""
+        """Hand over a message; one to a core that is gone is nobody's.
+
+        Raises:
+            InvalidRequestError: this link cannot carry what is in it.
+        """
 
     def stop(self) -> None:
         """End the core after the step under way; any number of times."""

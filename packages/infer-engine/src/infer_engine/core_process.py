@@ -19,7 +19,8 @@ import msgspec
 
 from infer_engine.core_link import ENGINE_DEAD, CoreListener
 from infer_engine.messages import Halt, StepResult, ToCore
-from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineStartError
+from infer_engine.prompt_parts import PartCollector, PromptPart
+from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineStartError, InvalidRequestError
 from infer_engine.wire import (
     MAX_FRAME_BYTES,
     CoreReady,
@@ -27,7 +28,6 @@ from infer_engine.wire import (
     FromWorker,
     Heartbeat,
     LogLine,
-    ToWorker,
     WorkerSetup,
 )
 
@@ -57,7 +57,8 @@ class CoreProcess:
         self._heartbeat_s = min(HEARTBEAT_S, config.step_timeout_s / MISSED_HEARTBEATS)
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
         self._encoder = msgspec.msgpack.Encoder()
-        self._outbox: queue.SimpleQueue[ToWorker] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # frames; None ends the writer
+        self._parts = PartCollector()
         self._last_sign_s = time.monotonic()
         self._heartbeat = Heartbeat(step_age_s=None)
         self._stopping = False
@@ -65,7 +66,8 @@ class CoreProcess:
         self._connection, theirs = multiprocessing.Pipe()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-m", "infer_engine.core_worker", str(theirs.fileno())],
+                # -P: a `queue.py` in the working directory, whoever's that is, is not the standard library's.
+                [sys.executable, "-P", "-m", "infer_engine.core_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -92,13 +94,24 @@ class CoreProcess:
         self._writer.start()
 
     def send(self, message: ToCore) -> None:
-        """Leave a message for the writer."""
-        self._outbox.put(message)
+        """Leave a message for the writer.
+
+        Raises:
+            InvalidRequestError: it holds what no frame can carry. Said here: an error in the writer would be nobody's.
+        """
+        try:
+            self._outbox.put(self._encoder.encode(message))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequestError(
+                f"The request holds a value that cannot be sent to the engine's process ({error}); send plain text and "
+                "numbers of at most 64 bits."
+            ) from error
 
     def stop(self) -> None:
         """End the process after the step under way."""
         self._stopping = True
-        self._outbox.put(Halt())
+        self._outbox.put(self._encoder.encode(Halt()))
+        self._outbox.put(None)
 
     def join(self) -> None:
         """Wait for the reader, which has waited for the process."""
@@ -135,7 +148,7 @@ class CoreProcess:
                     case CoreRefused(message=message):
                         raise ValueError(message)
         except (EOFError, OSError) as error:
-            code = self._process.wait(END_TIMEOUT_S)
+            code = self._wait_or_kill()
             raise EngineStartError(f"The engine's process ended with exit code {code} while it loaded.") from error
 
     def _receive(self) -> FromWorker:
@@ -154,10 +167,12 @@ class CoreProcess:
         assert self._listener is not None
         try:
             while True:
-                message = self._receive()
-                if isinstance(message, StepResult):  # the one kind that is not taken by `_receive`
-                    self._heartbeat = Heartbeat(step_age_s=None)
-                    self._listener.on_result(message)
+                match self._receive():
+                    case PromptPart() as part:
+                        self._parts.add(part)
+                    case StepResult() as result:
+                        self._heartbeat = Heartbeat(step_age_s=None)
+                        self._listener.on_result(self._parts.complete(result))
         except (EOFError, OSError):
             self._note_end(self._listener)
         except BaseException:  # whatever ends this thread, streams must not wait for it
@@ -165,28 +180,31 @@ class CoreProcess:
             self._process.kill()
             self._note_end(self._listener)
         finally:
-            self._outbox.put(Halt())  # ends the writer
+            self._outbox.put(None)
+            self._writer.join()  # nobody reads what it sends: that fails at once
+            self._connection.close()
             self._listener.on_ended()
 
     def _note_end(self, listener: CoreListener) -> None:
         is_expected = self._stopping
         if not is_expected:
             listener.on_lost(ENGINE_DEAD)  # at once: streams wait
-        try:
-            code = self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+        code = self._wait_or_kill()
         if not is_expected:
             logger.error("The engine's process, %d, ended with exit code %d.", self.pid, code)
 
-    def _write(self) -> None:
-        """Send what is in the outbox until told to halt; runs in the writer's thread."""
+    def _wait_or_kill(self) -> int:
+        """Return the exit code of the process, which has closed its socket."""
         try:
-            while True:
-                message = self._outbox.get()
-                self._connection.send_bytes(self._encoder.encode(message))
-                if isinstance(message, Halt):
-                    return
+            return self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _write(self) -> None:
+        """Send what is in the outbox up to its end; runs in the writer's thread."""
+        try:
+            while (frame := self._outbox.get()) is not None:
+                self._connection.send_bytes(frame)
         except OSError:
             return  # the process is gone: the reader says so

@@ -3,6 +3,7 @@
 `python -m infer_engine.core_worker FD`, where FD is this process's end of the socket pair.
 """
 
+import gc
 import logging
 import os
 import queue
@@ -15,6 +16,9 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from infer_engine.core_loop import CoreLoop, Inbox, StepTimer
+from infer_engine.log_forwarding import LogSender
+from infer_engine.messages import StepResult
+from infer_engine.prompt_parts import in_parts
 from infer_engine.protocol import CheckpointUnusableError
 from infer_engine.wire import (
     MAX_FRAME_BYTES,
@@ -22,7 +26,6 @@ from infer_engine.wire import (
     CoreRefused,
     FromWorker,
     Heartbeat,
-    LogLine,
     ToWorker,
     WorkerSetup,
 )
@@ -49,17 +52,10 @@ class _Outlet:
         except OSError:
             os._exit(_FRONT_GONE)
 
-
-class _LogSender(logging.Handler):
-    """Sends log records to the front, which has the log."""
-
-    def __init__(self, outlet: _Outlet) -> None:
-        super().__init__()
-        self._outlet = outlet
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, its traceback included."""
-        self._outlet.send(LogLine(name=record.name, level=record.levelno, message=self.format(record)))
+    def send_result(self, result: StepResult) -> None:
+        """Send what a step made."""
+        for message in in_parts(result):
+            self.send(message)
 
 
 def main() -> int:
@@ -69,7 +65,7 @@ def main() -> int:
     connection = Connection(int(sys.argv[1]))
     setup = msgspec.msgpack.decode(connection.recv_bytes(MAX_FRAME_BYTES), type=WorkerSetup)
     outlet = _Outlet(connection)
-    logging.basicConfig(level=setup.log_level, handlers=[_LogSender(outlet)])
+    logging.basicConfig(level=setup.log_level, handlers=[LogSender(outlet.send)])
     inbox: Inbox = queue.SimpleQueue()
     # From the first moment on: a front that dies ends this process, whatever it does.
     threading.Thread(target=_read, args=(connection, inbox), name="infer-front-reader", daemon=True).start()
@@ -83,6 +79,9 @@ def _read(connection: Connection, inbox: Inbox) -> None:
             inbox.put(decoder.decode(connection.recv_bytes(MAX_FRAME_BYTES)))
     except (EOFError, OSError):
         os._exit(_FRONT_GONE)
+    except BaseException:  # a core that nobody can talk to must not look alive
+        logger.exception("What the front says cannot be read.")
+        os._exit(EXIT_FAILED)
 
 
 def _serve(setup: WorkerSetup, outlet: _Outlet, inbox: Inbox) -> int:
@@ -93,14 +92,18 @@ def _serve(setup: WorkerSetup, outlet: _Outlet, inbox: Inbox) -> int:
     except (CheckpointUnusableError, ValueError) as error:
         outlet.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
         return EXIT_FAILED
+    gc.collect()
+    gc.freeze()  # what is there stays: a full collection would look at all of it, and steps would wait
     timer = StepTimer(time.monotonic)
     threading.Thread(target=_beat, args=(setup, outlet, timer), name="infer-heartbeat", daemon=True).start()
     outlet.send(CoreReady(info=parts.info, stats=parts.core.stats))
     try:
-        CoreLoop(parts.core, emit=outlet.send, timer=timer, inbox=inbox).run()
+        CoreLoop(parts.core, emit=outlet.send_result, timer=timer, inbox=inbox).run()
     except BaseException:
         logger.exception("The engine core failed; every request in it fails with it.")
-        return EXIT_FAILED
+        os._exit(EXIT_FAILED)  # at once, for streams wait: a broken device may hold up an orderly end for ever
+    finally:
+        gc.unfreeze()  # libraries complain of what the interpreter's end leaves behind
     return 0
 
 

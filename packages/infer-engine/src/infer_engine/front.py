@@ -30,7 +30,7 @@ from infer_models.text import (
 
 logger = logging.getLogger(__name__)
 
-MAX_SALT_CHARACTERS = 512
+MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
 
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
         case str():
             return len(prompt)
         case ChatPrompt():
-            return sum(len(message.content) for message in prompt.messages)
+            return sum(len(message.role) + len(message.content) for message in prompt.messages)
         case _:
             return 0
 
@@ -112,7 +112,7 @@ class Front:
                     seed=_signed_64_bit(first_seed + choice),
                     params=params,
                     priority=request.priority,
-                    cache_salt=request.cache_salt,
+                    cache_salt=_salt(request),
                     sibling_group=group,
                 ),
                 text=_unless_the_tokenizer_fails(lambda: self._start_text(request, prompt)),
@@ -155,16 +155,21 @@ class Front:
 
     def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
         limit = self._limits.max_seq_len
-        try:
-            if not isinstance(request.prompt, list):
-                return self.tokenize(request.prompt, max_tokens=limit)
+        if isinstance(request.prompt, list):
             if len(request.prompt) > limit:  # before anybody looks at all of them
-                raise TextTooLongError(len(request.prompt))
+                raise self._too_long(len(request.prompt), request)
+            return request.prompt
+        try:
+            return self.tokenize(request.prompt, max_tokens=limit)
         except TextTooLongError as error:
-            raise ContextLengthExceededError(
-                max_seq_len=limit, num_prompt_tokens=error.num_tokens, max_tokens=request.params.max_tokens or 1
-            ) from None
-        return request.prompt
+            raise self._too_long(error.num_tokens, request) from None
+
+    def _too_long(self, num_prompt_tokens: int, request: GenerateRequest) -> ContextLengthExceededError:
+        return ContextLengthExceededError(
+            max_seq_len=self._limits.max_seq_len,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=request.params.max_tokens or 1,
+        )
 
     def _tokenize_chat(self, prompt: ChatPrompt, max_tokens: int | None) -> list[int]:
         messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
@@ -220,6 +225,13 @@ def _check_queueing(request: GenerateRequest) -> None:
             f"`cache_salt` has {len(request.cache_salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed.",
             param="cache_salt",
         )
+
+
+def _salt(request: GenerateRequest) -> str | None:
+    """Return the tenant's own salt: nobody can name another's, and so time what they share."""
+    if request.tenant is None:
+        return request.cache_salt
+    return f"{request.tenant} {request.cache_salt or ''}"
 
 
 def _signed_64_bit(seed: int) -> int:

@@ -11,7 +11,11 @@ MAX_CHECK_INTERVAL_S = 1.0
 
 
 class Watchdog:
-    """Looks at a core's steps from an event loop, by a timer that exists only while there is something to wait for."""
+    """Looks at a core's steps from an event loop, by a timer that exists only while there is something to wait for.
+
+    A step is stuck that is late at two looks in a row. One look finds whatever was under way late where the event loop
+    stood still, or the whole machine was suspended; by the next one a live core has gone on.
+    """
 
     def __init__(
         self,
@@ -22,7 +26,7 @@ class Watchdog:
         is_needed: Callable[[], bool],
         on_stuck: Callable[[], None],
     ) -> None:
-        """Call `on_stuck` once when a step is older than `timeout_s`.
+        """Call `on_stuck` once when a step stays older than `timeout_s`.
 
         Args:
             timeout_s: seconds that a step may take.
@@ -38,6 +42,7 @@ class Watchdog:
         self._on_stuck = on_stuck
         self._interval_s = min(timeout_s / CHECKS_PER_TIMEOUT, MAX_CHECK_INTERVAL_S)
         self._timer: asyncio.TimerHandle | None = None
+        self._was_late = False
 
     @property
     def is_watching(self) -> bool:
@@ -58,8 +63,10 @@ class Watchdog:
     def _check(self) -> None:
         self._timer = None
         age_s = self._step_age_s()
-        if age_s is not None and age_s > self._timeout_s:
+        is_late = age_s is not None and age_s > self._timeout_s
+        if is_late and self._was_late:
             logger.error("A step takes longer than %g s. %s", self._timeout_s, self._describe_step())
             self._on_stuck()
         elif age_s is not None or self._is_needed():
             self.watch()
+        self._was_late = is_late

@@ -7,6 +7,7 @@ other one is gone".
 import msgspec
 
 from infer_engine.messages import Abort, Finish, Halt, Inspect, StepResult, Submit
+from infer_engine.prompt_parts import PromptPart
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats
 
 MAX_FRAME_BYTES = 1 << 30
@@ -64,5 +65,5 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 ToWorker = Submit | Abort | Finish | Inspect | Halt
 """What the front's process says to the core's, after the setup."""
 
-FromWorker = StepResult | CoreReady | CoreRefused | Heartbeat | LogLine
+FromWorker = StepResult | PromptPart | CoreReady | CoreRefused | Heartbeat | LogLine
 """What the core's process says to the front's."""

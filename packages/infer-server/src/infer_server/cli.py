@@ -5,13 +5,16 @@
 
 import asyncio
 import dataclasses
+import gc
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from socket import socket
+from types import FrameType
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -95,7 +98,7 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
     configure_logging(settings)
     require_tracing_extra(settings)
     settings = _with_keys(settings)
-    with _listener(settings) as listener:
+    with _ended_by_sigterm(), _listener(settings) as listener:
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=allow_connections(settings.max_connections))
         from infer_server.http.serving import serve  # noqa: PLC0415 - imports the web framework: not for `--help`
@@ -103,9 +106,52 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
         engine = _build(config, settings, build_engine)
         address = address_of(listener, scheme="https" if settings.ssl_certfile else "http")
         text = banner(engine.info, address=address, settings=settings)
-        return asyncio.run(
-            serve(engine, settings=settings, listener=listener, on_listening=lambda: print(text, flush=True))
-        )
+        gc.collect()
+        gc.freeze()  # what is there stays: a full collection would look at all of it, and streams would wait
+        try:
+            return asyncio.run(
+                serve(engine, settings=settings, listener=listener, on_listening=partial(_print_if_possible, text))
+            )
+        finally:
+            gc.unfreeze()  # libraries complain of what the interpreter's end leaves behind
+            _give_up_unwritable_output()
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """End the process on a SIGTERM that comes before the server drains on it: while the model loads.
+
+    The default does nothing to a container's first process.
+    """
+    handler = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)  # whatever is being imported may swallow an exception; nothing has to be put in order
+
+
+def _print_if_possible(text: str) -> None:
+    """Print what nobody has to read: a disk that is full does not keep a server from serving."""
+    if sys.stdout is None:  # it was closed before this process began
+        return
+    encoding = sys.stdout.encoding  # it need not have the letters of a model's name
+    with suppress(OSError):
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def _give_up_unwritable_output() -> None:
+    """Drop output that cannot be written: the interpreter would try again at its end, and fail with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # it was closed before this process began
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _with_keys(settings: ServerSettings) -> ServerSettings:

@@ -11,7 +11,7 @@ SseEventNames = Literal["always", "negotiated", "never"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]+")  # printable ASCII but for slashes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,15 @@ class ServerSettings:
             sendable = key.isascii() and key.isprintable() and key == key.strip() and bool(key)
             _check("api_key", "***", sendable, "printable ASCII without spaces around it, as headers are")
         for origin in self.cors_allow_origins:
-            _check("cors_allow_origins", origin, bool(_ORIGIN.fullmatch(origin)), "`*` or `scheme://host[:port]`")
+            _check(
+                "cors_allow_origins", origin, bool(_ORIGIN.fullmatch(origin)), "`*` or `scheme://host[:port]` in ASCII"
+            )
         for name in ("receive_timeout", "write_timeout"):
             value = getattr(self, name)
             _check(name, value, math.isfinite(value) and value > 0, "a positive number of seconds")
         _check("max_connections", self.max_connections, self.max_connections >= 1, "at least 1")
-        named = self.served_model_name is None or bool(self.served_model_name.strip())
-        _check("served_model_name", self.served_model_name, named, "a name")
+        named = self.served_model_name is None or _is_name(self.served_model_name)
+        _check("served_model_name", self.served_model_name, named, "a name in UTF-8")
         parse_bytes("max_body_size", self.max_body_size)
         _check_word("sse_event_names", self.sse_event_names, ("always", "negotiated", "never"))
         positive = math.isfinite(self.sse_ping_interval) and self.sse_ping_interval > 0
@@ -109,6 +111,11 @@ class ServerSettings:
     def max_body_bytes(self) -> int:
         """`max_body_size` in bytes."""
         return parse_bytes("max_body_size", self.max_body_size)
+
+
+def _is_name(text: str) -> bool:
+    """Whether there is something to read; what a command line has of other encodings are lone surrogates."""
+    return bool(text.strip()) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _check_word(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -303,6 +303,8 @@ class FakeEngine:
     def _check(self, request: GenerateRequest) -> None:
         prompt = self._encode(request.prompt)
         self._check_ids("prompt", prompt)
+        if abs(request.priority) >= 2**31:
+            raise InvalidRequestError(f"`priority` is {request.priority}; it needs 32 bits.", param="priority")
         max_tokens = request.params.max_tokens or 1
         if len(prompt) + max_tokens > self.info.max_seq_len:
             raise ContextLengthExceededError(

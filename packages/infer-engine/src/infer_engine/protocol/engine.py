@@ -133,6 +133,8 @@ class Engine(Protocol):
         Raises:
             ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
             InvalidRequestError: the tokenizer fails on it.
+            QueueFullError: as many requests as may wait are waiting.
+            EngineUnavailableError: the engine is stopped.
         """
 
     async def detokenize(self, token_ids: list[int]) -> str:
@@ -140,6 +142,8 @@ class Engine(Protocol):
 
         Raises:
             InvalidRequestError: a token id outside the vocabulary.
+            QueueFullError: as many requests as may wait are waiting.
+            EngineUnavailableError: the engine is stopped.
         """
 
     def token_bytes(self, token_id: int) -> bytes:

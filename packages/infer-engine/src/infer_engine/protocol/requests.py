@@ -63,13 +63,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompt: text, the token ids themselves, or a conversation.
         params: how to sample and when to stop.
         priority: with the `priority` policy lower numbers come first; others ignore it.
-        cache_salt: requests share cached prefixes only with those of the same salt: one for each tenant.
+        cache_salt: requests share cached prefixes only with those of the same salt.
+        tenant: whose request it is: cached prefixes are not shared between tenants, whatever salts they send.
     """
 
     prompt: str | list[int] | ChatPrompt
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    tenant: str | None = None
 
 
 class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
+MAX_TOP_K = 2**31 - 1
 GREEDY_BELOW = 1e-5
 
 
@@ -74,6 +75,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, name, tuple(listed))
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
+        if self.top_k is not None:  # no vocabulary is larger, and 64 bits are what a message can carry
+            msgspec.structs.force_setattr(self, "top_k", min(self.top_k, MAX_TOP_K))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refusal("min_tokens", self.min_tokens, f"at most `max_tokens`, which is {self.max_tokens}")
         _check_bias(self.logit_bias)

@@ -5,7 +5,6 @@ import shlex
 import socket
 from dataclasses import dataclass
 
-
 _MAX_UNSENT_BYTES = 64 * 1024
 
 
@@ -26,6 +25,8 @@ def bind_listener(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise AddressUnusableError(f"`--host` is {host!r}, which cannot be listened on: {error.strerror}.") from error
+    except UnicodeError as error:
+        raise AddressUnusableError(f"`--host` is {host!r}, which is no address and no name of a host.") from error
     try:
         _bind(listener, address)
     except OSError as error:

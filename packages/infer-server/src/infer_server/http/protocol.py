@@ -17,6 +17,7 @@ uvicorn does the rest: it calls the application, and holds its `send` back while
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -134,9 +135,13 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._refuse(self.conn.failure)
         elif self.conn.arriving_since_s is not None and self._arrival_timer is None:
             self._await_arrival(self._limits.receive_timeout_s)
+        if self.flow.read_paused and self._has_room_for_later_requests():
+            self.flow.resume_reading()  # who does not read does not notice that the client goes
 
     def shutdown(self) -> None:
         """Close when the running request is answered."""
+        if self.transport.is_closing():
+            return  # a TLS transport that is closed twice can no longer be aborted
         if self._is_parting:
             self.transport.close()
         else:
@@ -157,6 +162,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def _should_upgrade(self) -> bool:
         """Ignore wishes for other protocols, as HTTP allows, without a word in the log."""
         return False
+
+    def _has_room_for_later_requests(self) -> bool:
+        """Whether the running request has arrived whole, and little of those behind it."""
+        return self.conn.their_state is not h11.SEND_BODY and len(self.conn.trailing_data[0]) < MAX_HEAD_BYTES
 
     def _await_arrival(self, delay_s: float) -> None:
         self._arrival_timer = self.loop.call_later(delay_s, self._on_arrival_timer)
@@ -203,7 +212,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             identity = made_up_id() if running is None else request_id(running.scope)  # type: ignore[arg-type]  # litestar's own type of the same thing
             self.transport.write(last_reply(error, request_id=identity))
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # it is gone already
+                self.transport.write_eof()
             self.flow.resume_reading()
             self.loop.call_later(_PARTING_S, self.transport.abort)
         else:

@@ -43,7 +43,7 @@ def unix_listener(path: str) -> Iterator[socket.socket]:
 @contextmanager
 def _lock(place: Path) -> Iterator[None]:
     """Own `place` until the context or the process ends."""
-    lock = place.with_name(f"{place.name}.lock")
+    lock = Path(f"{place}.lock")
     try:
         descriptor = _locked(lock)
     except BlockingIOError:

@@ -52,13 +52,16 @@ class CompletionBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown
     best_of: Annotated[int | None, described("Only the value of `n`: the choices made are those sent.")] = None
     suffix: Annotated[str | None, described('Only null or "".', enum=[None, ""])] = None
 
+    def __post_init__(self) -> None:
+        """Refuse a prompt that is none: that comes before all other refusals, of unknown fields too."""
+        _check_prompt(self.prompt)
+
 
 def completion_requests(body: CompletionBody, *, served_model: str) -> list[GenerateRequest]:
     """Return one request per prompt of `body`, in the prompts' order.
 
     Raises:
-        ApiError: 400 for a prompt that is empty or mixes kinds, which is looked for first; then 404 for a model that is
-            not served, and 400 for a feature that is not supported or a value out of range.
+        ApiError: 404 for a model that is not served, 400 for a feature that is not supported or a value out of range.
     """
     prompts = _prompts(body.prompt)
     check_model(body.model, served_model=served_model)
@@ -79,7 +82,7 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     ]
 
 
-def _prompts(prompt: Prompt) -> list[str | list[int]]:
+def _check_prompt(prompt: Prompt) -> None:
     prompts: list[object] = [prompt]
     if isinstance(prompt, list):
         kinds = set(map(type, prompt))
@@ -88,7 +91,12 @@ def _prompts(prompt: Prompt) -> list[str | list[int]]:
         prompts = [prompt] if kinds <= {int} else list(prompt)
     if not all(prompts):
         raise _bad_prompt("`prompt` is empty, or one of its prompts is; send at least one token.", code="empty_prompt")
-    return list(prompts)  # type: ignore[arg-type]  # the one kind is `str` or `list[int]` by now
+
+
+def _prompts(prompt: Prompt) -> list[str | list[int]]:
+    """Return the prompts, of which `_check_prompt` has seen that they are of one kind and none is empty."""
+    several = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    return list(prompt) if several else [prompt]  # type: ignore[list-item,arg-type]  # the one kind is `str` or `list[int]` by then
 
 
 def _bad_prompt(message: str, *, code: str) -> ApiError:

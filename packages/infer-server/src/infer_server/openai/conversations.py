@@ -27,12 +27,12 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     type: Annotated[str, described("Only `text`.", enum=["text"])]
     text: Annotated[str | None, described("Needed.", type="string")] = None
     prompt_cache_breakpoint: Annotated[Any, described("Taken, and without effect.")] = None
-    image_url: Annotated[Any, described("Not supported.")] = None
-    input_audio: Annotated[Any, described("Not supported.")] = None
-    file: Annotated[Any, described("Not supported.")] = None
-    refusal: Annotated[Any, described("Not supported.")] = None
-    video_url: Annotated[Any, described("Not supported.")] = None
-    audio_url: Annotated[Any, described("Not supported.")] = None
+    image_url: Annotated[Any, described("Only null.", enum=[None])] = None
+    input_audio: Annotated[Any, described("Only null.", enum=[None])] = None
+    file: Annotated[Any, described("Only null.", enum=[None])] = None
+    refusal: Annotated[Any, described("Only null.", enum=[None])] = None
+    video_url: Annotated[Any, described("Only null.", enum=[None])] = None
+    audio_url: Annotated[Any, described("Only null.", enum=[None])] = None
 
 
 # What is needed may be missing while decoding, so that what a client did send is refused first, by name.
@@ -66,6 +66,11 @@ _NEUTRAL: dict[str, Neutral] = {
     "tool_call_id": ((), "null"),
     "function_call": ((), "null"),
 }
+
+_NO_OTHERS = (None,) * 6
+_OTHER_CONTENTS: dict[str, Neutral] = dict.fromkeys(
+    ("image_url", "input_audio", "file", "refusal", "video_url", "audio_url"), ((), "null")
+)
 
 
 def chat_prompt(messages: list[Message], *, add_generation_prompt: bool) -> ChatPrompt:
@@ -114,4 +119,7 @@ def _part_texts(parts: list[ContentPart], at: str) -> Iterator[str]:
         if part.text is None:
             param = f"{at}[{index}].text"
             raise ApiError(400, f"`{param}` is missing; send it.", code="missing_field", param=param)
+        others = (part.image_url, part.input_audio, part.file, part.refusal, part.video_url, part.audio_url)
+        if others != _NO_OTHERS:
+            check_neutral(part, _OTHER_CONTENTS, at=f"{at}[{index}].")
         yield part.text

@@ -97,7 +97,7 @@ class Generation(Generic[B, A]):
         body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
         accepts_events = names_event_stream(request.headers.get("accept", ""))
         streaming = accepts_events if body.stream is None else body.stream
-        requests = _salted(self._kind.requests(body), tenant(request.scope))
+        requests = _of_tenant(self._kind.requests(body), tenant(request.scope))
         check_stream_options(body.stream_options, streaming=streaming)
         log_prompts(request.scope, requests)
         accepted = Accepted(body=body, requests=requests, streams=await self._engine.submit(requests))
@@ -131,8 +131,5 @@ class Generation(Generic[B, A]):
         return await whole_answer(accepted.streams, whole, choices_per_prompt=accepted.choices_per_prompt)
 
 
-def _salted(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:
-    """Return `requests` with the caller in their salts: nobody can name another's, and so time what they share."""
-    if tenant is None:
-        return requests
-    return [structs.replace(request, cache_salt=f"{tenant} {request.cache_salt or ''}") for request in requests]
+def _of_tenant(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:
+    return requests if tenant is None else [structs.replace(request, tenant=tenant) for request in requests]

@@ -91,14 +91,17 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         int | None, described("Tokens to generate before one that ends the text may come.", minimum=0)
     ] = None
     seed: Annotated[
-        int | None, described("The same seed gives the same tokens.", minimum=-(2**63))
+        int | None, described("The same seed gives the same tokens.", minimum=-(2**63), maximum=2**63 - 1)
     ] = None
     n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=16)] = None
     stream: Annotated[
         bool | None, described("Send events as tokens are made; if left out, as the `Accept` header likes.")
     ] = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
-    priority: Annotated[int | None, described("With the `priority` policy lower numbers come first.")] = None
+    priority: Annotated[
+        int | None,
+        described("With the `priority` policy lower numbers come first.", minimum=1 - 2**31, maximum=2**31 - 1),
+    ] = None
     cache_salt: Annotated[
         str | None, described("Cached prefixes are shared only with requests of the same salt and API key.")
     ] = None

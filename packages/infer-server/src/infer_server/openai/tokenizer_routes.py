@@ -10,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from infer_engine.protocol import ChatPrompt, Engine
 from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body, read_body
+from infer_server.http.disconnects import unless_disconnected
 from infer_server.openai.conversations import MAX_MESSAGES, WholeMessage, chat_prompt
 from infer_server.openai.refusals import check_model, out_of_range
 from infer_server.openai.sampling_fields import TokenId, described
@@ -23,6 +24,7 @@ _ERRORS = {
     404: "The model is not served.",
     413: "The body is too large.",
     500: "The request failed.",
+    503: "As many requests as may wait are waiting; `Retry-After` says when to try again.",
 }
 
 
@@ -80,7 +82,8 @@ def tokenizer_routes(engine: Engine, *, settings: ServerSettings, served_model: 
         body = decode_body(await read_body(request, settings.max_body_bytes), TokenizeBody)
         prompt = _prompt(body)
         check_model(body.model, served_model=served_model)
-        tokens = await engine.tokenize(prompt, add_special_tokens=body.add_special_tokens is not False)
+        tokenizing = engine.tokenize(prompt, add_special_tokens=body.add_special_tokens is not False)
+        tokens = await unless_disconnected(tokenizing, request.receive)
         return Tokenized(
             count=len(tokens),
             max_model_len=engine.info.max_seq_len,
@@ -98,7 +101,7 @@ def tokenizer_routes(engine: Engine, *, settings: ServerSettings, served_model: 
     async def detokenize(request: Request[Any, Any, Any]) -> Detokenized:
         body = decode_body(await read_body(request, settings.max_body_bytes), DetokenizeBody)
         check_model(body.model, served_model=served_model)
-        return Detokenized(prompt=await engine.detokenize(body.tokens))
+        return Detokenized(prompt=await unless_disconnected(engine.detokenize(body.tokens), request.receive))
 
     return [tokenize, detokenize]
 

@@ -1,0 +1,109 @@
+"""What docs/ says of flags, fields and metrics, against what the server has."""
+
+import contextlib
+import io
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from infer_server import ServerSettings, create_app
+from infer_server.cli import main
+from infer_server.testing import FakeEngine
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["docs/clients.md", "docs/deployment.md", "docs/operations.md", "docs/playground.md", "docs/configuration.md"]
+PAGES += ["README.md", "packages/infer-server/README.md"]
+# Flags of the other programs that these pages show.
+OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
+OTHERS |= {"--interval", "--timeout", "--start-period", "--unix-socket"}
+FLAG = r"--[a-z][a-z0-9-]+"
+
+
+@pytest.fixture
+def flags() -> set[str]:
+    """All flags of `infer-server`, from its own help."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main(["--help"])
+    # Long names are broken over lines: what is left of the frame joins them up again.
+    lines = [re.sub(r"^│ {1,3}(\S*).*", r"\1", line) for line in text.getvalue().splitlines()]
+    return set(re.findall(FLAG, re.sub(r"\n(?=[a-z])", "", "\n".join(lines)))) | set(re.findall(FLAG, text.getvalue()))
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(FakeEngine(), settings=ServerSettings())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as client:  # type: ignore[arg-type]  # litestar's own ASGI types
+        yield client
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the table under `heading`, its own two lines left out."""
+    section = text_of(page).split(f"## {heading}\n")[1].split("\n## ")[0]
+    table = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in table[2:]]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_flag_that_a_page_names_is_there(page: str, flags: set[str]) -> None:
+    assert set(re.findall(rf"(?<![\w-]){FLAG}", text_of(page))) - OTHERS - flags == set()
+
+
+def test_every_flag_for_which_vllm_users_are_sent_here_is_there(flags: set[str]) -> None:
+    table = rows("docs/from-vllm.md", "Flags")
+    assert len(table) > 20
+    for theirs, ours, _ in table:
+        named = re.findall(FLAG, theirs if ours == "the same" else ours)
+        assert set(named) - flags == set(), (theirs, ours)
+
+
+async def test_every_field_for_which_vllm_users_are_sent_here_is_as_said(client: httpx.AsyncClient) -> None:
+    paths = (await client.get("/schema/openapi.json")).json()["paths"]
+    known = {
+        name
+        for path in ("/v1/completions", "/v1/chat/completions")
+        for name in paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    }
+    said = {ours: set(re.findall(r"`(\w+)`", theirs)) for theirs, ours in rows("docs/from-vllm.md", "Request fields")}
+    assert said["the same"] <= known
+    assert len(said["the same"]) >= 7
+    assert not said["unknown, and so refused"] & known
+    for name in said["unknown, and so refused"]:
+        reply = await client.post("/v1/completions", json={"prompt": "x", name: None})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (422, name)
+
+
+async def test_metrics_are_those_that_the_documents_list(client: httpx.AsyncClient) -> None:
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert listed_metrics() == {name for name in names if not name.startswith("process_")}
+
+
+def test_every_metric_for_which_vllm_users_are_sent_here_is_there() -> None:
+    said = dict(rows("docs/from-vllm.md", "Metrics"))
+    stems = {name for theirs, ours in said.items() if ours != "not there" for name in re.findall(r"`(\w+)`", theirs)}
+    assert len(stems) > 25
+    assert stems - {name.removeprefix("infer:") for name in listed_metrics()} == set()
+
+
+def test_alerts_are_about_metrics_that_the_page_lists() -> None:
+    alerts = text_of("docs/operations.md").split("### Worth an alert")[1].split("\n## ")[0]
+    named = {name.removesuffix("_bucket") for name in re.findall(r"(?:infer:|http_)\w+", alerts)}
+    assert len(named) >= 5
+    assert named - listed_metrics() == set()
+
+
+def listed_metrics() -> set[str]:
+    """Return the names in the first column of the tables of docs/operations.md."""
+    text = text_of("docs/operations.md")
+    sections = [text.split(f"### {heading}\n")[1].split("\n#")[0] for heading in ("The engine", "Requests", "HTTP")]
+    cells = [line.split(" | ")[0] for section in sections for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([\w:]+)", cell)}

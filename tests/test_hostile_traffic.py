@@ -1,0 +1,304 @@
+"""Hostile requests to a real server: each is answered, or refused with the error object, and none leaves a trace.
+
+Afterwards the server is healthy, gives the same greedy answers as before, runs nothing and holds nothing, and its log
+has no traceback.
+"""
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infer_server.testing import metric_samples
+
+Serve = Callable[..., AbstractContextManager[Any]]
+
+CACHE = ("--dtype", "float32", "--num-gpu-blocks", "96", "--block-size", "16", "--batch-invariant")
+TIMEOUTS = ("--receive-timeout", "2", "--log-level", "warning")
+LIMIT = 10_000_000
+VOCABULARY = 320
+COMPLETIONS, CHATS, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
+SOUND: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "x", "max_tokens": 2},
+    CHATS: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    TOKENIZE: {"prompt": "x"},
+    DETOKENIZE: {"tokens": [5]},
+}
+GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
+
+
+@pytest.fixture
+def place() -> str:
+    """Where the engine computes; a test of what gets as far as that tries both."""
+    return "--engine-process"
+
+
+@pytest.fixture
+def client(serve: Serve, folder: Path, tmp_path: Path, place: str) -> Iterator[httpx.Client]:
+    """A client of a server that must be unharmed when the test is done with it."""
+    with serve("--model", str(folder), *CACHE, *TIMEOUTS, place) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            before = greedy_answers(client)
+            yield client
+            assert client.get("/health").status_code == 200
+            assert_idle(client)
+            assert greedy_answers(client) == before
+        assert server.terminate() == 0
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+def greedy_answers(client: httpx.Client) -> list[Any]:
+    text = {"prompt": "To be, or", "logprobs": 3, "echo": True} | GREEDY
+    chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 3} | GREEDY
+    replies = [client.post(path, json=body) for path, body in ((COMPLETIONS, text), (CHATS, chat))]
+    assert [reply.status_code for reply in replies] == [200, 200], [reply.text for reply in replies]
+    return [reply.json()["choices"] for reply in replies]
+
+
+def assert_idle(client: httpx.Client) -> None:
+    """Wait until nothing runs or waits, and see that the cache is empty then."""
+    deadline_s = time.monotonic() + 5
+    while True:
+        samples = {name: value for (name, _), value in metric_samples(client.get("/metrics").text).items()}
+        if samples["infer:num_requests_running"] == samples["infer:num_requests_waiting"] == 0:
+            break
+        assert time.monotonic() < deadline_s, "requests are left"
+        time.sleep(0.05)
+    assert samples["infer:kv_cache_usage_perc"] == 0
+
+
+def status(client: httpx.Client, path: str, body: bytes | str, **headers: str) -> int:
+    """Return the status of the reply to `body`, once it is seen to be an answer or an error object."""
+    reply = client.post(path, content=body, headers={"Content-Type": "application/json"} | headers)
+    if reply.status_code != 200:
+        error = reply.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert len(reply.content) <= 1024, reply.text
+        expected = {400, 413, 422} if path == COMPLETIONS else {400, 404, 413}
+        assert reply.status_code in expected, (path, body[:99], reply.text)
+    return reply.status_code
+
+
+def with_field(path: str, name: str, raw: str) -> str:
+    """Return the sound body of `path` with one more field, whose value is `raw` JSON."""
+    rest = {key: value for key, value in SOUND[path].items() if key != name}
+    return json.dumps(rest)[:-1] + (", " if rest else "") + f'"{name}": {raw}}}'
+
+
+NOT_JSON = {
+    "empty": b"",
+    "no object": b"null",
+    "a list": b"[]",
+    "a number": b"1",
+    "cut short": b'{"prompt": "x"',
+    "too much": b'{"prompt": "x"}}',
+    "deep lists": b"[" * 100_000,
+    "deep lists that end": b"[" * 100_000 + b"]" * 100_000,
+    "deep objects": b'{"prompt": ' * 100_000 + b"1" + b"}" * 100_000,
+    "not UTF-8": b'{"prompt": "\xff\xfe"}',
+    "surrogate in UTF-8": b'{"prompt": "\xed\xa0\x80"}',
+    "byte order mark": b'\xef\xbb\xbf{"prompt": "x"}',
+    "UTF-16": '{"prompt": "x"}'.encode("utf-16"),
+    "UTF-16 without mark": '{"prompt": "x"}'.encode("utf-16-le"),
+    "UTF-32": '{"prompt": "x"}'.encode("utf-32"),
+    "NUL": b'{"prompt": "x"}\0',
+    "garbage": bytes(range(256)) * 39_000,
+    "just over the limit": b" " * (LIMIT - 14) + b'{"prompt": "x"}',
+    "twice the limit": b"x" * (2 * LIMIT),
+}
+
+
+def test_body_that_is_no_json_object_is_refused(client: httpx.Client) -> None:
+    for name, body in NOT_JSON.items():
+        for path in SOUND:
+            assert status(client, path, body) in ({413} if "limit" in name else {400}), (name, path)
+
+
+def test_body_as_large_as_the_limit_is_read(client: httpx.Client) -> None:
+    for path, fields in SOUND.items():
+        sound = json.dumps(fields).encode()
+        assert status(client, path, sound + b" " * (LIMIT - len(sound))) == 200
+    huge = "x " * (LIMIT // 2 - 100)
+    assert status(client, COMPLETIONS, json.dumps({"prompt": huge})) == 422
+    assert status(client, CHATS, json.dumps({"messages": [{"role": "user", "content": huge}]})) == 400
+    assert status(client, COMPLETIONS, b'{"prompt": [' + b"5," * 4_900_000 + b"5]}") == 422
+    assert status(client, DETOKENIZE, b'{"tokens": [' + b"-5," * 3_000_000 + b"5]}") == 400
+    assert status(client, CHATS, b'{"messages": [' + b"{}," * 3_000_000 + b"{}]}") == 400
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+SURROGATES = [
+    '"\\ud800"',
+    '"\\udfff x"',
+    '["\\ud83d"]',
+    '{"\\udc00": 1}',
+    '[{"role": "\\ud800", "content": "\\ud800"}]',
+]
+NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "-0", "1.5", "-1", "0", "9" * 5000, "9" * 300]
+NUMBERS += map(str, [2**31, 2**32, 2**63, 2**64, -(2**31), -(2**63), -(2**64), 10**30, -(10**30)])
+IDS = ["[-1]", "[320]", "[2147483648]", "[9223372036854775808]", f"[{10**30}]", "[[-1], [5]]", "[5, -1]", "[1.0]"]
+TEXTS = ['""', '"\\u0000"', '["", "x"]', "[]", "[[]]", '["x", 5]', '["x", [5]]', '"\\u0000\\u0000"', '"<eos>"', "[0]"]
+OTHERS = ["null", "true", "{}", '{"1": 1e999}', '{"-1": 1}', '{"320": 1}', f'{{"{10**30}": 1}}', f'"{"9" * 5000}"']
+ODD = [DEEP, *SURROGATES, *NUMBERS, *IDS, *TEXTS, *OTHERS]
+
+
+def test_any_field_with_any_odd_value_is_answered_or_refused(client: httpx.Client) -> None:
+    paths = client.get("/schema/openapi.json").json()["paths"]
+    for path in SOUND:
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for name in [*body["properties"], "\\ud800", "bogus", ""]:
+            for raw in ODD:
+                status(client, path, with_field(path, name, raw))
+
+
+TAKEN = {
+    "max_tokens": ["1", "510"],
+    "temperature": ["0", "100", "1e-300", "-0.0"],
+    "top_p": ["1e-300", "1"],
+    "top_k": ["1", "320", "321", str(2**63 - 1), str(2**64), str(10**30)],
+    "min_p": ["0", "1"],
+    "repetition_penalty": ["1e-300", "10"],
+    "presence_penalty": ["-2", "2"],
+    "frequency_penalty": ["-2", "2"],
+    "n": ["1", "16"],
+    "logprobs": ["0", "5"],
+    "min_tokens": ["0", "2"],
+    "seed": ["0", "-1", str(2**63 - 1), str(-(2**63))],
+    "priority": [str(2**31 - 1), str(1 - 2**31)],
+    "prompt": [json.dumps([5] * 510), "[319]", json.dumps(["x"] * 64), '"\\u0000"'],
+    "stop": [json.dumps(["x" * 255 + chr(97 + i) for i in range(16)]), '"' + "y" * 256 + '"'],
+    "stop_token_ids": [json.dumps(list(range(VOCABULARY)))],
+    "logit_bias": [json.dumps(dict.fromkeys(map(str, range(VOCABULARY)), -100)), '{"0": 100, "319": 100}'],
+}
+BEYOND = {
+    "max_tokens": ["0", "-1", "511", str(2**31), str(2**63), str(10**30)],
+    "temperature": ["-1e-300", "100.0001"],
+    "top_p": ["0", "1.0001"],
+    "top_k": ["0", "-1"],
+    "min_p": ["-0.001", "1.001"],
+    "repetition_penalty": ["0", "10.001"],
+    "presence_penalty": ["-2.001", "2.001"],
+    "frequency_penalty": ["-2.001", "2.001"],
+    "n": ["0", "17", str(10**30)],
+    "logprobs": ["-1", "6"],
+    "min_tokens": ["-1", "3"],
+    "seed": [str(2**63), str(-(2**63) - 1)],
+    "priority": [str(2**31), str(-(2**31)), str(10**30)],
+    "prompt": [json.dumps([5] * 511), "[320]", "[-1]", json.dumps(["x"] * 65), f"[{2**63}]"],
+    "stop": [json.dumps(["x"] * 17), '"' + "y" * 257 + '"', '""'],
+    "stop_token_ids": [json.dumps([5] * 1025), "[320]", "[-1]", f"[{10**30}]"],
+    "logit_bias": [json.dumps(dict.fromkeys(map(str, range(1024)), 1)), '{"0": 100.1}', '{"0": -100.1}', '{"320": 1}'],
+}
+
+
+@pytest.mark.parametrize("place", ["--engine-process", "--no-engine-process"])
+def test_every_field_is_taken_to_its_ends_and_refused_beyond(client: httpx.Client) -> None:
+    sent = [(200, name, raw) for name in TAKEN for raw in TAKEN[name]]
+    sent += [(422, name, raw) for name in BEYOND for raw in BEYOND[name]]
+    for expected, name, raw in sent:
+        assert status(client, COMPLETIONS, with_field(COMPLETIONS, name, raw)) == expected, (name, raw[:60])
+
+
+CONTENT_TYPES = ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "text/json; charset=x"]
+
+
+def test_body_is_read_the_same_whatever_it_says_of_itself_or_says_twice(client: httpx.Client) -> None:
+    for content_type in [*CONTENT_TYPES, "", "/", "\xff", "application/json" * 1000]:
+        for path, body in SOUND.items():
+            header = [(b"Content-Type", content_type.encode("latin-1"))]
+            assert client.post(path, content=json.dumps(body), headers=header).status_code == 200, content_type
+    assert status(client, COMPLETIONS, b'{"max_tokens": 1' + b', "prompt": "x"' * 100_000 + b"}") == 200
+    assert status(client, COMPLETIONS, b'{"max_tokens": 1, "prompt": "x", "prompt": ""}') == 400
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=30)
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Return what the server sends until it closes, in good order or not."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            received += piece
+    return received
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    lines = [b"POST /v1/completions HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join([*lines, b"", b""]) + body
+
+
+LENGTHY = {"prompt": "x", "max_tokens": 50, "ignore_eos": True}
+ENDLESS = json.dumps(LENGTHY | {"max_tokens": 500, "n": 16}).encode()
+SHORT = b'{"prompt": "x", "max_tokens": 1}'
+PIECES = [b"GET / HTTP/1.1\r\nHost: x\r\nX-Drip: ", post(SHORT)[:-5], b"", b"P", b"GET /health HTTP/1.1\r\n"]
+
+
+def test_dripping_sockets_keep_nobody_from_being_answered(client: httpx.Client) -> None:
+    with ExitStack() as opened:
+        dripping = [opened.enter_context(connect(client)) for _ in range(48)]
+        for index, connection in enumerate(dripping):
+            connection.sendall(PIECES[index % len(PIECES)])
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + 1.5:
+            for connection in dripping:
+                with suppress(ConnectionError):  # the server may be rid of it already
+                    connection.sendall(b"a")
+            assert client.get("/health", timeout=5).status_code == 200
+            assert client.post(COMPLETIONS, content=SHORT).status_code == 200
+            time.sleep(0.1)
+        replies = [everything(connection) for connection in dripping]
+    assert time.monotonic() < begun_s + 15
+    assert {reply[:12] for reply in replies} <= {b"HTTP/1.1 408", b"HTTP/1.1 400", b""}
+    assert sum(b'{"error":' in reply for reply in replies) > 20
+
+
+def test_connections_cut_at_any_point_leave_nothing_behind(client: httpx.Client) -> None:
+    whole = post(ENDLESS, b"Accept: text/event-stream")
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in ENDLESS) + b"0\r\n\r\n"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    for request in (whole, post(ENDLESS), chunked, post(b"[" * 100_000)):
+        for end in (1, 30, len(request) // 2, len(request) - 1, len(request)):
+            with connect(client) as half_closed, connect(client) as closed:
+                for connection in (half_closed, closed):
+                    connection.sendall(request[:end])
+                half_closed.shutdown(socket.SHUT_WR)
+                closed.close()
+                assert b" 500 " not in everything(half_closed)
+        assert client.get("/health").status_code == 200
+
+
+def test_requests_in_one_piece_and_in_single_bytes_are_answered_in_order(client: httpx.Client) -> None:
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in SHORT + b" " * 20_000) + b"0\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    bad, last = post(b"[" * 100_000), post(SHORT, b"Connection: close", b"Expect: 100-continue")
+    with connect(client) as connection:
+        connection.sendall((post(SHORT) + bad + head + chunks) * 3 + last)
+        replies = everything(connection)
+    found = re.findall(rb"HTTP/1.1 (\d+) ", replies)
+    assert [status for status in found if status != b"100"] == [b"200", b"400", b"200"] * 3 + [b"200"]
+
+
+REQUEST_IDS = [b"", b"\x01", b"\x7f", b"\xff\xfe", b"a b", b"a\tb", b"x" * 200, b"x" * 60_000, b'"}{', b"%0d%0aX: y"]
+
+
+def test_request_ids_are_sane_in_replies_and_may_be_equal(client: httpx.Client) -> None:
+    for sent in REQUEST_IDS:
+        with connect(client) as connection:
+            connection.sendall(post(SHORT, b"X-Request-Id: " + sent, b"Connection: close"))
+            reply = everything(connection)
+        assert reply[9:12] in (b"200", b"400"), (sent, reply)
+        assert len(re.findall(rb"\r\nx-request-id: [\x21-\x7e]{1,128}\r\n", reply)) == 1, (sent, reply)
+    same = {"X-Request-Id": "same"}
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda _: client.post(COMPLETIONS, json=LENGTHY, headers=same), range(16)))
+    assert {(reply.status_code, reply.headers["x-request-id"]) for reply in replies} == {(200, "same")}
