@@ -1,0 +1,105 @@
+"""What users get who set nothing: every default of the engine, of a request and of the server, in numbers."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from infer_engine import LLM, EngineConfig, SamplingParams
+from infer_engine.front import Front, FrontLimits
+from infer_engine.protocol import GenerateRequest
+from infer_engine.sizing import size_step
+from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_models.text import stand_in_tokenizer
+from infer_server import ServerSettings
+
+CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
+    [
+        *("model", "max_seq_len", "max_batch_size", "max_num_batched_tokens", "seed", "block_size", "kv_cache_memory"),
+        *("num_gpu_blocks", "use_chunked_prefill", "max_prefill_chunks_per_step", "use_prefix_caching"),
+    ]
+)
+ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
+    "dtype": "auto",
+    "device": "auto",
+    "load_format": "auto",
+    "max_waiting_requests": 1024,
+    "batching_mode": "continuous",
+    "scheduler_policy": "fcfs",
+    "batch_wait_timeout_s": 0.05,
+    "kv_cache_backend": "auto",
+    "gpu_memory_utilization": 0.9,
+    "kv_reserve": 0.2,
+    "prefill_chunk_size": 512,
+    "batch_invariant": False,
+    "step_timeout_s": 300.0,
+}
+REQUEST: dict[str, Any] = {
+    "max_tokens": 128,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": None,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "min_tokens": 0,
+    "stop": (),
+    "stop_token_ids": (),
+    "ignore_eos": False,
+    "seed": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "n": 1,
+}
+SERVER: dict[str, Any] = {
+    "host": "127.0.0.1",
+    "port": 8000,
+    "api_key": (),
+    "cors_allow_origins": (),
+    "served_model_name": None,
+    "max_body_size": "10MB",
+    "sse_event_names": "negotiated",
+    "shutdown_timeout": 30.0,
+}
+
+
+def test_engine_left_alone_has_the_promised_defaults() -> None:
+    assert asdict(EngineConfig()) == ENGINE
+
+
+def test_request_left_alone_has_the_promised_defaults() -> None:
+    assert msgspec.structs.asdict(SamplingParams()) == REQUEST
+
+
+def test_server_left_alone_has_the_promised_defaults() -> None:
+    settings = asdict(ServerSettings())
+    assert {name: settings[name] for name in SERVER} == SERVER
+    assert ServerSettings().max_body_bytes == 10_000_000
+
+
+@pytest.mark.parametrize(("device", "num_tokens"), [("cpu", 2048), ("cuda", 8192)])
+def test_step_left_alone_takes_as_many_tokens_as_its_device_likes(device: str, num_tokens: int) -> None:
+    sizes = size_step(EngineConfig(), device=torch.device(device), model_max_seq_len=1000)
+    assert sizes.max_num_batched_tokens == num_tokens
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype_left_alone_is_the_checkpoints(tmp_path: Path, dtype: str) -> None:
+    save_tiny_llama(tmp_path, dtype=getattr(torch, dtype))
+    save_tiny_tokenizer(tmp_path, vocab_size=320)
+    llm = LLM(str(tmp_path), max_seq_len=32)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    [completion] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    assert (llm.info.dtype, len(completion.token_ids)) == (dtype, 4)
+
+
+def test_seed_left_alone_is_drawn_anew_at_every_start() -> None:
+    request = GenerateRequest(prompt=[5], params=SamplingParams())
+    fronts = [Front(stand_in_tokenizer(300), FrontLimits(vocab_size=300, max_seq_len=512)) for _ in range(4)]
+    prepared = [front.prepare(request, serials=front.take_serials(request)) for front in fronts]
+    assert len({sequence.submission.seed for [sequence] in prepared}) == 4
