@@ -86,10 +86,11 @@ def lowest(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """A short run of the benchmarks, within three minutes on two cores."""
-    sync(session)
+    sync(session, "--group", "bench")
     session.run("python", "benchmarks/kernels/cpu.py", "--quick")
     session.run("python", "benchmarks/engine.py", "--quick")
     session.run("python", "benchmarks/streaming.py", "--quick")
+    session.run("python", "benchmarks/serving.py", "--workload", "mixed", "--quick", "--no-progress")
     session.run("python", "benchmarks/concurrency.py", "--quick", *session.posargs)
 
 
