@@ -80,8 +80,8 @@ The work that arrives in a second goes with the square of the factor. With less 
 `continuous_batching` has ended when the next request comes, and static batching holds up nobody; with much more,
 `chunked_prefill` and `prefix_caching` bring more prompts than a core computes. At a half it is busy for 0.8 of the time
 on the first and 0.95 on the others, and keeps up. The shape is one whose whole prompts cost much beside a decode step:
-a prompt of 640 tokens takes 172 ms of such a core, one of 160 takes 32, a decode step of 16 requests 14. Wider shapes
-of fewer layers had the same proportions, and a larger model takes longer without showing more.
+one of 640 tokens takes about five times what one of 160 does, and that twice what a decode step of 16 requests does.
+Wider shapes of fewer layers had the same proportions, and a larger model takes longer without showing more.
 """
 
 GPU = Profile(name="gpu", shapes=("llama-3.2-3b", "qwen3-4b", "gemma-3-1b"), scale=1.0, device="cuda")
