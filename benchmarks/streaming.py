@@ -48,7 +48,7 @@ SCOPE = {
 }
 STREAMS = (1, 8, 64, 256)
 FLOOR, AIM = 8_000, 20_000
-LONG_PROMPTS = (2_000_000, 5_000_000)
+LONG_PROMPTS = (1_000_000, 5_000_000)
 """Bytes; the first fits the context of a million tokens, the second is refused once it is tokenized."""
 PACED_STEP_S = 0.01
 
