@@ -109,13 +109,19 @@ def climb(profile: Profile, shape: str, workloads: Sequence[str], *, rounds: int
     for number in range(rounds):
         planned = [plan(profile, shape, name, contents=number) for name in workloads]
         for name, switches in _servers(profile):
-            todo = _todo(name, planned)
-            if not todo:
-                continue
-            with serving(flags(engine_options(profile, shape, switches)), shape=shape) as server:
-                for workload, summary in asyncio.run(measure(server.url, todo, warm_up=warm_up(profile, shape))):
-                    runs.add(name, workload, summary)
+            for workload, summary in _measure_rung(profile, shape, switches, _todo(name, planned)):
+                runs.add(name, workload, summary)
     return runs
+
+
+def _measure_rung(
+    profile: Profile, shape: str, switches: Options, workloads: Sequence[Workload]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the summaries of `workloads` on a server of their own; without any none is started."""
+    if not workloads:
+        return []
+    with serving(flags(engine_options(profile, shape, switches)), shape=shape) as server:
+        return asyncio.run(measure(server.url, workloads, warm_up=warm_up(profile, shape)))
 
 
 async def measure(url: str, workloads: Sequence[Workload], *, warm_up: Workload) -> list[tuple[str, dict[str, Any]]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kv_capacity import Capacity
 
 NOISE = 0.05
-"""What two runs of the same differ by anyhow: a throughput that is lower by no more than this share is not lost."""
+"""Chosen, not measured: a throughput that is lower by no more than this share is not lost."""
 
 RUNG_BELOW = {"continuous": "static", "paged": "continuous", "chunked": "paged", "prefix": "chunked"}
 ONE_BY_ONE = "mixed, one by one"
@@ -55,7 +55,7 @@ def judge(measured: Measured, *, capacity: Capacity) -> list[Claim]:
             rung="continuous",
             workload="continuous_batching",
             metric="output_tokens_per_s",
-            text=f"and loses no throughput (beyond the {NOISE:.0%} that two runs differ by)",
+            text=f"and loses no throughput (with a tolerance of {NOISE:.0%})",
             holds=lambda before, after: after >= (1 - NOISE) * before,
         ),
         _judge_capacity(capacity),

@@ -23,21 +23,13 @@ SMOLLM_135M: dict[str, Any] = {
 }
 
 LLAMA_30M: dict[str, Any] = {
-    "model_type": "llama",
+    **SMOLLM_135M,
     "vocab_size": 8192,
     "hidden_size": 512,
-    "intermediate_size": 1536,
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 """No model's: small enough that a hundred thousand prompt tokens take a minute on one core."""
 
