@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_cache import KVPool, PagedCacheView
-from infer_kernels import plan_attention
+from infer_kernels import KVSlots, plan_attention
 from infer_kernels.testing.ahead_of_time import Recording, compile_only
 from infer_models import CausalLM, load_model
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3
@@ -66,7 +66,7 @@ def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int
             block_size=BLOCK_SIZE,
             device="cpu",
         )
-        view = PagedCacheView(pool, slots=[indices], plans=[plan])
+        view = PagedCacheView(pool, slots=[KVSlots(indices, block_size=BLOCK_SIZE)], plans=[plan])
         with LaunchedOps() as ops:
             model.model(indices, indices, view)
     return len(recording.launches) + len(ops.names), recording

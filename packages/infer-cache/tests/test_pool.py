@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from infer_cache import KVPool
+from infer_kernels import wants_transposed_keys
 
 SIZES = {"kv_heads": 4, "block_size": 5, "head_dim": 16}
 
@@ -36,12 +37,12 @@ def test_a_layers_cache_is_blocks_by_heads_by_tokens_and_starts_at_zero() -> Non
     assert (cache.num_layers, cache.num_blocks, cache.block_size) == (2, (3,), 5)
 
 
-def test_consecutive_blocks_are_one_view_over_their_tokens_on_a_cpu() -> None:
-    cache = pool().key_cache(0)
-    cache.copy_(torch.arange(cache.numel()).view(cache.shape))
-    tokens = cache.transpose(1, 2).view(3 * 5, 4, 16)
-    assert tokens.data_ptr() == cache.data_ptr()
-    assert torch.equal(tokens[5 + 2], cache[1, :, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_head_of_a_block_is_one_piece_whose_keys_lie_as_the_device_wants_them(dtype: torch.dtype) -> None:
+    cache = pool(dtype=dtype)
+    keys = cache.key_cache(0)
+    assert (keys.mT if wants_transposed_keys(dtype, torch.device("cpu")) else keys).is_contiguous()
+    assert cache.value_cache(0).is_contiguous()
 
 
 def test_layers_keys_and_values_share_no_memory() -> None:

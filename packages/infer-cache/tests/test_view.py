@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_cache import GroupSpec, KVPool, LayerGroups, PagedCacheView, PagedTables, TableEdit
-from infer_kernels import NormVariant, QKNorm, Rotary, plan_attention
+from infer_kernels import KVSlots, NormVariant, QKNorm, Rotary, plan_attention
 from infer_models import CausalView
 from infer_models.attention import AttentionSpec
 
@@ -94,7 +94,7 @@ class CachedSequences:
                 )
             )
             places = [rows[i][at // size] * size + at % size for i, span in spans.items() for at in span]
-            slots.append(torch.tensor(places, dtype=torch.int32, device=self.device))
+            slots.append(KVSlots(torch.tensor(places, dtype=torch.int32, device=self.device), block_size=size))
         return PagedCacheView(self.pool, slots=slots, plans=plans)
 
     def step(self, counts: dict[int, int]) -> None:
@@ -185,7 +185,11 @@ def test_a_slot_of_minus_one_stores_nothing() -> None:
         block_size=4,
         device="cpu",
     )
-    view = PagedCacheView(sequences.pool, slots=[torch.tensor([-1], dtype=torch.int32)], plans=[plan])
+    view = PagedCacheView(
+        sequences.pool,
+        slots=[KVSlots(torch.tensor([-1], dtype=torch.int32), block_size=sequences.pool.block_size)],
+        plans=[plan],
+    )
     view.attend(0, torch.ones(1, 6 + 2 + 2, 16), spec)
     assert not sequences.pool.key_cache(0).any()
     assert not sequences.pool.value_cache(0).any()

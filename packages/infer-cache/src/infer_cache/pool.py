@@ -1,20 +1,22 @@
 """The KV memory: keys and values of every layer, in blocks. Knows shapes and strides; knows no sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from infer_kernels import wants_transposed_keys
+
 
 class KVPool:
     """Keys and values of all layers in blocks, zeros at the start. Layers of a group have equally many blocks.
 
-    Each layer's cache is [blocks, kv_heads, block_size, head_dim] to look at. In memory the heads are inside the tokens
-    on a CPU, so that consecutive blocks are one strided view over all their tokens, and outside on a GPU, so that one
-    head of one block is one piece:
+    Each layer's cache is [blocks, kv_heads, block_size, head_dim] to look at, and each head of each block one piece of
+    memory. Inside it, keys may lie transposed, where `infer_kernels.wants_transposed_keys` says so:
 
-        CPU  [blocks, block_size, kv_heads, head_dim]        CUDA  [blocks, kv_heads, block_size, head_dim]
+        keys    [blocks, kv_heads, block_size, head_dim] or [blocks, kv_heads, head_dim, block_size]
+        values  [blocks, kv_heads, block_size, head_dim]
     """
 
     def __init__(
@@ -62,24 +64,30 @@ class KVPool:
         self._group_of_layer = tuple(group_of_layer)
         self._num_blocks = tuple(num_blocks)
 
-        def allocate(num_layers: int, num_blocks: int) -> tuple[Tensor, ...]:
+        def allocate(num_layers: int, num_blocks: int, rows: int, columns: int) -> Tensor:
+            shape = (num_layers, num_blocks, kv_heads, rows, columns)
             if device.type == "cpu":
-                shape = (num_layers, num_blocks, block_size, kv_heads, head_dim)
                 # NumPy's zeros are the system's untouched pages: memory is taken as blocks are first written.
-                storage = torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}"))
-                return storage.view(dtype).transpose(2, 3).unbind()
-            return torch.zeros(
-                num_layers, num_blocks, kv_heads, block_size, head_dim, dtype=dtype, device=device
-            ).unbind()
+                return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype)
+            return torch.zeros(shape, dtype=dtype, device=device)
 
-        def allocate_all() -> tuple[Tensor, ...]:
+        def allocate_keys(num_layers: int, num_blocks: int) -> Tensor:
+            if wants_transposed_keys(dtype, device):
+                return allocate(num_layers, num_blocks, head_dim, block_size).mT
+            return allocate(num_layers, num_blocks, block_size, head_dim)
+
+        def allocate_values(num_layers: int, num_blocks: int) -> Tensor:
+            return allocate(num_layers, num_blocks, block_size, head_dim)
+
+        def allocate_all(allocate_group: Callable[[int, int], Tensor]) -> tuple[Tensor, ...]:
             groups = [
-                iter(allocate(self._group_of_layer.count(group), count)) for group, count in enumerate(num_blocks)
+                iter(allocate_group(self._group_of_layer.count(group), count).unbind())
+                for group, count in enumerate(num_blocks)
             ]
             return tuple(next(groups[group]) for group in group_of_layer)
 
-        self._key_caches = allocate_all()
-        self._value_caches = allocate_all()
+        self._key_caches = allocate_all(allocate_keys)
+        self._value_caches = allocate_all(allocate_values)
 
     @staticmethod
     def bytes_per_block(*, num_layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infer_cache.pool import KVPool
-    from infer_kernels import AttentionPlan, QKNorm, Rotary
+    from infer_kernels import AttentionPlan, KVSlots, QKNorm, Rotary
     from infer_models.attention import AttentionSpec
 
 
@@ -19,13 +19,12 @@ class PagedCacheView:
 
     __slots__ = ("_plans", "_pool", "_slots")
 
-    def __init__(self, pool: "KVPool", *, slots: "Sequence[Tensor]", plans: "Sequence[AttentionPlan]") -> None:
+    def __init__(self, pool: "KVPool", *, slots: "Sequence[KVSlots]", plans: "Sequence[AttentionPlan]") -> None:
         """View `pool` as one step does.
 
         Args:
             pool: where keys and values are.
-            slots: by group of layers, where each of this step's tokens is stored, `block * block_size + offset`:
-                [tokens], int32; -1 stores nothing.
+            slots: by group of layers, where each of this step's tokens is stored.
             plans: by group of layers, which rows belong to which sequence and which blocks hold it, from
                 `infer_kernels.plan_attention` with lengths that include this step's tokens.
         """

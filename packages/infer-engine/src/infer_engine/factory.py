@@ -8,6 +8,7 @@ import torch
 from infer_cache import KVPool, LayerGroups
 from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
 from infer_engine.core import EngineCore
+from infer_engine.decode_graph import DecodeGraph
 from infer_engine.faults import FaultPlan
 from infer_engine.front import Front
 from infer_engine.fronts import build_front, load_tokenizer
@@ -25,6 +26,7 @@ from infer_engine.sizing import (
     size_step,
 )
 from infer_engine.staging import StepStaging
+from infer_kernels import kv_cache_dtype
 from infer_models import CheckpointError, GenerationConfig, ModelConfig, load_model
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
 from infer_models.text import Tokenizer
@@ -85,6 +87,7 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
     )
     model.prepack()
 
+    cache_dtype = kv_cache_dtype(dtype, device)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     groups = _group_layers(config, model_config)
     kv = size_kv_cache(
@@ -100,7 +103,7 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
                     kv_heads=model_config.kv_heads,
                     block_size=block_size,
                     head_dim=model_config.head_dim,
-                    dtype=dtype,
+                    dtype=cache_dtype,
                 ),
             )
             for window, num_layers in zip(groups.windows, groups.num_layers, strict=True)
@@ -114,7 +117,7 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
         kv_heads=model_config.kv_heads,
         block_size=block_size,
         head_dim=model_config.head_dim,
-        dtype=dtype,
+        dtype=cache_dtype,
         device=device,
     )
     staging = StepStaging(
@@ -128,7 +131,13 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
     eos_token_ids = frozenset(generation.eos_token_ids)
     sampler = Sampler(vocab_size=vocab_size, max_rows=step.max_batch_size, eos_token_ids=eos_token_ids, device=device)
     runner = Runner(
-        model, pool, staging=staging, sampler=sampler, device=device, batch_invariant=config.batch_invariant
+        model,
+        pool,
+        staging=staging,
+        sampler=sampler,
+        device=device,
+        batch_invariant=config.batch_invariant,
+        decode_graph=DecodeGraph(model, pool) if device.type == "cpu" and config.records_cpu_steps else None,
     )
     limits = SchedulerLimits(
         max_batch_size=step.max_batch_size,

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from infer_cache import KVPool, PagedCacheView
 from infer_engine.choices import Choices
+from infer_engine.decode_graph import DecodeGraph
 from infer_engine.execution import ComputedPass, StepOutOfMemoryError
 from infer_engine.request import Request
 from infer_engine.sampling import Sampler
 from infer_engine.sampling.prompts import find_prompt_rows, measure_prompt_rows, read_prompt_rows
 from infer_engine.scheduling import Schedule
 from infer_engine.staging import StepInputs, StepStaging
-from infer_kernels import plan_attention
+from infer_kernels import KVSlots, plan_attention
 from infer_models import CausalLM
 
 
@@ -30,20 +31,27 @@ class Runner:
         sampler: Sampler,
         device: torch.device,
         batch_invariant: bool,
+        decode_graph: DecodeGraph | None = None,
     ) -> None:
-        """Compute by `model` over `pool`; `batch_invariant` must be what the model was loaded with."""
+        """Compute by `model` over `pool`; `batch_invariant` must be what the model was loaded with.
+
+        Steps of decodes alone replay `decode_graph`, where there is one.
+        """
         self._model = model
         self._pool = pool
         self._staging = staging
         self._sampler = sampler
         self._device = device
         self._batch_invariant = batch_invariant
+        self._decode_graph = decode_graph
 
     @torch.inference_mode()
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Compute the schedule's items; the logits of those that are due are [rows, vocab]."""
         with _out_of_memory_is_ours(len(schedule.items)):
             inputs = self._staging.build(schedule.items, schedule.table_edits)
+            if self._decode_graph is not None and inputs.is_decode_step:
+                return ComputedPass(logits=self._decode_graph.replay(inputs))
             hidden = self._model.hidden_states(inputs.input_ids, inputs.position_ids, self._view(inputs))
             wanted = None
             if inputs.is_prefill.any():  # steps of decodes alone, most of all steps, need not look at each request
@@ -75,6 +83,7 @@ class Runner:
             seq_lens=torch.zeros(1, dtype=torch.int32),
             is_prefill=torch.ones(1, dtype=torch.bool),
             block_tables=(torch.zeros(1, 1, dtype=torch.int32),) * num_groups,
+            is_decode_step=False,
         )
         self._model(ids, ids, self._view(inputs), ids).sum().item()
 
@@ -91,7 +100,8 @@ class Runner:
             )
             for block_table in inputs.block_tables
         ]
-        return PagedCacheView(self._pool, slots=inputs.slots, plans=plans)
+        slots = [KVSlots(each, block_size=self._pool.block_size) for each in inputs.slots]
+        return PagedCacheView(self._pool, slots=slots, plans=plans)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ class StepInputs:
         seq_lens: [seqs] on the host: tokens of each sequence after this step.
         is_prefill: [seqs] bool on the host: whether a sequence's rows are of its prompt, or computed again.
         block_tables: by group of layers, [seqs, columns] on the host.
+        is_decode_step: every sequence has one row, beyond its prompt, which is stored and whose next token is due.
     """
 
     input_ids: Tensor
@@ -37,6 +38,7 @@ class StepInputs:
     seq_lens: Tensor
     is_prefill: Tensor
     block_tables: tuple[Tensor, ...]
+    is_decode_step: bool
 
 
 class StepStaging:
@@ -102,6 +104,7 @@ class StepStaging:
         if self._copied is not None:
             self._on_device[:used].copy_(self._staged[:used], non_blocking=True)
             self._copied.record()
+        is_prefill = (num_tokens > 1) | (starts < prompts)
         num_columns = -(-int(seq_lens.max()) // self._block_size) + 1
         on_device = [self._on_device[i * total : (i + 1) * total] for i in range(2 + self._num_groups)]
         return StepInputs(
@@ -111,6 +114,7 @@ class StepStaging:
             logit_rows=self._on_device[(2 + self._num_groups) * total : used],
             query_start=torch.from_numpy(query_start),
             seq_lens=torch.from_numpy(seq_lens),
-            is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompts)),
+            is_prefill=torch.from_numpy(is_prefill),
             block_tables=tuple(torch.from_numpy(table[rows, :num_columns]) for table in self._block_tables),
+            is_decode_step=bool(is_stored.all() and due.all()) and not is_prefill.any(),
         )

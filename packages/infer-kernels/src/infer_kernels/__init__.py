@@ -9,10 +9,16 @@ from infer_kernels.advance_decode import advance_decode, advance_decode_referenc
 from infer_kernels.attention import (
     AttentionBuffers,
     AttentionPlan,
+    BagFiller,
+    Bags,
+    BagShape,
+    DecodePlan,
     causal_attention,
+    kv_cache_dtype,
     paged_attention,
     paged_attention_reference,
     plan_attention,
+    wants_transposed_keys,
 )
 from infer_kernels.copy_blocks import copy_blocks, copy_blocks_reference
 from infer_kernels.gated import (
@@ -42,11 +48,16 @@ from infer_kernels.sampling import (
     topk_logprobs,
     topk_logprobs_reference,
 )
-from infer_kernels.store_kv import store_kv, store_kv_reference
+from infer_kernels.store_kv import KVSlots, store_kv, store_kv_reference
 
 __all__ = [
     "AttentionBuffers",
     "AttentionPlan",
+    "BagFiller",
+    "BagShape",
+    "Bags",
+    "DecodePlan",
+    "KVSlots",
     "NormVariant",
     "QKNorm",
     "Rotary",
@@ -70,6 +81,7 @@ __all__ = [
     "gather_rows_reference",
     "gelu_tanh_and_mul",
     "gelu_tanh_and_mul_reference",
+    "kv_cache_dtype",
     "linear",
     "linear_invariant",
     "linear_invariant_reference",
@@ -92,4 +104,5 @@ __all__ = [
     "store_kv_reference",
     "topk_logprobs",
     "topk_logprobs_reference",
+    "wants_transposed_keys",
 ]

@@ -1,6 +1,7 @@
 """What may be done to the heads of queries and keys before attention. Knows weights and angles; knows no kernel."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -33,9 +34,9 @@ class QKNorm:
         check_variant(self.variant)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Rotation of queries and keys by their positions.
+    """Rotation of queries and keys by their positions. One step's layers share it, and what it has looked up.
 
     Attributes:
         position_ids: [tokens], int32 or int64, each below max_position (not checked: it would stall the device).
@@ -44,3 +45,9 @@ class Rotary:
 
     position_ids: Tensor
     cos_sin: Tensor
+
+    @cached_property
+    def angles(self) -> tuple[Tensor, Tensor]:
+        """(cosines, sines), each fp32 [tokens, 1, head_dim / 2], gathered when first asked for."""
+        cos, sin = self.cos_sin.index_select(0, self.position_ids).unsqueeze(1).chunk(2, dim=-1)
+        return cos, sin

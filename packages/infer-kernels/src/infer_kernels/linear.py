@@ -10,6 +10,8 @@ On CPUs with bf16 instructions oneDNN multiplies a bf16 weight faster if it find
 that copy once. The operators for it are torch's own but private: where one is missing, weights stay as they are.
 """
 
+import warnings
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -70,8 +72,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.numel() == 0:
         return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    multiply = _recordable() if torch._C._is_tracing() else _multiply  # noqa: SLF001 - the public name has no types
+    return multiply(x, weight, bias)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
     return y
+
+
+@cache
+def _recordable() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """`_multiply` for `torch.jit.trace`, which cannot record the operator's empty list of scalars by itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of its deprecation
+        recordable: Callable[[Tensor, Tensor, Tensor | None], Tensor] = torch.jit.script(_multiply)
+    return recordable
 
 
 @cache

@@ -21,20 +21,22 @@ from torch import Tensor
 
 from infer_kernels.checks import (
     require_dense_rows,
-    require_device,
-    require_integer,
     require_like,
     require_rank,
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.head_preparation import QKNorm, Rotary
-from infer_kernels.rms_norm import rms_norm_reference, rms_norm_torch
-from infer_kernels.rope import apply_rope_reference, apply_rope_torch, check_rotation
-from infer_kernels.store_kv import check_cache, store_kv_reference, store_kv_torch
-
-_MAX_JOINT_ELEMENTS = 2**18
-"""Queries and keys are normed together on a CPU while their fp32 copies stay in a core's cache: up to 1 MiB."""
+from infer_kernels.rms_norm import normalize_rows, rms_norm_reference
+from infer_kernels.rope import apply_rope_reference, check_rotation, rotate_heads_torch
+from infer_kernels.store_kv import (
+    KVSlots,
+    check_cache,
+    require_storable,
+    resolve_slots,
+    store_kv_reference,
+    store_kv_torch,
+)
 
 
 def qk_norm_rope_store_reference(
@@ -257,25 +259,11 @@ def qk_norm_rope_store_triton(
     return q
 
 
-def _norm_heads_torch(both: Tensor, q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
-    """The normed queries and keys; `both` are the heads of `q` and then those of `k`."""
-    if both.numel() > _MAX_JOINT_ELEMENTS:
-        return (
-            rms_norm_torch(q, norm.q_weight, norm.eps, variant=norm.variant),
-            rms_norm_torch(k, norm.k_weight, norm.eps, variant=norm.variant),
-        )
-    # Half as many operations norm both at once, with a weight for each head; and so does the rotation of neighbours.
-    heads = [q.shape[1], k.shape[1]]
-    weight = torch.cat((norm.q_weight.expand(heads[0], -1), norm.k_weight.expand(heads[1], -1)))
-    normed_q, normed_k = torch.split(rms_norm_torch(both, weight, norm.eps, variant=norm.variant), heads, dim=1)
-    return normed_q, normed_k
-
-
 def qk_norm_rope_store_torch(
     qkv: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    slots: Tensor,
+    slots: KVSlots,
     *,
     rotary: Rotary | None,
     norm: QKNorm | None,
@@ -283,21 +271,36 @@ def qk_norm_rope_store_torch(
 ) -> Tensor:
     """The fastest plain PyTorch; arguments as for `qk_norm_rope_store`, unchecked."""
     kv_heads = k_cache.shape[1]
-    q_heads = qkv.shape[1] - 2 * kv_heads
-    q, k, v = torch.split(qkv, [q_heads, kv_heads, kv_heads], dim=1)
+    q_heads = int(qkv.shape[1]) - 2 * kv_heads
+    # Queries and keys lie side by side: half as many operations prepare both.
+    both, v = qkv.narrow(1, 0, q_heads + kv_heads), qkv.narrow(1, q_heads + kv_heads, kv_heads)
     if norm is not None:
-        q, k = _norm_heads_torch(qkv[:, : q_heads + kv_heads], q, k, norm)
+        both = _norm_heads_torch(both, q_heads, norm)
     if rotary is not None:
-        q, k = apply_rope_torch(q, k, rotary.position_ids, rotary.cos_sin)
+        both = rotate_heads_torch(both, *rotary.angles)
+    q, k = both.narrow(1, 0, q_heads), both.narrow(1, q_heads, kv_heads)
     store_kv_torch(k, v, k_cache, v_cache, slots)
     return q if out is None else out.copy_(q)
+
+
+def _norm_heads_torch(both: Tensor, q_heads: int, norm: QKNorm) -> Tensor:
+    """The normed heads of queries and keys, which have weights of their own."""
+    kv_heads = both.shape[1] - q_heads
+    normed = normalize_rows(both.to(torch.float32, copy=True), norm.eps)
+    if norm.variant == "gemma":
+        weights = (norm.q_weight.float() + 1.0, norm.k_weight.float() + 1.0)
+    else:
+        normed, weights = normed.to(both.dtype), (norm.q_weight, norm.k_weight)
+    normed.narrow(1, 0, q_heads).mul_(weights[0])
+    normed.narrow(1, q_heads, kv_heads).mul_(weights[1])
+    return normed.to(both.dtype)
 
 
 def qk_norm_rope_store(
     qkv: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    slots: Tensor,
+    slots: Tensor | KVSlots,
     *,
     rotary: Rotary | None = None,
     norm: QKNorm | None = None,
@@ -308,12 +311,11 @@ def qk_norm_rope_store(
     No gradient flows through it.
 
     Args:
-        qkv: [tokens, q_heads + 2 * kv_heads, head_dim], of the dtype and device of the caches; may be strided. kv_heads
-            and head_dim are those of `k_cache`, the other heads are queries.
-        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16 or fp16, any strides but 1 in the last dimension.
-        v_cache: like `k_cache`; its strides may differ.
-        slots: [tokens], int32 or int64: `block * block_size + offset`, each at most once; -1 skips the token. That they
-            lie inside the cache is not checked: it would stall the device.
+        qkv: [tokens, q_heads + 2 * kv_heads, head_dim], of the device of the caches, for a kernel of their dtype too;
+            may be strided. kv_heads and head_dim are those of `k_cache`, the other heads are queries.
+        k_cache: as for `store_kv`.
+        v_cache: as for `store_kv`.
+        slots: as for `store_kv`.
         rotary: rotates queries and keys by position.
         norm: norms each head of queries and keys, before the rotation.
         out: [tokens, q_heads, head_dim], of the dtype and device of `qkv`; must not share memory with it.
@@ -328,7 +330,7 @@ def qk_norm_rope_store(
     """
     check_cache(k_cache, v_cache)
     require_rank("qkv", qkv, "tokens, q_heads + 2 * kv_heads, head_dim")
-    require_like("qkv", qkv, "k_cache", k_cache)
+    require_storable("qkv", qkv, k_cache)
     require_dense_rows("qkv", qkv)
     tokens, heads, _ = qkv.shape
     _, kv_heads, _, head_dim = k_cache.shape
@@ -338,9 +340,7 @@ def qk_norm_rope_store(
     q_heads = heads - 2 * kv_heads
     if q_heads < 1:
         raise ValueError(f"`qkv` has {heads} heads; pass at least {2 * kv_heads + 1}: `k_cache` has {kv_heads}")
-    require_integer("slots", slots)
-    require_shape("slots", slots, (tokens,), "one for each token of `qkv`")
-    require_device("slots", slots, "qkv", qkv.device)
+    slots = resolve_slots(slots, k_cache, tokens=tokens)
     if rotary is not None:
         check_rotation("qkv", qkv, rotary.position_ids, rotary.cos_sin)
     if norm is not None:
@@ -352,7 +352,9 @@ def qk_norm_rope_store(
     if takes_triton(k_cache):
         if out is None and (rotary is not None or norm is not None):
             out = qkv.new_empty(tokens, q_heads, head_dim)
-        return qk_norm_rope_store_triton(qkv, k_cache, v_cache, slots.contiguous(), rotary=rotary, norm=norm, out=out)
+        return qk_norm_rope_store_triton(
+            qkv, k_cache, v_cache, slots.slots.contiguous(), rotary=rotary, norm=norm, out=out
+        )
     if not torch.is_grad_enabled():
         return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)
     with torch.no_grad():

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_out, require_shape
+from infer_kernels.constants import fp32_scalar
 from infer_kernels.dispatch import takes_triton, wants_grad
 
 NormVariant = Literal["llama", "gemma"]
@@ -123,22 +124,26 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, variant: NormVaria
     return out
 
 
+def normalize_rows(x: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x * x) + eps), row by row, in the place of x: fp32 [..., hidden], nobody else's."""
+    # One pass over the row where `square().mean()` takes two and a temporary of its size.
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x.mul_(torch.addcmul(fp32_scalar(eps), norm, norm, value=1.0 / int(x.shape[-1])).rsqrt_())
+
+
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, variant: NormVariant, out: Tensor | None = None) -> Tensor:
     """The fastest plain PyTorch; arguments as for `rms_norm`, unchecked. Differentiable where `out` is None."""
     if wants_grad(x, weight):
         normed = rms_norm_reference(x, weight, eps, variant=variant)
         return normed if out is None else out.copy_(normed)
-    x_fp32 = x.float()
-    # One pass over the row where `square().mean()` takes two and a temporary of its size.
-    norm = torch.linalg.vector_norm(x_fp32, dim=-1, keepdim=True)
-    inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    normed = torch.mul(x_fp32, inverse) if x_fp32 is x else x_fp32.mul_(inverse)
+    normed = normalize_rows(x.to(torch.float32, copy=True), eps)
     if variant == "gemma":
         scaled = normed.mul_(weight.float().add(1.0))
         if out is None:
             return scaled.to(x.dtype)
         return out.copy_(scaled)
-    return torch.mul(normed.to(x.dtype), weight, out=out)
+    normed = normed.to(x.dtype)
+    return torch.mul(normed, weight, out=normed if out is None else out)
 
 
 def check_norm(x: Tensor, weight: Tensor, name: str = "weight") -> None:

@@ -29,7 +29,7 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
-from infer_kernels.dispatch import takes_triton, wants_grad
+from infer_kernels.dispatch import takes_triton
 
 
 def apply_rope_reference(q: Tensor, k: Tensor, position_ids: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,6 +179,18 @@ def rotate_torch(
     return rotated.to(x.dtype) if out is None else out.copy_(rotated)
 
 
+def rotate_heads_torch(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x` [tokens, heads, head_dim] rotated by the same angles in both halves; see `Rotary.angles`.
+
+    Six small operations and no temporary but the result: on a CPU this runs for every layer and token.
+    """
+    halves: Tensor = x.float().unflatten(-1, (2, -1))  # type: ignore[no-untyped-call]  # torch has no types for it
+    rotated = halves * cos.unsqueeze(-2)
+    rotated.select(-2, 0).addcmul_(halves.select(-2, 1), sin, value=-1)
+    rotated.select(-2, 1).addcmul_(halves.select(-2, 0), sin)
+    return rotated.flatten(-2).to(x.dtype)
+
+
 def apply_rope_torch(
     q: Tensor,
     k: Tensor,
@@ -190,22 +202,7 @@ def apply_rope_torch(
 ) -> tuple[Tensor, Tensor]:
     """The fastest plain PyTorch; arguments as for `apply_rope`, unchecked. Differentiable where no `out` is given."""
     cos, sin = cos_sin.index_select(0, position_ids).unsqueeze(1).chunk(2, dim=-1)
-    q_heads = q.shape[1]
-    if q_out is None and k_out is None and not wants_grad(q, k) and _is_followed_by(q, k):
-        # q and k lie side by side in packed qkv: half as many operations rotate both.
-        both = q.as_strided((q.shape[0], q_heads + k.shape[1], q.shape[2]), q.stride())
-        rotated = rotate_torch(both, cos, sin, cos, sin)
-        return rotated[:, :q_heads], rotated[:, q_heads:]
     return rotate_torch(q, cos, sin, cos, sin, out=q_out), rotate_torch(k, cos, sin, cos, sin, out=k_out)
-
-
-def _is_followed_by(q: Tensor, k: Tensor) -> bool:
-    """Whether `k`'s heads are in memory where further heads of `q` would be."""
-    return bool(
-        q.stride() == k.stride()
-        and q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
-        and k.storage_offset() == q.storage_offset() + q.shape[1] * q.stride(1)
-    )
 
 
 def check_rotation(name: str, heads: Tensor, position_ids: Tensor, cos_sin: Tensor) -> None:

@@ -109,60 +109,91 @@ def store_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot
     )
 
 
-def token_rows(cache: Tensor) -> Tensor | None:
-    """`cache` [blocks, kv_heads, block_size, head_dim] as a view [blocks * block_size, kv_heads, head_dim].
+class KVSlots:
+    """A step's slots, looked into once for all of its layers.
 
-    None where its strides allow no such view: a block's tokens must lie `stride(2)` apart across block borders too.
+    Attributes:
+        slots: [tokens], as for `store_kv`.
+        block_size: tokens of a block.
     """
-    blocks, kv_heads, block_size, head_dim = cache.shape
-    block_stride, head_stride, token_stride, element_stride = cache.stride()
-    if block_stride != block_size * token_stride and block_size > 1:
-        return None
-    token_stride = block_stride if block_size == 1 else token_stride
-    return cache.as_strided((blocks * block_size, kv_heads, head_dim), (token_stride, head_stride, element_stride))
+
+    __slots__ = ("_may_skip", "_places", "block_size", "slots")
+
+    def __init__(self, slots: Tensor, *, block_size: int, may_skip: bool = True) -> None:
+        """Take slots in a cache whose blocks have `block_size` tokens; without `may_skip` none of them is -1."""
+        self.slots = slots
+        self.block_size = block_size
+        self._may_skip = may_skip
+        self._places: tuple[Tensor | None, Tensor, Tensor] | None = None
+
+    def places(self) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return (kept, block, offset): the tokens that are stored, None for all, and where, [kept tokens] int64."""
+        if self._places is None:
+            slots = self.slots.long()
+            kept = None
+            if self._may_skip and slots.numel() and int(slots.min()) < 0:
+                kept = (slots >= 0).nonzero().squeeze(1)
+                slots = slots[kept]
+            self._places = (kept, slots // self.block_size, slots % self.block_size)
+        return self._places
 
 
-def store_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """The fastest plain PyTorch; arguments as for `store_kv`, unchecked."""
-    if slots.numel() == 0:
-        return
+def store_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: KVSlots) -> None:
+    """The fastest plain PyTorch; arguments as for `store_kv`, unchecked; the cache's dtype may differ."""
     if wants_grad(k, v):
         k, v = k.detach(), v.detach()
-    if int(slots.min()) < 0:
-        kept = slots >= 0
-        k, v, slots = k[kept], v[kept], slots[kept]
-    k_rows, v_rows = token_rows(k_cache), token_rows(v_cache)
-    if k_rows is not None and v_rows is not None:
-        index = slots.long()
-        k_rows.index_copy_(0, index, k)
-        v_rows.index_copy_(0, index, v)
-        return
-    block_size = k_cache.shape[2]
-    block, offset = slots // block_size, slots % block_size
-    k_cache.transpose(1, 2).index_put_((block, offset), k)
-    v_cache.transpose(1, 2).index_put_((block, offset), v)
+    kept, block, offset = slots.places()
+    for x, cache in ((k, k_cache), (v, v_cache)):
+        rows = x if kept is None else x.index_select(0, kept)
+        cache.transpose(1, 2).index_put_((block, offset), rows.to(cache.dtype))
 
 
 def check_cache(k_cache: Tensor, v_cache: Tensor) -> None:
     """Raise unless both caches are [blocks, kv_heads, block_size, head_dim], of one float dtype and device."""
     require_rank("k_cache", k_cache, "blocks, kv_heads, block_size, head_dim")
     require_float("k_cache", k_cache)
-    require_dense_rows("k_cache", k_cache)
     require_shape("v_cache", v_cache, k_cache.shape, "the shape of `k_cache`")
     require_like("v_cache", v_cache, "k_cache", k_cache)
-    require_dense_rows("v_cache", v_cache)
+    if takes_triton(k_cache):
+        require_dense_rows("k_cache", k_cache)
+        require_dense_rows("v_cache", v_cache)
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def require_storable(name: str, heads: Tensor, k_cache: Tensor) -> None:
+    """Raise unless `heads`, an argument called `name`, is of a dtype that can be stored, and on the cache's device."""
+    if takes_triton(k_cache):
+        require_like(name, heads, "k_cache", k_cache)
+    else:
+        require_float(name, heads)
+        require_device(name, heads, "k_cache", k_cache.device)
+
+
+def resolve_slots(slots: Tensor | KVSlots, k_cache: Tensor, *, tokens: int) -> KVSlots:
+    """Return `slots` as looked into, or raise unless there is one for each of `tokens` tokens."""
+    block_size = k_cache.shape[2]
+    if isinstance(slots, Tensor):
+        slots = KVSlots(slots, block_size=block_size)
+    elif slots.block_size != block_size:
+        raise ValueError(f"`slots` are of blocks of {slots.block_size} tokens but `k_cache` has blocks of {block_size}")
+    require_integer("slots", slots.slots)
+    require_shape("slots", slots.slots, (tokens,), "one for each token")
+    require_device("slots", slots.slots, "k_cache", k_cache.device)
+    return slots
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor | KVSlots) -> None:
     """Write each token's keys and values into its slot of the cache.
 
     Args:
-        k: [tokens, kv_heads, head_dim], of the dtype and device of the caches; may be a strided view.
+        k: [tokens, kv_heads, head_dim], of the device of the caches; may be a strided view. For a kernel of their dtype
+            too; a CPU converts.
         v: like `k`.
-        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16 or fp16, any strides but 1 in the last dimension.
+        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16 or fp16, any strides, for a kernel with 1 in the
+            last dimension.
         v_cache: like `k_cache`; its strides may differ.
         slots: [tokens], int32 or int64: `block * block_size + offset`, each at most once; -1 skips the token. That they
-            lie inside the cache is not checked: it would stall the device.
+            lie inside the cache is not checked: it would stall the device. What serves several layers of a step is
+            wrapped in `KVSlots` once.
 
     Raises:
         ValueError: a shape, device or stride does not fit.
@@ -174,12 +205,10 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     _, kv_heads, _, head_dim = k_cache.shape
     for name, rows in (("k", k), ("v", v)):
         require_shape(name, rows, (tokens, kv_heads, head_dim), "kv_heads and head_dim as of `k_cache`")
-        require_like(name, rows, "k_cache", k_cache)
+        require_storable(name, rows, k_cache)
         require_dense_rows(name, rows)
-    require_integer("slots", slots)
-    require_shape("slots", slots, (tokens,), "one for each token of `k`")
-    require_device("slots", slots, "k", k.device)
+    slots = resolve_slots(slots, k_cache, tokens=tokens)
     if takes_triton(k_cache):
-        store_kv_triton(k, v, k_cache, v_cache, slots.contiguous())
+        store_kv_triton(k, v, k_cache, v_cache, slots.slots.contiguous())
     else:
         store_kv_torch(k, v, k_cache, v_cache, slots)

@@ -64,6 +64,8 @@ class EngineConfig:
             as fit.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on where it can be.
+        use_cpu_graphs: On a CPU, record a step of decodes once and replay it; excludes `batch_invariant`. Left out: on
+            where it can be.
         batch_invariant: Results do not depend, bit for bit, on what else is in the batch. Costs speed.
         step_timeout_s: Seconds after which a step that has not returned means that the engine is stuck.
 
@@ -94,6 +96,7 @@ class EngineConfig:
     prefill_chunk_size: int = DEFAULT_PREFILL_CHUNK_SIZE
     max_prefill_chunks_per_step: int | None = None
     use_prefix_caching: bool | None = None
+    use_cpu_graphs: bool | None = None
     batch_invariant: bool = False
     step_timeout_s: float = 300.0
 
@@ -105,6 +108,7 @@ class EngineConfig:
         self._check_prefix_caching()
         self._check_chunk_size()
         self._check_pool_size()
+        self._check_graphs()
 
     @property
     def resolved_kv_cache_backend(self) -> KVCacheBackend:
@@ -123,6 +127,11 @@ class EngineConfig:
         """Whether KV blocks of shared prefixes are reused."""
         possible = self.resolved_kv_cache_backend == "paged" and self.chunks_prefill
         return possible and self.use_prefix_caching is not False
+
+    @property
+    def records_cpu_steps(self) -> bool:
+        """Whether steps of decodes are recorded and replayed, where the device is a CPU."""
+        return not self.batch_invariant and self.use_cpu_graphs is not False
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -199,6 +208,19 @@ class EngineConfig:
                 fix="leave one of them out",
             )
 
+    def _check_graphs(self) -> None:
+        if self.use_cpu_graphs and self.batch_invariant:
+            raise self._conflict(
+                "use_cpu_graphs",
+                "batch_invariant",
+                why="whose steps are laid out anew each time",
+                fix="leave one of them out",
+            )
+        if self.use_cpu_graphs and self.device.startswith("cuda"):
+            raise self._conflict(
+                "use_cpu_graphs", "device", why="and nothing runs on a CPU", fix="leave `use_cpu_graphs` out"
+            )
+
     def _conflict(self, field: str, other: str, *, why: str, fix: str) -> ValueError:
         return ValueError(
             f"`{field}` is {getattr(self, field)!r} but `{other}` is {getattr(self, other)!r} {why}; {fix}."
@@ -253,6 +275,7 @@ _CHECKS = {
     "prefill_chunk_size": _COUNT,
     "max_prefill_chunks_per_step": optional(_COUNT),
     "use_prefix_caching": optional(switch()),
+    "use_cpu_graphs": optional(switch()),
     "batch_invariant": switch(),
     "step_timeout_s": number(_TIMEOUT % "above 0", lambda value: 0 < value <= MAX_TIMEOUT_S),
 }

@@ -7,7 +7,9 @@ which are `paged_decode.py` and `paged_prefill.py`, both around `walk.py`; `work
 `memory.py` where that lies on the device, `configs.py` how the kernels are launched.
 """
 
+from infer_kernels.attention.bags import BagFiller, Bags, BagShape, kv_cache_dtype, wants_transposed_keys
 from infer_kernels.attention.causal import causal_attention
+from infer_kernels.attention.cpu import DecodePlan
 from infer_kernels.attention.memory import AttentionBuffers
 from infer_kernels.attention.paged import paged_attention, plan_attention
 from infer_kernels.attention.plan import AttentionPlan
@@ -16,8 +18,14 @@ from infer_kernels.attention.reference import paged_attention_reference
 __all__ = [
     "AttentionBuffers",
     "AttentionPlan",
+    "BagFiller",
+    "BagShape",
+    "Bags",
+    "DecodePlan",
     "causal_attention",
+    "kv_cache_dtype",
     "paged_attention",
     "paged_attention_reference",
     "plan_attention",
+    "wants_transposed_keys",
 ]

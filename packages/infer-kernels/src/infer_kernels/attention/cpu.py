@@ -1,117 +1,132 @@
-"""Paged attention on a CPU: one SDPA per sequence. Knows rows and phases; knows no blocks and no Triton.
+"""Paged attention on a CPU: decodes as embedding bags, prompts one SDPA each. Knows rows and phases; knows no Triton.
 
-A decode is one call whose "tokens" are the query heads that share a key-value head, so keys are read once and never
-repeated.
+Bags need a cache of their memory order (see `bags.py`). Elsewhere a decode is one SDPA too, whose "tokens" are the
+query heads that share a key-value head, so keys are read once and never repeated.
 
-Precision: SDPA's, fp32 accumulation and one rounding; with a soft cap all of it in fp32.
+Precision: that of `bags.py`, and SDPA's: fp32 accumulation and one rounding; of a prompt with a soft cap all of it in
+fp32.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.attention.cpu_cache import CacheReader, KeySpan, key_spans, sequence_rows
-from infer_kernels.attention.halves import DecodeLayout, DecodeRun, attend_in_halves, lay_out_decodes
+from infer_kernels.attention.bags import BagFiller, Bags, BagShape, attend_by_bags, takes_bags
+from infer_kernels.attention.cpu_cache import KeySpan, key_spans, read_cache, sequence_rows
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.scores import capped_attention, visible_mask
 from infer_kernels.attention.work import HostLayout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WindowLayout:
-    """What a window leaves in reach: of all sequences, of those that decode over a run, and of the rest."""
+class DecodePlan(AttentionPlan):
+    """A plan of decodes alone, whose rows of q are theirs in order, over bags that are filled already."""
 
-    spans: tuple[KeySpan, ...]
-    decode_runs: tuple[DecodeRun, ...]
-    others: tuple[KeySpan, ...]
+    __slots__ = ("_bags",)
+
+    def __init__(
+        self, bags: Mapping[int | None, Bags], *, num_tokens: int, block_size: int, device: torch.device
+    ) -> None:
+        """Attend with `num_tokens` decodes; `bags` are theirs, by window."""
+        super().__init__(num_tokens=num_tokens, block_size=block_size, device=device)
+        self._bags = bags
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
+        attended = attend_by_bags(q, k_cache, v_cache, self._bags[options.window], options)
+        return attended if out is None else out.copy_(attended)
 
 
 class CpuAttentionPlan(AttentionPlan):
-    """A plan whose sequences are attended one after another."""
+    """A plan whose decodes are attended together and whose prompts one after another."""
 
-    __slots__ = ("_block_table", "_decode_layouts", "_empty_rows", "_masks", "_sequences", "_window_layouts")
+    __slots__ = ("_bags", "_block_table", "_decode_rows", "_decodes", "_empty_rows", "_masks", "_prompts", "_spans")
 
     def __init__(self, layout: HostLayout, block_table: Tensor, *, block_size: int, device: torch.device) -> None:
         """Lay out the sequences of `layout`, whose blocks are `block_table` [seqs, columns]."""
         super().__init__(num_tokens=int(layout.query_start[-1]), block_size=block_size, device=device)
         rows = sequence_rows(layout)
         self._block_table = block_table
-        self._sequences = [row for row in rows if row.seq_len > 0]
+        self._decodes = [row for row in rows if row.seq_len > 0 and not row.is_prefill]
+        self._decode_rows = torch.tensor([row.start for row in self._decodes])
+        self._prompts = [row for row in rows if row.seq_len > 0 and row.is_prefill]
         self._empty_rows = [(row.start, row.stop) for row in rows if row.seq_len == 0]
         # What the first layer of a window lays out serves every later one.
-        self._window_layouts: dict[int | None, _WindowLayout] = {}
-        self._decode_layouts: dict[int | None, DecodeLayout] = {}
+        self._spans: dict[tuple[int | None, bool], list[KeySpan]] = {}  # (window, whether of prompts)
+        self._bags: dict[BagShape, Bags] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}  # (first row, window) -> [tokens, keys]
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor) -> None:
-        """Write the attention of q into `out`; arguments as for `paged_attention`, already checked."""
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for start, stop in self._empty_rows:
             out[start:stop].zero_()
-        keys, values = CacheReader(k_cache), CacheReader(v_cache)
-        layout = self._window_layout(options.window)
-        spans = layout.spans
-        if keys.rows is not None and values.rows is not None and options.soft_cap is None:
-            self._attend_decode_runs(q, keys.rows, values.rows, options, out)
-            spans = layout.others
-        for span in spans:
+        if self._decodes and takes_bags(k_cache, v_cache):
+            bags = self._bags_of(q, k_cache, options.window)
+            decodes = q.index_select(0, self._decode_rows)
+            out.index_copy_(0, self._decode_rows, attend_by_bags(decodes, k_cache, v_cache, bags, options))
+        else:
+            for span in self._spans_of(options.window, is_prefill=False):
+                rows = slice(span.sequence.start, span.sequence.stop)
+                out[rows] = self._attend_decode(q[rows], k_cache, v_cache, span, options)
+        for span in self._spans_of(options.window, is_prefill=True):
             rows = slice(span.sequence.start, span.sequence.stop)
-            attended = self._attend_sequence(q[rows].transpose(0, 1), keys.read(span), values.read(span), span, options)
-            out[rows] = attended.transpose(0, 1)
+            out[rows] = self._attend_prompt(q[rows].transpose(0, 1), k_cache, v_cache, span, options).transpose(0, 1)
+        return out
 
-    def _attend_decode_runs(
-        self, q: Tensor, k_rows: Tensor, v_rows: Tensor, options: AttentionOptions, out: Tensor
-    ) -> None:
-        """Attend all decodes on views; `k_rows` and `v_rows` are [kv_heads, slots, head_dim].
+    def _bags_of(self, q: Tensor, k_cache: Tensor, window: int | None) -> Bags:
+        num_blocks, kv_heads, block_size, head_dim = k_cache.shape
+        shape = BagShape(
+            q_heads=q.shape[1],
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            window=window,
+        )
+        bags = self._bags.get(shape)
+        if bags is None:
+            seq_lens = np.array([row.seq_len for row in self._decodes])
+            rows = [row.index for row in self._decodes]
+            bags = self._bags[shape] = BagFiller(shape).fill(seq_lens, self._block_table.numpy()[rows])
+        return bags
 
-        This runs for every sequence, layer and token: one view a tensor, one call, one copy.
-        """
-        kv_heads = k_rows.shape[0]
-        layout = self._decode_layouts.get(options.window)
-        if layout is None:
-            layout = lay_out_decodes(self._window_layout(options.window).decode_runs, kv_heads)
-            self._decode_layouts[options.window] = layout
-        if layout.halved:
-            attend_in_halves(layout, q, k_rows, v_rows, scale=options.scale, out=out)
-        # [kv_heads, tokens, group, head_dim]: a decode's queries are rows of its key-value head.
-        grouped, grouped_out = (x.view(len(x), kv_heads, -1, x.shape[2]).transpose(0, 1) for x in (q, out))
-        k_rows, v_rows = k_rows.unsqueeze(1), v_rows.unsqueeze(1)
-        for run in layout.whole:
-            attended = functional.scaled_dot_product_attention(
-                grouped.narrow(1, run.row, 1),
-                k_rows.narrow(2, run.first_slot, run.keys),
-                v_rows.narrow(2, run.first_slot, run.keys),
-                scale=options.scale,
-            )
-            grouped_out.narrow(1, run.row, 1).copy_(attended)
+    def _spans_of(self, window: int | None, *, is_prefill: bool) -> list[KeySpan]:
+        spans = self._spans.get((window, is_prefill))
+        if spans is None:
+            sequences = self._prompts if is_prefill else self._decodes
+            spans = self._spans[window, is_prefill] = key_spans(sequences, self._block_table, window=window)
+        return spans
 
-    def _window_layout(self, window: int | None) -> _WindowLayout:
-        layout = self._window_layouts.get(window)
-        if layout is None:
-            spans = key_spans(self._sequences, self._block_table, block_size=self.block_size, window=window)
-            runs, others = [], []
-            for span in spans:
-                if span.sequence.is_prefill or span.first_slot is None:
-                    others.append(span)
-                else:
-                    runs.append(DecodeRun(span.sequence.start, span.first_slot, span.num_keys))
-            layout = _WindowLayout(spans=tuple(spans), decode_runs=tuple(runs), others=tuple(others))
-            self._window_layouts[window] = layout
-        return layout
+    def _attend_decode(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, options: AttentionOptions
+    ) -> Tensor:
+        """[1, q_heads, head_dim] of q, the result like it."""
+        k, v = read_cache(k_cache, span, q.dtype), read_cache(v_cache, span, q.dtype)
+        if options.soft_cap is not None:
+            return capped_attention(
+                q.transpose(0, 1), k, v, None, scale=options.scale, soft_cap=options.soft_cap
+            ).transpose(0, 1)
+        grouped = q.reshape(1, k.shape[0], -1, q.shape[2])  # [1, kv_heads, group, head_dim]
+        attended = functional.scaled_dot_product_attention(grouped, k.unsqueeze(0), v.unsqueeze(0), scale=options.scale)
+        return attended.view(q.shape)
 
-    def _attend_sequence(self, q: Tensor, k: Tensor, v: Tensor, span: KeySpan, options: AttentionOptions) -> Tensor:
-        """[q_heads, tokens, head_dim] of q over [kv_heads, keys, head_dim]; the result is like q."""
+    def _attend_prompt(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, options: AttentionOptions
+    ) -> Tensor:
+        """[q_heads, tokens, head_dim] of q, the result like it."""
+        k, v = read_cache(k_cache, span, q.dtype), read_cache(v_cache, span, q.dtype)
         if options.soft_cap is not None:
             mask = self._mask(span, options.window)
             return capped_attention(q, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
         sequence = span.sequence
-        if not sequence.is_prefill:
-            rows = q.reshape(k.shape[0], -1, 1, q.shape[2]).transpose(1, 2)  # [kv_heads, 1, group, head_dim]
-            attended = functional.scaled_dot_product_attention(
-                rows, k.unsqueeze(1), v.unsqueeze(1), scale=options.scale
-            )
-            return attended.transpose(1, 2).flatten(0, 1)
         whole = sequence.first_position == 0 and (options.window is None or options.window >= sequence.seq_len)
         return functional.scaled_dot_product_attention(
             q.unsqueeze(0),

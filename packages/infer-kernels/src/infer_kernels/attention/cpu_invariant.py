@@ -16,7 +16,7 @@ libraries and one number of threads: not between them.
 import torch
 from torch import Tensor
 
-from infer_kernels.attention.cpu_cache import CacheReader, KeySpan, key_spans, sequence_rows
+from infer_kernels.attention.cpu_cache import KeySpan, key_spans, read_cache, sequence_rows
 from infer_kernels.attention.cpu_panels import TILE, PanelBatch, PanelLayout, lay_out_panels, panel_positions
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.work import HostLayout
@@ -37,8 +37,10 @@ class InvariantCpuPlan(AttentionPlan):
         self._sequences = [sequence for sequence in sequence_rows(layout) if sequence.seq_len > 0]
         self._layouts: dict[tuple[int | None, int, int], PanelLayout] = {}  # (window, kv_heads, group)
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor) -> None:
-        """Write the attention of q into `out`; arguments as for `paged_attention`, already checked."""
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
         _, q_heads, head_dim = q.shape
         kv_heads = k_cache.shape[1]
         group = q_heads // kv_heads
@@ -56,7 +58,8 @@ class InvariantCpuPlan(AttentionPlan):
             _attend_batch(batch, queries, keys, values, sums, group=group, soft_cap=options.soft_cap)
         by_position.copy_(sums.view(by_position.shape))
         padded[-1].zero_()
-        out.copy_(padded.index_select(0, layout.places))
+        attended = padded.index_select(0, layout.places)
+        return attended.to(q.dtype) if out is None else out.copy_(attended)
 
     def _layout(self, window: int | None, kv_heads: int, group: int) -> PanelLayout:
         key = (window, kv_heads, group)
@@ -64,7 +67,7 @@ class InvariantCpuPlan(AttentionPlan):
         if layout is None:
             positions = panel_positions(group)
             layout = self._layouts[key] = lay_out_panels(
-                key_spans(self._sequences, self._block_table, block_size=self.block_size, window=window),
+                key_spans(self._sequences, self._block_table, window=window),
                 num_tokens=self.num_tokens,
                 positions=positions,
                 window=window,
@@ -79,7 +82,7 @@ class _TileReader:
     __slots__ = ("_cache", "_span", "_tiles")
 
     def __init__(self, cache: Tensor) -> None:
-        self._cache = CacheReader(cache)
+        self._cache = cache
         self._span: KeySpan | None = None
         self._tiles: tuple[Tensor, ...] = ()
 
@@ -90,7 +93,7 @@ class _TileReader:
         return self._tiles[tile - span.first_key // TILE]
 
     def _load(self, span: KeySpan) -> tuple[Tensor, ...]:
-        found = self._cache.read(span).transpose(0, 1)  # [keys, kv_heads, head_dim]
+        found = read_cache(self._cache, span, torch.float32).transpose(0, 1)  # [keys, kv_heads, head_dim]
         start = span.first_key % TILE
         stop = start + span.num_keys
         tiles = -(-stop // TILE)

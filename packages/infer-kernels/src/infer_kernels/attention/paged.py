@@ -13,14 +13,13 @@ from infer_kernels.checks import (
     require_dense_rows,
     require_device,
     require_dtype,
-    require_like,
     require_out,
     require_rank,
     require_shape,
 )
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import describe_gpu
-from infer_kernels.store_kv import check_cache
+from infer_kernels.store_kv import check_cache, require_storable
 
 
 def plan_attention(
@@ -150,10 +149,11 @@ def paged_attention(
     This step's keys and values are already in the cache (see `store_kv`).
 
     Args:
-        q: [tokens, q_heads, head_dim], of the dtype and device of the caches; may be a strided view. head_dim is a
-            multiple of 16 up to 256, q_heads a multiple of kv_heads.
-        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16 or fp16, any strides but 1 in the last dimension.
-        v_cache: like `k_cache`; its strides may differ.
+        q: [tokens, q_heads, head_dim], of the device of the caches, for a kernel of their dtype too; may be a strided
+            view. head_dim is a multiple of 16 up to 256, q_heads a multiple of kv_heads.
+        k_cache: as for `store_kv`. On a CPU decodes are fastest over what `kv_cache_dtype` and `wants_transposed_keys`
+            say.
+        v_cache: as for `store_kv`.
         plan: of this step, from `plan_attention`.
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
@@ -169,7 +169,7 @@ def paged_attention(
     """
     check_cache(k_cache, v_cache)
     require_rank("q", q, "tokens, q_heads, head_dim")
-    require_like("q", q, "k_cache", k_cache)
+    require_storable("q", q, k_cache)
     require_dense_rows("q", q)
     _, kv_heads, block_size, head_dim = k_cache.shape
     q_heads = q.shape[1]
@@ -186,12 +186,8 @@ def paged_attention(
             f"`k_cache` has blocks of {block_size} tokens but `plan` of {plan.block_size}; make them agree"
         )
     check_options(scale, window, soft_cap)
-    if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    else:
+    if out is not None:
         require_out("out", out, "q", q)
-    if plan.num_tokens:
-        options = AttentionOptions(scale=scale, window=window, soft_cap=soft_cap)
-        with torch.no_grad():
-            plan.attend(q, k_cache, v_cache, options, out)
-    return out
+    options = AttentionOptions(scale=scale, window=window, soft_cap=soft_cap)
+    with torch.no_grad():
+        return plan.attend(q, k_cache, v_cache, options, out)

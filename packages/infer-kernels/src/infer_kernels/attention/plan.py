@@ -40,8 +40,10 @@ class AttentionPlan(ABC):
         self.device = device
 
     @abstractmethod
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor) -> None:
-        """Write the attention of q into `out`; arguments as for `paged_attention`, already checked."""
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
 
 
 def check_options(scale: float, window: int | None, soft_cap: float | None) -> None:

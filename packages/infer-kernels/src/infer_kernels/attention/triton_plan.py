@@ -46,12 +46,19 @@ class TritonAttentionPlan(AttentionPlan):
         for work in memory.known_work():
             self._list(work)
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor) -> None:
-        """Write the attention of q into `out`; arguments as for `paged_attention`, already checked."""
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if not self.num_tokens:
+            return out
         if self._has_decodes:
             self._launch_decode(q, k_cache, v_cache, options, out, self._config(decode_config, q, k_cache))
         if self._has_prefills:
             self._launch_prefill(q, k_cache, v_cache, options, out, self._config(prefill_config, q, k_cache))
+        return out
 
     def _config(self, table: ConfigTable, q: Tensor, k_cache: Tensor) -> TileConfig:
         return table(

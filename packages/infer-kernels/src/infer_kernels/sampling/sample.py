@@ -40,7 +40,7 @@ from infer_kernels.checks import (
 )
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.sampling.sample_kernel import make_scratch, sample_triton, scratch_shape
-from infer_kernels.sampling.sample_torch import sample_torch
+from infer_kernels.sampling.sample_torch import most_probable, sample_torch
 from infer_kernels.sampling.uniform import uniform_reference
 
 
@@ -120,7 +120,7 @@ def sample(
 
     Args:
         logits: [rows, vocab], fp32, bf16 or fp16; rows may be strided views.
-        temperatures: [rows] fp32; 0 or less is greedy. None: all rows are greedy, which is one `argmax`.
+        temperatures: [rows] fp32; 0 or less is greedy. None: all rows are greedy.
         top_k: [rows] int32; less than 1, or the vocabulary and more, is no limit. None limits no row.
         top_p: [rows] fp32; 1 and more is no limit. None limits no row.
         min_p: [rows] fp32; 0 and less is no limit. None limits no row.
@@ -148,8 +148,8 @@ def sample(
         if not out.is_contiguous():
             raise ValueError(f"`out` has stride {out.stride(0)}; pass a contiguous one")
     if temperatures is None:
-        # The first of equals, as `torch.argmax` promises.
-        return torch.argmax(logits, dim=-1) if out is None else torch.argmax(logits, dim=-1, out=out)
+        token_ids = most_probable(logits)
+        return token_ids if out is None else out.copy_(token_ids)
     if seeds is None or positions is None:
         missing = "seeds" if seeds is None else "positions"
         raise ValueError(f"`{missing}` is None but `temperatures` is not; pass one for each row, or no temperatures")

@@ -1,9 +1,10 @@
 """Sampling in plain PyTorch. Knows batches of rows and their filters; what is drawn is defined in `sample.py`.
 
-Only rows that need a step take part in it: greedy rows are one `argmax`, rows without top-k or top-p one sum in order
-of ids. Rows that are cut take the largest values from `torch.topk`, eight times as many if their top-p reaches beyond
-those, and are sorted only if that is not enough. Of both only the values count, not the ids, whose order among equals
-is anyone's: the cut is a value and a number of tokens of that value, and comparing the row with it finds the lowest.
+Only rows that need a step take part in it: greedy rows are one search for the largest, rows without top-k or top-p one
+sum in order of ids. Rows that are cut take the largest values from `torch.topk`, eight times as many if their top-p
+reaches beyond those, and are sorted only if that is not enough. Of both only the values count, not the ids, whose order
+among equals is anyone's: the cut is a value and a number of tokens of that value, and comparing the row with it finds
+the lowest.
 """
 
 from dataclasses import dataclass
@@ -50,6 +51,12 @@ class _Rows:
         return distances.div_(-self.temperatures).masked_fill_(dropped, -torch.inf)
 
 
+def most_probable(logits: Tensor) -> Tensor:
+    """The first of each row's largest, [rows] int64; NaN is larger than anything."""
+    # Both promise the first of equals. On a CPU `argmax` looks at one element at a time.
+    return logits.max(dim=-1).indices if logits.is_cpu else logits.argmax(dim=-1)
+
+
 def sample_torch(
     logits: Tensor,
     *,
@@ -61,7 +68,7 @@ def sample_torch(
     positions: Tensor,
 ) -> Tensor:
     """The fastest plain PyTorch; arguments as for `sample`, unchecked. Returns token ids [rows] int64."""
-    token_ids = logits.argmax(dim=-1)
+    token_ids = most_probable(logits)
     largest = logits.gather(-1, token_ids[:, None]).float()
     drawing = ((temperatures > 0) & largest.squeeze(-1).isfinite()).nonzero().squeeze(-1)
     if len(drawing) == 0:

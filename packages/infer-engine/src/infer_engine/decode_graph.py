@@ -1,0 +1,111 @@
+"""A step of decodes on a CPU, recorded once and replayed. Knows tensors; decides nothing.
+
+Between two matrices a step has dozens of small operations, and what each of them costs on one token is its call: the
+interpreter's code and torch's bindings, which the weights have swept out of the cache meanwhile. A recorded step calls
+them one after another without either, as a captured graph does on a GPU. It is recorded with `torch.jit.trace`:
+whatever differs from step to step, the number of sequences too, is a tensor that goes in.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.jit._fuser import optimized_execution
+
+from infer_cache import KVPool, PagedCacheView
+from infer_engine.staging import StepInputs
+from infer_kernels import BagFiller, Bags, BagShape, DecodePlan, KVSlots
+from infer_models import CausalLM, KVCacheView
+
+_RECORDED_SEQS = 2
+"""Sequences of the step that is recorded: more than one, so that no dimension is taken for one that broadcasts."""
+
+
+class DecodeGraph:
+    """A model's decode step over a pool."""
+
+    def __init__(self, model: CausalLM, pool: KVPool) -> None:
+        """Record a step of sequences that have the pool's first blocks; what it stores there belongs to nobody yet."""
+        attended = {(pool.group(layer), spec.window): spec for layer, spec in enumerate(model.attention_specs)}
+        self._fillers = {
+            (group, window): BagFiller(
+                BagShape(
+                    q_heads=spec.q_heads,
+                    kv_heads=spec.kv_heads,
+                    head_dim=spec.head_dim,
+                    block_size=pool.block_size,
+                    num_blocks=pool.num_blocks[group],
+                    window=window,
+                )
+            )
+            for (group, window), spec in attended.items()
+        }
+        self._pool = pool
+        ids = torch.zeros(_RECORDED_SEQS, dtype=torch.int32)
+        example = StepInputs(
+            input_ids=ids,
+            position_ids=ids,
+            slots=(ids,) * len(pool.num_blocks),
+            logit_rows=ids,
+            query_start=torch.arange(_RECORDED_SEQS + 1, dtype=torch.int32),
+            seq_lens=torch.ones(_RECORDED_SEQS, dtype=torch.int32),
+            is_prefill=torch.zeros(_RECORDED_SEQS, dtype=torch.bool),
+            block_tables=(torch.zeros(_RECORDED_SEQS, 2, dtype=torch.int32),) * len(pool.num_blocks),
+            is_decode_step=True,
+        )
+        # Other weights are constants of the graph. It has none of this kind.
+        packed = {name: weight for name, weight in model.named_parameters() if weight.is_mkldnn}
+        self._packed_weights = tuple(packed.values())
+
+        def compute(*flat: Tensor) -> Tensor:
+            with _replaced(model, dict(zip(packed, flat, strict=False))):
+                logits: Tensor = model(*self._arguments(*flat[len(packed) :]))
+            return logits
+
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its deprecation, and of every check of a shape
+            record: Callable[..., Callable[..., Tensor]] = torch.jit.trace
+            self._graph = record(compute, (*self._packed_weights, *self._flat(example)), check_trace=False)
+        self.replay(example)  # the first run looks at the graph once more
+
+    def replay(self, inputs: StepInputs) -> Tensor:
+        """Return the logits [seqs, vocab] of a step of decodes, one row for each sequence, all of them stored."""
+        with optimized_execution(should_optimize=False):  # it would take two slow runs, and find nothing
+            return self._graph(*self._packed_weights, *self._flat(inputs))
+
+    def _flat(self, inputs: StepInputs) -> tuple[Tensor, ...]:
+        seq_lens = inputs.seq_lens.numpy()
+        bags = [
+            filler.fill(seq_lens, inputs.block_tables[group].numpy()) for (group, _), filler in self._fillers.items()
+        ]
+        return (inputs.input_ids, inputs.position_ids, *inputs.slots, *(tensor for each in bags for tensor in each))
+
+    def _arguments(self, input_ids: Tensor, position_ids: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, KVCacheView]:
+        """The model's arguments; `rest` are the slots of each group, then the bags of each filler."""
+        num_groups, size = len(self._pool.num_blocks), self._pool.block_size
+        slots = [KVSlots(each, block_size=size, may_skip=False) for each in rest[:num_groups]]
+        fields = len(Bags._fields)
+        filled = [Bags(*rest[start : start + fields]) for start in range(num_groups, len(rest), fields)]
+        bags: list[dict[int | None, Bags]] = [{} for _ in slots]
+        for (group, window), each in zip(self._fillers, filled, strict=True):
+            bags[group][window] = each
+        plans = [DecodePlan(each, num_tokens=len(input_ids), block_size=size, device=input_ids.device) for each in bags]
+        return input_ids, position_ids, PagedCacheView(self._pool, slots=slots, plans=plans)
+
+
+@contextmanager
+def _replaced(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put `tensors` in the place of the parameters of their names, for as long as it lasts."""
+    places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
+    parameters = [owner.get_parameter(leaf) for owner, leaf in places]
+    for (owner, leaf), tensor in zip(places, tensors.values(), strict=True):
+        delattr(owner, leaf)
+        setattr(owner, leaf, tensor)
+    try:
+        yield
+    finally:
+        for (owner, leaf), parameter in zip(places, parameters, strict=True):
+            delattr(owner, leaf)
+            owner.register_parameter(leaf, parameter)
