@@ -33,6 +33,34 @@ LLAMA_30M: dict[str, Any] = {
 }
 """No model's: small enough that a hundred thousand prompt tokens take a minute on one core."""
 
+LLAMA_135M_8K: dict[str, Any] = {
+    **SMOLLM_135M,
+    "vocab_size": 8192,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+"""SmolLM-135M's layers under a vocabulary that a tokenizer can be trained for on the spot."""
+
+QWEN3_06B_8K: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 8192,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Qwen 3 0.6B's layers under the same vocabulary."""
+
 LLAMA_3_2_3B: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 128256,
@@ -104,6 +132,8 @@ GEMMA_3_1B: dict[str, Any] = {
 SHAPES = {
     "smollm-135m": SMOLLM_135M,
     "llama-30m": LLAMA_30M,
+    "llama-135m-8k": LLAMA_135M_8K,
+    "qwen3-0.6b-8k": QWEN3_06B_8K,
     "llama-3.2-3b": LLAMA_3_2_3B,
     "qwen3-4b": QWEN3_4B,
     "gemma-3-1b": GEMMA_3_1B,

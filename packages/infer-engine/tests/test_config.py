@@ -13,7 +13,7 @@ NAN, INF = float("nan"), float("inf")
 COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waiting_requests", "block_size"]
 COUNTS += ["num_gpu_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
-SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "batch_invariant"]
+SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]
 WORDS = ["dtype", "device", "load_format", "batching_mode", "scheduler_policy", "kv_cache_backend"]
 
 
@@ -144,6 +144,9 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("prefill_chunk_size", 64, WHOLE, "leave one of them out"),
         ("prefill_chunk_size", 600, {"max_num_batched_tokens": 64}, "lower the one or raise the other"),
         ("num_gpu_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
+        ("use_cpu_graphs", True, {"batch_invariant": True}, "leave one of them out"),
+        ("use_cpu_graphs", True, {"device": "cuda"}, "leave `use_cpu_graphs` out"),
+        ("use_cpu_graphs", True, {"device": "cuda:1"}, "leave `use_cpu_graphs` out"),
     ],
 )
 def test_a_conflict_names_both_fields_their_values_and_the_way_out(
@@ -177,6 +180,15 @@ def test_a_switch_turns_off_nothing_but_what_needs_it() -> None:
     assert resolved(**STATIC, **CONTIGUOUS, **WHOLE, use_prefix_caching=False) == ("contiguous", False, False)
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_steps_are_recorded_unless_they_are_to_be_invariant_or_it_is_switched_off(device: str) -> None:
+    assert config_of(device=device).records_cpu_steps
+    assert config_of(device=device, use_cpu_graphs=True).records_cpu_steps
+    assert not config_of(device=device, use_cpu_graphs=False).records_cpu_steps
+    assert not config_of(device=device, batch_invariant=True).records_cpu_steps
+    assert not config_of(device=device, batch_invariant=True, use_cpu_graphs=False).records_cpu_steps
+
+
 def test_a_default_chunk_size_contradicts_no_smaller_step() -> None:
     assert EngineConfig(max_num_batched_tokens=64).chunks_prefill
 
@@ -200,6 +212,8 @@ POSSIBLE: dict[str, list[object]] = {
     "prefill_chunk_size": [512, 1, 1000],
     "max_prefill_chunks_per_step": [None, 1, 8],
     "use_prefix_caching": [None, True, False],
+    "use_cpu_graphs": [None, True, False],
+    "device": ["auto", "cpu", "cuda"],
     "batch_invariant": [False, True],
     "step_timeout_s": [300.0, 1],
 }
@@ -230,6 +244,8 @@ def test_any_values_make_a_consistent_configuration_or_a_clear_refusal(values: d
     assert config.kv_cache_backend in ("auto", config.resolved_kv_cache_backend)
     assert config.use_chunked_prefill in (None, config.chunks_prefill)
     assert config.use_prefix_caching in (None, config.caches_prefixes)
+    assert config.use_cpu_graphs in (None, config.records_cpu_steps)
+    assert not (config.records_cpu_steps and config.batch_invariant)
 
 
 LEFT_TO_THE_ENGINE: dict[str, list[object]] = {
@@ -237,6 +253,8 @@ LEFT_TO_THE_ENGINE: dict[str, list[object]] = {
     "kv_cache_backend": ["auto", "contiguous"],
     "use_chunked_prefill": [None, False],
     "use_prefix_caching": [None, False],
+    "use_cpu_graphs": [None, False],
+    "device": ["auto", "cpu", "cuda"],
     "batch_invariant": [False, True],
     "block_size": [None, 16],
     "max_num_batched_tokens": [None, 1],

@@ -1,5 +1,8 @@
 """What a step's inputs say of its rows."""
 
+from typing import Any
+
+import pytest
 import torch
 
 from infer_cache import TableEdit
@@ -20,10 +23,14 @@ def request_with(*, prompt: int, generated: int, computed: int, row: int) -> Req
     return request
 
 
-def test_a_prompts_last_token_alone_is_still_prefill() -> None:
-    staging = StepStaging(
-        max_tokens=16, max_seqs=4, max_seq_len=16, block_size=4, num_groups=1, device=torch.device("cpu")
+def staging_for(*, num_groups: int = 1) -> StepStaging:
+    return StepStaging(
+        max_tokens=16, max_seqs=4, max_seq_len=16, block_size=4, num_groups=num_groups, device=torch.device("cpu")
     )
+
+
+def test_a_prompts_last_token_alone_is_still_prefill() -> None:
+    staging = staging_for()
     items = [
         (request_with(prompt=5, generated=1, computed=5, row=0), 1),  # a decode
         (request_with(prompt=5, generated=0, computed=4, row=1), 1),  # the last chunk of a prompt
@@ -34,9 +41,7 @@ def test_a_prompts_last_token_alone_is_still_prefill() -> None:
 
 
 def test_a_token_that_was_found_is_not_stored_again() -> None:
-    staging = StepStaging(
-        max_tokens=16, max_seqs=4, max_seq_len=16, block_size=4, num_groups=2, device=torch.device("cpu")
-    )
+    staging = staging_for(num_groups=2)
     found_whole = request_with(prompt=8, generated=0, computed=7, row=1)
     found_whole.num_found_tokens = 8
     found_half = request_with(prompt=6, generated=0, computed=4, row=2)
@@ -44,3 +49,41 @@ def test_a_token_that_was_found_is_not_stored_again() -> None:
     edits = [(row, TableEdit(group, 0, [3 + row, 5 + row])) for row in (1, 2) for group in (0, 1)]
     slots = staging.build([(found_whole, 1), (found_half, 2)], edits).slots
     assert [group.tolist() for group in slots] == [[-1, 7 * 4, 7 * 4 + 1]] * 2
+
+
+DECODES: list[dict[str, Any]] = [
+    {"prompt": 5, "generated": 1, "computed": 5},
+    {"prompt": 2, "generated": 9, "computed": 10},
+]
+
+
+def is_decode_step(*of_requests: dict[str, Any], num_tokens: int = 1, num_found: int = 0) -> bool:
+    """Whether the requests' next token makes a step of decodes; the last one has other `num_tokens` and found ones."""
+    requests = [request_with(**facts, row=row) for row, facts in enumerate(of_requests)]
+    requests[-1].num_found_tokens = num_found
+    counts = [1] * (len(requests) - 1) + [num_tokens]
+    return staging_for().build(list(zip(requests, counts, strict=True)), []).is_decode_step
+
+
+def test_a_token_of_each_of_some_sequences_beyond_their_prompts_is_a_step_of_decodes() -> None:
+    assert is_decode_step(*DECODES)
+    assert is_decode_step(DECODES[0])
+    assert is_decode_step(*DECODES, num_found=8)  # tokens before it were
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        ({"prompt": 5, "generated": 0, "computed": 4}, {}),  # a prompt's last token
+        ({"prompt": 1, "generated": 0, "computed": 0}, {}),  # all of a prompt
+        ({"prompt": 5, "generated": 0, "computed": 2}, {}),  # one token of a prompt, and more to come
+        ({"prompt": 5, "generated": 3, "computed": 5}, {}),  # computed again: the next token is known
+        ({"prompt": 5, "generated": 2, "computed": 5}, {"num_tokens": 2}),  # computed again, up to the last
+        ({"prompt": 5, "generated": 3, "computed": 7}, {"num_found": 8}),  # its keys are there: stored nowhere
+    ],
+)
+def test_a_step_with_anything_but_a_stored_decode_whose_token_is_due_is_none(
+    last: dict[str, Any], more: dict[str, int]
+) -> None:
+    assert not is_decode_step(*DECODES, last, **more)
+    assert not is_decode_step(last, **more)

@@ -1,6 +1,7 @@
 """Attention's plain-torch paths against the references. What belongs to no sequence is NaN and must not show."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_kernels import causal_attention, paged_attention, paged_attention_reference, plan_attention
+from infer_kernels.testing.ahead_of_time import compile_only
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 from infer_kernels.testing.threads import torch_threads
 
-RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1)]  # (rows of q, tokens) of each sequence
+RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1), (1, 32)]  # (rows of q, tokens) of each sequence
+TOKEN_MAJOR: dict[str, Any] = {"token_major": True}
+TRANSPOSED_KEYS: dict[str, Any] = {"transposed_keys": True}
+MEMORY_ORDERS: list[dict[str, Any]] = [{}, TOKEN_MAJOR, TRANSPOSED_KEYS, TOKEN_MAJOR | TRANSPOSED_KEYS]
+NOWHERE = 10**6  # a block that no cache has
+
+every_order = pytest.mark.parametrize("order", MEMORY_ORDERS, ids=lambda order: "+".join(order) or "head_major")
+both_paths = pytest.mark.parametrize("order", [TOKEN_MAJOR, TRANSPOSED_KEYS], ids=["as_sdpa", "as_bags"])  # decodes'
 
 
 def attention(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
@@ -33,46 +42,61 @@ def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float |
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Compute with two threads, as where three heads cannot be shared out evenly."""
+    """Compute with two threads."""
     with torch_threads(2):
         yield
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 8])
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 96, 128, 256])
+@both_paths
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 128, 256])
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
-def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=block_size)
+def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int, order: dict[str, Any]) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=block_size, **order)
     assert_attention_close(attention(batch), reference(batch))
 
 
+@every_order
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("token_major", [True, False])
-@pytest.mark.parametrize("consecutive", [True, False])
-def test_memory_order_and_consecutive_blocks_make_no_difference(
-    dtype: torch.dtype, *, token_major: bool, consecutive: bool
+def test_memory_order_makes_no_difference(dtype: torch.dtype, order: dict[str, Any]) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, **order)
+    assert_attention_close(attention(batch), reference(batch))
+
+
+@every_order
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_queries_of_another_dtype_than_the_cache_equal_reference(
+    dtype: torch.dtype, cache_dtype: torch.dtype, order: dict[str, Any]
 ) -> None:
     batch = random_paged_batch(
-        RAGGED,
-        q_heads=6,
-        kv_heads=2,
-        head_dim=32,
-        block_size=16,
-        dtype=dtype,
-        token_major=token_major,
-        consecutive=consecutive,
+        RAGGED, q_heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, cache_dtype=cache_dtype, **order
     )
-    assert_attention_close(attention(batch), reference(batch))
+    attended, expected = attention(batch), reference(batch)
+    assert attended.dtype == dtype
+    if dtype == torch.float32 and cache_dtype == torch.float16:
+        attended, expected = attended.half(), expected.half()  # the scores are no better than that
+    assert_attention_close(attended, expected)
 
 
+def test_a_kernel_takes_neither_queries_of_another_dtype_nor_transposed_keys() -> None:
+    batch = random_paged_batch([(1, 4)], q_heads=2, kv_heads=1, head_dim=16, block_size=4, dtype=torch.float16)
+    q, k_cache, v_cache = batch.q, batch.k_cache, batch.v_cache
+    with compile_only(90):
+        plan = plan_attention(**batch.layout, block_size=4, device="cpu")
+        with pytest.raises(TypeError, match=r"`q` has dtype torch\.bfloat16 but `k_cache` has torch\.float16"):
+            paged_attention(q.bfloat16(), k_cache, v_cache, plan, scale=1.0)
+        with pytest.raises(ValueError, match=r"`k_cache` has stride 4 in its last dimension"):
+            paged_attention(q, k_cache.mT.contiguous().mT, v_cache, plan, scale=1.0)
+
+
+@pytest.mark.usefixtures("two_threads")
+@both_paths
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 129, 200])
-@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+@pytest.mark.parametrize("kv_heads", [1, 3])
 def test_long_decodes_on_two_threads_equal_reference(
-    two_threads: None,  # noqa: ARG001 - a fixture for what it does
-    kv_heads: int,
-    window: int | None,
-    dtype: torch.dtype,
+    kv_heads: int, window: int | None, dtype: torch.dtype, order: dict[str, Any]
 ) -> None:
     batch = random_paged_batch(
         [(1, 128), (1, 129), (1, 40), (1, 300), (9, 140), (1, 255), (1, 1)],
@@ -81,65 +105,80 @@ def test_long_decodes_on_two_threads_equal_reference(
         head_dim=32,
         block_size=16,
         dtype=dtype,
-        token_major=True,
-        consecutive=True,
+        **order,
     )
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
 
 
-@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 36, 37, 61, 1000])
+@both_paths
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 32, 36, 37, 61, 1000])
 @pytest.mark.parametrize("block_size", [5, 16])
-@pytest.mark.parametrize("consecutive", [True, False])
-def test_window_edges_equal_reference(window: int, block_size: int, *, consecutive: bool) -> None:
-    batch = random_paged_batch(
-        RAGGED,
-        q_heads=4,
-        kv_heads=1,
-        head_dim=32,
-        block_size=block_size,
-        token_major=True,
-        consecutive=consecutive,
-    )
+def test_window_edges_equal_reference(window: int, block_size: int, order: dict[str, Any]) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=1, head_dim=32, block_size=block_size, **order)
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
 
 
-def test_window_reads_no_block_before_its_first() -> None:
-    batch = random_paged_batch([(1, 90), (3, 70)], q_heads=2, kv_heads=1, head_dim=16, block_size=16)
-    expected = reference(batch, window=20)
-    batch.block_table[0, : (90 - 20) // 16] = 0  # a block of NaN
-    batch.block_table[1, : (70 - 22) // 16] = 0
-    assert_attention_close(attention(batch, window=20), expected)
+@every_order
+def test_window_reads_no_block_before_its_first(order: dict[str, Any]) -> None:
+    batch = random_paged_batch([(1, 90), (3, 70)], q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
+    expected = attention(batch, window=20)
+    batch.block_table[0, : (90 - 20) // 16] = NOWHERE
+    batch.block_table[1, : (70 - 22) // 16] = NOWHERE
+    assert torch.equal(attention(batch, window=20), expected)
 
 
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("stale", [0, 30])  # a block of NaN, and one that the second sequence uses
-def test_a_run_within_the_window_is_read_as_one_whatever_comes_before(stale: int) -> None:
-    batch = random_paged_batch(
-        [(1, 290 + i) for i in range(4)], q_heads=6, kv_heads=3, head_dim=32, block_size=16, token_major=True,
-        consecutive=True, dtype=torch.bfloat16,
-    )  # fmt: skip
-    expected = attention(batch, window=200)
-    batch.block_table[:, : (290 - 200) // 16] = stale
-    # Runs are attended in halves, which shows in their bits; gathered blocks are not.
-    assert torch.equal(attention(batch, window=200), expected)
+@every_order
+@pytest.mark.parametrize("window", [None, 20])
+def test_unused_entries_of_the_block_table_are_never_followed(window: int | None, order: dict[str, Any]) -> None:
+    batch = random_paged_batch([(1, 90), (3, 70), (1, 20)], q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
+    expected = attention(batch, window=window)
+    for row, length in enumerate((90, 70, 20)):
+        batch.block_table[row, -(-length // 16) :] = NOWHERE
+    assert torch.equal(attention(batch, window=window), expected)
 
 
+@every_order
+@pytest.mark.parametrize("stale", [float("inf"), -float("inf"), 65504.0])
+def test_memory_that_belongs_to_no_sequence_may_hold_anything(stale: float, order: dict[str, Any]) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=16, block_size=16, **order)
+    expected = attention(batch)  # over NaN
+    for cache in (batch.k_cache, batch.v_cache):
+        cache.nan_to_num_(nan=stale)
+    assert torch.equal(attention(batch), expected)
+
+
+@both_paths
 @pytest.mark.parametrize("window", [None, 9])
-def test_soft_cap_equals_reference(window: int | None) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=32, block_size=16)
+def test_soft_cap_equals_reference(window: int | None, order: dict[str, Any]) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=32, block_size=16, **order)
     assert_attention_close(attention(batch, window=window, soft_cap=0.7), reference(batch, window=window, soft_cap=0.7))
 
 
-def test_layers_of_different_windows_share_a_plan() -> None:
-    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16)
+@both_paths
+def test_layers_of_different_windows_share_a_plan(order: dict[str, Any]) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
     plan = plan_attention(**batch.layout, block_size=16, device="cpu")
     for window in (None, 5, 20, 5, None):
         out = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.25, window=window)
         assert_attention_close(out, reference(batch, window=window))
 
 
-def test_result_goes_to_out_or_to_a_fresh_tensor() -> None:
-    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16)
+def test_layers_of_different_heads_share_a_plan() -> None:
+    shapes = [(2, 1, 16), (4, 2, 32), (4, 1, 16), (2, 1, 16)]
+    batches = [
+        random_paged_batch(RAGGED, q_heads=q_heads, kv_heads=kv_heads, head_dim=dim, block_size=16, **TRANSPOSED_KEYS)
+        for q_heads, kv_heads, dim in shapes
+    ]
+    plan = plan_attention(**batches[0].layout, block_size=16, device="cpu")
+    for batch in batches:
+        scale = batch.q.shape[2] ** -0.5
+        out = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=scale)
+        assert_attention_close(out, reference(batch))
+
+
+@both_paths
+def test_result_goes_to_out_or_to_a_fresh_tensor(order: dict[str, Any]) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
     plan = plan_attention(**batch.layout, block_size=16, device="cpu")
     out = torch.empty_like(batch.q)
     assert paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.25, out=out) is out
@@ -162,7 +201,7 @@ def test_batch_of_no_tokens_is_empty() -> None:
     block_size=st.integers(1, 33),
     window=st.none() | st.integers(1, 50),
     soft_cap=st.none() | st.floats(0.5, 50),
-    order=st.tuples(st.booleans(), st.booleans()),
+    order=st.sampled_from(MEMORY_ORDERS),
     seed=st.integers(0, 1000),
 )
 def test_any_batch_equals_reference(
@@ -171,7 +210,7 @@ def test_any_batch_equals_reference(
     block_size: int,
     window: int | None,
     soft_cap: float | None,
-    order: tuple[bool, bool],
+    order: dict[str, Any],
     seed: int,
 ) -> None:
     batch = random_paged_batch(
@@ -180,9 +219,8 @@ def test_any_batch_equals_reference(
         kv_heads=heads[1],
         head_dim=16,
         block_size=block_size,
-        token_major=order[0],
-        consecutive=order[1],
         seed=seed,
+        **order,
     )
     expected = reference(batch, window=window, soft_cap=soft_cap)
     assert_attention_close(attention(batch, window=window, soft_cap=soft_cap), expected)
@@ -206,13 +244,10 @@ def test_causal_attention_of_no_tokens_is_empty() -> None:
     assert causal_attention(empty, empty, empty, scale=1.0).shape == (0, 2, 16)
 
 
-@pytest.mark.parametrize("consecutive", [True, False])
+@both_paths
 @pytest.mark.parametrize("window", [None, 9])
-def test_one_row_of_a_prompt_equals_reference(window: int | None, *, consecutive: bool) -> None:
-    batch = random_paged_batch(
-        [(1, 37), (1, 1), (3, 8)], q_heads=6, kv_heads=2, head_dim=32, block_size=16, token_major=True,
-        consecutive=consecutive,
-    )  # fmt: skip
+def test_one_row_of_a_prompt_equals_reference(window: int | None, order: dict[str, Any]) -> None:
+    batch = random_paged_batch([(1, 37), (1, 1), (3, 8)], q_heads=6, kv_heads=2, head_dim=32, block_size=16, **order)
     plan = plan_attention(**batch.layout, block_size=16, device="cpu", is_prefill=torch.tensor([True, True, True]))
     attended = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=32**-0.5, window=window)
     assert_attention_close(attended, reference(batch, window=window))

@@ -46,6 +46,7 @@ OTHERS = [
     "plan_attention",
     "prepack",
     "sample_scratch",
+    "wants_transposed_keys",
 ]
 
 

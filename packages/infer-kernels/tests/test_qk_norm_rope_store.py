@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import NormVariant, apply_rope, rms_norm, store_kv
+from infer_kernels import KVSlots, NormVariant, apply_rope, rms_norm, store_kv, store_kv_reference
 from infer_kernels.head_preparation import QKNorm, Rotary
 from infer_kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.testing.ahead_of_time import Recording, compile_only
@@ -108,6 +108,117 @@ def test_no_gradient_flows_and_the_cache_wants_none() -> None:
     assert not q.requires_grad
     assert not caches[0].requires_grad
     assert not caches[1].requires_grad
+
+
+def cpu_caches(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Caches in a decode's favourite order, keys transposed inside their blocks."""
+    k_cache = torch.randn(30, kv_heads, head_dim, 4).to(dtype).mT
+    return k_cache, torch.randn(30, kv_heads, 4, head_dim).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_heads_stored_in_transposed_caches_of_any_dtype_equal_reference(
+    cache_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    qkv, caches = torch.randn(7, 9 + 6, 16).to(dtype), cpu_caches(3, 16, cache_dtype)
+    slots = torch.tensor([3, -1, 119, 0, -1, 12, 7])
+    expected = qk_norm_rope_store_reference(qkv, *caches, slots)
+    assert torch.equal(qk_norm_rope_store(qkv, *caches, slots), expected[0])
+    assert torch.equal(caches[0], expected[1])
+    assert torch.equal(caches[1], expected[2])
+    alone = cpu_caches(3, 16, cache_dtype)
+    wanted = store_kv_reference(qkv[:, 9:12], qkv[:, 12:], *alone, slots)
+    store_kv(qkv[:, 9:12], qkv[:, 12:], *alone, slots)
+    assert torch.equal(alone[0], wanted[0])
+    assert torch.equal(alone[1], wanted[1])
+
+
+@every_mode
+@pytest.mark.parametrize(("dtype", "cache_dtype"), [(torch.bfloat16, torch.float16), (torch.float32, torch.float32)])
+def test_prepared_keys_reach_a_transposed_cache_as_the_reference_has_them(
+    dtype: torch.dtype, cache_dtype: torch.dtype, variant: NormVariant | None, *, rotated: bool
+) -> None:
+    qkv, caches = torch.randn(7, 9 + 6, 48).to(dtype), cpu_caches(3, 48, cache_dtype)
+    rotary, norm = some_rotary(7, 48) if rotated else None, some_norm(48, dtype, variant)
+    slots = torch.tensor([3, -1, 39, 0, -1, 12, 7])
+    expected = qk_norm_rope_store_reference(qkv, *caches, slots, rotary=rotary, norm=norm)
+    q = qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm)
+    for actual, wanted in zip((q, *caches), expected, strict=True):
+        assert_within_roundings(actual.to(dtype), wanted.to(dtype), 4)
+    assert torch.equal(caches[1], expected[2])
+
+
+def test_fp16_cache_holds_ordinary_bf16_exactly_and_tiny_ones_to_a_multiple() -> None:
+    ordinary = torch.tensor([2.0**-14, -1.0078125, 65280.0, 0.1, 0.0, 3.0]).bfloat16()
+    tiny = torch.tensor([1e-5, -3.3e-6, 2e-7, 1e-9]).bfloat16()
+    cache = torch.zeros(1, 1, 10, 2, dtype=torch.float16).mT
+    heads = torch.cat((ordinary, tiny)).view(1, 1, 10)
+    store_kv(heads, heads, cache, cache, torch.tensor([0]))
+    stored = cache[0, 0, 0].double()
+    assert torch.equal(stored[:6], ordinary.double())
+    assert torch.equal(stored[6:], (tiny.double() * 2**24).round() / 2**24)
+
+
+@pytest.mark.parametrize("skipped", [[], [1, 4], [0, 1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_looked_into_once_serve_every_layer(dtype: torch.dtype, skipped: list[int]) -> None:
+    slots = torch.randperm(120)[:7].to(dtype)
+    slots[skipped] = -1
+    wrapped = KVSlots(slots, block_size=4)
+    for layer in range(3):
+        qkv, caches = torch.randn(7, 9 + 6, 16), cpu_caches(3, 16, torch.float32)
+        k, v = qkv[:, 9:12], qkv[:, 12:]
+        expected = store_kv_reference(k, v, *caches, slots)
+        if layer == 1:
+            store_kv(k, v, *caches, wrapped)
+        else:
+            qk_norm_rope_store(qkv, *caches, wrapped)
+        assert torch.equal(caches[0], expected[0])
+        assert torch.equal(caches[1], expected[1])
+
+
+def test_slots_of_which_none_may_be_skipped_are_stored_alike() -> None:
+    slots, caches, k = torch.tensor([119, 0, 6]), cpu_caches(3, 16, torch.float32), torch.randn(3, 3, 16)
+    expected = store_kv_reference(k, k, *caches, slots)
+    store_kv(k, k, *caches, KVSlots(slots, block_size=4, may_skip=False))
+    assert torch.equal(caches[0], expected[0])
+
+
+def test_slots_of_blocks_of_another_size_are_refused() -> None:
+    caches, slots = cpu_caches(3, 16, torch.float32), KVSlots(torch.arange(3), block_size=8)
+    before = [cache.clone() for cache in caches]
+    with pytest.raises(ValueError, match=r"`slots` are of blocks of 8 tokens but `k_cache` has blocks of 4"):
+        store_kv(torch.ones(3, 3, 16), torch.ones(3, 3, 16), *caches, slots)
+    with pytest.raises(ValueError, match=r"`slots` are of blocks of 8 tokens but `k_cache` has blocks of 4"):
+        qk_norm_rope_store(torch.ones(3, 7, 16), *caches, slots)
+    assert all(map(torch.equal, caches, before))
+
+
+@pytest.mark.parametrize(
+    ("slots", "error", "message"),
+    [
+        (torch.arange(2), ValueError, r"`slots` has shape \[2\]; pass \[3\], one for each token"),
+        (torch.arange(3).float(), TypeError, r"`slots` has dtype torch\.float32"),
+        (torch.arange(3, device="meta"), ValueError, r"`slots` is on meta but `k_cache` is on cpu"),
+    ],
+)
+def test_wrapped_slots_are_checked_like_others(slots: Tensor, error: type[Exception], message: str) -> None:
+    caches, k = cpu_caches(3, 16, torch.float32), torch.ones(3, 3, 16)
+    with pytest.raises(error, match=message):
+        store_kv(k, k, *caches, KVSlots(slots, block_size=4))
+
+
+def test_a_kernel_stores_neither_heads_of_another_dtype_nor_transposed_keys() -> None:
+    qkv, slots, caches = torch.zeros(3, 4 + 6, 16).bfloat16(), torch.arange(3), some_caches(3, 16, torch.float16)
+    transposed = cpu_caches(3, 16, torch.bfloat16)
+    with compile_only(90):
+        with pytest.raises(TypeError, match=r"`qkv` has dtype torch\.bfloat16 but `k_cache` has torch\.float16"):
+            qk_norm_rope_store(qkv, *caches, slots)
+        with pytest.raises(TypeError, match=r"`k` has dtype torch\.bfloat16 but `k_cache` has torch\.float16"):
+            store_kv(qkv[:, 4:7], qkv[:, 7:], *caches, slots)
+        with pytest.raises(ValueError, match=r"`k_cache` has stride 4 in its last dimension"):
+            qk_norm_rope_store(qkv, *transposed, slots)
 
 
 def compiled(

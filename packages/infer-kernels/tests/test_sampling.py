@@ -48,6 +48,28 @@ def test_no_temperatures_take_the_lowest_id_of_the_largest_logits() -> None:
     assert out.tolist() == [1, 0, 2]
 
 
+@pytest.mark.parametrize("vocab", [1, 5, 64, 1031, 9000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_rows_take_the_first_of_equal_largest_wherever_it_is(vocab: int, dtype: torch.dtype) -> None:
+    first = torch.tensor([0, vocab // 3, vocab // 2, vocab - 1])
+    later = torch.arange(vocab) >= first[:, None]
+    wide = torch.full((4, vocab + 3), 9.0, dtype=dtype)
+    wide[:, :vocab] = torch.where(later & (torch.rand(4, vocab) < 0.1), 5.0, torch.randn(4, vocab))
+    wide[torch.arange(4), first] = 5.0
+    assert torch.equal(sample(wide[:, :vocab]), first)  # rows of a wider matrix
+    assert torch.equal(sample(wide[:, :vocab].contiguous()), first)
+    assert torch.equal(sample_reference(wide[:, :vocab]), first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_rows_take_the_first_nan_before_anything(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 700).to(dtype)
+    logits[:, 20] = torch.inf
+    logits[0, [0, 9]] = torch.nan
+    logits[1, [340, 341, 699]] = torch.nan
+    assert sample(logits).tolist() == [0, 340, 20]
+
+
 def test_temperature_zero_and_less_is_greedy_beside_rows_that_draw() -> None:
     logits = torch.randn(6, 50)
     draws = make_draws(temperatures=[0.0, 1.0, -1.0, 5.0, 0.0, 2.0], top_k=[5] * 6)

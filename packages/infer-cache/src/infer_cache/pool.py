@@ -1,8 +1,9 @@
 """The KV memory: keys and values of every layer, in blocks. Knows shapes and strides; knows no sequence."""
 
+import math
+import mmap
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,8 +68,10 @@ class KVPool:
         def allocate(num_layers: int, num_blocks: int, rows: int, columns: int) -> Tensor:
             shape = (num_layers, num_blocks, kv_heads, rows, columns)
             if device.type == "cpu":
-                # NumPy's zeros are the system's untouched pages: memory is taken as blocks are first written.
-                return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype)
+                # The system's untouched pages: memory is taken as blocks are first written, and in small pages, for
+                # blocks of one layer that are used together lie far from those of the next.
+                pages = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize)
+                return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)
 
         def allocate_keys(num_layers: int, num_blocks: int) -> Tensor:

@@ -76,9 +76,8 @@ class DecodeGraph:
             return self._graph(*self._packed_weights, *self._flat(inputs))
 
     def _flat(self, inputs: StepInputs) -> tuple[Tensor, ...]:
-        seq_lens = inputs.seq_lens.numpy()
         bags = [
-            filler.fill(seq_lens, inputs.block_tables[group].numpy()) for (group, _), filler in self._fillers.items()
+            filler.fill(inputs.seq_lens, inputs.block_tables[group]) for (group, _), filler in self._fillers.items()
         ]
         return (inputs.input_ids, inputs.position_ids, *inputs.slots, *(tensor for each in bags for tensor in each))
 

@@ -90,8 +90,13 @@ def _recordable() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     return recordable
 
 
+def has_bf16_instructions() -> bool:
+    """Return whether this CPU multiplies bf16 numbers itself."""
+    instructions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in instructions)
+
+
 @cache
 def _packs_bf16() -> bool:
     has_operators = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
-    instructions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return has_operators and any(getattr(torch.cpu, name, lambda: False)() for name in instructions)
+    return has_operators and has_bf16_instructions()

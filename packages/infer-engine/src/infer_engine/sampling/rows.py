@@ -64,6 +64,7 @@ class SamplingRows:
         self._owners: list[int | None] = [None] * max_rows
         self._edits: list[RequestEdits | None] = [None] * max_rows
         self._asks = np.zeros(max_rows, np.uint8)
+        self._needs_more = [False] * max_rows  # than the most probable token
         self._num_logprobs = np.zeros(max_rows, np.int64)
         self._columns: dict[str, npt.NDArray[Any]] = {
             "seeds": np.zeros(max_rows, np.int64),
@@ -76,12 +77,15 @@ class SamplingRows:
             "frequency": np.zeros(max_rows, np.float32),
         }
 
+    def are_greedy(self, requests: Sequence[Request]) -> bool:
+        """Return whether the most probable token is all that any of `requests` needs. Most steps are such."""
+        self._read_where_unread(requests)
+        needs_more = self._needs_more
+        return not any(needs_more[request.row] for request in requests)
+
     def gather(self, requests: Sequence[Request]) -> StepRows:
-        """Return what the rows of `requests` ask for, having read the parameters of those that were not there."""
-        owners = self._owners
-        for request in requests:
-            if owners[request.row] != request.arrival:
-                self._read(request)
+        """Return what the rows of `requests` ask for."""
+        self._read_where_unread(requests)
         rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
         asks = self._asks[rows]
         any_asks = Asks(int(np.bitwise_or.reduce(asks)))
@@ -114,6 +118,13 @@ class SamplingRows:
         numbers: list[int] = self._num_logprobs[step.rows[indices]].tolist()
         return numbers
 
+    def _read_where_unread(self, requests: Sequence[Request]) -> None:
+        """Read the parameters of those that were not in their rows."""
+        owners = self._owners
+        for request in requests:
+            if owners[request.row] != request.arrival:
+                self._read(request)
+
     def _read(self, request: Request) -> None:
         row, params = request.row, request.sampling
         assert row >= 0, f"request {request.request_id!r} holds no row"
@@ -129,7 +140,8 @@ class SamplingRows:
         columns["frequency"][row] = params.frequency_penalty
         self._num_logprobs[row] = params.logprobs or 0
         self._edits[row] = edits
-        self._asks[row] = _asks(params, has_edits=edits is not None)
+        self._asks[row] = asks = _asks(params, has_edits=edits is not None)
+        self._needs_more[row] = bool(asks)
         self._owners[row] = request.arrival
 
 

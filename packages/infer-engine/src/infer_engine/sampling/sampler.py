@@ -11,6 +11,7 @@ Work is done only for what a row of the batch asks for.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -54,6 +55,9 @@ class Sampler:
         if not requests:
             return Choices(token_ids=[])
         logits = logits[:, : self._vocab_size]
+        if self._rows.are_greedy(requests):
+            largest, drawn = logits.max(dim=-1)
+            return _sound(largest, drawn)
         step = self._rows.gather(requests)
         listed = step.which(Asks.LOGPROBS)
         at = torch.tensor(listed, device=self._device) if listed else None
@@ -64,15 +68,11 @@ class Sampler:
             largest = logits.gather(-1, drawn[:, None]).squeeze(-1)
         counts = self._rows.num_logprobs(step, listed)
         measured = None if at is None else measure_logprobs(as_given, drawn[at], with_top=any(counts))
-        # NaN is larger than anything to `amax` and `argmax`: the largest logit is finite only in rows that are sound.
-        token_ids: list[int] = torch.where(largest.isfinite(), drawn, -1).tolist()
-        not_finite = frozenset(index for index, token_id in enumerate(token_ids) if token_id < 0)
-        found = [] if measured is None else read_logprobs(measured, counts)
-        return Choices(
-            token_ids=[max(token_id, 0) for token_id in token_ids] if not_finite else token_ids,
-            logprobs={index: each for index, each in zip(listed, found, strict=True) if index not in not_finite},
-            not_finite=not_finite,
-        )
+        choices = _sound(largest, drawn)
+        if measured is None:
+            return choices
+        found = zip(listed, read_logprobs(measured, counts), strict=True)
+        return replace(choices, logprobs={index: each for index, each in found if index not in choices.not_finite})
 
     @torch.inference_mode()
     def measure(self, logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
@@ -103,3 +103,15 @@ class Sampler:
         if not step.any_asks & Asks.DRAW:
             return sample(logits)
         return sample(logits, **to_device(self._rows.draws(step), self._device))
+
+
+def _sound(largest: Tensor, drawn: Tensor) -> Choices:
+    """Return the tokens `drawn` [rows] of rows whose `largest` logit [rows] is finite, and which rows are not sound.
+
+    NaN is larger than anything: the largest logit is finite only where all are below infinity.
+    """
+    token_ids: list[int] = torch.where(largest.isfinite(), drawn, -1).tolist()
+    if min(token_ids) >= 0:
+        return Choices(token_ids=token_ids)
+    not_finite = frozenset(index for index, token_id in enumerate(token_ids) if token_id < 0)
+    return Choices(token_ids=[max(token_id, 0) for token_id in token_ids], not_finite=not_finite)

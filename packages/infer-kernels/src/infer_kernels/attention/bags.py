@@ -19,10 +19,8 @@ to 65504 and rounds smaller ones to a multiple of 6e-8.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,8 +30,6 @@ from infer_kernels.constants import fp32_scalar
 BAG_DTYPES = (torch.float32, torch.float16)
 _SUM = 0
 _MAX_INT32 = 2**31 - 1
-
-Indices = npt.NDArray[Any]
 
 
 def kv_cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -88,72 +84,67 @@ class BagShape:
 class BagFiller:
     """Fills the bags of one step after another. Whatever a step has in common with the one before is not made again."""
 
-    __slots__ = ("_blocks", "_columns", "_index", "_keys", "_num_columns", "_shape", "_value_rows")
+    __slots__ = ("_blocks", "_index", "_keys", "_num_columns", "_shape", "_value_rows")
 
     def __init__(self, shape: BagShape) -> None:
         """Fill bags of `shape`."""
         rows = shape.num_blocks * shape.kv_heads * max(shape.block_size, shape.head_dim)
         self._shape = shape
-        self._index: npt.DTypeLike = np.int32 if rows <= _MAX_INT32 else np.int64
-        self._blocks: Indices = np.zeros((0, 0), dtype=self._index)
-        self._num_columns: Indices = np.zeros(0, dtype=np.int64)
+        self._index = torch.int32 if rows <= _MAX_INT32 else torch.int64
+        self._blocks = torch.zeros(0, 0)
+        self._num_columns = torch.zeros(0)
 
-    def fill(self, seq_lens: Indices, block_table: Indices) -> Bags:
+    def fill(self, seq_lens: Tensor, block_table: Tensor) -> Bags:
         """Return the bags of decodes.
 
         Args:
-            seq_lens: [seqs], each at least 1, this step's token included; at least one.
-            block_table: [seqs, columns], each sequence's blocks, in order.
+            seq_lens: [seqs] int32, each at least 1, this step's token included; at least one.
+            block_table: [seqs, columns] int32, each sequence's blocks, in order.
         """
-        size, window = self._shape.block_size, self._shape.window
-        lengths = seq_lens.astype(np.int64)
-        first_key = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
+        size, window, q_heads = self._shape.block_size, self._shape.window, self._shape.q_heads
+        lengths = seq_lens.long()
+        first_key = torch.zeros_like(lengths) if window is None else (lengths - window).clamp_(min=0)
         first_column = first_key // size
         num_columns = (lengths - 1) // size + 1 - first_column
-        columns = first_column[:, None] + np.arange(int(num_columns.max()))
-        in_reach = np.arange(columns.shape[1]) < num_columns[:, None]
-        blocks = np.where(
-            in_reach, np.take_along_axis(block_table, np.minimum(columns, block_table.shape[1] - 1), 1), 0
-        )
-        if not (np.array_equal(blocks, self._blocks) and np.array_equal(num_columns, self._num_columns)):
+        column = torch.arange(int(num_columns.max()))
+        in_reach = column < num_columns[:, None]
+        columns = (first_column[:, None] + column).clamp_(max=block_table.shape[1] - 1)
+        blocks = block_table.gather(1, columns).masked_fill_(~in_reach, 0)
+        if not (torch.equal(blocks, self._blocks) and torch.equal(num_columns, self._num_columns)):
             self._blocks, self._num_columns = blocks, num_columns
             self._lay_out(blocks, in_reach)
 
         first = (first_key - first_column * size)[:, None]
-        position = np.arange(columns.shape[1] * size)
-        is_seen = ((position >= first) & (position < first + (lengths - first_key)[:, None]))[:, None]
-        kept = np.flatnonzero(np.broadcast_to(is_seen, (len(lengths), self._shape.q_heads, len(position))))
-        num_values = np.repeat(lengths - first_key, self._shape.q_heads)
+        num_values = lengths - first_key
+        position = torch.arange(len(column) * size)
+        is_seen = ((position >= first) & (position < first + num_values[:, None])).unsqueeze(1)
+        kept = is_seen.expand(-1, q_heads, -1).reshape(-1).nonzero().squeeze(1)
         return Bags(
             *self._keys,
-            hidden=torch.from_numpy(~is_seen),
-            kept=torch.from_numpy(kept),
-            value_rows=torch.from_numpy(self._value_rows[kept]),
-            value_offsets=torch.from_numpy(self._starts(num_values)),
+            hidden=~is_seen,
+            kept=kept,
+            value_rows=self._value_rows.index_select(0, kept),
+            value_offsets=self._starts(num_values.repeat_interleave(q_heads)),
         )
 
-    def _lay_out(self, blocks: Indices, in_reach: npt.NDArray[np.bool_]) -> None:
+    def _lay_out(self, blocks: Tensor, in_reach: Tensor) -> None:
         """Make what depends on `blocks` [seqs, columns] alone; blocks are held where `in_reach`."""
-        shape, index = self._shape, self._index
-        of_head = np.arange(shape.q_heads, dtype=index)[:, None] // (shape.q_heads // shape.kv_heads)
+        shape = self._shape
+        of_head = torch.arange(shape.q_heads) // (shape.q_heads // shape.kv_heads)
         # [seqs, q_heads, columns]: the block and head of each bag of keys, as one number.
-        block_head = blocks[:, None, :].astype(index) * shape.kv_heads + of_head
-        is_full = np.broadcast_to(in_reach[:, None], block_head.shape)
-        key_rows = (block_head[is_full] * shape.head_dim)[:, None] + np.arange(shape.head_dim, dtype=index)
-        self._keys = (
-            torch.from_numpy(np.flatnonzero(is_full) // blocks.shape[1]),
-            torch.from_numpy(key_rows.ravel()),
-            torch.from_numpy(self._starts(np.where(is_full.ravel(), shape.head_dim, 0))),
-        )
+        block_head = blocks[:, None, :].to(self._index) * shape.kv_heads + of_head[:, None].to(self._index)
+        is_full = in_reach[:, None].expand(block_head.shape).reshape(-1)
+        full = is_full.nonzero().squeeze(1)
+        first_rows = block_head.view(-1).index_select(0, full) * shape.head_dim
+        key_rows = first_rows[:, None] + torch.arange(shape.head_dim, dtype=self._index)
+        self._keys = (full // blocks.shape[1], key_rows.view(-1), self._starts(is_full * shape.head_dim))
         # [seqs * q_heads * columns * block_size], each score's row of the values' table.
-        offsets = np.arange(shape.block_size, dtype=index)
-        self._value_rows = ((block_head * shape.block_size)[..., None] + offsets).ravel()
+        offsets = torch.arange(shape.block_size, dtype=self._index)
+        self._value_rows = ((block_head * shape.block_size)[..., None] + offsets).view(-1)
 
-    def _starts(self, sizes: Indices) -> Indices:
+    def _starts(self, sizes: Tensor) -> Tensor:
         """Where parts of `sizes` begin, end to end."""
-        starts = np.zeros(len(sizes), dtype=self._index)
-        np.cumsum(sizes[:-1], out=starts[1:])
-        return starts
+        return (sizes.cumsum(0) - sizes).to(self._index)
 
 
 def attend_by_bags(q: Tensor, k_cache: Tensor, v_cache: Tensor, bags: Bags, options: AttentionOptions) -> Tensor:

@@ -1,21 +1,23 @@
-"""Paged attention on a CPU: decodes as embedding bags, prompts one SDPA each. Knows rows and phases; knows no Triton.
+"""Paged attention on a CPU: decodes as embedding bags, prompts one by one. Knows rows and phases; knows no Triton.
 
 Bags need a cache of their memory order (see `bags.py`). Elsewhere a decode is one SDPA too, whose "tokens" are the
 query heads that share a key-value head, so keys are read once and never repeated.
 
-Precision: that of `bags.py`, and SDPA's: fp32 accumulation and one rounding; of a prompt with a soft cap all of it in
-fp32.
+A bf16 prompt is attended in tiles (see `cpu_prompts.py`), any other one by SDPA.
+
+Precision: that of `bags.py` and of `cpu_prompts.py`, and SDPA's: fp32 accumulation and one rounding; with a soft cap
+all of it in fp32.
 """
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.attention.bags import BagFiller, Bags, BagShape, attend_by_bags, takes_bags
 from infer_kernels.attention.cpu_cache import KeySpan, key_spans, read_cache, sequence_rows
+from infer_kernels.attention.cpu_prompts import attend_in_tiles, takes_tiles
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.scores import capped_attention, visible_mask
 from infer_kernels.attention.work import HostLayout
@@ -78,7 +80,7 @@ class CpuAttentionPlan(AttentionPlan):
                 out[rows] = self._attend_decode(q[rows], k_cache, v_cache, span, options)
         for span in self._spans_of(options.window, is_prefill=True):
             rows = slice(span.sequence.start, span.sequence.stop)
-            out[rows] = self._attend_prompt(q[rows].transpose(0, 1), k_cache, v_cache, span, options).transpose(0, 1)
+            self._attend_prompt(q[rows], k_cache, v_cache, span, options, out[rows])
         return out
 
     def _bags_of(self, q: Tensor, k_cache: Tensor, window: int | None) -> Bags:
@@ -93,9 +95,9 @@ class CpuAttentionPlan(AttentionPlan):
         )
         bags = self._bags.get(shape)
         if bags is None:
-            seq_lens = np.array([row.seq_len for row in self._decodes])
-            rows = [row.index for row in self._decodes]
-            bags = self._bags[shape] = BagFiller(shape).fill(seq_lens, self._block_table.numpy()[rows])
+            seq_lens = torch.tensor([row.seq_len for row in self._decodes], dtype=torch.int32)
+            rows = torch.tensor([row.index for row in self._decodes])
+            bags = self._bags[shape] = BagFiller(shape).fill(seq_lens, self._block_table.index_select(0, rows))
         return bags
 
     def _spans_of(self, window: int | None, *, is_prefill: bool) -> list[KeySpan]:
@@ -119,17 +121,24 @@ class CpuAttentionPlan(AttentionPlan):
         return attended.view(q.shape)
 
     def _attend_prompt(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, options: AttentionOptions
-    ) -> Tensor:
-        """[q_heads, tokens, head_dim] of q, the result like it."""
-        k, v = read_cache(k_cache, span, q.dtype), read_cache(v_cache, span, q.dtype)
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, options: AttentionOptions, out: Tensor
+    ) -> None:
+        """Write the attention of q [tokens, q_heads, head_dim] into `out`, which is like it."""
+        sequence, v = span.sequence, read_cache(v_cache, span, q.dtype)
+        if takes_tiles(q):
+            k = read_cache(k_cache, span, torch.float32)
+            position, first_key = sequence.first_position, span.first_key
+            attend_in_tiles(q, k, v, options, first_position=position, first_key=first_key, out=out)
+            return
+        k, queries = read_cache(k_cache, span, q.dtype), q.transpose(0, 1)
         if options.soft_cap is not None:
             mask = self._mask(span, options.window)
-            return capped_attention(q, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
-        sequence = span.sequence
+            attended = capped_attention(queries, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
+            out.copy_(attended.transpose(0, 1))
+            return
         whole = sequence.first_position == 0 and (options.window is None or options.window >= sequence.seq_len)
-        return functional.scaled_dot_product_attention(
-            q.unsqueeze(0),
+        attended = functional.scaled_dot_product_attention(
+            queries.unsqueeze(0),
             k.unsqueeze(0),
             v.unsqueeze(0),
             attn_mask=None if whole else self._mask(span, options.window),
@@ -137,6 +146,7 @@ class CpuAttentionPlan(AttentionPlan):
             scale=options.scale,
             enable_gqa=True,
         )[0]
+        out.copy_(attended.transpose(0, 1))
 
     def _mask(self, span: KeySpan, window: int | None) -> Tensor:
         sequence = span.sequence

@@ -20,7 +20,7 @@ class PagedBatch:
     """A step's queries, the caches they attend to, and who is where.
 
     Attributes:
-        q: [tokens, q_heads, head_dim].
+        q: [tokens, q_heads, head_dim], of a dtype of its own.
         k_cache: [blocks, kv_heads, block_size, head_dim]; whatever belongs to no sequence is NaN.
         v_cache: like `k_cache`.
         query_start: [seqs + 1] int32.
@@ -51,7 +51,9 @@ def random_paged_batch(
     head_dim: int,
     block_size: int,
     dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
     token_major: bool = False,
+    transposed_keys: bool = False,
     consecutive: bool = False,
     seed: int = 0,
 ) -> PagedBatch:
@@ -63,8 +65,10 @@ def random_paged_batch(
         kv_heads: key and value heads.
         head_dim: elements of a head.
         block_size: tokens of a block.
-        dtype: of q and the caches.
+        dtype: of q, and of what is drawn for the caches.
+        cache_dtype: in which the caches keep it; None: in `dtype`.
         token_major: memory order [blocks, block_size, kv_heads, head_dim] instead of that of the shape.
+        transposed_keys: keys in memory order [blocks, kv_heads, head_dim, block_size], whatever that of values.
         consecutive: each sequence in a run of consecutive blocks, instead of all of them shuffled.
         seed: of all that is random.
     """
@@ -77,12 +81,18 @@ def random_paged_batch(
     order = torch.arange(1, num_blocks) if consecutive else shuffled
     block_table = torch.zeros(len(seq_lens), max(used, default=0) + 1, dtype=torch.int32)
     caches = []
-    for _ in range(2):
-        shape = (num_blocks, block_size, kv_heads, head_dim)
-        if not token_major:
-            shape = (num_blocks, kv_heads, block_size, head_dim)
-        cache = torch.full(shape, float("nan"), dtype=dtype)
-        caches.append(cache.transpose(1, 2) if token_major else cache)
+    for is_transposed in (transposed_keys, False):
+        in_order = torch.full(
+            (num_blocks, kv_heads, block_size, head_dim),
+            float("nan"),
+            dtype=dtype if cache_dtype is None else cache_dtype,
+        )
+        if is_transposed:
+            caches.append(in_order.mT.contiguous().mT)
+        elif token_major:
+            caches.append(in_order.transpose(1, 2).contiguous().transpose(1, 2))
+        else:
+            caches.append(in_order)
     taken = 0
     for sequence, (count, length) in enumerate(zip(used, seq_lens, strict=True)):
         blocks = order[taken : taken + count]

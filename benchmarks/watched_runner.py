@@ -1,0 +1,100 @@
+"""A runner that does a pass's preparations once more beside it, timed. Knows schedules and tensors; computes no model.
+
+A runner's own staging and attention inputs are out of reach from outside. Repeated on the same requests, straight after
+the pass that has swept the caches, they take as long.
+"""
+
+import time
+from typing import Any
+
+import torch
+
+from infer_cache import LayerGroups
+from infer_engine.choices import Choices
+from infer_engine.execution import ComputedPass, StepRunner
+from infer_engine.protocol import EngineConfig
+from infer_engine.request import Request
+from infer_engine.scheduling import Schedule
+from infer_engine.sizing import choose_block_size, size_step
+from infer_engine.staging import StepInputs, StepStaging
+from infer_kernels import BagFiller, BagShape, plan_attention
+from infer_models import ModelConfig
+
+CPU = torch.device("cpu")
+_MOST_BLOCKS = 2**14
+"""Of a layer's cache; it decides whether rows are numbered by 32 bits or 64, nothing else."""
+
+
+class WatchedRunner:
+    """Computes as `inner` does. Implements `infer_engine.execution.StepRunner`."""
+
+    def __init__(self, inner: StepRunner, *, model_config: ModelConfig, config: EngineConfig) -> None:
+        """Watch `inner`, which was built for `config` and the model of `model_config`."""
+        self._inner = inner
+        self._seconds = [0.0, 0.0]
+        self._block_size = choose_block_size(config, head_dim=model_config.head_dim)
+        self._records = config.records_cpu_steps
+        groups = LayerGroups.by_window(model_config.windows)
+        step = size_step(config, device=CPU, model_max_seq_len=model_config.max_position_embeddings)
+        self._staging = StepStaging(
+            max_tokens=step.max_tokens,
+            max_seqs=step.max_batch_size,
+            max_seq_len=model_config.max_position_embeddings,
+            block_size=self._block_size,
+            num_groups=len(groups.windows),
+            device=CPU,
+        )
+        self._fillers = [
+            BagFiller(
+                BagShape(
+                    q_heads=model_config.q_heads,
+                    kv_heads=model_config.kv_heads,
+                    head_dim=model_config.head_dim,
+                    block_size=self._block_size,
+                    num_blocks=_MOST_BLOCKS,
+                    window=window,
+                )
+            )
+            for window in groups.windows
+        ]
+
+    def take_seconds(self) -> tuple[float, float]:
+        """Return the seconds of staging and of attention's inputs since the last call."""
+        staging_s, inputs_s = self._seconds
+        self._seconds = [0.0, 0.0]
+        return staging_s, inputs_s
+
+    @torch.inference_mode()
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Compute the pass, then prepare it again."""
+        computed = self._inner.forward(schedule)
+        started = time.perf_counter()
+        inputs = self._staging.build(schedule.items, schedule.table_edits)
+        staged = time.perf_counter()
+        self._prepare(inputs)
+        self._seconds[0] += staged - started
+        self._seconds[1] += time.perf_counter() - staged
+        return computed
+
+    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+        """Choose as `inner` does."""
+        return self._inner.choose(logits, requests)
+
+    def probe(self) -> None:
+        """Probe `inner`."""
+        self._inner.probe()
+
+    def _prepare(self, inputs: StepInputs) -> None:
+        if self._records and inputs.is_decode_step:
+            for filler, block_table in zip(self._fillers, inputs.block_tables, strict=True):
+                filler.fill(inputs.seq_lens, block_table)
+            return
+        for block_table in inputs.block_tables:
+            plan_attention(
+                query_start=inputs.query_start,
+                seq_lens=inputs.seq_lens,
+                is_prefill=inputs.is_prefill,
+                block_table=block_table,
+                block_size=self._block_size,
+                device=CPU,
+            )

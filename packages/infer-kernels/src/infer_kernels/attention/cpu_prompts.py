@@ -1,0 +1,90 @@
+r"""A bf16 prompt's attention on a CPU with bf16 instructions, tile by tile. Knows one sequence; knows no blocks.
+
+    keys        0 ......................... last of the tile's     a tile's rows are `TILE` positions times the query
+    positions   |xxxxxxxxxxxxxxxxxxxx|xxx\\ |                      heads of a group; keys after its last position are
+                                     |xxxxx\\|                      never looked at
+
+SDPA computes in fp32 here, or in bf16 through a product that is no faster. What is wanted is a product of bf16 numbers
+with an fp32 result, and torch has one on a CPU: that of fp32 matrices when oneDNN may round them to bf16. Queries and
+keys are bf16 numbers already, so nothing is rounded. The permission is a setting of the whole process, and given for
+the one call.
+
+Precision: fp32 scores and softmax; probabilities are rounded to bf16, their sums with values are fp32, rounded once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from infer_kernels.attention.plan import AttentionOptions
+from infer_kernels.attention.scores import visible_mask
+from infer_kernels.linear import has_bf16_instructions
+
+TILE = 128
+
+
+def takes_tiles(q: Tensor) -> bool:
+    """Whether queries of this dtype are faster in tiles on this machine."""
+    return q.dtype == torch.bfloat16 and has_bf16_instructions()
+
+
+def attend_in_tiles(
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, *, first_position: int, first_key: int, out: Tensor
+) -> None:
+    """Write the causal attention of a prompt's rows into `out`.
+
+    Args:
+        q: [tokens, q_heads, head_dim] bf16, the queries of positions from `first_position` on.
+        k: [kv_heads, keys, head_dim] fp32 that holds bf16 numbers, the keys of positions from `first_key` on, up to
+            that of the last query.
+        v: like `k`, in bf16.
+        options: of the layer.
+        first_position: of the first query.
+        first_key: the position of the first key.
+        out: like `q`.
+    """
+    tokens, _, head_dim = q.shape
+    kv_heads = k.shape[0]
+    for start in range(0, tokens, TILE):
+        stop = min(tokens, start + TILE)
+        position = first_position + start
+        first = 0 if options.window is None else max(0, position - options.window + 1 - first_key)
+        last = first_position + stop - first_key
+        rows = q[start:stop].view(stop - start, kv_heads, -1, head_dim).transpose(0, 1)  # by key-value head
+        with _products_of_bf16():
+            scores = torch.bmm(rows.float().flatten(1, 2), k[:, first:last].mT)
+        if options.soft_cap is not None:
+            scores.div_(options.soft_cap / options.scale).tanh_().mul_(options.soft_cap)
+        else:
+            scores.mul_(options.scale)
+        # Without a window, rows see all keys before the tile's first position.
+        edge = first if options.window is not None else position - first_key
+        seen = visible_mask(
+            first_position=position,
+            tokens=stop - start,
+            first_key=first_key + edge,
+            keys=last - edge,
+            window=options.window,
+            device=q.device,
+        )
+        by_position = scores.view(kv_heads, stop - start, -1, last - first)[..., edge - first :]
+        by_position.masked_fill_(~seen.unsqueeze(1), -torch.inf)
+        probabilities = torch.softmax(scores, dim=-1).to(torch.bfloat16)
+        attended = torch.bmm(probabilities, v[:, first:last])
+        out[start:stop].view(stop - start, kv_heads, -1, head_dim).copy_(
+            attended.view(kv_heads, stop - start, -1, head_dim).transpose(0, 1)
+        )
+
+
+@contextmanager
+def _products_of_bf16() -> Iterator[None]:
+    """Let products of fp32 matrices round what they multiply to bf16, for as long as it lasts."""
+    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch has no types for it
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
