@@ -89,6 +89,7 @@ def bench(session: nox.Session) -> None:
     sync(session, "--group", "bench")
     session.run("python", "benchmarks/kernels/cpu.py", "--quick")
     session.run("python", "benchmarks/engine.py", "--quick")
+    session.run("python", "benchmarks/cpu_steps.py", "--quick", "--least-share", "0.1")
     session.run("python", "benchmarks/streaming.py", "--quick")
     session.run("python", "benchmarks/serving.py", "--workload", "mixed", "--quick", "--no-progress")
     session.run("python", "benchmarks/concurrency.py", "--quick", *session.posargs)

@@ -31,7 +31,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "max_prefill_chunks_per_step": ("1", 1),
     "step_timeout_s": ("1.5", 1.5),
 }
-SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "batch_invariant"]
+SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]
 WITH_STATIC_BATCHES = "batch_wait_timeout_s"
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from infer_cache import KVPool
-from infer_kernels import linear, linear_invariant, paged_attention, plan_attention, prepack
+from infer_kernels import kv_cache_dtype, linear, linear_invariant, paged_attention, plan_attention, prepack
 from report import ROOT, environment, save
 
 Form = Callable[[], object]
@@ -179,7 +179,7 @@ def compare_decodes(*, layers: int, rounds: int) -> list[Comparison]:
             kv_heads=KV_HEADS,
             block_size=BLOCK_SIZE,
             head_dim=head_dim,
-            dtype=torch.bfloat16,
+            dtype=kv_cache_dtype(torch.bfloat16, torch.device("cpu")),
             device=torch.device("cpu"),
         )
         caches = [(pool.key_cache(layer), pool.value_cache(layer)) for layer in range(layers)]

@@ -30,7 +30,7 @@ class BlockAllocator:
     """Gives out the ids 0 to `num_blocks - 1` and takes them back, all-or-nothing, in O(1) per block.
 
     Ids that are given together are consecutive wherever the free ids allow it, and unrelated allocations are placed
-    apart, so that each has room to grow on: attention reads a consecutive run of blocks without a gather on a CPU.
+    apart, so that each has room to grow on.
     """
 
     __slots__ = ("_owners", "_runs")

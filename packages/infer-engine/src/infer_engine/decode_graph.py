@@ -7,17 +7,19 @@ whatever differs from step to step, the number of sequences too, is a tensor tha
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
 from infer_cache import KVPool, PagedCacheView
 from infer_engine.staging import StepInputs
 from infer_kernels import BagFiller, Bags, BagShape, DecodePlan, KVSlots
 from infer_models import CausalLM, KVCacheView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _RECORDED_SEQS = 2
 """Sequences of the step that is recorded: more than one, so that no dimension is taken for one that broadcasts."""
@@ -55,13 +57,11 @@ class DecodeGraph:
             block_tables=(torch.zeros(_RECORDED_SEQS, 2, dtype=torch.int32),) * len(pool.num_blocks),
             is_decode_step=True,
         )
-        # Other weights are constants of the graph. It has none of this kind.
-        packed = {name: weight for name, weight in model.named_parameters() if weight.is_mkldnn}
-        self._packed_weights = tuple(packed.values())
+        # Other weights are constants of the graph. It has none of this kind, but finds those that go in.
+        self._packed_weights = tuple(weight for weight in model.parameters() if weight.is_mkldnn)
 
         def compute(*flat: Tensor) -> Tensor:
-            with _replaced(model, dict(zip(packed, flat, strict=False))):
-                logits: Tensor = model(*self._arguments(*flat[len(packed) :]))
+            logits: Tensor = model(*self._arguments(*flat[len(self._packed_weights) :]))
             return logits
 
         with torch.inference_mode(), warnings.catch_warnings():
@@ -92,19 +92,3 @@ class DecodeGraph:
             bags[group][window] = each
         plans = [DecodePlan(each, num_tokens=len(input_ids), block_size=size, device=input_ids.device) for each in bags]
         return input_ids, position_ids, PagedCacheView(self._pool, slots=slots, plans=plans)
-
-
-@contextmanager
-def _replaced(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Put `tensors` in the place of the parameters of their names, for as long as it lasts."""
-    places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in tensors]
-    parameters = [owner.get_parameter(leaf) for owner, leaf in places]
-    for (owner, leaf), tensor in zip(places, tensors.values(), strict=True):
-        delattr(owner, leaf)
-        setattr(owner, leaf, tensor)
-    try:
-        yield
-    finally:
-        for (owner, leaf), parameter in zip(places, parameters, strict=True):
-            delattr(owner, leaf)
-            owner.register_parameter(leaf, parameter)

@@ -1,11 +1,14 @@
-"""Gives memory that nobody uses back to the system. Knows the C library's allocator; knows no tensor."""
+"""What becomes of memory that was freed. Knows the C library's allocator, where it is glibc; knows no tensor."""
 
 import ctypes
 import gc
 
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""Parameters of `mallopt`, as in glibc's malloc.h."""
+
 
 def give_back_free_memory() -> None:
-    """Return free memory to the system, where the C library has a call for it: glibc.
+    """Return free memory to the system.
 
     Loading takes every weight twice, as it was read and as it is multiplied, and the allocator keeps what was freed.
     """
@@ -13,3 +16,15 @@ def give_back_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def keep_free_memory() -> None:
+    """Keep what is freed from now on for the next allocation, in this process.
+
+    A prompt's step allocates tensors of megabytes and frees them, layer after layer. Each would come from the system,
+    and the system would have to clear each page of it once more.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_MMAP_MAX, 0)
+        set_option(_TRIM_THRESHOLD, 2**31 - 1)

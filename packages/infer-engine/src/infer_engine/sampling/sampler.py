@@ -56,8 +56,7 @@ class Sampler:
             return Choices(token_ids=[])
         logits = logits[:, : self._vocab_size]
         if self._rows.are_greedy(requests):
-            largest, drawn = logits.max(dim=-1)
-            return _sound(largest, drawn)
+            return _sound(*logits.max(dim=-1))
         step = self._rows.gather(requests)
         listed = step.which(Asks.LOGPROBS)
         at = torch.tensor(listed, device=self._device) if listed else None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.attention.bags import BagFiller, Bags, BagShape, attend_by_bags, takes_bags
-from infer_kernels.attention.cpu_cache import KeySpan, key_spans, read_cache, sequence_rows
+from infer_kernels.attention.cpu_cache import KeySpan, key_spans, read_cache, read_transposed, sequence_rows
 from infer_kernels.attention.cpu_prompts import attend_in_tiles, takes_tiles
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.scores import capped_attention, visible_mask
@@ -126,7 +126,7 @@ class CpuAttentionPlan(AttentionPlan):
         """Write the attention of q [tokens, q_heads, head_dim] into `out`, which is like it."""
         sequence, v = span.sequence, read_cache(v_cache, span, q.dtype)
         if takes_tiles(q):
-            k = read_cache(k_cache, span, torch.float32)
+            k = read_transposed(k_cache, span, torch.float32)
             position, first_key = sequence.first_position, span.first_key
             attend_in_tiles(q, k, v, options, first_position=position, first_key=first_key, out=out)
             return

@@ -58,15 +58,28 @@ class KeySpan:
 
 def read_cache(cache: Tensor, span: KeySpan, dtype: torch.dtype) -> Tensor:
     """[kv_heads, keys, head_dim] in `dtype`: the span's positions in order; `cache` is one layer's keys or values."""
-    block_size = cache.shape[2]
-    first_column = span.first_key // block_size
-    last_column = -(-span.sequence.seq_len // block_size)
-    blocks = span.blocks[first_column:last_column]
+    blocks, offset = _blocks_in_reach(cache, span)
     is_transposed = cache.stride(-1) != 1
     gathered = (cache.mT.index_select(0, blocks).mT if is_transposed else cache.index_select(0, blocks)).transpose(0, 1)
     # [kv_heads, blocks, block_size, head_dim], brought into this order by the copy that converts it.
     in_order = torch.empty(gathered.shape, dtype=dtype).copy_(gathered)
-    return in_order.flatten(1, 2).narrow(1, span.first_key - first_column * block_size, span.num_keys)
+    return in_order.flatten(1, 2).narrow(1, offset, span.num_keys)
+
+
+def read_transposed(cache: Tensor, span: KeySpan, dtype: torch.dtype) -> Tensor:
+    """[kv_heads, head_dim, keys] in `dtype`; otherwise as `read_cache`."""
+    blocks, offset = _blocks_in_reach(cache, span)
+    gathered = cache.mT.index_select(0, blocks).permute(1, 2, 0, 3)
+    in_order = torch.empty(gathered.shape, dtype=dtype).copy_(gathered)
+    return in_order.flatten(2).narrow(2, offset, span.num_keys)
+
+
+def _blocks_in_reach(cache: Tensor, span: KeySpan) -> tuple[Tensor, int]:
+    """The span's blocks, and where in the first of them it begins."""
+    block_size = cache.shape[2]
+    first_column = span.first_key // block_size
+    last_column = -(-span.sequence.seq_len // block_size)
+    return span.blocks[first_column:last_column], span.first_key - first_column * block_size
 
 
 def sequence_rows(layout: HostLayout) -> list[SequenceRows]:

@@ -14,6 +14,7 @@ Precision: fp32 scores and softmax; probabilities are rounded to bf16, their sum
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,45 +38,52 @@ def attend_in_tiles(
 
     Args:
         q: [tokens, q_heads, head_dim] bf16, the queries of positions from `first_position` on.
-        k: [kv_heads, keys, head_dim] fp32 that holds bf16 numbers, the keys of positions from `first_key` on, up to
+        k: [kv_heads, head_dim, keys] fp32 that holds bf16 numbers, the keys of positions from `first_key` on, up to
             that of the last query.
-        v: like `k`, in bf16.
+        v: [kv_heads, keys, head_dim] bf16, like `k` but for the order.
         options: of the layer.
         first_position: of the first query.
         first_key: the position of the first key.
         out: like `q`.
     """
     tokens, _, head_dim = q.shape
-    kv_heads = k.shape[0]
+    kv_heads = len(k)
+    by_head, out_by_head = (x.view(tokens, kv_heads, -1, head_dim).transpose(0, 1) for x in (q, out))
     for start in range(0, tokens, TILE):
-        stop = min(tokens, start + TILE)
+        count = min(TILE, tokens - start)
         position = first_position + start
         first = 0 if options.window is None else max(0, position - options.window + 1 - first_key)
-        last = first_position + stop - first_key
-        rows = q[start:stop].view(stop - start, kv_heads, -1, head_dim).transpose(0, 1)  # by key-value head
+        last = position + count - first_key
+        rows = by_head.narrow(1, start, count)  # [kv_heads, positions, group, head_dim]
+        queries = torch.empty(rows.shape, dtype=torch.float32).copy_(rows).flatten(1, 2)
         with _products_of_bf16():
-            scores = torch.bmm(rows.float().flatten(1, 2), k[:, first:last].mT)
-        if options.soft_cap is not None:
-            scores.div_(options.soft_cap / options.scale).tanh_().mul_(options.soft_cap)
-        else:
+            scores = torch.bmm(queries, k[:, :, first:last])
+        if options.soft_cap is None:
             scores.mul_(options.scale)
-        # Without a window, rows see all keys before the tile's first position.
-        edge = first if options.window is not None else position - first_key
-        seen = visible_mask(
-            first_position=position,
-            tokens=stop - start,
-            first_key=first_key + edge,
-            keys=last - edge,
-            window=options.window,
-            device=q.device,
-        )
-        by_position = scores.view(kv_heads, stop - start, -1, last - first)[..., edge - first :]
-        by_position.masked_fill_(~seen.unsqueeze(1), -torch.inf)
+        else:
+            scores.mul_(options.scale / options.soft_cap).tanh_().mul_(options.soft_cap)
+        # Without a window, all rows see all keys before the tile's first position.
+        num_edge_keys = count if options.window is None else last - first
+        edge = scores.view(kv_heads, count, -1, last - first).narrow(3, last - first - num_edge_keys, num_edge_keys)
+        edge.add_(_edge_mask(count, num_edge_keys, options.window))
         probabilities = torch.softmax(scores, dim=-1).to(torch.bfloat16)
         attended = torch.bmm(probabilities, v[:, first:last])
-        out[start:stop].view(stop - start, kv_heads, -1, head_dim).copy_(
-            attended.view(kv_heads, stop - start, -1, head_dim).transpose(0, 1)
-        )
+        out_by_head.narrow(1, start, count).copy_(attended.view(rows.shape))
+
+
+@lru_cache(maxsize=64)
+def _edge_mask(tokens: int, keys: int, window: int | None) -> Tensor:
+    """fp32 [tokens, 1, keys]: minus infinity where the queries of the last `tokens` positions do not see a key."""
+    seen = visible_mask(
+        first_position=keys - tokens,
+        tokens=tokens,
+        first_key=0,
+        keys=keys,
+        window=window,
+        device=torch.device("cpu"),
+    )
+    with torch.inference_mode(mode=False):  # it outlives the step that asks first
+        return torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).unsqueeze(1)
 
 
 @contextmanager
