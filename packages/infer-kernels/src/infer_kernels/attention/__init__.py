@@ -1,8 +1,9 @@
 """Attention over a paged KV cache, and over whole sequences without one. Knows flat batches; knows no model.
 
 `plan.py` is what a step's plan promises, `paged.py` the two public functions, `reference.py` the formula, `causal.py`
-attention without a cache. `cpu.py` is the plan of the PyTorch path, `cpu_invariant.py` the one whose bits do not depend
-on the batch, cut up by `cpu_panels.py`; both read through `cpu_cache.py`. `triton_plan.py` is that of the kernels,
+attention without a cache. `cpu.py` is the plan of the PyTorch path, over `bags.py` for decodes and `cpu_prompts.py` for
+prompts; `cpu_invariant.py` is the one whose bits do not depend on the batch, cut up by `cpu_panels.py`; both read
+through `cpu_cache.py`. `triton_plan.py` is that of the kernels,
 which are `paged_decode.py` and `paged_prefill.py`, both around `walk.py`; `work.py` says what each program takes,
 `memory.py` where that lies on the device, `configs.py` how the kernels are launched.
 """
