@@ -5,8 +5,9 @@
         --peer llama.cpp=http://127.0.0.1:8102
     python benchmarks/cpu_race.py --demo
 
-Sides answer one after another, so that each has the machine to itself, and the order turns with every round; what a
-round asks is in `race_rounds.py`. Between the rounds, with all servers idle, the dense layers are timed alone
+Sides answer one after another, each after a pause: a side's threads may spin on for a while after its last answer, and
+the next one is to have the machine to itself. The order turns with every round; what a round asks is in
+`race_rounds.py`. Between the rounds, with all servers idle, the dense layers are timed alone
 (`cpu_floor.py`) with the variables of our server's process: a step cannot be shorter, whichever engine computes it.
 Our server's idle memory is that of its processes before the first request; of the KV cache nothing is written then.
 """
@@ -14,6 +15,7 @@ Our server's idle memory is that of its processes before the first request; of t
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
         "--peer", type=parse_peer, action="append", default=[], metavar="NAME=URL[,MODEL]", help="may be repeated"
     )
     parser.add_argument("--rounds", type=int, default=5, help="turns of every side, after a warm-up")
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds before every side's turn")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
@@ -73,6 +76,8 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("`--peer` needs `--model`, the checkpoint that the peer serves")
     if args.write_checkpoint and args.write_checkpoint[0] not in SHAPES:
         parser.error(f"`{args.write_checkpoint[0]}` is no shape; there are {', '.join(SHAPES)}")
+    if args.pause < 0:
+        parser.error(f"`--pause` is {args.pause:g}; it must be at least 0")
     if args.rounds < 1:
         parser.error(f"`--rounds` is {args.rounds}; it must be at least 1")
     if args.scale <= 0:
@@ -105,7 +110,7 @@ def run_race(args: argparse.Namespace) -> Race:
         idle_bytes = resident_bytes(ours)
         sides = [RaceServer(name=OURS, url=own.url), *args.peer]
         with floor_process(folder, environment=core_environment(ours)) as process:
-            floors, turns = take_turns(sides, plan, process, rounds=args.rounds)
+            floors, turns = take_turns(sides, plan, process, rounds=args.rounds, pause_s=args.pause)
     return Race(
         plan=plan,
         turns=turns,
@@ -116,7 +121,7 @@ def run_race(args: argparse.Namespace) -> Race:
 
 
 def take_turns(
-    sides: Sequence[RaceServer], plan: RacePlan, process: FloorProcess, *, rounds: int
+    sides: Sequence[RaceServer], plan: RacePlan, process: FloorProcess, *, rounds: int, pause_s: float
 ) -> tuple[list[Floor], Mapping[str, list[Turn]]]:
     """Return the floor before every round, and every side's turns after a warm-up that does not count."""
     for side in sides:
@@ -126,6 +131,7 @@ def take_turns(
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
         floors.append(process.measure())
         for side in sides if number % 2 == 0 else reversed(sides):
+            time.sleep(pause_s)
             turns[side.name].append(take_turn(side, plan, contents=f"{number}"))
     return floors, turns
 

@@ -116,6 +116,7 @@ def test_prompts_are_of_ids_that_every_tokenizer_knows() -> None:
         (["--model", "m", "--peer", "a"], "no NAME=URL"),
         (["--model", "m", "--peer", "infer=http://h:1"], "a name of its own"),
         (["--model", "m", "--rounds", "0"], "at least 1"),
+        (["--model", "m", "--pause", "-1"], "at least 0"),
         (["--model", "m", "--scale", "0"], "positive"),
         (["--write-checkpoint", "gpt-9", "f"], "is no shape"),
     ],
@@ -207,7 +208,18 @@ def test_a_race_against_ourselves_saves_every_round(
     checkpoint: Path, tmp_path: Path, serve: Callable[..., AbstractContextManager[Any]]
 ) -> None:
     with serve("--model", str(checkpoint)) as peer:
-        flags = ["--model", str(checkpoint), "--peer", f"twin={peer.url}", "--rounds", "2", "--scale", "0.05"]
+        flags = [
+            "--model",
+            str(checkpoint),
+            "--peer",
+            f"twin={peer.url}",
+            "--rounds",
+            "2",
+            "--scale",
+            "0.05",
+            "--pause",
+            "0",
+        ]
         cpu_race.main([*flags, "--out", str(tmp_path)])
     saved = json.loads((tmp_path / "cpu-race-llama-30m.json").read_text())
     assert {side: len(turns) for side, turns in saved["turns"].items()} == {"infer": 2, "twin": 2}
