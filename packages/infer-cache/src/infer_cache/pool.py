@@ -70,7 +70,7 @@ class KVPool:
             if device.type == "cpu":
                 # The system's untouched pages: memory is taken as blocks are first written, and in small pages, for
                 # blocks of one layer that are used together lie far from those of the next.
-                pages = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize)
+                pages = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
                 return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)
 
