@@ -87,7 +87,7 @@ class WatchedRunner:
     def _prepare(self, inputs: StepInputs) -> None:
         if self._records and inputs.is_decode_step:
             for filler, block_table in zip(self._fillers, inputs.block_tables, strict=True):
-                filler.fill(inputs.seq_lens, block_table)
+                filler.lay_out(inputs.seq_lens, block_table)
             return
         for block_table in inputs.block_tables:
             plan_attention(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, save_servable, sound_tokens
+from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
 from infer_kernels.testing.threads import torch_threads
 
 DTYPES = ("float32", "bfloat16")
@@ -33,19 +32,6 @@ class Checkpoint:
     def engine(self, *, batch_invariant: bool = True, **config: Any) -> ModelEngine:
         """Return an engine over it."""
         return ModelEngine(self.folder, dtype=self.dtype, batch_invariant=batch_invariant, **config)
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What gives each family's checkpoint."""
-
-    @cache
-    def folder_of(family: str) -> Path:
-        folder = tmp_path_factory.mktemp(family)
-        save_servable(family, folder)
-        return folder
-
-    return folder_of
 
 
 @pytest.fixture(scope="module", params=[(family, dtype) for dtype in DTYPES for family in FAMILIES], ids="-".join)

@@ -1,7 +1,6 @@
 """An engine that replays its steps of decodes gives every request what it gives without a recording."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,7 @@ from infer_engine.messages import TokenOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.staging import StepInputs
 from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, save_servable, sound_tokens
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What gives each family's checkpoint."""
-
-    @cache
-    def folder_of(family: str) -> Path:
-        folder = tmp_path_factory.mktemp(family)
-        save_servable(family, folder)
-        return folder
-
-    return folder_of
-
+from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
 
 LITTLE_MEMORY: dict[str, Any] = {"block_size": 2, "num_gpu_blocks": 34, "max_seq_len": 60, "kv_reserve": 0.0}
 SWITCHES: dict[str, dict[str, Any]] = {

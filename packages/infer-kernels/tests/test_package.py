@@ -32,6 +32,7 @@ OTHERS = [
     "AttentionBuffers",
     "AttentionPlan",
     "BagFiller",
+    "BagLayout",
     "BagShape",
     "Bags",
     "DecodePlan",

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.jit._fuser import optimized_execution
 
 from infer_cache import KVPool, PagedCacheView
 from infer_engine.staging import StepInputs
-from infer_kernels import BagFiller, Bags, BagShape, DecodePlan, KVSlots
+from infer_kernels import BagFiller, BagLayout, Bags, BagShape, DecodePlan, KVSlots
 from infer_models import CausalLM, KVCacheView
 
 if TYPE_CHECKING:
@@ -57,7 +56,8 @@ class DecodeGraph:
             block_tables=(torch.zeros(_RECORDED_SEQS, 2, dtype=torch.int32),) * len(pool.num_blocks),
             is_decode_step=True,
         )
-        # Other weights are constants of the graph. It has none of this kind, but finds those that go in.
+        # Weights become constants of the graph, but for packed ones, which cannot. They go in as arguments: the tracer
+        # knows an argument again wherever the model uses that tensor.
         self._packed_weights = tuple(weight for weight in model.parameters() if weight.is_mkldnn)
 
         def compute(*flat: Tensor) -> Tensor:
@@ -72,23 +72,27 @@ class DecodeGraph:
 
     def replay(self, inputs: StepInputs) -> Tensor:
         """Return the logits [seqs, vocab] of a step of decodes, one row for each sequence, all of them stored."""
-        with optimized_execution(should_optimize=False):  # it would take two slow runs, and find nothing
+        # Optimizing would take two slow runs, and find nothing.
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # noqa: FBT003 - as torch has it
             return self._graph(*self._packed_weights, *self._flat(inputs))
 
     def _flat(self, inputs: StepInputs) -> tuple[Tensor, ...]:
-        bags = [
-            filler.fill(inputs.seq_lens, inputs.block_tables[group]) for (group, _), filler in self._fillers.items()
+        layouts = [
+            filler.lay_out(inputs.seq_lens, inputs.block_tables[group]) for (group, _), filler in self._fillers.items()
         ]
-        return (inputs.input_ids, inputs.position_ids, *inputs.slots, *(tensor for each in bags for tensor in each))
+        laid_out = (tensor for layout in layouts for tensor in layout)
+        return (inputs.input_ids, inputs.position_ids, inputs.seq_lens, *inputs.slots, *laid_out)
 
-    def _arguments(self, input_ids: Tensor, position_ids: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, KVCacheView]:
-        """The model's arguments; `rest` are the slots of each group, then the bags of each filler."""
+    def _arguments(
+        self, input_ids: Tensor, position_ids: Tensor, seq_lens: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, Tensor, KVCacheView]:
+        """The model's arguments; `rest` are the slots of each group, then the layout of each filler."""
         num_groups, size = len(self._pool.num_blocks), self._pool.block_size
         slots = [KVSlots(each, block_size=size, may_skip=False) for each in rest[:num_groups]]
-        fields = len(Bags._fields)
-        filled = [Bags(*rest[start : start + fields]) for start in range(num_groups, len(rest), fields)]
+        fields = len(BagLayout._fields)
+        layouts = [BagLayout(*rest[start : start + fields]) for start in range(num_groups, len(rest), fields)]
         bags: list[dict[int | None, Bags]] = [{} for _ in slots]
-        for (group, window), each in zip(self._fillers, filled, strict=True):
-            bags[group][window] = each
+        for ((group, window), filler), layout in zip(self._fillers.items(), layouts, strict=True):
+            bags[group][window] = filler.fill_layout(layout, seq_lens)
         plans = [DecodePlan(each, num_tokens=len(input_ids), block_size=size, device=input_ids.device) for each in bags]
         return input_ids, position_ids, PagedCacheView(self._pool, slots=slots, plans=plans)

@@ -10,7 +10,6 @@ from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
 from infer_engine.core import EngineCore
 from infer_engine.decode_graph import DecodeGraph
 from infer_engine.faults import FaultPlan
-from infer_engine.free_memory import give_back_free_memory
 from infer_engine.front import Front
 from infer_engine.fronts import build_front, load_tokenizer
 from infer_engine.measuring import activation_bytes
@@ -169,7 +168,6 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
         block_size=block_size,
         max_batch_size=step.max_batch_size,
     )
-    give_back_free_memory()
     return CoreParts(core=core, info=info, tokenizer=tokenizer)
 
 

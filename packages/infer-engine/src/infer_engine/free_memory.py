@@ -1,21 +1,9 @@
 """What becomes of memory that was freed. Knows the C library's allocator, where it is glibc; knows no tensor."""
 
 import ctypes
-import gc
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """Parameters of `mallopt`, as in glibc's malloc.h."""
-
-
-def give_back_free_memory() -> None:
-    """Return free memory to the system.
-
-    Loading takes every weight twice, as it was read and as it is multiplied, and the allocator keeps what was freed.
-    """
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def keep_free_memory() -> None:

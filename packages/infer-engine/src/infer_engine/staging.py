@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from infer_engine.request import Request
@@ -63,6 +64,8 @@ class StepStaging:
         # Attention kernels prefetch one block id past a sequence's last: the rows are one column wider than they need.
         num_columns = -(-max_seq_len // block_size) + 1
         self._block_tables = np.zeros((num_groups, max_seqs, num_columns), dtype=np.int32)
+        self._counting = torch.arange(max_seqs + 1, dtype=torch.int32)
+        self._none = torch.zeros(max_seqs, dtype=torch.bool)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def build(self, items: Sequence[tuple[Request, int]], edits: Sequence[RowEdit]) -> StepInputs:
@@ -71,6 +74,8 @@ class StepStaging:
             self._copied.synchronize()  # the step before may still be reading the buffer
         for row, edit in edits:
             self._block_tables[edit.group, row, edit.column : edit.column + len(edit.block_ids)] = edit.block_ids
+        if all(_is_decode(request, count) for request, count in items):
+            return self._build_decodes([request for request, _ in items])
         facts = np.array(
             [
                 (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_found_tokens, len(r.token_ids))
@@ -99,22 +104,77 @@ class StepStaging:
         is_stored = positions >= np.repeat(found, num_tokens)
         for table, group_slots in zip(self._block_tables, slots, strict=True):
             group_slots[:] = np.where(is_stored, table[token_rows, columns] * self._block_size + offsets, -1)
-        used = (2 + self._num_groups) * total + int(due.sum())
-        staged[(2 + self._num_groups) * total : used] = query_start[1:][due] - 1
+        is_prefill = (num_tokens > 1) | (starts < prompts)
+        return self._staged_inputs(
+            total,
+            logit_rows=query_start[1:][due] - 1,
+            query_start=torch.from_numpy(query_start),
+            seq_lens=seq_lens,
+            is_prefill=torch.from_numpy(is_prefill),
+            rows=rows,
+            is_decode_step=False,
+        )
+
+    def _build_decodes(self, requests: Sequence[Request]) -> StepInputs:
+        """Lay out one decode of each of `requests`. Most steps are such, and they are short."""
+        total = len(requests)
+        staged = self._staged.numpy()
+        input_ids, positions, *slots = (staged[i * total : (i + 1) * total] for i in range(2 + self._num_groups))
+        input_ids[:] = [request.token_ids[-1] for request in requests]
+        positions[:] = [request.num_computed_tokens for request in requests]
+        rows = np.array([request.row for request in requests])
+        columns, offsets = np.divmod(positions, self._block_size)
+        for table, group_slots in zip(self._block_tables, slots, strict=True):
+            group_slots[:] = table[rows, columns] * self._block_size + offsets
+        return self._staged_inputs(
+            total,
+            logit_rows=self._counting[:total].numpy(),
+            query_start=self._counting[: total + 1],
+            seq_lens=positions + 1,
+            is_prefill=self._none[:total],
+            rows=rows,
+            is_decode_step=True,
+        )
+
+    def _staged_inputs(
+        self,
+        total: int,
+        *,
+        logit_rows: NDArray[np.int32],
+        query_start: Tensor,
+        seq_lens: NDArray[np.int32],
+        is_prefill: Tensor,
+        rows: NDArray[np.integer],
+        is_decode_step: bool,
+    ) -> StepInputs:
+        """Copy what is staged of `total` tokens to the device, `logit_rows` behind it; `rows` are the sequences'."""
+        before = (2 + self._num_groups) * total
+        used = before + len(logit_rows)
+        self._staged.numpy()[before:used] = logit_rows
         if self._copied is not None:
             self._on_device[:used].copy_(self._staged[:used], non_blocking=True)
             self._copied.record()
-        is_prefill = (num_tokens > 1) | (starts < prompts)
         num_columns = -(-int(seq_lens.max()) // self._block_size) + 1
         on_device = [self._on_device[i * total : (i + 1) * total] for i in range(2 + self._num_groups)]
         return StepInputs(
             input_ids=on_device[0],
             position_ids=on_device[1],
             slots=tuple(on_device[2:]),
-            logit_rows=self._on_device[(2 + self._num_groups) * total : used],
-            query_start=torch.from_numpy(query_start),
+            logit_rows=self._on_device[before:used],
+            query_start=query_start,
             seq_lens=torch.from_numpy(seq_lens),
-            is_prefill=torch.from_numpy(is_prefill),
+            is_prefill=is_prefill,
             block_tables=tuple(torch.from_numpy(table[rows, :num_columns]) for table in self._block_tables),
-            is_decode_step=bool(is_stored.all() and due.all()) and not is_prefill.any(),
+            is_decode_step=is_decode_step,
         )
+
+
+def _is_decode(request: Request, num_tokens: int) -> bool:
+    """Whether the request's one row is beyond its prompt, is stored, and the token after it is due."""
+    computed = request.num_computed_tokens
+    return (
+        num_tokens == 1
+        and computed + 1 == len(request.token_ids)
+        and computed >= request.num_prompt_tokens
+        and computed >= request.num_found_tokens
+    )

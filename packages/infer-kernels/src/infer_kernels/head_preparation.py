@@ -48,6 +48,6 @@ class Rotary:
 
     @cached_property
     def angles(self) -> tuple[Tensor, Tensor]:
-        """(cosines, sines), each fp32 [tokens, 1, head_dim / 2], gathered when first asked for."""
+        """(cosines, sines), fp32 [tokens, 1, 1, head_dim / 2] and [tokens, 1, head_dim / 2]; gathered once."""
         cos, sin = self.cos_sin.index_select(0, self.position_ids).unsqueeze(1).chunk(2, dim=-1)
-        return cos, sin
+        return cos.unsqueeze(-2), sin

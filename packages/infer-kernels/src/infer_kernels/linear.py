@@ -72,7 +72,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.numel() == 0:
         return x.new_empty((*x.shape[:-1], weight.shape[0]))
-    multiply = _recordable() if torch._C._is_tracing() else _multiply  # noqa: SLF001 - the public name has no types
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # not exported
+    multiply = _recordable() if is_traced else _multiply
     return multiply(x, weight, bias)
 
 

@@ -270,7 +270,8 @@ def qk_norm_rope_store_torch(
     out: Tensor | None,
 ) -> Tensor:
     """The fastest plain PyTorch; arguments as for `qk_norm_rope_store`, unchecked."""
-    kv_heads = k_cache.shape[1]
+    # While a step is recorded sizes are tensors, and arithmetic with them would be part of the recording.
+    kv_heads = int(k_cache.shape[1])
     q_heads = int(qkv.shape[1]) - 2 * kv_heads
     # Queries and keys lie side by side: half as many operations prepare both.
     both, v = qkv.narrow(1, 0, q_heads + kv_heads), qkv.narrow(1, q_heads + kv_heads, kv_heads)
@@ -285,7 +286,7 @@ def qk_norm_rope_store_torch(
 
 def _norm_heads_torch(both: Tensor, q_heads: int, norm: QKNorm) -> Tensor:
     """The normed heads of queries and keys, which have weights of their own."""
-    kv_heads = both.shape[1] - q_heads
+    kv_heads = int(both.shape[1]) - q_heads
     normed = normalize_rows(both.to(torch.float32, copy=True), norm.eps)
     if norm.variant == "gemma":
         weights = (norm.q_weight.float() + 1.0, norm.k_weight.float() + 1.0)

@@ -185,7 +185,7 @@ def rotate_heads_torch(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Six small operations and no temporary but the result: on a CPU this runs for every layer and token.
     """
     halves: Tensor = x.float().unflatten(-1, (2, -1))  # type: ignore[no-untyped-call]  # torch has no types for it
-    rotated = halves * cos.unsqueeze(-2)
+    rotated = halves * cos
     rotated.select(-2, 0).addcmul_(halves.select(-2, 1), sin, value=-1)
     rotated.select(-2, 1).addcmul_(halves.select(-2, 0), sin)
     return rotated.flatten(-2).to(x.dtype)

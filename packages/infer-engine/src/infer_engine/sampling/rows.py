@@ -64,7 +64,6 @@ class SamplingRows:
         self._owners: list[int | None] = [None] * max_rows
         self._edits: list[RequestEdits | None] = [None] * max_rows
         self._asks = np.zeros(max_rows, np.uint8)
-        self._needs_more = [False] * max_rows  # than the most probable token
         self._num_logprobs = np.zeros(max_rows, np.int64)
         self._columns: dict[str, npt.NDArray[Any]] = {
             "seeds": np.zeros(max_rows, np.int64),
@@ -80,8 +79,7 @@ class SamplingRows:
     def are_greedy(self, requests: Sequence[Request]) -> bool:
         """Return whether the most probable token is all that any of `requests` needs. Most steps are such."""
         self._read_where_unread(requests)
-        needs_more = self._needs_more
-        return not any(needs_more[request.row] for request in requests)
+        return not any(self._asks[request.row] for request in requests)
 
     def gather(self, requests: Sequence[Request]) -> StepRows:
         """Return what the rows of `requests` ask for."""
@@ -140,8 +138,7 @@ class SamplingRows:
         columns["frequency"][row] = params.frequency_penalty
         self._num_logprobs[row] = params.logprobs or 0
         self._edits[row] = edits
-        self._asks[row] = asks = _asks(params, has_edits=edits is not None)
-        self._needs_more[row] = bool(asks)
+        self._asks[row] = _asks(params, has_edits=edits is not None)
         self._owners[row] = request.arrival
 
 

@@ -8,7 +8,7 @@ which are `paged_decode.py` and `paged_prefill.py`, both around `walk.py`; `work
 `memory.py` where that lies on the device, `configs.py` how the kernels are launched.
 """
 
-from infer_kernels.attention.bags import BagFiller, Bags, BagShape, kv_cache_dtype, wants_transposed_keys
+from infer_kernels.attention.bags import BagFiller, BagLayout, Bags, BagShape, kv_cache_dtype, wants_transposed_keys
 from infer_kernels.attention.causal import causal_attention
 from infer_kernels.attention.cpu import DecodePlan
 from infer_kernels.attention.memory import AttentionBuffers
@@ -20,6 +20,7 @@ __all__ = [
     "AttentionBuffers",
     "AttentionPlan",
     "BagFiller",
+    "BagLayout",
     "BagShape",
     "Bags",
     "DecodePlan",

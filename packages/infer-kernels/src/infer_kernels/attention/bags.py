@@ -81,10 +81,30 @@ class BagShape:
     window: int | None
 
 
+class BagLayout(NamedTuple):
+    """What bags depend on beside the tokens of each last block: the same until a sequence needs another block.
+
+    Attributes:
+        owners: as in `Bags`.
+        key_rows: as in `Bags`.
+        key_offsets: as in `Bags`.
+        value_rows: [seqs * q_heads * columns * block_size], each score's row of the values' table.
+        first_tokens: [seqs, 1] int64, the position of the first token of each sequence's first block here.
+        tokens: [columns * block_size] int64, their numbers from there on.
+    """
+
+    owners: Tensor
+    key_rows: Tensor
+    key_offsets: Tensor
+    value_rows: Tensor
+    first_tokens: Tensor
+    tokens: Tensor
+
+
 class BagFiller:
     """Fills the bags of one step after another. Whatever a step has in common with the one before is not made again."""
 
-    __slots__ = ("_blocks", "_index", "_keys", "_num_columns", "_shape", "_value_rows")
+    __slots__ = ("_blocks", "_index", "_layout", "_num_columns", "_shape")
 
     def __init__(self, shape: BagShape) -> None:
         """Fill bags of `shape`."""
@@ -95,41 +115,62 @@ class BagFiller:
         self._num_columns = torch.zeros(0)
 
     def fill(self, seq_lens: Tensor, block_table: Tensor) -> Bags:
-        """Return the bags of decodes.
+        """Return the bags of decodes; arguments as for `lay_out`."""
+        return self.fill_layout(self.lay_out(seq_lens, block_table), seq_lens)
+
+    def lay_out(self, seq_lens: Tensor, block_table: Tensor) -> BagLayout:
+        """Return what the bags of decodes have in common with those of the step before, mostly the same tensors.
 
         Args:
             seq_lens: [seqs] int32, each at least 1, this step's token included; at least one.
             block_table: [seqs, columns] int32, each sequence's blocks, in order.
         """
-        size, window, q_heads = self._shape.block_size, self._shape.window, self._shape.q_heads
-        lengths = seq_lens.long()
-        first_key = torch.zeros_like(lengths) if window is None else (lengths - window).clamp_(min=0)
-        first_column = first_key // size
-        num_columns = (lengths - 1) // size + 1 - first_column
-        column = torch.arange(int(num_columns.max()))
+        size, window = self._shape.block_size, self._shape.window
+        num_columns = (seq_lens + (size - 1)) // size
+        first_column = None if window is None else (seq_lens - window).clamp_(min=0) // size
+        if first_column is not None:
+            num_columns -= first_column
+        column = torch.arange(int(num_columns.max()), dtype=torch.int32)
+        if first_column is None:
+            blocks = block_table[:, : len(column)]
+        else:
+            columns = (first_column[:, None] + column).clamp_(max=block_table.shape[1] - 1)
+            blocks = block_table.gather(1, columns.long())
         in_reach = column < num_columns[:, None]
-        columns = (first_column[:, None] + column).clamp_(max=block_table.shape[1] - 1)
-        blocks = block_table.gather(1, columns).masked_fill_(~in_reach, 0)
+        blocks = blocks.masked_fill(~in_reach, 0)
         if not (torch.equal(blocks, self._blocks) and torch.equal(num_columns, self._num_columns)):
             self._blocks, self._num_columns = blocks, num_columns
-            self._lay_out(blocks, in_reach)
+            self._layout = self._lay_out(blocks, in_reach)
+        if first_column is None:
+            return self._layout
+        return self._layout._replace(first_tokens=(first_column.long() * size)[:, None])
 
-        first = (first_key - first_column * size)[:, None]
-        num_values = lengths - first_key
-        position = torch.arange(len(column) * size)
-        is_seen = ((position >= first) & (position < first + num_values[:, None])).unsqueeze(1)
+    def fill_layout(self, layout: BagLayout, seq_lens: Tensor) -> Bags:
+        """Return the bags of decodes of `seq_lens` [seqs] that have `layout`: tensors from tensors, for a recording."""
+        q_heads, window = self._shape.q_heads, self._shape.window
+        end = seq_lens.long()[:, None] - layout.first_tokens
+        is_seen = layout.tokens < end
+        if window is None:
+            num_values = end
+        else:
+            num_values = end.clamp(max=window)
+            is_seen &= layout.tokens >= end - num_values
+        is_seen = is_seen.unsqueeze(1)
         kept = is_seen.expand(-1, q_heads, -1).reshape(-1).nonzero().squeeze(1)
         return Bags(
-            *self._keys,
+            owners=layout.owners,
+            key_rows=layout.key_rows,
+            key_offsets=layout.key_offsets,
             hidden=~is_seen,
             kept=kept,
-            value_rows=self._value_rows.index_select(0, kept),
-            value_offsets=self._starts(num_values.repeat_interleave(q_heads)),
+            value_rows=layout.value_rows.index_select(0, kept),
+            value_offsets=self._starts(num_values.expand(-1, q_heads).reshape(-1)),
         )
 
-    def _lay_out(self, blocks: Tensor, in_reach: Tensor) -> None:
-        """Make what depends on `blocks` [seqs, columns] alone; blocks are held where `in_reach`."""
+    def _lay_out(self, blocks: Tensor, in_reach: Tensor) -> BagLayout:
+        """The layout of `blocks` [seqs, columns], held where `in_reach`, that begin with token 0."""
         shape = self._shape
+        seqs, columns = blocks.shape
         of_head = torch.arange(shape.q_heads) // (shape.q_heads // shape.kv_heads)
         # [seqs, q_heads, columns]: the block and head of each bag of keys, as one number.
         block_head = blocks[:, None, :].to(self._index) * shape.kv_heads + of_head[:, None].to(self._index)
@@ -137,10 +178,15 @@ class BagFiller:
         full = is_full.nonzero().squeeze(1)
         first_rows = block_head.view(-1).index_select(0, full) * shape.head_dim
         key_rows = first_rows[:, None] + torch.arange(shape.head_dim, dtype=self._index)
-        self._keys = (full // blocks.shape[1], key_rows.view(-1), self._starts(is_full * shape.head_dim))
-        # [seqs * q_heads * columns * block_size], each score's row of the values' table.
         offsets = torch.arange(shape.block_size, dtype=self._index)
-        self._value_rows = ((block_head * shape.block_size)[..., None] + offsets).view(-1)
+        return BagLayout(
+            owners=full // columns,
+            key_rows=key_rows.view(-1),
+            key_offsets=self._starts(is_full * shape.head_dim),
+            value_rows=((block_head * shape.block_size)[..., None] + offsets).view(-1),
+            first_tokens=torch.zeros(seqs, 1, dtype=torch.int64),
+            tokens=torch.arange(columns * shape.block_size),
+        )
 
     def _starts(self, sizes: Tensor) -> Tensor:
         """Where parts of `sizes` begin, end to end."""
