@@ -61,6 +61,14 @@ QWEN3_06B_8K: dict[str, Any] = {
 }
 """Qwen 3 0.6B's layers under the same vocabulary."""
 
+QWEN3_06B: dict[str, Any] = {
+    **QWEN3_06B_8K,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+
 LLAMA_3_2_3B: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 128256,
@@ -134,6 +142,7 @@ SHAPES = {
     "llama-30m": LLAMA_30M,
     "llama-135m-8k": LLAMA_135M_8K,
     "qwen3-0.6b-8k": QWEN3_06B_8K,
+    "qwen3-0.6b": QWEN3_06B,
     "llama-3.2-3b": LLAMA_3_2_3B,
     "qwen3-4b": QWEN3_4B,
     "gemma-3-1b": GEMMA_3_1B,

@@ -1,0 +1,81 @@
+"""Answers requests by an engine whose kernels are Triton's, interpreted, in a process of its own. Judges nothing.
+
+    TRITON_INTERPRET=1 python -m infer_engine.testing.interpreted CHECKPOINT '{"dtype": "float32", "block_size": 16}'
+
+What a device's name decides is decided as on a GPU: kernels, attention's plans and work lists, the order and dtype of
+keys, values and weights. Prints a line of JSON: each request's tokens, their log-probabilities, and what was counted.
+"""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infer_engine.protocol import SamplingParams
+from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
+from infer_kernels.testing.interpreter import interpret_kernels
+
+PROMPTS = {"long": 21, "one": 1, "half": 9}
+"""Tokens of each prompt. The last request has `long`'s first tokens."""
+SHARED = 17
+ANSWER_TOKENS = 5
+GREEDY = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
+DRAWN = SamplingParams(
+    temperature=0.9,
+    top_k=40,
+    top_p=0.95,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.2,
+    frequency_penalty=0.1,
+    logit_bias={7: 2.0},
+    logprobs=2,
+    ignore_eos=True,
+)
+
+
+def answer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return each request's tokens, their log-probabilities, and what the engine counted."""
+    engine = ModelEngine(folder, use_cpu_graphs=False, max_seq_len=48, **config)
+    prompts = {name: random_prompt(length) for name, length in PROMPTS.items()}
+    engine.submit("long", prompts["long"], max_tokens=ANSWER_TOKENS, params=GREEDY)
+    outputs = engine.run()
+    engine.submit("one", prompts["one"], max_tokens=ANSWER_TOKENS, params=GREEDY)
+    engine.submit("half", prompts["half"], max_tokens=ANSWER_TOKENS, params=DRAWN, seed=3)
+    engine.submit("shared", [*prompts["long"][:SHARED], 5, 6], max_tokens=ANSWER_TOKENS, params=GREEDY)
+    outputs |= engine.run()
+    return {
+        "tokens": sound_tokens(outputs),
+        "logprobs": {
+            name: [logprob.logprob for output in listed for logprob in output.logprobs or ()]
+            for name, listed in outputs.items()
+        },
+        "num_cached_tokens": engine.core.stats.num_cached_tokens,
+    }
+
+
+def compute_as_a_gpu() -> None:
+    """Let this process's engines take the path of CUDA tensors, for the rest of its life."""
+    interpret_kernels()
+    answers: dict[str, Any] = {
+        "infer_cache.pool.wants_transposed_keys": lambda *_: False,
+        "infer_engine.factory.kv_cache_dtype": lambda dtype, _: dtype,
+        "infer_kernels.linear._packs_bf16": lambda: False,
+    }
+    for name, answer_of_a_gpu in answers.items():
+        module, _, function = name.rpartition(".")
+        setattr(import_module(module), function, answer_of_a_gpu)
+
+
+def main() -> None:
+    """Answer and print."""
+    torch.set_num_threads(1)
+    compute_as_a_gpu()
+    print(json.dumps(answer(Path(sys.argv[1]), json.loads(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()
