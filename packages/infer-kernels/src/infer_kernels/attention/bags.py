@@ -140,7 +140,7 @@ class BagFiller:
         blocks = blocks.masked_fill(~in_reach, 0)
         if not (torch.equal(blocks, self._blocks) and torch.equal(num_columns, self._num_columns)):
             self._blocks, self._num_columns = blocks, num_columns
-            self._layout = self._lay_out(blocks, in_reach)
+            self._layout = self._make_layout(blocks, in_reach)
         if first_column is None:
             return self._layout
         return self._layout._replace(first_tokens=(first_column.long() * size)[:, None])
@@ -167,7 +167,7 @@ class BagFiller:
             value_offsets=self._starts(num_values.expand(-1, q_heads).reshape(-1)),
         )
 
-    def _lay_out(self, blocks: Tensor, in_reach: Tensor) -> BagLayout:
+    def _make_layout(self, blocks: Tensor, in_reach: Tensor) -> BagLayout:
         """The layout of `blocks` [seqs, columns], held where `in_reach`, that begin with token 0."""
         shape = self._shape
         seqs, columns = blocks.shape
