@@ -7,24 +7,27 @@ import sys
 import pytest
 
 COUNT_FAULTS = """
+import ctypes
 import resource
 import sys
 
-import torch
-
 from infer_engine.free_memory import keep_free_memory
 
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
 if "keep" in sys.argv:
     keep_free_memory()
-for _ in range(20):
+for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(2**24)  # 64 MiB: more than the allocator keeps by itself
+    place = ctypes.c_void_p(libc.malloc(2**26))  # more than the allocator keeps by itself
+    libc.memset(place, 1, 2**26)
+    libc.free(place)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 def faults(*flags: str) -> list[int]:
-    """Pages that the system had to find for each of some tensors of 64 MiB, each freed before the next."""
+    """Pages that the system had to find for each of some pieces of 64 MiB, each freed before the next."""
     command = [sys.executable, "-c", COUNT_FAULTS, *flags]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [int(line) for line in printed.split()]
@@ -33,6 +36,6 @@ def faults(*flags: str) -> list[int]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator alone is told")
 def test_what_a_step_frees_serves_the_next_one() -> None:
     first, *later = faults("keep")
-    assert sum(later[-3:]) < first  # the first few may lie beside one another
+    assert max(later) < first / 10
     first, *later = faults()
-    assert sum(later[-3:]) > 2 * first  # not told, it gives back what it frees; else the above shows nothing
+    assert min(later) > first / 2  # not told, it gives back what it frees; else the above shows nothing

@@ -190,6 +190,14 @@ def test_steps_in_the_same_blocks_share_their_bags_of_keys() -> None:
     assert into_its_next_block.key_rows is not grown.key_rows
 
 
+def test_blocks_that_a_window_has_left_are_in_no_bag() -> None:
+    filler = BagFiller(small_shape(window=4))
+    bags = fill(filler, ([11, 2], [[7, 6, 5], [4, 0, 0]]))  # the window reaches from 7 to 10: the last token of block 6
+    assert bags.hidden.shape[-1] == 2 * BLOCK_SIZE
+    kv_heads, head_dim = small_shape(window=4).kv_heads, small_shape(window=4).head_dim
+    assert {row // (kv_heads * head_dim) for row in bags.key_rows.tolist()} == {6, 5, 4}
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "block_size", "dtype"),
     [
