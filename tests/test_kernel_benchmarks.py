@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from kernels import cpu
+
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "kernels"
 
 
@@ -66,3 +70,14 @@ def test_kernel_sweep_marks_what_ships() -> None:
     completed = run("sweep.py", "--arch", "90", "--op", "paged_decode", "--head-dim", "64", "--quick", "--jobs", "1")
     assert completed.returncode == 0, completed.stderr
     assert "| `paged_decode` | 64 |" in completed.stdout
+
+
+def test_cpu_benchmark_compares_forms_that_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "WARM_UP", 0)
+    comparisons = cpu.compare_decodes(layers=1, rounds=1)
+    assert [comparison.name for comparison in comparisons] == [
+        f"decode, head_dim {head_dim}, {order} blocks"
+        for head_dim in (64, 128)
+        for order in ("consecutive", "scattered")
+    ]
+    assert all(comparison.ratio > 0 for comparison in comparisons)
