@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from ceilings import Ceilings
 from gpu import first_light
 from gpu.environment import driver_version
-from gpu.first_light import PartOutcome, PlannedPart, closing_table, read_arguments, start_part
+from gpu.first_light import PartOutcome, PlannedPart, all_findings, closing_table, read_arguments, start_part
 from gpu.kernel_rates import aims, best_rates, correctness, one_of_each_op, while_true
 from gpu.parts import Finding, PartReport
 from kernels.checks import all_checks
@@ -114,17 +114,22 @@ def test_all_parts_together_keep_the_nine_minutes() -> None:
     assert sum(part.seconds + first_light.GRACE_S for part in parts) < 540
 
 
-def test_the_table_marks_what_does_not_hold() -> None:
+def test_the_tables_mark_what_does_not_hold() -> None:
     good = PartReport(
         findings=[Finding(what="a", found="1 | 2", wanted="3", holds=True), Finding(what="b", found="4\n5")]
     )
     bad = PartOutcome(name="second", seconds=2.0, error="lost the device")
-    table = closing_table([PartOutcome(name="first", seconds=1.0, report=good), bad], is_rehearsal=False)
-    assert "| first | a | 1 / 2 | 3 | yes |" in table
-    assert "|  | b | 4 5 |  |  |" in table
-    assert "| second | the part itself | lost the device | a report | **NO** |" in table
-    assert "first 1 s, second 2 s" in table
-    assert "rehearsal" not in table
+    outcomes = [PartOutcome(name="first", seconds=1.0, report=good), bad]
+    assert all_findings(outcomes).splitlines()[2:] == [
+        "| first | a | 1 / 2 | 3 | yes |",
+        "|  | b | 4 5 |  |  |",
+        "| second | the part itself | lost the device | a report | **NO** |",
+    ]
+    assert closing_table(outcomes, is_rehearsal=False).splitlines()[2:] == [
+        "| first | 1 s | 1 of 1 |  |",
+        "| second | 2 s | 0 of 1 |  |",
+        "|  |  | **NO** | the part itself: lost the device, wanted a report |",
+    ]
     assert "says anything about a GPU" in closing_table([bad], is_rehearsal=True)
 
 

@@ -82,7 +82,7 @@ class PartOutcome:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the closing table says of it."""
+        """What the tables say of it."""
         if self.report is None:
             return [Finding(what="the part itself", found=self.error or "failed", wanted="a report", holds=False)]
         return self.report.findings
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name == FIRST and outcomes[0].report is not None:
             ceilings = Ceilings(**outcomes[0].report.details["ceilings"])
         save(args.out, outcomes, commit=args.commit)
-    print(f"\n{closing_table(outcomes, is_rehearsal=args.rehearse)}")
+    print(f"\n{all_findings(outcomes)}\n\n{closing_table(outcomes, is_rehearsal=args.rehearse)}")
     print(f"\n{time.monotonic() - started:.0f} s; saved {args.out}")
     return 0 if all(finding.holds is not False for outcome in outcomes for finding in outcome.findings) else 1
 
@@ -182,18 +182,32 @@ def save(path: Path, outcomes: Sequence[PartOutcome], *, commit: str | None) -> 
     path.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def closing_table(outcomes: Sequence[PartOutcome], *, is_rehearsal: bool) -> str:
-    """Return what was found, part by part."""
+def all_findings(outcomes: Sequence[PartOutcome]) -> str:
+    """Return a table of everything that was found, part by part."""
     marks = {True: "yes", False: "**NO**", None: ""}
     rows = [
         [outcome.name if number == 0 else "", finding.what, finding.found, finding.wanted, marks[finding.holds]]
         for outcome in outcomes
         for number, finding in enumerate(outcome.findings)
     ]
-    rows = [[cell.replace("\n", " ").replace("|", "/") for cell in row] for row in rows]
+    return table(["part", "what", "found", "wanted", "holds"], [list(map(_as_cell, row)) for row in rows])
+
+
+def closing_table(outcomes: Sequence[PartOutcome], *, is_rehearsal: bool) -> str:
+    """Return a table of how much of each part holds, and of each thing that does not."""
+    rows = []
+    for outcome in outcomes:
+        judged = [finding for finding in outcome.findings if finding.holds is not None]
+        failed = [finding for finding in judged if not finding.holds]
+        held = f"{len(judged) - len(failed)} of {len(judged)}" if judged else "-"
+        rows.append([outcome.name, f"{outcome.seconds:.0f} s", held, ""])
+        rows += [["", "", "**NO**", f"{each.what}: {each.found}, wanted {each.wanted}"] for each in failed]
     title = "A rehearsal on a CPU: nothing here says anything about a GPU.\n\n" if is_rehearsal else ""
-    times = ", ".join(f"{outcome.name} {outcome.seconds:.0f} s" for outcome in outcomes)
-    return f"{title}{table(['part', 'what', 'found', 'wanted', 'holds'], rows)}\n\n{times}"
+    return title + table(["part", "took", "holds", "does not hold"], [list(map(_as_cell, row)) for row in rows])
+
+
+def _as_cell(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "/")
 
 
 if __name__ == "__main__":

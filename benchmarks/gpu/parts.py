@@ -15,7 +15,7 @@ from ceilings import Ceilings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A line of the closing table.
+    """A line of the table of findings; the closing table repeats those that do not hold.
 
     Attributes:
         what: was measured or compared.
@@ -35,7 +35,7 @@ class PartReport:
     """What a part found.
 
     Attributes:
-        findings: for the closing table, few and short.
+        findings: for the tables, few and short.
         details: everything else, for the JSON.
     """
 

@@ -142,7 +142,7 @@ class LoadResult:
     most_host_growth: float | None
 
     def findings(self) -> list[Finding]:
-        """Return the lines for the closing table."""
+        """Return the lines for the tables."""
         return [
             self._throughput(),
             self._latency(),
