@@ -109,6 +109,12 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def test_the_page_gives_every_part_its_time() -> None:
+    page = (Path(first_light.__file__).parents[2] / "docs" / "gpu.md").read_text()
+    for name, part in first_light.PARTS.items():
+        assert f"| `{name}` | {part.seconds:.0f} |" in page
+
+
 def test_all_parts_together_keep_the_nine_minutes() -> None:
     parts = first_light.PARTS.values()
     assert sum(part.seconds + first_light.GRACE_S for part in parts) < 540

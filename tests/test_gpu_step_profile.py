@@ -17,6 +17,7 @@ from gpu import step_profile
 from gpu.chrome_trace import CPU_WORK, TracedStep, read_steps
 from gpu.parts import Place
 from gpu.step_profile import StepProfile, median_step
+from gpu.stepped_core import StepsFailedError
 from gpu.timeline import BEGIN, END, Gap, HostCall, Interval, busy_us, explain_gap, find_gaps, merge, total_by_name
 
 
@@ -244,3 +245,17 @@ def test_a_batch_for_which_there_is_no_time_is_said_to_be_left_out() -> None:
         ("batch 4", False),
         ("batch 1", False),
     ]
+
+
+def test_a_batch_that_fails_leaves_what_the_one_before_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def profile_batch(*arguments: Any) -> tuple[StepProfile, float]:
+        if arguments[2] == 1:
+            raise StepsFailedError("request 4 failed")
+        return StepProfile.of(traced(1000, interval("gemm", 100, 250))), 0.9
+
+    monkeypatch.setattr(step_profile, "_profile_batch", profile_batch)
+    report = step_profile.run(Place(device=torch.device("cpu"), deadline_s=time.monotonic() + 60))
+    *of_first, failed = report.findings
+    assert [finding.holds for finding in of_first] == [None] * 3
+    assert (failed.what, failed.found, failed.holds) == ("batch 1", "request 4 failed", False)
+    assert "batch 4" in report.details

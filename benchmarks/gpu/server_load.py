@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from gpu.device_memory import free_unreferenced
 from gpu.parts import Finding, PartReport, Place
 from gpu.server_findings import LoadResult
 from gpu.server_looks import look_at_memory, look_at_metrics, watch_health, watch_memory, when_idle
@@ -38,7 +39,7 @@ def run(place: Place) -> PartReport:
     plan = REHEARSAL if place.is_rehearsal else ON_GPU
     if place.seconds_left < plan.least_s:
         return PartReport(findings=[_left_out(plan, place.seconds_left)])
-    _free_device(place.device)
+    _settle_on(place.device)
     report = PartReport(details={"plan": asdict(plan)})
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
@@ -135,12 +136,11 @@ async def load(url: str, plan: LoadPlan, *, load_s: float, device: torch.device)
     )
 
 
-def _free_device(device: torch.device) -> None:
-    """Give back what this process keeps of a GPU, and make its context: both would look like the server's doing."""
-    gc.collect()
+def _settle_on(device: torch.device) -> None:
+    """Make this process's context on a GPU and keep nothing else there: both would look like the server's doing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+    free_unreferenced()
 
 
 @contextmanager
