@@ -148,7 +148,7 @@ def lengths_of(num_seqs: int) -> list[int]:
     return [(1, 4, 5, 8, 9, 31, 12, 17, 2, 30, 13)[number % 11] for number in range(num_seqs)]
 
 
-@pytest.mark.parametrize("num_seqs", [1, 2, 3, 7, 32])
+@pytest.mark.parametrize("num_seqs", [1, 2, 3, 7, 21, 32])
 def test_a_replayed_step_of_any_number_of_sequences_gives_the_same_bits(
     build: Build, graph: DecodeGraph, num_seqs: int
 ) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from infer_kernels import paged_attention, paged_attention_reference, plan_attention
 from infer_kernels.attention.cpu_prompts import TILE
+from infer_kernels.linear import has_bf16_instructions
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 
@@ -77,3 +78,37 @@ def test_products_of_fp32_matrices_are_exact_again_afterwards() -> None:
     attend(prompts())
     assert torch.equal(torch.bmm(x, y), before)
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"  # type: ignore[attr-defined]  # torch has no types for it
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_lengths_have_few_shapes_of_products_among_them(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    # oneDNN keeps the code that it makes for each shape: a server would grow with every new length.
+    if not has_bf16_instructions():
+        pytest.skip("this machine attends by SDPA")
+    head_dim = 16
+    met: set[tuple[int, ...]] = set()
+    multiply = torch.bmm
+
+    def note(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        met.add((*x.shape[1:], y.shape[2]))
+        return multiply(x, y)
+
+    monkeypatch.setattr(torch, "bmm", note)
+    for history in (0, 5, 64):
+        for tokens in range(1, 2 * TILE + 1):
+            batch = random_paged_batch(
+                [(tokens, history + tokens)],
+                q_heads=2,
+                kv_heads=1,
+                head_dim=head_dim,
+                block_size=16,
+                dtype=torch.bfloat16,
+                cache_dtype=torch.float16,
+                transposed_keys=True,
+            )
+            plan = plan_attention(
+                **batch.layout, is_prefill=torch.ones(1, dtype=torch.bool), block_size=batch.block_size, device="cpu"
+            )
+            paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.25, window=window)
+    assert 0 < len(met) <= 50
+    assert all(size % 32 == 0 or size == head_dim for shape in met for size in shape)

@@ -6,7 +6,7 @@ import torch
 from infer_kernels import linear, prepack
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3, 16, 65])
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 65, 513])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_a_prepacked_weight_gives_what_the_plain_one_gives(rows: int, *, with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
@@ -16,6 +16,34 @@ def test_a_prepacked_weight_gives_what_the_plain_one_gives(rows: int, *, with_bi
     packed = linear(x, prepack(weight), bias)
     assert packed.shape == (rows, 48)
     torch.testing.assert_close(packed, linear(x, weight, bias), atol=2e-2, rtol=2e-2)
+
+
+def test_rows_are_filled_up_to_one_of_few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # oneDNN keeps the code that it makes for each number of rows: a server would grow with every new length.
+    packed = prepack(torch.randn(16, 16).bfloat16())
+    if not packed.is_mkldnn:
+        pytest.skip("this machine keeps plain weights")
+    met: list[int] = []
+    multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - what `linear` calls
+
+    def note(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        met.append(len(x))
+        product: torch.Tensor = multiply(x, *rest)
+        return product
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", note)
+    x = torch.randn(2048, 16).bfloat16()
+    numbers = range(1, 2049)
+    for rows in numbers:
+        assert linear(x[:rows], packed).shape == (rows, 16)
+    assert len(set(met)) < 120
+    assert met[:16] == list(range(1, 17))  # decodes are not filled up
+    assert all(rows <= filled <= rows * 1.25 for rows, filled in zip(numbers, met, strict=True))
+
+
+def test_leading_dimensions_are_kept() -> None:
+    weight, x = torch.randn(8, 32).bfloat16(), torch.randn(3, 7, 32).bfloat16()  # 21 rows are filled up
+    torch.testing.assert_close(linear(x, prepack(weight)), linear(x, weight), atol=2e-2, rtol=2e-2)
 
 
 def test_a_prepacked_weight_keeps_its_shape_and_is_checked_like_any_other() -> None:

@@ -8,6 +8,9 @@ Precision: the library's (fp32 accumulation of bf16 and fp16 products, one round
 
 On CPUs with bf16 instructions oneDNN multiplies a bf16 weight faster if it finds it in a blocked order; `prepack` makes
 that copy once. The operators for it are torch's own but private: where one is missing, weights stay as they are.
+
+oneDNN makes code for every number of rows that a weight meets, 0.6 MB of it, and keeps it. Prompts would bring a new
+number with every step: what is multiplied with a packed weight is filled up with rows of zeros to one of few numbers.
 """
 
 import warnings
@@ -78,8 +81,16 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
-    return y
+    # `torch.jit.script` compiles it. Decodes come in the same numbers again and again: few are met as they are.
+    rows = x.numel() // x.size(-1)
+    step = 1 if rows <= 16 else 4 if rows <= 64 else 16 if rows <= 512 else 32
+    if rows % step == 0:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
+        return y
+    filled = torch.zeros([(rows + step - 1) // step * step, x.size(-1)], dtype=x.dtype)
+    filled[:rows].copy_(x.reshape(rows, x.size(-1)))
+    y = torch.ops.mkldnn._linear_pointwise(filled, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
+    return y[:rows].reshape(x.shape[:-1] + weight.shape[:1])
 
 
 @cache

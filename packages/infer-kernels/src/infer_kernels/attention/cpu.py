@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from infer_kernels.attention.bags import BagFiller, Bags, BagShape, attend_by_bags, takes_bags
 from infer_kernels.attention.cpu_cache import KeySpan, key_spans, read_cache, read_transposed, sequence_rows
-from infer_kernels.attention.cpu_prompts import attend_in_tiles, takes_tiles
+from infer_kernels.attention.cpu_prompts import attend_in_tiles, num_keys_in_tiles, takes_tiles
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan
 from infer_kernels.attention.scores import capped_attention, visible_mask
 from infer_kernels.attention.work import HostLayout
@@ -124,13 +124,16 @@ class CpuAttentionPlan(AttentionPlan):
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, options: AttentionOptions, out: Tensor
     ) -> None:
         """Write the attention of q [tokens, q_heads, head_dim] into `out`, which is like it."""
-        sequence, v = span.sequence, read_cache(v_cache, span, q.dtype)
+        sequence = span.sequence
         if takes_tiles(q):
-            k = read_transposed(k_cache, span, torch.float32)
+            num_keys = num_keys_in_tiles(span.num_keys)
+            k = read_transposed(k_cache, span, torch.float32, num_keys=num_keys)
+            v = read_cache(v_cache, span, q.dtype, num_keys=num_keys)
             position, first_key = sequence.first_position, span.first_key
             attend_in_tiles(q, k, v, options, first_position=position, first_key=first_key, out=out)
             return
-        k, queries = read_cache(k_cache, span, q.dtype), q.transpose(0, 1)
+        k, v = read_cache(k_cache, span, q.dtype), read_cache(v_cache, span, q.dtype)
+        queries = q.transpose(0, 1)
         if options.soft_cap is not None:
             mask = self._mask(span, options.window)
             attended = capped_attention(queries, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)

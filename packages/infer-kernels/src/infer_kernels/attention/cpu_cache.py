@@ -56,22 +56,33 @@ class KeySpan:
         return self.sequence.seq_len - self.first_key
 
 
-def read_cache(cache: Tensor, span: KeySpan, dtype: torch.dtype) -> Tensor:
-    """[kv_heads, keys, head_dim] in `dtype`: the span's positions in order; `cache` is one layer's keys or values."""
+def read_cache(cache: Tensor, span: KeySpan, dtype: torch.dtype, *, num_keys: int | None = None) -> Tensor:
+    """[kv_heads, num_keys, head_dim] in `dtype`: the span's positions in order; `cache` is one layer's keys or values.
+
+    Rows past the span's own keys are zeros; without `num_keys` there are none.
+    """
     blocks, offset = _blocks_in_reach(cache, span)
     is_transposed = cache.stride(-1) != 1
     gathered = (cache.mT.index_select(0, blocks).mT if is_transposed else cache.index_select(0, blocks)).transpose(0, 1)
+    kv_heads, num_blocks, block_size, head_dim = gathered.shape
+    wanted, size = num_keys or span.num_keys, num_blocks * block_size
+    in_order = torch.empty(kv_heads, max(size, offset + wanted), head_dim, dtype=dtype)
     # [kv_heads, blocks, block_size, head_dim], brought into this order by the copy that converts it.
-    in_order = torch.empty(gathered.shape, dtype=dtype).copy_(gathered)
-    return in_order.flatten(1, 2).narrow(1, offset, span.num_keys)
+    in_order[:, :size].view(gathered.shape).copy_(gathered)
+    in_order[:, offset + span.num_keys : offset + wanted].zero_()
+    return in_order.narrow(1, offset, wanted)
 
 
-def read_transposed(cache: Tensor, span: KeySpan, dtype: torch.dtype) -> Tensor:
-    """[kv_heads, head_dim, keys] in `dtype`; otherwise as `read_cache`."""
+def read_transposed(cache: Tensor, span: KeySpan, dtype: torch.dtype, *, num_keys: int) -> Tensor:
+    """[kv_heads, head_dim, num_keys] in `dtype`; otherwise as `read_cache`."""
     blocks, offset = _blocks_in_reach(cache, span)
     gathered = cache.mT.index_select(0, blocks).permute(1, 2, 0, 3)
-    in_order = torch.empty(gathered.shape, dtype=dtype).copy_(gathered)
-    return in_order.flatten(2).narrow(2, offset, span.num_keys)
+    kv_heads, head_dim, num_blocks, block_size = gathered.shape
+    size = num_blocks * block_size
+    in_order = torch.empty(kv_heads, head_dim, max(size, offset + num_keys), dtype=dtype)
+    in_order[:, :, :size].view(gathered.shape).copy_(gathered)
+    in_order[:, :, offset + span.num_keys : offset + num_keys].zero_()
+    return in_order.narrow(2, offset, num_keys)
 
 
 def _blocks_in_reach(cache: Tensor, span: KeySpan) -> tuple[Tensor, int]:

@@ -9,6 +9,9 @@ with an fp32 result, and torch has one on a CPU: that of fp32 matrices when oneD
 keys are bf16 numbers already, so nothing is rounded. The permission is a setting of the whole process, and given for
 the one call.
 
+oneDNN makes code for every new shape of a product, 0.4 MB of it, and keeps it: tiles have a multiple of `_STEP`
+positions and keys, the last ones zeros.
+
 Precision: fp32 scores and softmax; probabilities are rounded to bf16, their sums with values are fp32, rounded once.
 """
 
@@ -24,11 +27,17 @@ from infer_kernels.attention.scores import visible_mask
 from infer_kernels.linear import has_bf16_instructions
 
 TILE = 128
+_STEP = 32
 
 
 def takes_tiles(q: Tensor) -> bool:
     """Whether queries of this dtype are faster in tiles on this machine."""
     return q.dtype == torch.bfloat16 and has_bf16_instructions()
+
+
+def num_keys_in_tiles(num_keys: int) -> int:
+    """Return how many keys `attend_in_tiles` may read where a prompt's last row sees `num_keys`; the rest are zeros."""
+    return num_keys + 2 * _STEP
 
 
 def attend_in_tiles(
@@ -39,7 +48,7 @@ def attend_in_tiles(
     Args:
         q: [tokens, q_heads, head_dim] bf16, the queries of positions from `first_position` on.
         k: [kv_heads, head_dim, keys] fp32 that holds bf16 numbers, the keys of positions from `first_key` on, up to
-            that of the last query.
+            that of the last query, and zeros behind them: `num_keys_in_tiles`.
         v: [kv_heads, keys, head_dim] bf16, like `k` but for the order.
         options: of the layer.
         first_position: of the first query.
@@ -51,36 +60,38 @@ def attend_in_tiles(
     by_head, out_by_head = (x.view(tokens, kv_heads, -1, head_dim).transpose(0, 1) for x in (q, out))
     for start in range(0, tokens, TILE):
         count = min(TILE, tokens - start)
-        position = first_position + start
-        first = 0 if options.window is None else max(0, position - options.window + 1 - first_key)
-        last = position + count - first_key
         rows = by_head.narrow(1, start, count)  # [kv_heads, positions, group, head_dim]
-        queries = torch.empty(rows.shape, dtype=torch.float32).copy_(rows).flatten(1, 2)
+        queries = torch.empty(kv_heads, _round_up(count), *rows.shape[2:], dtype=torch.float32)
+        queries[:, :count].copy_(rows)
+        queries[:, count:].zero_()
+        own_key = first_position + start - first_key  # of the tile's first row
+        first = 0 if options.window is None else max(0, own_key - options.window + 1)
+        last = first + _round_up(own_key + queries.shape[1] - first)
         with _products_of_bf16():
-            scores = torch.bmm(queries, k[:, :, first:last])
+            scores = torch.bmm(queries.flatten(1, 2), k[:, :, first:last])
         if options.soft_cap is None:
             scores.mul_(options.scale)
         else:
             scores.mul_(options.scale / options.soft_cap).tanh_().mul_(options.soft_cap)
         # Without a window, all rows see all keys before the tile's first position.
-        num_edge_keys = count if options.window is None else last - first
-        edge = scores.view(kv_heads, count, -1, last - first).narrow(3, last - first - num_edge_keys, num_edge_keys)
-        edge.add_(_edge_mask(count, num_edge_keys, options.window))
+        edge = own_key if options.window is None else first
+        by_position = scores.view(kv_heads, queries.shape[1], -1, last - first)
+        mask = _edge_mask(queries.shape[1], last - edge, own_key - edge, options.window)
+        by_position.narrow(3, edge - first, last - edge).add_(mask)
         probabilities = torch.softmax(scores, dim=-1).to(torch.bfloat16)
         attended = torch.bmm(probabilities, v[:, first:last])
-        out_by_head.narrow(1, start, count).copy_(attended.view(rows.shape))
+        out_by_head.narrow(1, start, count).copy_(attended.view(queries.shape)[:, :count])
+
+
+def _round_up(count: int) -> int:
+    return -(-count // _STEP) * _STEP
 
 
 @lru_cache(maxsize=64)
-def _edge_mask(tokens: int, keys: int, window: int | None) -> Tensor:
-    """fp32 [tokens, 1, keys]: minus infinity where the queries of the last `tokens` positions do not see a key."""
+def _edge_mask(tokens: int, keys: int, own_key: int, window: int | None) -> Tensor:
+    """fp32 [tokens, 1, keys]: minus infinity where a query does not see a key; `own_key` is that of the first query."""
     seen = visible_mask(
-        first_position=keys - tokens,
-        tokens=tokens,
-        first_key=0,
-        keys=keys,
-        window=window,
-        device=torch.device("cpu"),
+        first_position=own_key, tokens=tokens, first_key=0, keys=keys, window=window, device=torch.device("cpu")
     )
     with torch.inference_mode(mode=False):  # it outlives the step that asks first
         return torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).unsqueeze(1)
