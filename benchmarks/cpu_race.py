@@ -29,7 +29,7 @@ from race_client import RaceServer
 from race_report import Race, median_and_spread, table
 from race_rounds import RacePlan, Turn, batch_rate, take_turn
 from report import ROOT, save
-from server_processes import core_environment, processes_behind, resident_bytes
+from server_processes import core_environment, processes_behind, resident_memory
 from shapes import SHAPES
 
 OURS = "infer"
@@ -107,7 +107,7 @@ def run_race(args: argparse.Namespace) -> Race:
     plan = RacePlan(vocab_size=ModelConfig.from_folder(folder).vocab_size, scale=args.scale)
     with serving(["--model", str(folder), "--device", "cpu", *args.serve]) as own:
         ours = processes_behind(own.url)
-        idle_bytes = resident_bytes(ours)
+        idle = resident_memory(ours)
         sides = [RaceServer(name=OURS, url=own.url), *args.peer]
         with floor_process(folder, environment=core_environment(ours)) as process:
             floors, turns = take_turns(sides, plan, process, rounds=args.rounds, pause_s=args.pause)
@@ -115,7 +115,7 @@ def run_race(args: argparse.Namespace) -> Race:
         plan=plan,
         turns=turns,
         floors=floors,
-        idle_bytes=idle_bytes,
+        idle=idle,
         weight_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from cpu_floor import BATCH_ROWS, PROMPT_ROWS, Floor
 from race_rounds import RacePlan, Shares, Turn
+from server_processes import ResidentMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,14 @@ class Race:
         plan: what was asked.
         turns: by side, ours first, one of each round.
         floors: measured between the rounds.
-        idle_bytes: our server's memory before the first request.
+        idle: our server's memory before the first request.
         weight_bytes: the checkpoint's weights.
     """
 
     plan: RacePlan
     turns: Mapping[str, Sequence[Turn]]
     floors: Sequence[Floor]
-    idle_bytes: int
+    idle: ResidentMemory
     weight_bytes: int
 
     @property
@@ -91,7 +92,8 @@ class Race:
             "ratios": {peer: self.ratios(peer) for peer in self.peers},
             "floors": [asdict(floor) for floor in self.floors],
             "shares": {side: asdict(self.shares(side)) for side in self.turns},
-            "idle_bytes": self.idle_bytes,
+            "idle_bytes": self.idle.total_bytes,
+            "idle_file_bytes": self.idle.file_bytes,
             "weight_bytes": self.weight_bytes,
         }
 
@@ -125,9 +127,11 @@ class Race:
         return table(["products alone", *self.turns], rows)
 
     def _memory(self) -> str:
+        total_bytes = self.idle.total_bytes
         return (
-            f"{self.ours}, idle: {self.idle_bytes / 1e9:.2f} GB, {(self.idle_bytes - self.weight_bytes) / 1e9:.2f} GB "
-            f"over the weights' {self.weight_bytes / 1e9:.2f} GB."
+            f"{self.ours}, idle: {total_bytes / 1e9:.2f} GB, {(total_bytes - self.weight_bytes) / 1e9:.2f} GB over the "
+            f"weights' {self.weight_bytes / 1e9:.2f} GB; {self.idle.file_bytes / 1e9:.2f} GB are pages of libraries' "
+            "files."
         )
 
 

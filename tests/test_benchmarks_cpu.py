@@ -24,11 +24,12 @@ from make_checkpoint import write_checkpoint
 from race_client import RaceServer
 from race_report import METRICS, Race
 from race_rounds import RacePlan, Shares, Turn
-from server_processes import core_environment, processes_behind, resident_bytes
+from server_processes import ResidentMemory, core_environment, processes_behind, resident_memory
 from shapes import SHAPES, write_shape
 from workloads import PlannedRequest
 
 FLOOR = Floor(row_ms=10.0, batch_ms=20.0, prompt_ms=1024.0)
+IDLE = ResidentMemory(own_bytes=int(2.5e9), file_bytes=int(0.5e9))
 PLAN = RacePlan(vocab_size=8192)
 
 
@@ -76,16 +77,16 @@ def test_shares_are_those_of_what_was_asked() -> None:
 
 
 def test_ratios_above_one_are_in_our_favour() -> None:
-    race = Race(plan=PLAN, turns={"infer": [turn(2.0)], "peer": [turn()]}, floors=[FLOOR], idle_bytes=3, weight_bytes=1)
+    race = Race(plan=PLAN, turns={"infer": [turn(2.0)], "peer": [turn()]}, floors=[FLOOR], idle=IDLE, weight_bytes=1)
     assert race.ratios("peer") == {metric.field: pytest.approx(2.0) for metric in METRICS}
 
 
 def test_a_race_reports_medians_of_its_rounds() -> None:
     turns = {"infer": [turn(), turn(4.0), turn(2.0)]}
-    race = Race(plan=PLAN, turns=turns, floors=[FLOOR] * 3, idle_bytes=int(3e9), weight_bytes=int(1e9))
+    race = Race(plan=PLAN, turns=turns, floors=[FLOOR] * 3, idle=IDLE, weight_bytes=int(1e9))
     assert race.medians("infer") == turn(2.0)
     assert "| W, tokens/s | 200.0 (100.0 - 400.0) |" in race.tables()
-    assert "2.00 GB over the weights' 1.00 GB" in race.tables()
+    assert "3.00 GB, 2.00 GB over the weights' 1.00 GB; 0.50 GB are pages" in race.tables()
     assert "times better" not in race.tables()
 
 
@@ -227,6 +228,7 @@ def test_a_race_against_ourselves_saves_every_round(
     assert len(saved["floors"]) == 2
     assert all(value > 0 for floor in saved["floors"] for value in floor.values())
     assert saved["idle_bytes"] > saved["weight_bytes"] > 50e6
+    assert saved["idle_bytes"] > saved["idle_file_bytes"] > 50e6
 
 
 def test_the_floors_process_has_the_variables_of_the_one_that_computes(
@@ -238,7 +240,10 @@ def test_the_floors_process_has_the_variables_of_the_one_that_computes(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with serve("--model", str(folder)) as server:
         processes = processes_behind(server.url)
-        assert resident_bytes(processes) > resident_bytes(processes[:1]) > 1e6
+        front, both = resident_memory(processes[:1]), resident_memory(processes)
+        assert both.own_bytes > front.own_bytes > 1e6
+        assert both.file_bytes > front.file_bytes > 1e6
+        assert resident_memory(processes * 2).file_bytes == pytest.approx(both.file_bytes, rel=0.01)
         environment = core_environment(processes)
     assert environment["OMP_NUM_THREADS"] == "1"
     with (

@@ -10,7 +10,7 @@ import torch
 from counting_client import get_latency_s
 from gpu.server_findings import IdleLook, MemoryLook
 from http_client import BrokenReplyError, fetch
-from server_processes import processes_behind, resident_bytes
+from server_processes import processes_behind, resident_memory
 
 HEALTH_PERIOD_S = 0.05
 HEALTH_TIMEOUT_S = 5.0
@@ -48,7 +48,7 @@ async def look_at_memory(url: str, device: torch.device) -> MemoryLook:
 def _host_bytes(url: str) -> int | None:
     """Return what the server's processes take; None where they are gone, or the system does not say."""
     with suppress(OSError, RuntimeError, ValueError, psutil.Error):
-        return resident_bytes(processes_behind(url))
+        return resident_memory(processes_behind(url)).total_bytes
     return None
 
 
