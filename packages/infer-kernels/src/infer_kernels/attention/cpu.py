@@ -126,7 +126,7 @@ class CpuAttentionPlan(AttentionPlan):
         """Write the attention of q [tokens, q_heads, head_dim] into `out`, which is like it."""
         sequence = span.sequence
         if takes_tiles(q):
-            num_keys = num_keys_in_tiles(span.num_keys)
+            num_keys = num_keys_in_tiles(span.num_keys, tokens=len(q), window=options.window)
             k = read_transposed(k_cache, span, torch.float32, num_keys=num_keys)
             v = read_cache(v_cache, span, q.dtype, num_keys=num_keys)
             position, first_key = sequence.first_position, span.first_key

@@ -35,9 +35,11 @@ def takes_tiles(q: Tensor) -> bool:
     return q.dtype == torch.bfloat16 and has_bf16_instructions()
 
 
-def num_keys_in_tiles(num_keys: int) -> int:
-    """Return how many keys `attend_in_tiles` may read where a prompt's last row sees `num_keys`; the rest are zeros."""
-    return num_keys + 2 * _STEP
+def num_keys_in_tiles(num_keys: int, *, tokens: int, window: int | None) -> int:
+    """Return how many keys, zeros at the end, `attend_in_tiles` reads for the last `tokens` of `num_keys` positions."""
+    own_key = num_keys - 1 - (tokens - 1) % TILE  # of the last tile's first row
+    last = _round_up(own_key + _round_up(num_keys - own_key))
+    return last if window is None else last + _STEP  # a window's first key may be any
 
 
 def attend_in_tiles(
