@@ -8,7 +8,7 @@
 Sides answer one after another, each after a pause: a side's threads may spin on for a while after its last answer, and
 the next one is to have the machine to itself. The order turns with every round; what a round asks is in
 `race_rounds.py`. Between the rounds, with all servers idle, the dense layers are timed alone
-(`cpu_floor.py`) with the variables of our server's process: a step cannot be shorter, whichever engine computes it.
+(`cpu_floor.py`) with the variables of our server's process: a step of these products cannot be shorter.
 Our server's idle memory is that of its processes before the first request; of the KV cache nothing is written then.
 """
 
