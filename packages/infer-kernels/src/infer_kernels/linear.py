@@ -84,13 +84,13 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # `torch.jit.script` compiles it. Decodes come in the same numbers again and again: few are met as they are.
     rows = x.numel() // x.size(-1)
     step = 1 if rows <= 16 else 4 if rows <= 64 else 16 if rows <= 512 else 32
-    if rows % step == 0:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
-        return y
-    filled = torch.zeros([(rows + step - 1) // step * step, x.size(-1)], dtype=x.dtype)
-    filled[:rows].copy_(x.reshape(rows, x.size(-1)))
-    y = torch.ops.mkldnn._linear_pointwise(filled, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
-    return y[:rows].reshape(x.shape[:-1] + weight.shape[:1])
+    met = x
+    if rows % step != 0:
+        met = torch.empty([(rows + step - 1) // step * step, x.size(-1)], dtype=x.dtype)
+        met[:rows].copy_(x.reshape(rows, x.size(-1)))
+        met[rows:].zero_()
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(met, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
+    return y if rows % step == 0 else y[:rows].reshape(x.shape[:-1] + weight.shape[:1])
 
 
 @cache

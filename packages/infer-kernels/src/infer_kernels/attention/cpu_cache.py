@@ -64,25 +64,25 @@ def read_cache(cache: Tensor, span: KeySpan, dtype: torch.dtype, *, num_keys: in
     blocks, offset = _blocks_in_reach(cache, span)
     is_transposed = cache.stride(-1) != 1
     gathered = (cache.mT.index_select(0, blocks).mT if is_transposed else cache.index_select(0, blocks)).transpose(0, 1)
-    kv_heads, num_blocks, block_size, head_dim = gathered.shape
-    wanted, size = num_keys or span.num_keys, num_blocks * block_size
-    in_order = torch.empty(kv_heads, max(size, offset + wanted), head_dim, dtype=dtype)
-    # [kv_heads, blocks, block_size, head_dim], brought into this order by the copy that converts it.
-    in_order[:, :size].view(gathered.shape).copy_(gathered)
-    in_order[:, offset + span.num_keys : offset + wanted].zero_()
-    return in_order.narrow(1, offset, wanted)
+    num_keys = span.num_keys if num_keys is None else num_keys
+    return _in_order(gathered, dtype, dim=1, span=span, offset=offset, num_keys=num_keys)
 
 
 def read_transposed(cache: Tensor, span: KeySpan, dtype: torch.dtype, *, num_keys: int) -> Tensor:
     """[kv_heads, head_dim, num_keys] in `dtype`; otherwise as `read_cache`."""
     blocks, offset = _blocks_in_reach(cache, span)
     gathered = cache.mT.index_select(0, blocks).permute(1, 2, 0, 3)
-    kv_heads, head_dim, num_blocks, block_size = gathered.shape
-    size = num_blocks * block_size
-    in_order = torch.empty(kv_heads, head_dim, max(size, offset + num_keys), dtype=dtype)
-    in_order[:, :, :size].view(gathered.shape).copy_(gathered)
-    in_order[:, :, offset + span.num_keys : offset + num_keys].zero_()
-    return in_order.narrow(2, offset, num_keys)
+    return _in_order(gathered, dtype, dim=2, span=span, offset=offset, num_keys=num_keys)
+
+
+def _in_order(gathered: Tensor, dtype: torch.dtype, *, dim: int, span: KeySpan, offset: int, num_keys: int) -> Tensor:
+    """Make dimensions `dim` and the next, blocks and tokens, one: `num_keys` from `offset` on, the last ones zeros."""
+    shape = gathered.shape
+    size = shape[dim] * shape[dim + 1]
+    in_order = torch.empty(*shape[:dim], max(size, offset + num_keys), *shape[dim + 2 :], dtype=dtype)
+    in_order.narrow(dim, 0, size).view(shape).copy_(gathered)  # converts it too
+    in_order.narrow(dim, offset + span.num_keys, num_keys - span.num_keys).zero_()
+    return in_order.narrow(dim, offset, num_keys)
 
 
 def _blocks_in_reach(cache: Tensor, span: KeySpan) -> tuple[Tensor, int]:

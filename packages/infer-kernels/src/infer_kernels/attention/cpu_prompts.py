@@ -36,7 +36,7 @@ def takes_tiles(q: Tensor) -> bool:
 
 
 def num_keys_in_tiles(num_keys: int, *, tokens: int, window: int | None) -> int:
-    """Return how many keys, zeros at the end, `attend_in_tiles` reads for the last `tokens` of `num_keys` positions."""
+    """Return the most keys, zeros at the end, that `attend_in_tiles` reads for the last `tokens` of `num_keys`."""
     own_key = num_keys - 1 - (tokens - 1) % TILE  # of the last tile's first row
     last = _round_up(own_key + _round_up(num_keys - own_key))
     return last if window is None else last + _STEP  # a window's first key may be any
