@@ -191,6 +191,18 @@ async def test_a_snapshot_comes_from_the_process(folder: Path) -> None:
     assert [sequence.state for sequence in both[0].sequences] == ["decode", "decode"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")
+async def test_an_idle_process_holds_few_pages_of_the_libraries_that_it_loaded(folder: Path) -> None:
+    async with running(config_of(folder)) as (_, core):
+        assert core.memory_info().shared < bytes_of_files_while_loading() / 2
+
+
+def bytes_of_files_while_loading() -> int:
+    """What a process of its own holds of files once it has imported what a core consists of."""
+    load = "import psutil, infer_engine.factory; print(psutil.Process().memory_info().shared)"
+    return int(subprocess.run([sys.executable, "-c", load], capture_output=True, check=True).stdout)
+
+
 def test_what_the_core_logs_is_in_the_fronts_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def build_and_close() -> None:
         async with running(EngineConfig(model=str(folder), num_gpu_blocks=1, block_size=16)):

@@ -1,10 +1,13 @@
-"""Memory that was freed serves again without the system's help."""
+"""Memory that was freed serves again without the system's help, and what loading read is let go of."""
 
 import platform
 import subprocess
 import sys
 
+import psutil
 import pytest
+
+from infer_engine.free_memory import let_go_of_library_pages
 
 COUNT_FAULTS = """
 import ctypes
@@ -39,3 +42,44 @@ def test_what_a_step_frees_serves_the_next_one() -> None:
     assert max(later) < first / 10
     first, *later = faults()
     assert min(later) > first / 2  # not told, it gives back what it frees; else the above shows nothing
+
+
+LET_GO = """
+import psutil
+import torch
+
+from infer_engine.free_memory import let_go_of_library_pages
+
+
+def multiply():
+    return torch.arange(64.0).view(8, 8).matmul(torch.ones(8, 8)).sum().item()
+
+
+before = multiply()
+print(psutil.Process().memory_info().shared)
+let_go_of_library_pages()
+print(psutil.Process().memory_info().shared)
+assert multiply() == before
+import decimal, sqlite3  # the loader still finds its way
+try:
+    torch.ones(2).view(3)
+except RuntimeError as error:  # thrown through code that has to come back
+    assert "invalid for input of size" in str(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")
+def test_what_loading_read_of_libraries_is_let_go_of_and_comes_back() -> None:
+    printed = subprocess.run([sys.executable, "-c", LET_GO], capture_output=True, text=True, check=True).stdout
+    before, after = (int(line) for line in printed.split())
+    assert after < before / 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")
+@pytest.mark.parametrize("error", [FileNotFoundError("smaps"), psutil.AccessDenied()])
+def test_where_the_maps_are_hidden_nothing_is_let_go_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(psutil.Process, "memory_maps", refuse)
+    let_go_of_library_pages()

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from infer_engine.core_loop import CoreLoop, Inbox, StepTimer
-from infer_engine.free_memory import keep_free_memory
+from infer_engine.free_memory import keep_free_memory, let_go_of_library_pages
 from infer_engine.log_forwarding import LogSender
 from infer_engine.messages import StepResult
 from infer_engine.prompt_parts import in_parts
@@ -94,6 +94,7 @@ def _serve(setup: WorkerSetup, outlet: _Outlet, inbox: Inbox) -> int:
         outlet.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
         return EXIT_FAILED
     keep_free_memory()
+    let_go_of_library_pages()
     gc.collect()
     gc.freeze()  # what is there stays: a full collection would look at all of it, and steps would wait
     timer = StepTimer(time.monotonic)
