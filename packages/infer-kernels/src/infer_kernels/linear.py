@@ -13,8 +13,6 @@ oneDNN makes code for every number of rows that a weight meets, 0.6 MB of it, an
 number with every step: what is multiplied with a packed weight is filled up with rows of zeros to one of few numbers.
 """
 
-import warnings
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.checks import require_like, require_rank, require_shape
+from infer_kernels.recording import recorded_whole
 
 
 def prepack(weight: Tensor) -> Tensor:
@@ -75,13 +74,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.numel() == 0:
         return x.new_empty((*x.shape[:-1], weight.shape[0]))
-    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # not exported
-    multiply = _recordable() if is_traced else _multiply
-    return multiply(x, weight, bias)
+    return _multiply(x, weight, bias)
 
 
+@recorded_whole
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # `torch.jit.script` compiles it. Decodes come in the same numbers again and again: few are met as they are.
+    # Decodes come in the same numbers again and again: few are met as they are.
     rows = x.numel() // x.size(-1)
     step = 1 if rows <= 16 else 4 if rows <= 64 else 16 if rows <= 512 else 32
     met = x
@@ -91,15 +89,6 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         met[rows:].zero_()
     y: Tensor = torch.ops.mkldnn._linear_pointwise(met, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
     return y if rows % step == 0 else y[:rows].reshape(x.shape[:-1] + weight.shape[:1])
-
-
-@cache
-def _recordable() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """`_multiply` for `torch.jit.trace`, which cannot record the operator's empty list of scalars by itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of its deprecation
-        recordable: Callable[[Tensor, Tensor, Tensor | None], Tensor] = torch.jit.script(_multiply)
-    return recordable
 
 
 def has_bf16_instructions() -> bool:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from infer_kernels.casting import cast
 from infer_kernels.checks import (
     require_dense_rows,
     require_device,
@@ -145,7 +146,7 @@ def store_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots
     kept, block, offset = slots.places()
     for x, cache in ((k, k_cache), (v, v_cache)):
         rows = x if kept is None else x.index_select(0, kept)
-        cache.transpose(1, 2).index_put_((block, offset), rows.to(cache.dtype))
+        cache.transpose(1, 2).index_put_((block, offset), cast(rows, cache.dtype))
 
 
 def check_cache(k_cache: Tensor, v_cache: Tensor) -> None:

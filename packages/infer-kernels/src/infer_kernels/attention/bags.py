@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.attention.plan import AttentionOptions
+from infer_kernels.casting import cast
 from infer_kernels.constants import fp32_scalar
 
 BAG_DTYPES = (torch.float32, torch.float16)
@@ -218,7 +219,7 @@ def attend_by_bags(q: Tensor, k_cache: Tensor, v_cache: Tensor, bags: Bags, opti
     probabilities = torch.softmax(scores.masked_fill_(bags.hidden, -torch.inf), -1).view(-1)
     probabilities = probabilities.index_select(0, bags.kept)
     attended = _sum_rows(v_cache.flatten(0, 2), bags.value_rows, bags.value_offsets, probabilities)
-    return attended.view(-1, q_heads, head_dim).to(q.dtype)
+    return cast(attended.view(-1, q_heads, head_dim), q.dtype)
 
 
 def _sum_rows(table: Tensor, rows: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:

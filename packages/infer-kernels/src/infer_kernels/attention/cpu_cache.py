@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.attention.work import HostLayout
+from infer_kernels.casting import widened_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def _in_order(gathered: Tensor, dtype: torch.dtype, *, dim: int, span: KeySpan, 
     shape = gathered.shape
     size = shape[dim] * shape[dim + 1]
     in_order = torch.empty(*shape[:dim], max(size, offset + num_keys), *shape[dim + 2 :], dtype=dtype)
-    in_order.narrow(dim, 0, size).view(shape).copy_(gathered)  # converts it too
+    in_order.narrow(dim, 0, size).view(shape).copy_(widened_for(gathered, dtype))  # converts it too
     in_order.narrow(dim, offset + span.num_keys, num_keys - span.num_keys).zero_()
     return in_order.narrow(dim, offset, num_keys)
 
