@@ -228,7 +228,7 @@ def test_a_race_against_ourselves_saves_every_round(
     assert len(saved["floors"]) == 2
     assert all(value > 0 for floor in saved["floors"] for value in floor.values())
     assert saved["idle_bytes"] > saved["weight_bytes"] > 50e6
-    assert saved["idle_bytes"] > saved["idle_file_bytes"] > 50e6
+    assert saved["idle_bytes"] / 4 > saved["idle_file_bytes"] > 1e6  # the core has let go of what loading read
 
 
 def test_the_floors_process_has_the_variables_of_the_one_that_computes(
