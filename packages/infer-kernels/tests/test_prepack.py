@@ -20,8 +20,9 @@ def test_a_prepacked_weight_gives_what_the_plain_one_gives(rows: int, *, with_bi
     torch.testing.assert_close(packed, linear(x, weight, bias), atol=2e-2, rtol=2e-2)
 
 
-def test_rows_are_filled_up_to_one_of_few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # oneDNN keeps the code that it makes for each number of rows: a server would grow with every new length.
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each product that oneDNN is asked for."""
     met: list[int] = []
 
     def note(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
@@ -29,6 +30,11 @@ def test_rows_are_filled_up_to_one_of_few_numbers(monkeypatch: pytest.MonkeyPatc
         return functional.linear(x, weight)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", note, raising=False)
+    return met
+
+
+def test_rows_are_filled_up_to_one_of_few_numbers(met: list[int]) -> None:
+    # oneDNN keeps the code that it makes for each number of rows: a server would grow with every new length.
     x, weight = torch.randn(2048, 8), torch.randn(8, 8)
     numbers = range(1, 2049)
     for rows in numbers:
@@ -36,6 +42,21 @@ def test_rows_are_filled_up_to_one_of_few_numbers(monkeypatch: pytest.MonkeyPatc
     assert len(set(met)) == 104
     assert met[:16] == list(range(1, 17))  # decodes are not filled up
     assert all(rows <= filled <= rows * 1.25 for rows, filled in zip(numbers, met, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_one_and_two_rows_meet_a_large_weight_as_four(rows: int, met: list[int]) -> None:
+    x, weight = torch.randn(rows, 2048), torch.randn(1024, 2048)
+    torch.testing.assert_close(_multiply(x, weight, None), functional.linear(x, weight), atol=1e-3, rtol=0)
+    assert met == [4 if rows < 3 else rows]
+    assert _multiply(x.unsqueeze(1), weight, None).shape == (rows, 1, 1024)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_large_prepacked_weight_gives_what_the_plain_one_gives(rows: int) -> None:
+    weight = (torch.randn(1024, 2048) / 45).bfloat16()
+    x, bias = torch.randn(rows, 2048).bfloat16(), torch.randn(1024).bfloat16()
+    torch.testing.assert_close(linear(x, prepack(weight), bias), linear(x, weight, bias), atol=4e-2, rtol=2e-2)
 
 
 def test_leading_dimensions_are_kept() -> None:
