@@ -17,7 +17,7 @@ from infer_engine.request import Request
 from infer_engine.scheduling import Schedule
 from infer_engine.sizing import choose_block_size, size_step
 from infer_engine.staging import StepInputs, StepStaging
-from infer_kernels import BagFiller, BagShape, plan_attention
+from infer_kernels import BagFiller, BagShape, kv_cache_dtype, plan_attention
 from infer_models import ModelConfig
 
 CPU = torch.device("cpu")
@@ -53,6 +53,7 @@ class WatchedRunner:
                     block_size=self._block_size,
                     num_blocks=_MOST_BLOCKS,
                     window=window,
+                    dtype=kv_cache_dtype(getattr(torch, model_config.dtype), CPU),
                 )
             )
             for window in groups.windows

@@ -1,5 +1,6 @@
 """Decodes as embedding bags: what is filled step after step, how exact it is, and which caches want it."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from infer_kernels import (
     BagFiller,
@@ -19,6 +21,7 @@ from infer_kernels import (
     plan_attention,
     wants_transposed_keys,
 )
+from infer_kernels.attention.bags import _hide
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 
@@ -44,11 +47,20 @@ def shape_of(batch: PagedBatch, *, window: int | None) -> BagShape:
         block_size=block_size,
         num_blocks=num_blocks,
         window=window,
+        dtype=batch.k_cache.dtype,
     )
 
 
 def small_shape(*, window: int | None) -> BagShape:
-    return BagShape(q_heads=4, kv_heads=2, head_dim=16, block_size=BLOCK_SIZE, num_blocks=9, window=window)
+    return BagShape(
+        q_heads=4,
+        kv_heads=2,
+        head_dim=16,
+        block_size=BLOCK_SIZE,
+        num_blocks=9,
+        window=window,
+        dtype=torch.float16,
+    )
 
 
 def attend(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> Tensor:
@@ -120,16 +132,38 @@ def test_plan_of_decodes_serves_layers_of_several_windows_and_writes_to_out() ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("stale", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("window", [1, 5, 16, 20])
-def test_tokens_before_the_window_may_be_anything(window: int, stale: float, dtype: torch.dtype) -> None:
-    batch = some_decodes(dtype=dtype)
+@pytest.mark.parametrize("window", [None, 1, 5, 16, 20])
+@pytest.mark.parametrize("q_heads", [6, 12])  # many scores are hidden in another way than few
+def test_what_a_sequence_does_not_see_may_be_anything(
+    q_heads: int, window: int | None, stale: float, dtype: torch.dtype
+) -> None:
+    batch = some_decodes(dtype=dtype, q_heads=q_heads)
     expected = attend(batch, window=window)
     for row, length in enumerate(LENGTHS):
-        for position in range(max(0, length - window)):
+        in_last_block = -(-length // 16) * 16
+        before = range(max(0, length - (window or length)))
+        for position in (*before, *range(length, in_last_block)):
             block = batch.block_table[row, position // 16]
             batch.k_cache[block, :, position % 16] = stale
             batch.v_cache[block, :, position % 16] = stale
     assert torch.equal(attend(batch, window=window), expected)
+
+
+def test_recorded_scores_are_hidden_by_how_many_a_replay_has() -> None:
+    hidden = torch.tensor([False, True]).expand(1, 1, 2)
+    bits = [torch.where(hidden, there, elsewhere).short() for there, elsewhere in ((0, -1), (-0x400, 0))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of its deprecation
+        recorded = torch.jit.trace(  # type: ignore[no-untyped-call]
+            _hide, (torch.zeros(1, 1, 2).half(), hidden, *bits), check_trace=False
+        )
+    for heads, by_bits in ((4095, False), (4096, True)):
+        scores = torch.full((1, heads, 2), torch.nan, dtype=torch.float16)
+        scores[..., 0] = 3
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            found = recorded(scores, hidden, *bits)
+        assert torch.equal(found, torch.tensor([3, -torch.inf]).half().expand(1, heads, 2))
+        assert ("aten::bitwise_and_" in {event.key for event in seen.key_averages()}) == by_bits
 
 
 @pytest.mark.parametrize("window", [None, 18])
@@ -209,12 +243,21 @@ def test_blocks_that_a_window_has_left_are_in_no_bag() -> None:
     ],
 )
 def test_rows_of_giant_pools_are_counted_in_64_bits(num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-    shape = BagShape(q_heads=8, kv_heads=8, head_dim=128, block_size=block_size, num_blocks=num_blocks, window=None)
+    shape = BagShape(
+        q_heads=8,
+        kv_heads=8,
+        head_dim=128,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        window=None,
+        dtype=torch.float16,
+    )
     last = num_blocks - 1
     bags = BagFiller(shape).fill(torch.tensor([2], dtype=torch.int32), torch.tensor([[last, 0]], dtype=torch.int32))
     rows = torch.arange(8)[:, None] + last * 8
     assert torch.equal(bags.key_rows.long(), (rows * 128 + torch.arange(128)).flatten())
-    assert torch.equal(bags.value_rows.long(), (rows * block_size + torch.arange(2)).flatten())
+    of_unit = torch.arange(16).clamp(max=1)  # hidden tokens have the newest one's row
+    assert torch.equal(bags.value_rows.long(), (rows * block_size + of_unit).flatten())
     # An embedding bag takes rows and offsets of one dtype.
     for indices in (bags.key_rows, bags.key_offsets, bags.value_rows, bags.value_offsets):
         assert indices.dtype == dtype

@@ -39,6 +39,7 @@ class DecodeGraph:
                     block_size=pool.block_size,
                     num_blocks=pool.num_blocks[group],
                     window=window,
+                    dtype=pool.key_cache(0).dtype,
                 )
             )
             for (group, window), spec in attended.items()

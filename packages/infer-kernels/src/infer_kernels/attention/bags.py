@@ -13,11 +13,16 @@ as minus infinity: stale memory may hold anything.
     sequence  | block 0    | block 1    | block 2    |        scores: one bag for each block, sequence and head,
     short     | block 0    |  (empty)   |  (empty)   |        rectangular through empty bags
 
+Between the two calls PyTorch would look at scores one by one, to fill those that are hidden and to pick the others. As
+integers, many are hidden by operations on whole vectors; and they are picked in units of tokens. What is picked for its
+neighbours' sake has probability 0, and its value is that of a token that the sequence does see.
+
 Precision: scores and probabilities are rounded to the cache's dtype. fp16 has the bits for that, bf16 does not (a score
 of 16 would be off by up to 0.03): keys and values of a bf16 model are kept in fp16, which holds them exactly from 6e-5
 to 65504 and rounds smaller ones to a multiple of 6e-8.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,8 +32,12 @@ from torch import Tensor
 from infer_kernels.attention.plan import AttentionOptions
 from infer_kernels.casting import cast
 from infer_kernels.constants import fp32_scalar
+from infer_kernels.recording import recorded_whole
 
 BAG_DTYPES = (torch.float32, torch.float16)
+_BITS = {torch.float32: torch.int32, torch.float16: torch.int16}
+_MINUS_INFINITY = {torch.float32: -0x800000, torch.float16: -0x400}
+"""The integers of `_BITS` that have the bits of minus infinity."""
 _SUM = 0
 _MAX_INT32 = 2**31 - 1
 
@@ -56,8 +65,10 @@ class Bags(NamedTuple):
         key_rows: [key bags * head_dim], rows of the keys' table.
         key_offsets: [seqs * q_heads * columns], where each bag begins in `key_rows`; some are empty.
         hidden: [seqs, 1, columns * block_size] bool, scores that do not count.
-        kept: [value rows] int64, those that do, among [seqs * q_heads * columns * block_size].
-        value_rows: [value rows], rows of the values' table.
+        seen: like `hidden`, integers as wide as a score: all bits where it counts, none where it does not.
+        minus_infinity: like `seen`: no bits where a score counts, those of minus infinity where it does not.
+        kept: [kept units] int64, those of which any score counts, among [seqs * q_heads * columns * units of a block].
+        value_rows: [kept units * tokens of a unit], rows of the values' table.
         value_offsets: [seqs * q_heads], where each bag begins in `value_rows`.
     """
 
@@ -65,6 +76,8 @@ class Bags(NamedTuple):
     key_rows: Tensor
     key_offsets: Tensor
     hidden: Tensor
+    seen: Tensor
+    minus_infinity: Tensor
     kept: Tensor
     value_rows: Tensor
     value_offsets: Tensor
@@ -72,7 +85,7 @@ class Bags(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagShape:
-    """What bags depend on beside a step: the heads and blocks of a layer's cache, and what a token attends to."""
+    """What bags depend on beside a step: heads, blocks and dtype of a layer's cache, and what a token attends to."""
 
     q_heads: int
     kv_heads: int
@@ -80,6 +93,7 @@ class BagShape:
     block_size: int
     num_blocks: int
     window: int | None
+    dtype: torch.dtype
 
 
 class BagLayout(NamedTuple):
@@ -148,24 +162,30 @@ class BagFiller:
 
     def fill_layout(self, layout: BagLayout, seq_lens: Tensor) -> Bags:
         """Return the bags of decodes of `seq_lens` [seqs] that have `layout`: tensors from tensors, for a recording."""
-        q_heads, window = self._shape.q_heads, self._shape.window
+        shape = self._shape
+        unit = _tokens_of_a_unit(shape.block_size)
         end = seq_lens.long()[:, None] - layout.first_tokens
         is_seen = layout.tokens < end
-        if window is None:
-            num_values = end
-        else:
-            num_values = end.clamp(max=window)
-            is_seen &= layout.tokens >= end - num_values
+        if shape.window is not None:
+            is_seen &= layout.tokens >= end - shape.window
+        is_kept = is_seen.view(end.shape[0], -1, unit).any(-1)
+        num_values = is_kept.sum(1, keepdim=True) * unit
+        kept = is_kept.unsqueeze(1).expand(-1, shape.q_heads, -1).reshape(-1).nonzero().squeeze(1)
         is_seen = is_seen.unsqueeze(1)
-        kept = is_seen.expand(-1, q_heads, -1).reshape(-1).nonzero().squeeze(1)
+        seen = is_seen.to(_BITS[shape.dtype]).neg_()
+        by_head = layout.value_rows.view(end.shape[0], shape.q_heads, -1)
+        newest = by_head.gather(2, (end - 1).unsqueeze(1).expand(-1, shape.q_heads, -1))
+        value_rows = torch.where(is_seen, by_head, newest).view(-1, unit)
         return Bags(
             owners=layout.owners,
             key_rows=layout.key_rows,
             key_offsets=layout.key_offsets,
             hidden=~is_seen,
+            seen=seen,
+            minus_infinity=seen.bitwise_not().bitwise_and_(_MINUS_INFINITY[shape.dtype]),
             kept=kept,
-            value_rows=layout.value_rows.index_select(0, kept),
-            value_offsets=self._starts(num_values.expand(-1, q_heads).reshape(-1)),
+            value_rows=value_rows.index_select(0, kept).view(-1),
+            value_offsets=self._starts(num_values.expand(-1, shape.q_heads).reshape(-1)),
         )
 
     def _make_layout(self, blocks: Tensor, in_reach: Tensor) -> BagLayout:
@@ -216,10 +236,24 @@ def attend_by_bags(q: Tensor, k_cache: Tensor, v_cache: Tensor, bags: Bags, opti
     scores = scores.view(bags.hidden.shape[0], q_heads, -1)
     if options.soft_cap is not None:
         scores = (torch.tanh(scores.float() / options.soft_cap) * options.soft_cap).to(scores.dtype)
-    probabilities = torch.softmax(scores.masked_fill_(bags.hidden, -torch.inf), -1).view(-1)
-    probabilities = probabilities.index_select(0, bags.kept)
+    probabilities = torch.softmax(_hide(scores, bags.hidden, bags.seen, bags.minus_infinity), -1)
+    units = probabilities.view(-1, _tokens_of_a_unit(int(k_cache.shape[2])))
+    probabilities = units.index_select(0, bags.kept).view(-1)
     attended = _sum_rows(v_cache.flatten(0, 2), bags.value_rows, bags.value_offsets, probabilities)
     return cast(attended.view(-1, q_heads, head_dim), q.dtype)
+
+
+@recorded_whole
+def _hide(scores: Tensor, hidden: Tensor, seen: Tensor, minus_infinity: Tensor) -> Tensor:
+    """`scores` [seqs, q_heads, keys], which may change, with minus infinity where they are hidden; see `Bags`."""
+    if scores.numel() < 8192:  # four operations take longer than a look at each
+        return scores.masked_fill_(hidden, -torch.inf)
+    bits = torch.view_copy(scores, seen.dtype).bitwise_and_(seen).bitwise_or_(minus_infinity)
+    return torch.view_copy(bits, scores.dtype)
+
+
+def _tokens_of_a_unit(block_size: int) -> int:
+    return math.gcd(block_size, 16)
 
 
 def _sum_rows(table: Tensor, rows: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:

@@ -92,6 +92,7 @@ class CpuAttentionPlan(AttentionPlan):
             block_size=block_size,
             num_blocks=num_blocks,
             window=window,
+            dtype=k_cache.dtype,
         )
         bags = self._bags.get(shape)
         if bags is None:
