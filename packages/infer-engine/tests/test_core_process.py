@@ -203,6 +203,22 @@ def bytes_of_files_while_loading() -> int:
     return int(subprocess.run([sys.executable, "-c", load], capture_output=True, check=True).stdout)
 
 
+async def test_a_core_that_is_told_to_halt_ends_without_the_interpreters_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # That would read back the libraries that it has let go of, and take longer than `close` waits where disks are slow.
+    orderly = tmp_path / "orderly"
+    (tmp_path / "sitecustomize.py").write_text(f"import atexit\natexit.register(open, {str(orderly)!r}, 'w')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    await (await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", "")).wait()
+    assert orderly.exists()
+    orderly.unlink()
+    async with running(config_of(folder)) as (_, core):
+        pass
+    assert not core.is_running()
+    assert not orderly.exists()
+
+
 def test_what_the_core_logs_is_in_the_fronts_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def build_and_close() -> None:
         async with running(EngineConfig(model=str(folder), num_gpu_blocks=1, block_size=16)):

@@ -34,7 +34,7 @@ from infer_engine.wire import (
 logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
-_FRONT_GONE = 0
+_FRONT_GONE = _TOLD_TO_HALT = 0
 
 
 class _Outlet:
@@ -60,7 +60,7 @@ class _Outlet:
 
 
 def main() -> int:
-    """Serve one front until it goes away or says so; return the process's exit code."""
+    """Serve one front until it goes away or says so, and end the process; return the exit code if there is no core."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the front drains; this process ends when the front says so, or is gone
     connection = Connection(int(sys.argv[1]))
@@ -100,14 +100,14 @@ def _serve(setup: WorkerSetup, outlet: _Outlet, inbox: Inbox) -> int:
     timer = StepTimer(time.monotonic)
     threading.Thread(target=_beat, args=(setup, outlet, timer), name="infer-heartbeat", daemon=True).start()
     outlet.send(CoreReady(info=parts.info, stats=parts.core.stats))
+    # Either end is at once. The interpreter's own would read back the libraries that this process has let go of, in a
+    # second or many, and after a failure streams wait: a broken device might hold it up for ever.
     try:
         CoreLoop(parts.core, emit=outlet.send_result, timer=timer, inbox=inbox).run()
     except BaseException:
         logger.exception("The engine core failed; every request in it fails with it.")
-        os._exit(EXIT_FAILED)  # at once, for streams wait: a broken device may hold up an orderly end for ever
-    finally:
-        gc.unfreeze()  # libraries complain of what the interpreter's end leaves behind
-    return 0
+        os._exit(EXIT_FAILED)
+    os._exit(_TOLD_TO_HALT)
 
 
 def _beat(setup: WorkerSetup, outlet: _Outlet, timer: StepTimer) -> None:
