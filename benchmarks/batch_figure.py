@@ -20,13 +20,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
-from infer_engine.choices import Choices
-from infer_engine.core import EngineCore
-from infer_engine.execution import ComputedPass
-from infer_engine.messages import Submit
+from infer_engine.assembly import build_kv_cache_manager, build_scheduler, choose_sharing
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass
+from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_engine.request import Request
+from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule, SchedulerLimits
 from report import ROOT, save
 
@@ -120,9 +120,9 @@ class NotingRunner:
             (bar.prefill_ticks if is_prompt else bar.decode_ticks).append(self.tick)
         return ComputedPass(logits=None)
 
-    def choose(self, logits: None, requests: list[Request]) -> Choices:  # noqa: ARG002 - the protocol's arguments
+    def sample(self, logits: None, requests: list[Request]) -> SamplerOutput:  # noqa: ARG002 - the protocol's arguments
         """Give everybody the same token."""
-        return Choices(token_ids=[1] * len(requests))
+        return SamplerOutput(token_ids=[1] * len(requests))
 
     def probe(self) -> None:
         """Be alive."""
@@ -180,11 +180,13 @@ def _build_core(config: EngineConfig, runner: NotingRunner) -> EngineCore:
         prefill_chunk_size=CHUNK_SIZE if config.chunks_prefill else None,
     )
     num_blocks = ROWS * MAX_SEQ_LEN // BLOCK_SIZE
-    tables = build_tables(config, limits, num_blocks=(num_blocks,), windows=(None,), block_size=BLOCK_SIZE)
+    kv_cache_manager = build_kv_cache_manager(
+        config, limits, num_blocks=(num_blocks,), windows=(None,), block_size=BLOCK_SIZE
+    )
     return EngineCore(
         runner,
-        build_scheduler(config, tables, limits, clock=lambda: float(runner.tick)),
-        tables,
+        build_scheduler(config, kv_cache_manager, limits, clock=lambda: float(runner.tick)),
+        kv_cache_manager,
         eos_token_ids=frozenset(),
         share_prefix=choose_sharing(config),
     )

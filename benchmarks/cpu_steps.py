@@ -22,11 +22,11 @@ from random import Random
 import torch
 
 from cpu_floor import BATCH_ROWS, PROMPT_ROWS, LinearFloor, load_packed
-from infer_engine.execution import StepRunner
+from infer_engine.core.step_executor import StepRunner
 from infer_engine.factory import build_core
-from infer_engine.faults import FaultPlan
-from infer_engine.messages import Submit
+from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import EngineConfig, EngineStats, SamplingParams
+from infer_engine.testing.faults import FaultPlan
 from infer_models import ModelConfig
 from race_report import table
 from report import ROOT, save

@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer_cache import GroupSpec, PagedTables
+from infer_cache import GroupSpec, PagedKVCacheManager
 from infer_engine import LLM, SamplingParams
-from infer_engine.core import EngineCore
-from infer_engine.execution import ComputedPass
-from infer_engine.messages import Submit, TokenOutput
-from infer_engine.prefix_sharing import share_with_all
-from infer_engine.request import Request
-from infer_engine.request_text import RequestText
-from infer_engine.sampling import Sampler
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.core.prefix_sharing import share_with_all
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass
+from infer_engine.frontend.output_processor import OutputProcessor
+from infer_engine.ipc.messages import Submit, TokenOutput
+from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule, SchedulerLimits
-from infer_engine.staging import StepStaging
 from infer_kernels import plan_attention
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, stand_in_tokenizer
 from report import ROOT, save
@@ -50,7 +50,7 @@ class NullRunner:
     def __init__(self, *, max_seqs: int, max_seq_len: int) -> None:
         """Room for `max_seqs` sequences of `max_seq_len` tokens."""
         cpu = torch.device("cpu")
-        self._staging = StepStaging(
+        self._input_buffers = InputBuffers(
             max_tokens=8192 + max_seqs,
             max_seqs=max_seqs,
             max_seq_len=max_seq_len,
@@ -64,7 +64,7 @@ class NullRunner:
 
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Build the batch; give the logits."""
-        inputs = self._staging.build(schedule.items, schedule.table_edits)
+        inputs = self._input_buffers.build(schedule.items, schedule.table_edits)
         for block_table in inputs.block_tables:
             plan_attention(
                 query_start=inputs.query_start,
@@ -74,11 +74,11 @@ class NullRunner:
                 block_size=BLOCK_SIZE,
                 device="cpu",
             )
-        return ComputedPass(logits=self._logits[: len(inputs.logit_rows)])
+        return ComputedPass(logits=self._logits[: len(inputs.logits_indices)])
 
-    def choose(self, logits: Tensor, requests: list[Request]) -> Any:
+    def sample(self, logits: Tensor, requests: list[Request]) -> Any:
         """Choose as the engine does."""
-        return self._sampler.choose(logits, requests)
+        return self._sampler.sample(logits, requests)
 
     def probe(self) -> None:
         """Be alive."""
@@ -116,7 +116,7 @@ def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, 
     """Return the milliseconds of a decode step of `num_running` requests, split, and late against early ones."""
     max_seq_len = PROMPT_TOKENS + steps + BLOCK_SIZE
     limits = SchedulerLimits(max_batch_size=num_running, max_num_batched_tokens=8192)
-    tables = PagedTables(
+    kv_cache_manager = PagedKVCacheManager(
         [GroupSpec(num_blocks=num_running * (max_seq_len // BLOCK_SIZE + 2))],
         BLOCK_SIZE,
         max_chunk=512,
@@ -124,8 +124,8 @@ def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, 
     )
     core = EngineCore(
         NullRunner(max_seqs=num_running, max_seq_len=max_seq_len),
-        ContinuousScheduler(tables, limits, POLICIES["fcfs"]),
-        tables,
+        ContinuousScheduler(kv_cache_manager, limits, POLICIES["fcfs"]),
+        kv_cache_manager,
         eos_token_ids=frozenset({0}),
         share_prefix=share_with_all,
     )
@@ -177,7 +177,7 @@ def print_steps(rows: Sequence[dict[str, Any]], steps: int) -> None:
 def text_cost() -> float:
     """Return the microseconds that the text of one token takes on the front's side."""
     tokenizer = stand_in_tokenizer(VOCAB_SIZE)
-    text = RequestText(IncrementalDetokenizer(tokenizer, [65]), StopStringMatcher(("never found",)))
+    text = OutputProcessor(IncrementalDetokenizer(tokenizer, [65]), StopStringMatcher(("never found",)))
     outputs = [
         TokenOutput(request_id="r", token_ids=[65 + i % 26], num_prompt_tokens=1, num_completion_tokens=i)
         for i in range(5000)
@@ -231,7 +231,7 @@ def preemption(repeats: int = 3) -> dict[str, float]:
     roomy, tight, count = [], [], 0
     with (
         engine(max_batch_size=4, max_seq_len=512) as free,
-        engine(max_batch_size=4, max_seq_len=512, num_gpu_blocks=15, kv_reserve=0.0) as pressed,
+        engine(max_batch_size=4, max_seq_len=512, num_kv_blocks=15, kv_reserve=0.0) as pressed,
     ):
         for _ in range(repeats):
             roomy.append(seconds(lambda: free.generate(prompts, params, use_tqdm=False)))

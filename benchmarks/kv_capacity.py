@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infer_cache import GroupSpec, PagedTables, SlotTables
+from infer_cache import ContiguousKVCacheManager, GroupSpec, PagedKVCacheManager
 
 BLOCK_SIZE = 64
 
@@ -38,14 +38,14 @@ def count_capacity(*, num_slots: int, num_tokens: int, max_seq_len: int) -> Capa
     return Capacity(
         num_tokens=num_tokens,
         max_seq_len=max_seq_len,
-        contiguous=_fill(SlotTables(num_slots, blocks_per_slot, BLOCK_SIZE), num_tokens),
-        paged=_fill(PagedTables([GroupSpec(num_blocks=num_slots * blocks_per_slot)], BLOCK_SIZE), num_tokens),
+        contiguous=_fill(ContiguousKVCacheManager(num_slots, blocks_per_slot, BLOCK_SIZE), num_tokens),
+        paged=_fill(PagedKVCacheManager([GroupSpec(num_blocks=num_slots * blocks_per_slot)], BLOCK_SIZE), num_tokens),
     )
 
 
-def _fill(tables: SlotTables | PagedTables, num_tokens: int) -> int:
+def _fill(kv_cache_manager: ContiguousKVCacheManager | PagedKVCacheManager, num_tokens: int) -> int:
     number = 0
-    while tables.fits(num_tokens, hit := tables.find((), num_tokens)):
-        tables.admit(str(number), num_tokens, hit)
+    while kv_cache_manager.fits(num_tokens, hit := kv_cache_manager.find((), num_tokens)):
+        kv_cache_manager.admit(str(number), num_tokens, hit)
         number += 1
     return number

@@ -4,10 +4,10 @@ import threading
 import time
 from pathlib import Path
 
-from infer_engine.async_engine import AsyncEngine
-from infer_engine.core_link import CoreListener
-from infer_engine.front import Front, FrontLimits
-from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.frontend.async_engine import AsyncEngine
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
+from infer_engine.ipc.core_client import CoreListener
+from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineInfo, EngineStats, FinishReason
 from infer_models.hub import demo_model_folder
 from infer_models.text import Tokenizer
@@ -17,7 +17,7 @@ TEXT = "Now is the winter of our discontent made glorious summer by this sun of 
 
 
 class NullCore:
-    """Gives every sequence its next token at every step. Implements `infer_engine.core_link.CoreLink`."""
+    """Gives every sequence its next token at every step. Implements `infer_engine.ipc.core_client.CoreClient`."""
 
     def __init__(self, token_ids: list[int], *, step_s: float) -> None:
         """Sequences get `token_ids` over and over; a step takes `step_s` seconds, or no time at all."""
@@ -109,7 +109,7 @@ def null_engine(*, step_s: float = 0.0, folder: Path | None = None) -> AsyncEngi
     )
     return AsyncEngine(
         NullCore(tokenizer.encode(TEXT, add_special_tokens=False), step_s=step_s),
-        Front(tokenizer, FrontLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len), seed=0),
+        InputProcessor(tokenizer, InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len), seed=0),
         info=info,
         stats=EngineStats(),
         max_waiting_requests=4096,

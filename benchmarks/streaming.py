@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from counting_client import TOKEN_MARK, post, probe, read_streams
-from infer_engine.async_engine import AsyncEngine
+from infer_engine.frontend.async_engine import AsyncEngine
 from infer_engine.protocol import GenerateRequest, SamplingParams
 from infer_server import ServerSettings, create_app
 from infer_server.testing import running_server

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from infer_cache import LayerGroups
-from infer_engine.choices import Choices
-from infer_engine.execution import ComputedPass, StepRunner
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
+from infer_engine.model_runner.input_buffers import ForwardBatch, InputBuffers
 from infer_engine.protocol import EngineConfig
-from infer_engine.request import Request
+from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 from infer_engine.sizing import choose_block_size, size_step
-from infer_engine.staging import StepInputs, StepStaging
 from infer_kernels import BagFiller, BagShape, kv_cache_dtype, plan_attention
 from infer_models import ModelConfig
 
@@ -26,17 +26,17 @@ _MOST_BLOCKS = 2**14
 
 
 class WatchedRunner:
-    """Computes as `inner` does. Implements `infer_engine.execution.StepRunner`."""
+    """Computes as `inner` does. Implements `infer_engine.core.step_executor.StepRunner`."""
 
     def __init__(self, inner: StepRunner, *, model_config: ModelConfig, config: EngineConfig) -> None:
         """Watch `inner`, which was built for `config` and the model of `model_config`."""
         self._inner = inner
         self._seconds = [0.0, 0.0]
         self._block_size = choose_block_size(config, head_dim=model_config.head_dim)
-        self._records = config.records_cpu_steps
+        self._records = config.captures_cpu_graphs
         groups = LayerGroups.by_window(model_config.windows)
         step = size_step(config, device=CPU, model_max_seq_len=model_config.max_position_embeddings)
-        self._staging = StepStaging(
+        self._input_buffers = InputBuffers(
             max_tokens=step.max_tokens,
             max_seqs=step.max_batch_size,
             max_seq_len=model_config.max_position_embeddings,
@@ -70,23 +70,23 @@ class WatchedRunner:
         """Compute the pass, then prepare it again."""
         computed = self._inner.forward(schedule)
         started = time.perf_counter()
-        inputs = self._staging.build(schedule.items, schedule.table_edits)
+        inputs = self._input_buffers.build(schedule.items, schedule.table_edits)
         staged = time.perf_counter()
         self._prepare(inputs)
         self._seconds[0] += staged - started
         self._seconds[1] += time.perf_counter() - staged
         return computed
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
         """Choose as `inner` does."""
-        return self._inner.choose(logits, requests)
+        return self._inner.sample(logits, requests)
 
     def probe(self) -> None:
         """Probe `inner`."""
         self._inner.probe()
 
-    def _prepare(self, inputs: StepInputs) -> None:
-        if self._records and inputs.is_decode_step:
+    def _prepare(self, inputs: ForwardBatch) -> None:
+        if self._records and inputs.is_decode_only:
             for filler, block_table in zip(self._fillers, inputs.block_tables, strict=True):
                 filler.lay_out(inputs.seq_lens, block_table)
             return

@@ -240,9 +240,9 @@ def test_the_floors_process_has_the_variables_of_the_one_that_computes(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with serve("--model", str(folder)) as server:
         processes = processes_behind(server.url)
-        front, both = resident_memory(processes[:1]), resident_memory(processes)
-        assert both.own_bytes > front.own_bytes > 1e6
-        assert both.file_bytes > front.file_bytes > 1e6
+        input_processor, both = resident_memory(processes[:1]), resident_memory(processes)
+        assert both.own_bytes > input_processor.own_bytes > 1e6
+        assert both.file_bytes > input_processor.file_bytes > 1e6
         assert resident_memory(processes * 2).file_bytes == pytest.approx(both.file_bytes, rel=0.01)
         environment = core_environment(processes)
     assert environment["OMP_NUM_THREADS"] == "1"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infer_engine import LLM, EngineConfig, SamplingParams
-from infer_engine.front import Front, FrontLimits
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.protocol import GenerateRequest
 from infer_engine.sizing import size_step
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
@@ -19,7 +19,7 @@ from infer_server import ServerSettings
 CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
     [
         *("model", "max_seq_len", "max_batch_size", "max_num_batched_tokens", "seed", "block_size", "kv_cache_memory"),
-        *("num_gpu_blocks", "use_chunked_prefill", "max_prefill_chunks_per_step", "use_prefix_caching"),
+        *("num_kv_blocks", "use_chunked_prefill", "max_prefill_chunks_per_step", "use_prefix_caching"),
         "use_cpu_graphs",
     ]
 )
@@ -101,6 +101,8 @@ def test_dtype_left_alone_is_the_checkpoints(tmp_path: Path, dtype: str) -> None
 
 def test_seed_left_alone_is_drawn_anew_at_every_start() -> None:
     request = GenerateRequest(prompt=[5], params=SamplingParams())
-    fronts = [Front(stand_in_tokenizer(300), FrontLimits(vocab_size=300, max_seq_len=512)) for _ in range(4)]
-    prepared = [front.prepare(request, serials=front.take_serials(request)) for front in fronts]
+    fronts = [InputProcessor(stand_in_tokenizer(300), InputLimits(vocab_size=300, max_seq_len=512)) for _ in range(4)]
+    prepared = [
+        input_processor.prepare(request, ids=input_processor.reserve_ids(request)) for input_processor in fronts
+    ]
     assert len({sequence.submission.seed for [sequence] in prepared}) == 4

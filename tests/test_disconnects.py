@@ -39,7 +39,7 @@ async def settled(engine: Engine) -> bool:
 
 
 async def test_random_disconnects_under_load_leave_nothing_behind(folder: Path) -> None:
-    config = EngineConfig(model=str(folder), dtype="float32", num_gpu_blocks=40, block_size=16, max_batch_size=8)
+    config = EngineConfig(model=str(folder), dtype="float32", num_kv_blocks=40, block_size=16, max_batch_size=8)
     engine = build_engine(config)
     draw = random.Random(5)  # noqa: S311 - a test's choices
     async with running_server(engine, ServerSettings(port=0)) as url:

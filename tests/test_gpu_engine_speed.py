@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.choices import Choices
-from infer_engine.execution import ComputedPass, StepRunner
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
 from infer_engine.protocol import EngineConfig, EngineInfo
-from infer_engine.request import Request
+from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 from infer_engine.sizing import KVGroupShape, KVMemory, size_kv_cache
 from infer_models import ModelConfig
@@ -123,10 +123,10 @@ class FakeRunner:
         self._log.append("forward")
         return ComputedPass(logits=None)
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
         del logits, requests
         self._log.append("choose")
-        return Choices(token_ids=[])
+        return SamplerOutput(token_ids=[])
 
     def probe(self) -> None:
         self._log.append("probe")
@@ -137,7 +137,7 @@ def test_the_device_is_held_before_the_launches_and_timed_until_the_tokens_are_t
     runner = HeldRunner(FakeRunner(log), FakeTimer(log))
     runner.hold(0.5)
     for _ in range(2):  # the second pass is as ever
-        runner.choose(runner.forward(Schedule()).logits, [])
+        runner.sample(runner.forward(Schedule()).logits, [])
     assert log == ["hold 0.5", "forward", "held?", "choose", "stop", "forward", "choose"]
     assert (runner.take_device_s(), runner.take_device_s()) == (0.25, None)
 
@@ -146,7 +146,7 @@ def test_a_device_that_was_not_held_long_enough_was_not_timed() -> None:
     log: list[str] = []
     runner = HeldRunner(FakeRunner(log), FakeTimer(log, holds=False))
     runner.hold(0.5)
-    runner.choose(runner.forward(Schedule()).logits, [])
+    runner.sample(runner.forward(Schedule()).logits, [])
     assert runner.take_device_s() is None
 
 
@@ -278,9 +278,9 @@ class FailingRunner:
         self._fail("forward")
         return self._inner.forward(schedule)
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
         self._fail("choose")
-        return self._inner.choose(logits, requests)
+        return self._inner.sample(logits, requests)
 
     def probe(self) -> None:
         self._inner.probe()
@@ -315,8 +315,8 @@ def test_the_first_failure_ends_it_all_and_tells_its_cause(stage: str, config: E
 class NotANumberRunner(FailingRunner):
     """Computes nothing that is a number."""
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
-        return self._inner.choose(torch.full_like(logits, float("nan")), requests)
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+        return self._inner.sample(torch.full_like(logits, float("nan")), requests)
 
 
 def test_a_request_that_the_core_fails_is_raised(config: EngineConfig) -> None:

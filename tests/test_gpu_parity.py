@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from infer_engine import EngineConfig
-from infer_engine.runner import Runner
+from infer_engine.model_runner.runner import Runner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
@@ -180,7 +180,7 @@ def test_a_way_is_taken_and_keeps_the_bits(folder_of: Callable[..., Path], way: 
     ("config", "missing"),
     [
         ({"use_prefix_caching": True, "block_size": 150}, "no prefix was found"),
-        ({"num_gpu_blocks": 40, "block_size": 64}, "nobody was preempted"),
+        ({"num_kv_blocks": 40, "block_size": 64}, "nobody was preempted"),
     ],
 )
 def test_a_way_that_was_not_taken_is_a_failure(

@@ -65,7 +65,7 @@ def answer(folder: Path, waves: Sequence[Prompts], *, num_tokens: int, **config:
         AssertionError: a request failed, or the engine lost memory.
     """
     # Not a share of what the device has free: others compute on it at the same time.
-    memory = {} if "num_gpu_blocks" in config else {"kv_cache_memory": KV_CACHE_MEMORY}
+    memory = {} if "num_kv_blocks" in config else {"kv_cache_memory": KV_CACHE_MEMORY}
     engine = ModelEngine(folder, **{"max_seq_len": MAX_SEQ_LEN, **memory, **config})
     try:
         found: dict[str, Answer] = {}

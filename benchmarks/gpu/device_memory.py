@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpu.parts import Finding
-from infer_cache import LayerGroups, blocks_in_reach
+from infer_cache import LayerGroups, max_blocks_in_window
 from infer_engine.protocol import EngineConfig, EngineInfo
 
 TOLERANCE = 0.02
@@ -78,7 +78,7 @@ def is_capped(config: EngineConfig, info: EngineInfo, windows: Sequence[int | No
         raise ValueError("`max_num_batched_tokens` is None; give it, for chunks are cut to it.")
     max_chunk = min(config.prefill_chunk_size, config.max_num_batched_tokens)
     needed = sum(
-        blocks_in_reach(info.max_seq_len, window=window, max_chunk=max_chunk, block_size=info.block_size)
+        max_blocks_in_window(info.max_seq_len, window=window, max_chunk=max_chunk, block_size=info.block_size)
         for window in LayerGroups.by_window(windows).windows
     )
     return info.num_kv_blocks >= info.max_batch_size * needed

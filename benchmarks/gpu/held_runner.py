@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from infer_engine.choices import Choices
-from infer_engine.execution import ComputedPass, StepRunner
-from infer_engine.request import Request
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
+from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 
 CYCLES_PER_S = 2.0e9
@@ -89,7 +89,7 @@ def timer_of(device: torch.device) -> DeviceTimer:
 
 
 class HeldRunner:
-    """Computes as `inner` does. Implements `infer_engine.execution.StepRunner`."""
+    """Computes as `inner` does. Implements `infer_engine.core.step_executor.StepRunner`."""
 
     def __init__(self, inner: StepRunner, timer: DeviceTimer) -> None:
         """Hold nothing back yet."""
@@ -120,9 +120,9 @@ class HeldRunner:
         self._was_held = self._timer.is_held()
         return computed
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
         """Choose as `inner` does."""
-        choices = self._inner.choose(logits, requests)
+        choices = self._inner.sample(logits, requests)
         if self._held_s is not None:
             seconds = self._timer.stop()
             self._device_s = seconds if self._was_held else None

@@ -27,10 +27,10 @@ from gpu.device_memory import free_unreferenced
 from gpu.parts import Finding, PartReport, Place
 from gpu.stepped_core import SteppedCore, StepsFailedError, write_folder
 from gpu.timeline import busy_us, explain_gap, find_gaps, total_by_name
-from infer_engine.choices import Choices
-from infer_engine.execution import ComputedPass, StepRunner
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
 from infer_engine.protocol import EngineConfig
-from infer_engine.request import Request
+from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 
 SHAPE = "llama-3.2-3b"
@@ -185,7 +185,7 @@ def median_step(steps: Sequence[TracedStep]) -> TracedStep:
 
 
 class MarkedRunner:
-    """Computes as `inner` does, each part marked for the profiler. Implements `infer_engine.execution.StepRunner`."""
+    """Computes as `inner` does, each part marked for the profiler. A `StepRunner`."""
 
     def __init__(self, inner: StepRunner) -> None:
         """Mark what `inner` does."""
@@ -196,10 +196,10 @@ class MarkedRunner:
         with record_function("forward"):
             return self._inner.forward(schedule)
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
         """Choose as `inner` does."""
         with record_function("choose"):
-            return self._inner.choose(logits, requests)
+            return self._inner.sample(logits, requests)
 
     def probe(self) -> None:
         """Probe `inner`."""

@@ -12,14 +12,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from infer_engine.choices import Choices
-from infer_engine.execution import ComputedPass, StepRunner
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
 from infer_engine.factory import build_core
-from infer_engine.faults import FaultPlan
-from infer_engine.messages import Abort, StepResult, Submit
+from infer_engine.ipc.messages import Abort, StepResult, Submit
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats, SamplingParams
-from infer_engine.request import Request
+from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
+from infer_engine.testing.faults import FaultPlan
 from shapes import SHAPES
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
@@ -74,9 +74,9 @@ class _StrictRunner:
         except Exception as error:
             raise _StepAborted from error
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
         try:
-            return self._inner.choose(logits, requests)
+            return self._inner.sample(logits, requests)
         except Exception as error:
             raise _StepAborted from error
 

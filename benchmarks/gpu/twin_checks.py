@@ -54,7 +54,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "blocks of 5": {**PLAIN, "block_size": 5},
         "decodes in turns": {**PLAIN, "scheduler_policy": "decode_round_robin", "max_num_batched_tokens": 4},
         "prefill first": {**PLAIN, "scheduler_policy": "prefill_first", "prefill_chunk_size": 16},
-        "preempted": {**PLAIN, "block_size": 4, "num_gpu_blocks": 72, "kv_reserve": 0.0},
+        "preempted": {**PLAIN, "block_size": 4, "num_kv_blocks": 72, "kv_reserve": 0.0},
     }
 )
 """Configurations in which requests are computed beside others, the most telling first."""
@@ -119,11 +119,11 @@ class Twin:
                 are kept, or nobody was preempted where memory is short.
         """
         config = {**self._where, **check.config}
-        waves = prompts_in_waves() if check.kind == "oracle" else in_company(in_one_wave="num_gpu_blocks" in config)
+        waves = prompts_in_waves() if check.kind == "oracle" else in_company(in_one_wave="num_kv_blocks" in config)
         found = answer(self._folder, waves, num_tokens=self._num_tokens, **config)
         if config.get("use_prefix_caching") and not found.num_cached_tokens:
             raise RuntimeError("no prefix was found in the cache")
-        if "num_gpu_blocks" in config and not found.num_preemptions:
+        if "num_kv_blocks" in config and not found.num_preemptions:
             raise RuntimeError("nobody was preempted")
         if check.kind == "oracle":
             return agreement_of(found.by_name, self.oracle, dtype=self._dtype)

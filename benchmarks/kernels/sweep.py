@@ -75,9 +75,9 @@ class Alternative:
             config = table[architecture[0]]
             tile: tuple[int, ...] = (config.rows, config.columns, config.inner)
         else:
-            choose = prefill_config if self.op == "paged_prefill" else decode_config
+            sample = prefill_config if self.op == "paged_prefill" else decode_config
             q_heads, kv_heads = HEADS[self.head_dim]
-            config = choose(group=q_heads // kv_heads, head_dim=self.head_dim, itemsize=2, capability=architecture)
+            config = sample(group=q_heads // kv_heads, head_dim=self.head_dim, itemsize=2, capability=architecture)
             tile = (config.rows, config.keys)
         return bool((tile, config.num_warps, config.num_stages) == (self.tile, self.num_warps, self.num_stages))
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from infer_engine import EngineConfig, SamplingParams
-from infer_engine.choices import Choices
-from infer_engine.execution import ComputedPass, StepRunner
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
 from infer_engine.factory import build_core
-from infer_engine.faults import FaultPlan
-from infer_engine.messages import Submit
-from infer_engine.request import Request
+from infer_engine.ipc.messages import Submit
+from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
+from infer_engine.testing.faults import FaultPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ class _NotingRunner:
         self._passes.append(tuple(_share(request, num_tokens) for request, num_tokens in schedule.items))
         return self._inner.forward(schedule)
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
-        return self._inner.choose(logits, requests)
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+        return self._inner.sample(logits, requests)
 
     def probe(self) -> None:
         self._inner.probe()

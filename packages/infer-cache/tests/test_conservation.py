@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from infer_cache import GroupSpec, OutOfBlocksError, PagedTables, PrefixDigests, TableEdit
+from infer_cache import BlockHashes, GroupSpec, OutOfBlocksError, PagedKVCacheManager, TableEdit
 
 ANY = st.integers(0, 7)
 MAX_RUNNING = 4
@@ -28,7 +28,7 @@ class Sequence:
     """What the engine knows of a sequence; `safe` is the first position whose window is still there."""
 
     tokens: list[int]
-    digests: PrefixDigests
+    digests: BlockHashes
     salt: str
     rows: list[dict[int, int]]
     num_computed: int
@@ -58,9 +58,9 @@ class PagedMachine(RuleBasedStateMachine):
         specs = [
             GroupSpec(num_blocks=size, window=window) for size, window in zip(self.sizes, self.windows, strict=True)
         ]
-        self.tables = PagedTables(specs, block_size, max_chunk=max_chunk, keeps_prefixes=keeps_prefixes)
+        self.manager = PagedKVCacheManager(specs, block_size, max_chunk=max_chunk, keeps_prefixes=keeps_prefixes)
         self.max_chunk, self.keeps_prefixes = max_chunk, keeps_prefixes
-        self.names = count()
+        self.block_hashes = count()
         self.sequences: dict[str, Sequence] = {}
         self.leaked: set[tuple[int, int]] = set()
         self.memory: dict[tuple[int, int, int], Content] = {}
@@ -68,19 +68,19 @@ class PagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sequences) < MAX_RUNNING)
     @rule(num_tokens=st.integers(1, 24), fork=st.sampled_from([None, None, 5, 13]), salt=st.sampled_from(["", "", "x"]))
     def admit(self, num_tokens: int, fork: int | None, salt: str) -> None:
-        name = str(next(self.names))
+        name = str(next(self.block_hashes))
         tokens = [int(fork is not None and position >= fork) for position in range(num_tokens)]
-        digests = PrefixDigests(self.tables.block_size, salt=salt)
-        hit = self.tables.find(digests.upto(tokens, num_tokens), num_tokens)
+        digests = BlockHashes(self.manager.block_size, salt=salt)
+        hit = self.manager.find(digests.upto(tokens, num_tokens), num_tokens)
         sequence = Sequence(tokens, digests, salt, [{} for _ in self.windows], min(hit.num_tokens, num_tokens - 1))
         sequence.safe = sequence.num_computed
         sequence.first = list(hit.firsts)
         held = [len(self.held(group).intersection(ids)) for group, ids in enumerate(hit.blocks)]
-        assert [num_held * self.tables.block_size for num_held in held] == list(hit.num_held_tokens)
-        fits = self.tables.fits(num_tokens, hit)
+        assert [num_held * self.manager.block_size for num_held in held] == list(hit.num_shared_tokens)
+        fits = self.manager.fits(num_tokens, hit)
         free = [self.num_free(group) for group in range(len(self.windows))]
         try:
-            edits = self.tables.admit(name, num_tokens, hit)
+            edits = self.manager.admit(name, num_tokens, hit)
         except OutOfBlocksError:
             assert not fits
             return
@@ -90,7 +90,7 @@ class PagedMachine(RuleBasedStateMachine):
         self.write_rows(sequence, edits)
         assert [before - self.num_free(group) for group, before in enumerate(free)] == added
         for group in range(len(self.windows)):
-            for position in range(hit.firsts[group] * self.tables.block_size, hit.num_tokens):
+            for position in range(hit.firsts[group] * self.manager.block_size, hit.num_tokens):
                 assert self.read(sequence, group, position) == sequence.content(position)
 
     @SOME_RUNNING
@@ -121,57 +121,57 @@ class PagedMachine(RuleBasedStateMachine):
                 assert self.read(sequence, group, position) == sequence.content(position)
         sequence.num_computed = end
         if publishes:
-            self.publish(which, end)
+            self.cache_blocks(which, end)
 
     @SOME_RUNNING
     @rule(which=ANY, num_tokens=st.integers(0, 30))
-    def publish(self, which: int, num_tokens: int) -> None:
+    def cache_blocks(self, which: int, num_tokens: int) -> None:
         name, sequence = self.choose(which)
-        names = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
-        self.tables.publish(name, names, min(num_tokens, sequence.num_computed))
+        block_hashes = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
+        self.manager.cache_blocks(name, block_hashes, min(num_tokens, sequence.num_computed))
 
     @SOME_RUNNING
     @rule(which=ANY)
     def fail(self, which: int) -> None:
         """A step has written rubbish: its blocks are found no more, and it is computed again."""
         name, sequence = self.choose(which)
-        self.tables.unpublish(name, sequence.safe)
+        self.manager.uncache_blocks(name, sequence.safe)
         for group in range(len(self.windows)):
             holders = Counter(block_id for other in self.sequences.values() for block_id in other.rows[group].values())
             for position in range(sequence.safe, sequence.num_computed):
-                if holders[sequence.rows[group][position // self.tables.block_size]] == 1:
+                if holders[sequence.rows[group][position // self.manager.block_size]] == 1:
                     self.write(sequence, group, position, ("rubbish", ()))
         sequence.num_computed = sequence.safe
 
     @SOME_RUNNING
     @rule(which=ANY)
-    def adopt(self, which: int) -> None:
+    def reuse_blocks(self, which: int) -> None:
         name, sequence = self.choose(which)
-        names = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
-        edits = self.tables.adopt(name, names, sequence.num_computed)
+        block_hashes = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
+        edits = self.manager.reuse_blocks(name, block_hashes, sequence.num_computed)
         columns = sorted({edit.column for edit in edits})
-        index, within = divmod(sequence.num_computed, self.tables.block_size)
+        index, within = divmod(sequence.num_computed, self.manager.block_size)
         assert columns == list(range(index, index + len(columns)))
         assert not (within and columns)
         assert len(edits) == len(columns) * len(self.windows)
         self.write_rows(sequence, edits)
         for edit in edits:
-            for position in range(edit.column * self.tables.block_size, (edit.column + 1) * self.tables.block_size):
+            for position in range(edit.column * self.manager.block_size, (edit.column + 1) * self.manager.block_size):
                 assert self.read(sequence, edit.group, position) == sequence.content(position)
-        adopted = sequence.num_computed + len(columns) * self.tables.block_size
+        adopted = sequence.num_computed + len(columns) * self.manager.block_size
         sequence.num_computed = min(adopted, max(sequence.num_computed, len(sequence.tokens) - 1))
 
     @SOME_RUNNING
     @rule(which=ANY)
     def release(self, which: int) -> None:
         name, _ = self.choose(which)
-        self.tables.release(name)
+        self.manager.release(name)
         del self.sequences[name]
 
     @precondition(lambda self: len(self.leaked) < MAX_RUNNING)
     @rule(group=st.integers(0, 2), num_blocks=st.integers(1, 3))
     def leak(self, group: int, num_blocks: int) -> None:
-        allocator = self.tables.groups[group % len(self.windows)].blocks.allocator
+        allocator = self.manager.groups[group % len(self.windows)].blocks.allocator
         if allocator.can_allocate(num_blocks):
             lost = allocator.allocate(num_blocks, owner="nobody")
             self.leaked |= {(group % len(self.windows), block_id) for block_id in lost}
@@ -179,41 +179,41 @@ class PagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leaked)
     @rule()
     def reclaim(self) -> None:
-        assert self.tables.reclaim() == len(self.leaked)
+        assert self.manager.reclaim() == len(self.leaked)
         self.leaked.clear()
 
     @invariant()
     def every_block_is_free_or_idle_or_held_or_leaked(self) -> None:
         for group, num_blocks in enumerate(self.sizes):
-            blocks = self.tables.groups[group].blocks
+            blocks = self.manager.groups[group].blocks
             held = self.held(group)
             lost = {block_id for number, block_id in self.leaked if number == group}
             assert not held & lost
-            assert held == {block_id for block_id in range(num_blocks) if blocks.is_held(block_id)}
+            assert held == {block_id for block_id in range(num_blocks) if blocks.is_referenced(block_id)}
             assert blocks.allocator.num_free + blocks.num_idle + len(held) + len(lost) == num_blocks
             assert blocks.num_free == self.num_free(group)
             assert self.keeps_prefixes or not blocks.num_idle
-        assert self.tables.audit() == sorted(self.leaked)
+        assert self.manager.audit() == sorted(self.leaked)
         free = [self.num_free(group) for group in range(len(self.windows))]
-        assert self.tables.num_free_tokens == min(free) * self.tables.block_size
-        assert self.tables.num_free_blocks == sum(free)
+        assert self.manager.num_free_tokens == min(free) * self.manager.block_size
+        assert self.manager.num_free_blocks == sum(free)
 
     @invariant()
     def tables_are_the_rows_that_edits_have_written(self) -> None:
         for name, sequence in self.sequences.items():
             for group, row in enumerate(sequence.rows):
-                assert self.tables.blocks(name, group) == tuple(row[column] for column in sorted(row))
+                assert self.manager.blocks(name, group) == tuple(row[column] for column in sorted(row))
                 assert len(set(row.values())) == len(row)
 
     def teardown(self) -> None:
         if not hasattr(self, "tables"):
             return
-        self.tables.reclaim()
+        self.manager.reclaim()
         for name in self.sequences:
-            self.tables.release(name)
-        assert self.tables.num_free_blocks == self.tables.num_blocks
+            self.manager.release(name)
+        assert self.manager.num_free_blocks == self.manager.num_blocks
         # All blocks are back: each group gives all of them at once.
-        for group in self.tables.groups:
+        for group in self.manager.groups:
             assert sorted(group.blocks.allocate(group.blocks.num_blocks, owner="everything")) == list(
                 range(group.blocks.num_blocks)
             )
@@ -224,7 +224,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     def extend(self, name: str, sequence: Sequence, end: int) -> bool:
         """Make room for the tokens before `end`; return whether there was enough."""
-        size = self.tables.block_size
+        size = self.manager.block_size
         for group, window in enumerate(self.windows):
             if window is not None:
                 first = max(sequence.first[group], (sequence.num_computed - window + 1) // size)
@@ -237,7 +237,7 @@ class PagedMachine(RuleBasedStateMachine):
             for row, first in zip(rows, sequence.first, strict=True)
         ]
         fits = all(num_blocks <= self.num_free(group) for group, num_blocks in enumerate(missing))
-        edits = self.tables.try_extend(name, end, first_position=sequence.num_computed)
+        edits = self.manager.try_extend(name, end, first_position=sequence.num_computed)
         assert (edits is not None) is fits
         self.write_rows(sequence, edits or [])
         sequence.safe = sequence.num_computed
@@ -255,11 +255,11 @@ class PagedMachine(RuleBasedStateMachine):
             sequence.rows[edit.group] |= {edit.column + i: block_id for i, block_id in enumerate(edit.block_ids)}
 
     def write(self, sequence: Sequence, group: int, position: int, content: Content) -> None:
-        column, offset = divmod(position, self.tables.block_size)
+        column, offset = divmod(position, self.manager.block_size)
         self.memory[group, sequence.rows[group][column], offset] = content
 
     def read(self, sequence: Sequence, group: int, position: int) -> Content:
-        column, offset = divmod(position, self.tables.block_size)
+        column, offset = divmod(position, self.manager.block_size)
         return self.memory[group, sequence.rows[group][column], offset]
 
 
@@ -291,7 +291,7 @@ def test_long_walks_with_much_traffic_conserve_blocks_and_contents(seed: int) ->
                 case "compute":
                     machine.compute(which, num_tokens, publishes=publishes)
                 case "adopt":
-                    machine.adopt(which)
+                    machine.reuse_blocks(which)
                 case "release":
                     machine.release(which)
                 case _:

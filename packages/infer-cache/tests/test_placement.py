@@ -2,7 +2,7 @@
 
 import random
 
-from infer_cache import BlockAllocator, GroupSpec, PagedTables
+from infer_cache import BlockAllocator, GroupSpec, PagedKVCacheManager
 
 
 def test_blocks_given_together_are_consecutive() -> None:
@@ -33,23 +33,23 @@ def test_a_wish_after_the_last_id_is_granted_elsewhere() -> None:
 
 
 def test_sequences_that_grow_side_by_side_keep_consecutive_tables() -> None:
-    tables = PagedTables([GroupSpec(num_blocks=512)], 16)
+    manager = PagedKVCacheManager([GroupSpec(num_blocks=512)], 16)
     for sequence in range(16):
-        tables.admit(str(sequence), 1, tables.find([], 1))
+        manager.admit(str(sequence), 1, manager.find([], 1))
     for num_tokens in range(2, 16 * 16 + 1):
         for sequence in range(16):
-            tables.try_extend(str(sequence), num_tokens, first_position=num_tokens - 1)
+            manager.try_extend(str(sequence), num_tokens, first_position=num_tokens - 1)
     for sequence in range(16):
-        blocks = tables.blocks(str(sequence))
+        blocks = manager.blocks(str(sequence))
         assert blocks == tuple(range(blocks[0], blocks[0] + 16))
 
 
 def test_growth_goes_on_consecutively_after_blocks_that_were_found() -> None:
-    tables, names = PagedTables([GroupSpec(num_blocks=64)], 1, keeps_prefixes=True), [b"x", b"y"]
-    tables.admit("a", 2, tables.find([], 2))
-    tables.publish("a", names, 2)
-    tables.release("a")
-    (edit,) = tables.admit("b", 9, tables.find(names, 9))
+    manager, block_hashes = PagedKVCacheManager([GroupSpec(num_blocks=64)], 1, keeps_prefixes=True), [b"x", b"y"]
+    manager.admit("a", 2, manager.find([], 2))
+    manager.cache_blocks("a", block_hashes, 2)
+    manager.release("a")
+    (edit,) = manager.admit("b", 9, manager.find(block_hashes, 9))
     assert edit.block_ids == list(range(edit.block_ids[0], edit.block_ids[0] + 9))
 
 

@@ -18,13 +18,13 @@ def test_the_public_names_are_these() -> None:
         "LayerGroups",
         "OutOfBlocksError",
         "PagedCacheView",
-        "PagedTables",
-        "PrefixDigests",
+        "PagedKVCacheManager",
+        "BlockHashes",
         "PrefixHit",
-        "SlotTables",
+        "ContiguousKVCacheManager",
         "TableEdit",
         "UnknownSequenceError",
-        "blocks_in_reach",
+        "max_blocks_in_window",
     ]
     assert all(getattr(infer_cache, name).__name__ == name for name in infer_cache.__all__)
 
@@ -36,8 +36,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_bookkeeping_imports_no_torch() -> None:
     code = (
-        "import sys; from infer_cache import GroupSpec, LayerGroups, PagedTables, SlotTables; "
-        "tables = PagedTables([GroupSpec(num_blocks=4)], 4); tables.admit('a', 9, tables.find([], 9)); "
-        "SlotTables(2, 2, 2); LayerGroups.by_window([None, 4]); sys.exit('torch' in sys.modules)"
+        "import sys; from infer_cache import GroupSpec, LayerGroups, PagedKVCacheManager, ContiguousKVCacheManager; "
+        "tables = PagedKVCacheManager([GroupSpec(num_blocks=4)], 4); tables.admit('a', 9, tables.find([], 9)); "
+        "ContiguousKVCacheManager(2, 2, 2); LayerGroups.by_window([None, 4]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from infer_cache import GroupSpec, KVPool, LayerGroups, PagedCacheView, PagedTables, TableEdit
+from infer_cache import GroupSpec, KVPool, LayerGroups, PagedCacheView, PagedKVCacheManager, TableEdit
 from infer_kernels import KVSlots, NormVariant, QKNorm, Rotary, plan_attention
 from infer_models import CausalView
 from infer_models.attention import AttentionSpec
@@ -224,13 +224,13 @@ def test_any_split_into_chunks_is_dense_attention(block_size: int, chunks: list[
 
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_blocks_of_a_released_sequence_serve_the_next_one(block_size: int) -> None:
-    tables = PagedTables([GroupSpec(num_blocks=-(-24 // block_size))], block_size)
+    manager = PagedKVCacheManager([GroupSpec(num_blocks=-(-24 // block_size))], block_size)
     sequences = CachedSequences([24, 17], block_size=block_size, spec=spec_of())
     for i, seq_len in enumerate((24, 17)):
-        tables.admit(str(i), seq_len, tables.find([], seq_len))
-        sequences.rows[0][i] = list(tables.blocks(str(i)))
+        manager.admit(str(i), seq_len, manager.find([], seq_len))
+        sequences.rows[0][i] = list(manager.blocks(str(i)))
         sequences.step({i: seq_len})
-        tables.release(str(i))
+        manager.release(str(i))
     sequences.assert_equal_to_dense()
 
 
@@ -253,7 +253,7 @@ def test_what_left_the_window_is_not_read_again(block_size: int, windows: list[i
         GroupSpec(num_blocks=count, window=window)
         for count, window in zip(sequences.pool.num_blocks, sequences.groups.windows, strict=True)
     ]
-    tables = PagedTables(groups, block_size, max_chunk=7)
+    manager = PagedKVCacheManager(groups, block_size, max_chunk=7)
     sequences.rows = [[[0] * 30, [0] * 17] for _ in groups]
 
     def write(i: int, edits: list[TableEdit] | None) -> None:
@@ -262,21 +262,21 @@ def test_what_left_the_window_is_not_read_again(block_size: int, windows: list[i
             sequences.rows[edit.group][i][edit.column : edit.column + len(edit.block_ids)] = edit.block_ids
 
     for i, seq_len in enumerate((30, 17)):
-        write(i, tables.admit(str(i), seq_len - 4, tables.find([], seq_len - 4)))
+        write(i, manager.admit(str(i), seq_len - 4, manager.find([], seq_len - 4)))
     for counts in ({0: 7, 1: 3}, {0: 6, 1: 7}, {0: 7, 1: 3}, {0: 6}, *[{0: 1, 1: 1}] * 4):
         for i, count in counts.items():
             first = sequences.num_cached[i]
-            write(i, tables.try_extend(str(i), first + count, first_position=first))
-        poison_free_blocks(sequences.pool, tables)
+            write(i, manager.try_extend(str(i), first + count, first_position=first))
+        poison_free_blocks(sequences.pool, manager)
         sequences.step(counts)
     sequences.assert_equal_to_dense()
 
 
-def poison_free_blocks(pool: KVPool, tables: PagedTables) -> None:
+def poison_free_blocks(pool: KVPool, manager: PagedKVCacheManager) -> None:
     """Fill the blocks that no sequence holds with keys and values that nobody could overlook."""
     for layer in range(pool.num_layers):
         group = pool.group(layer)
-        is_held = tables.groups[group].blocks.is_held
+        is_held = manager.groups[group].blocks.is_referenced
         free = [block_id for block_id in range(pool.num_blocks[group]) if not is_held(block_id)]
         pool.key_cache(layer)[free] = 1e3
         pool.value_cache(layer)[free] = 1e3

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_cache import GroupSpec, LayerGroups, PagedTables, PrefixDigests, blocks_in_reach
-from infer_cache.reach import first_block_in_reach
+from infer_cache import BlockHashes, GroupSpec, LayerGroups, PagedKVCacheManager, max_blocks_in_window
+from infer_cache.sliding_window import first_block_in_window
 
 
 def attended_blocks(first_position: int, num_tokens: int, *, window: int, block_size: int) -> set[int]:
@@ -18,11 +18,11 @@ def attended_blocks(first_position: int, num_tokens: int, *, window: int, block_
     }
 
 
-def admitted(num_tokens: int, *, window: int, max_chunk: int | None, block_size: int) -> PagedTables:
+def admitted(num_tokens: int, *, window: int, max_chunk: int | None, block_size: int) -> PagedKVCacheManager:
     """Tables of one group with a window, and in it the sequence `a`."""
-    tables = PagedTables([GroupSpec(num_blocks=num_tokens, window=window)], block_size, max_chunk=max_chunk)
-    tables.admit("a", num_tokens, tables.find([], num_tokens))
-    return tables
+    manager = PagedKVCacheManager([GroupSpec(num_blocks=num_tokens, window=window)], block_size, max_chunk=max_chunk)
+    manager.admit("a", num_tokens, manager.find([], num_tokens))
+    return manager
 
 
 @given(first_position=st.integers(0, 40), window=st.integers(1, 30), block_size=st.integers(1, 7))
@@ -30,7 +30,7 @@ def test_the_first_block_in_reach_is_the_lowest_that_is_attended_to(
     first_position: int, window: int, block_size: int
 ) -> None:
     blocks = attended_blocks(first_position, first_position + 3, window=window, block_size=block_size)
-    assert first_block_in_reach(first_position, window=window, block_size=block_size) == min(blocks)
+    assert first_block_in_window(first_position, window=window, block_size=block_size) == min(blocks)
 
 
 @given(
@@ -43,14 +43,14 @@ def test_blocks_in_reach_bound_what_any_chunk_attends_to_and_by_at_most_one(
         len(attended_blocks(first, min(first + max_chunk, num_tokens), window=window, block_size=block_size))
         for first in range(num_tokens)
     )
-    bound = blocks_in_reach(num_tokens, window=window, max_chunk=max_chunk, block_size=block_size)
+    bound = max_blocks_in_window(num_tokens, window=window, max_chunk=max_chunk, block_size=block_size)
     assert most <= bound <= min(most + 1, -(-num_tokens // block_size))
 
 
 @pytest.mark.parametrize(("window", "max_chunk"), [(None, 4), (5, None), (None, None)])
 def test_without_a_window_or_a_chunk_every_block_is_in_reach(window: int | None, max_chunk: int | None) -> None:
-    assert blocks_in_reach(33, window=window, max_chunk=max_chunk, block_size=4) == 9
-    assert first_block_in_reach(33, window=None, block_size=4) == 0
+    assert max_blocks_in_window(33, window=window, max_chunk=max_chunk, block_size=4) == 9
+    assert first_block_in_window(33, window=None, block_size=4) == 0
 
 
 @given(
@@ -64,82 +64,82 @@ def test_a_sequence_holds_what_it_attends_to_and_never_more_than_its_reach(
     num_prompt: int, num_generated: int, window: int, max_chunk: int, block_size: int
 ) -> None:
     num_tokens = num_prompt + num_generated
-    most = blocks_in_reach(num_tokens, window=window, max_chunk=max_chunk, block_size=block_size)
-    tables = PagedTables([GroupSpec(num_blocks=most, window=window)], block_size, max_chunk=max_chunk)
-    (edit,) = tables.admit("a", num_prompt, tables.find([], num_prompt))
+    most = max_blocks_in_window(num_tokens, window=window, max_chunk=max_chunk, block_size=block_size)
+    manager = PagedKVCacheManager([GroupSpec(num_blocks=most, window=window)], block_size, max_chunk=max_chunk)
+    (edit,) = manager.admit("a", num_prompt, manager.find([], num_prompt))
     row = dict(enumerate(edit.block_ids))
     ends = [*range(max_chunk, num_prompt, max_chunk), num_prompt, *range(num_prompt + 1, num_tokens + 1)]
     for first, end in zip([0, *ends], ends, strict=False):
-        edits = tables.try_extend("a", end, first_position=first)
+        edits = manager.try_extend("a", end, first_position=first)
         assert edits is not None
         row |= {edit.column + i: block_id for edit in edits for i, block_id in enumerate(edit.block_ids)}
         held = {row[column] for column in attended_blocks(first, end, window=window, block_size=block_size)}
-        assert held <= set(tables.blocks("a"))
-        assert len(tables.blocks("a")) <= most
+        assert held <= set(manager.blocks("a"))
+        assert len(manager.blocks("a")) <= most
 
 
 def test_a_prompt_longer_than_the_window_reserves_what_one_chunk_reaches() -> None:
-    tables = admitted(40, window=5, max_chunk=8, block_size=4)
-    assert len(tables.blocks("a")) == 4
-    assert tables.capacity("a") == 16
-    assert tables.costs(40, tables.find([], 40)) == [16]
-    assert not PagedTables([GroupSpec(num_blocks=3, window=5)], 4, max_chunk=8).fits(40, tables.find([], 40))
+    manager = admitted(40, window=5, max_chunk=8, block_size=4)
+    assert len(manager.blocks("a")) == 4
+    assert manager.capacity("a") == 16
+    assert manager.costs(40, manager.find([], 40)) == [16]
+    assert not PagedKVCacheManager([GroupSpec(num_blocks=3, window=5)], 4, max_chunk=8).fits(40, manager.find([], 40))
 
 
 def test_a_prompt_after_a_hit_reserves_what_one_chunk_reaches_from_there() -> None:
-    tables = PagedTables([GroupSpec(num_blocks=30, window=5)], 4, max_chunk=8, keeps_prefixes=True)
-    names = PrefixDigests(4).upto(list(range(80)), 80)
+    manager = PagedKVCacheManager([GroupSpec(num_blocks=30, window=5)], 4, max_chunk=8, keeps_prefixes=True)
+    block_hashes = BlockHashes(4).upto(list(range(80)), 80)
     for sequence_id in "ab":
-        (edit,) = tables.admit(sequence_id, 80, hit := tables.find(names, 80))
+        (edit,) = manager.admit(sequence_id, 80, hit := manager.find(block_hashes, 80))
         assert (edit.column, len(edit.block_ids)) == (max(0, hit.num_tokens // 4 - 1), 4)
-        tables.try_extend(sequence_id, 16, first_position=8)
-        tables.publish(sequence_id, names, 16)
-    assert tables.capacity("b") == 28
+        manager.try_extend(sequence_id, 16, first_position=8)
+        manager.cache_blocks(sequence_id, block_hashes, 16)
+    assert manager.capacity("b") == 28
 
 
 def test_capacity_is_what_the_group_of_the_shortest_reach_has_room_for() -> None:
-    tables = PagedTables([GroupSpec(num_blocks=10), GroupSpec(num_blocks=10, window=5)], 4, max_chunk=8)
-    full, windowed = tables.admit("a", 40, tables.find([], 40))
-    assert (len(full.block_ids), len(windowed.block_ids), tables.capacity("a")) == (10, 4, 16)
+    manager = PagedKVCacheManager([GroupSpec(num_blocks=10), GroupSpec(num_blocks=10, window=5)], 4, max_chunk=8)
+    full, windowed = manager.admit("a", 40, manager.find([], 40))
+    assert (len(full.block_ids), len(windowed.block_ids), manager.capacity("a")) == (10, 4, 16)
 
 
 def test_blocks_behind_the_window_are_free_at_once() -> None:
-    tables = admitted(40, window=5, max_chunk=None, block_size=4)
-    assert tables.num_free_blocks == 40 - 10
-    behind = tables.blocks("a")[:3]
-    assert tables.try_extend("a", 40, first_position=16) == []
-    assert tables.num_free_blocks == 40 - 7
-    assert not set(behind) & set(tables.blocks("a"))
-    assert tables.audit() == []
+    manager = admitted(40, window=5, max_chunk=None, block_size=4)
+    assert manager.num_free_blocks == 40 - 10
+    behind = manager.blocks("a")[:3]
+    assert manager.try_extend("a", 40, first_position=16) == []
+    assert manager.num_free_blocks == 40 - 7
+    assert not set(behind) & set(manager.blocks("a"))
+    assert manager.audit() == []
 
 
 def test_a_block_is_left_when_its_last_token_leaves_the_window() -> None:
-    tables = admitted(20, window=5, max_chunk=None, block_size=4)
+    manager = admitted(20, window=5, max_chunk=None, block_size=4)
     held = []
     for first_position in range(6, 14):
-        tables.try_extend("a", 20, first_position=first_position)
-        held.append(len(tables.blocks("a")))
+        manager.try_extend("a", 20, first_position=first_position)
+        held.append(len(manager.blocks("a")))
     assert held == [5, 5, 4, 4, 4, 4, 3, 3]
 
 
 def test_published_blocks_behind_the_window_are_idle_at_once() -> None:
-    tables = PagedTables([GroupSpec(num_blocks=10, window=5)], 4, keeps_prefixes=True)
-    names = PrefixDigests(4).upto(list(range(40)), 40)
-    tables.admit("a", 40, tables.find([], 40))
-    tables.publish("a", names, 16)
-    tables.try_extend("a", 40, first_position=16)
-    assert (tables.num_free_blocks, tables.num_idle_blocks) == (3, 3)
-    assert tables.find(names, 13).num_tokens == 16
+    manager = PagedKVCacheManager([GroupSpec(num_blocks=10, window=5)], 4, keeps_prefixes=True)
+    block_hashes = BlockHashes(4).upto(list(range(40)), 40)
+    manager.admit("a", 40, manager.find([], 40))
+    manager.cache_blocks("a", block_hashes, 16)
+    manager.try_extend("a", 40, first_position=16)
+    assert (manager.num_free_blocks, manager.num_idle_blocks) == (3, 3)
+    assert manager.find(block_hashes, 13).num_tokens == 16
 
 
 def test_growth_that_fails_has_given_back_what_the_window_left_and_nothing_else() -> None:
     groups = [GroupSpec(num_blocks=5), GroupSpec(num_blocks=5, window=5)]
-    tables = PagedTables(groups, 4)
-    tables.admit("a", 20, tables.find([], 20))
-    full, windowed = tables.blocks("a", 0), tables.blocks("a", 1)
-    assert tables.try_extend("a", 21, first_position=20) is None
-    assert tables.blocks("a", 0) == full
-    assert tables.blocks("a", 1) == windowed[4:]
+    manager = PagedKVCacheManager(groups, 4)
+    manager.admit("a", 20, manager.find([], 20))
+    full, windowed = manager.blocks("a", 0), manager.blocks("a", 1)
+    assert manager.try_extend("a", 21, first_position=20) is None
+    assert manager.blocks("a", 0) == full
+    assert manager.blocks("a", 1) == windowed[4:]
 
 
 def test_layers_of_equal_window_share_a_group_and_the_longest_reach_is_the_first() -> None:
@@ -165,12 +165,14 @@ def test_gemmas_layers_hold_a_quarter_of_the_memory_at_32k_tokens(window: int) -
 
 def peak_layer_blocks(layers: LayerGroups, *, num_prompt: int, num_tokens: int) -> int:
     """Compute a prompt in chunks of 512, then token by token; return the most blocks of all layers that were held."""
-    tables = PagedTables([GroupSpec(num_blocks=512, window=window) for window in layers.windows], 64, max_chunk=512)
-    tables.admit("a", num_prompt, tables.find([], num_prompt))
+    manager = PagedKVCacheManager(
+        [GroupSpec(num_blocks=512, window=window) for window in layers.windows], 64, max_chunk=512
+    )
+    manager.admit("a", num_prompt, manager.find([], num_prompt))
     peak = 0
     ends = [*range(512, num_prompt, 512), num_prompt, *range(num_prompt + 1, num_tokens + 1)]
     for first, end in zip([0, *ends], ends, strict=False):
-        assert tables.try_extend("a", end, first_position=first) is not None
-        held = [len(tables.blocks("a", group)) for group in range(len(layers.windows))]
+        assert manager.try_extend("a", end, first_position=first) is not None
+        held = [len(manager.blocks("a", group)) for group in range(len(layers.windows))]
         peak = max(peak, sum(count * blocks for count, blocks in zip(layers.num_layers, held, strict=True)))
     return peak

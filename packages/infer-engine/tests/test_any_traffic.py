@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer_cache import blocks_in_reach
-from infer_engine.faults import Fault, FaultPlan
-from infer_engine.messages import StepResult, TokenOutput
+from infer_cache import max_blocks_in_window
+from infer_engine.ipc.messages import StepResult, TokenOutput
 from infer_engine.protocol import FinishReason, SamplingParams
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import (
     FormulaEngine,
     collect,
@@ -66,7 +66,7 @@ class Setup:
         chunk = self.chunk if "batching_mode" not in self.config else None
 
         def size(window: int | None) -> int:
-            needed = blocks_in_reach(MAX_SEQ_LEN, window=window, max_chunk=chunk, block_size=self.block_size)
+            needed = max_blocks_in_window(MAX_SEQ_LEN, window=window, max_chunk=chunk, block_size=self.block_size)
             return needed + self.spare if paged else needed * self.batch
 
         return FormulaEngine(
@@ -208,7 +208,7 @@ def play(setup: Setup, arrivals: list[Arrival], faults: tuple[dict[str, Any], ..
         played.results.append(engine.step())
         collect(played.results[-1], played.outputs)
     assert not engine.core.has_work
-    assert engine.num_free_blocks == engine.tables.num_blocks
+    assert engine.num_free_blocks == engine.kv_cache_manager.num_blocks
     return played
 
 

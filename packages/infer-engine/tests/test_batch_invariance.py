@@ -119,7 +119,7 @@ def test_logits_are_those_of_the_request_alone(
 
 
 def test_logits_are_the_same_in_scattered_blocks(checkpoint: Checkpoint, expected: Logits) -> None:
-    engine = checkpoint.engine(use_prefix_caching=False, block_size=2, num_gpu_blocks=70, kv_reserve=0.0)
+    engine = checkpoint.engine(use_prefix_caching=False, block_size=2, num_kv_blocks=70, kv_reserve=0.0)
     for number in range(8):
         engine.submit(f"there before {number}", random_prompt(3, seed=number), max_tokens=40)
     for _ in range(12):
@@ -129,7 +129,7 @@ def test_logits_are_the_same_in_scattered_blocks(checkpoint: Checkpoint, expecte
     engine.submit("between", random_prompt(70), max_tokens=2)
     engine.submit("long", PROMPTS["long"], max_tokens=NUM_TOKENS)
     engine.step()
-    blocks = engine.paged_tables.blocks("long")
+    blocks = engine.paged_manager.blocks("long")
     for name in ("short", "of a window"):
         engine.submit(name, PROMPTS[name], max_tokens=NUM_TOKENS)
     sound_tokens(engine.run())
@@ -152,7 +152,7 @@ def test_logits_are_the_same_where_a_prefix_was_found(
 @pytest.mark.parametrize("caches", [True, False], ids=["caching", "not caching"])
 def test_logits_are_the_same_after_a_preemption(checkpoint: Checkpoint, expected: Logits, *, caches: bool) -> None:
     engine = checkpoint.engine(
-        use_prefix_caching=caches, block_size=2, num_gpu_blocks=34, max_seq_len=60, kv_reserve=0.0, prefill_chunk_size=9
+        use_prefix_caching=caches, block_size=2, num_kv_blocks=34, max_seq_len=60, kv_reserve=0.0, prefill_chunk_size=9
     )
     for number in range(3):
         engine.submit(f"growing {number}", random_prompt(2, seed=number), max_tokens=16)

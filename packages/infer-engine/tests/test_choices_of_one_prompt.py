@@ -18,7 +18,7 @@ MODES: dict[str, dict[str, Any]] = {
     "small blocks": {"block_size": 1, "prefill_chunk_size": 5},
     "no prefix caching": {"block_size": 4, "use_prefix_caching": False},
     "prefill first": {"scheduler_policy": "prefill_first", "block_size": 4, "prefill_chunk_size": 8},
-    "tiny pool": {"block_size": 4, "num_gpu_blocks": 16, "kv_reserve": 0.0, "max_seq_len": 60},
+    "tiny pool": {"block_size": 4, "num_kv_blocks": 16, "kv_reserve": 0.0, "max_seq_len": 60},
 }
 
 

@@ -11,7 +11,7 @@ from infer_engine import EngineConfig
 
 NAN, INF = float("nan"), float("inf")
 COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waiting_requests", "block_size"]
-COUNTS += ["num_gpu_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
+COUNTS += ["num_kv_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]
 WORDS = ["dtype", "device", "load_format", "batching_mode", "scheduler_policy", "kv_cache_backend"]
@@ -94,7 +94,7 @@ def test_a_word_of_another_type_is_refused(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"max_seq_len": 1, "max_batch_size": 1, "block_size": 1, "num_gpu_blocks": 1},
+        {"max_seq_len": 1, "max_batch_size": 1, "block_size": 1, "num_kv_blocks": 1},
         {"gpu_memory_utilization": 1, "kv_reserve": 0, "step_timeout_s": 1},
         {"seed": -(2**63), "device": "cuda:3", "model": "owner/name\nof two lines"},
         {"batching_mode": "static", "batch_wait_timeout_s": 0},
@@ -143,7 +143,7 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("use_prefix_caching", True, WHOLE, "leave one of them out"),
         ("prefill_chunk_size", 64, WHOLE, "leave one of them out"),
         ("prefill_chunk_size", 600, {"max_num_batched_tokens": 64}, "lower the one or raise the other"),
-        ("num_gpu_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
+        ("num_kv_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
         ("use_cpu_graphs", True, {"batch_invariant": True}, "leave one of them out"),
         ("use_cpu_graphs", True, {"device": "cuda"}, "leave `use_cpu_graphs` out"),
         ("use_cpu_graphs", True, {"device": "cuda:1"}, "leave `use_cpu_graphs` out"),
@@ -182,11 +182,11 @@ def test_a_switch_turns_off_nothing_but_what_needs_it() -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_steps_are_recorded_unless_they_are_to_be_invariant_or_it_is_switched_off(device: str) -> None:
-    assert config_of(device=device).records_cpu_steps
-    assert config_of(device=device, use_cpu_graphs=True).records_cpu_steps
-    assert not config_of(device=device, use_cpu_graphs=False).records_cpu_steps
-    assert not config_of(device=device, batch_invariant=True).records_cpu_steps
-    assert not config_of(device=device, batch_invariant=True, use_cpu_graphs=False).records_cpu_steps
+    assert config_of(device=device).captures_cpu_graphs
+    assert config_of(device=device, use_cpu_graphs=True).captures_cpu_graphs
+    assert not config_of(device=device, use_cpu_graphs=False).captures_cpu_graphs
+    assert not config_of(device=device, batch_invariant=True).captures_cpu_graphs
+    assert not config_of(device=device, batch_invariant=True, use_cpu_graphs=False).captures_cpu_graphs
 
 
 def test_a_default_chunk_size_contradicts_no_smaller_step() -> None:
@@ -195,7 +195,7 @@ def test_a_default_chunk_size_contradicts_no_smaller_step() -> None:
 
 @pytest.mark.parametrize("choice", [STATIC, CONTIGUOUS])
 def test_the_contiguous_cache_ignores_the_size_of_a_pool(choice: dict[str, Any]) -> None:
-    assert resolved(**choice, block_size=7, num_gpu_blocks=5, kv_cache_memory="1GiB")[0] == "contiguous"
+    assert resolved(**choice, block_size=7, num_kv_blocks=5, kv_cache_memory="1GiB")[0] == "contiguous"
 
 
 POSSIBLE: dict[str, list[object]] = {
@@ -205,7 +205,7 @@ POSSIBLE: dict[str, list[object]] = {
     "kv_cache_backend": ["auto", "contiguous", "paged"],
     "block_size": [None, 1, 16],
     "kv_cache_memory": [None, 10**6, "1GiB"],
-    "num_gpu_blocks": [None, 1, 100],
+    "num_kv_blocks": [None, 1, 100],
     "max_seq_len": [None, 1, 4096],
     "max_num_batched_tokens": [None, 1, 300, 8192],
     "use_chunked_prefill": [None, True, False],
@@ -244,8 +244,8 @@ def test_any_values_make_a_consistent_configuration_or_a_clear_refusal(values: d
     assert config.kv_cache_backend in ("auto", config.resolved_kv_cache_backend)
     assert config.use_chunked_prefill in (None, config.chunks_prefill)
     assert config.use_prefix_caching in (None, config.caches_prefixes)
-    assert config.use_cpu_graphs in (None, config.records_cpu_steps)
-    assert not (config.records_cpu_steps and config.batch_invariant)
+    assert config.use_cpu_graphs in (None, config.captures_cpu_graphs)
+    assert not (config.captures_cpu_graphs and config.batch_invariant)
 
 
 LEFT_TO_THE_ENGINE: dict[str, list[object]] = {

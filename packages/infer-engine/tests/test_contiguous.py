@@ -64,7 +64,7 @@ def test_slots_share_nothing_not_even_between_siblings() -> None:
     outputs = served.run()
     assert [out[-1].num_cached_tokens for out in outputs.values()] == [0, 0]
     assert served.step().stats.num_computed_tokens == 16
-    assert served.num_found_tokens([1] * 8) == 0
+    assert served.num_reused_tokens([1] * 8) == 0
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first", "decode_round_robin", "priority"])

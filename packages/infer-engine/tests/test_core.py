@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from infer_engine.messages import StepResult
+from infer_engine.ipc.messages import StepResult
 from infer_engine.protocol import FinishReason, SamplingParams
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
@@ -90,7 +90,7 @@ def test_cached_positions_are_the_prefills_progress_after_every_chunk() -> None:
     progress = []
     while engine.core.has_work:
         computed = engine.step().stats.num_computed_tokens
-        progress.append((computed, engine.num_found_tokens(prompt)))
+        progress.append((computed, engine.num_reused_tokens(prompt)))
     assert progress == [(4, 4), (8, 8), (11, 10), (12, 10), (13, 10)]
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from infer_engine.execution import EngineFailedError
-from infer_engine.faults import Fault, FaultPlan
-from infer_engine.messages import TokenOutput
+from infer_engine.core.step_executor import EngineFailedError
+from infer_engine.ipc.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, collect, expected_tokens, tokens_of
 
 NAMES = "abcdefgh"
@@ -128,7 +128,7 @@ def test_rows_that_are_all_not_finite_fail_all() -> None:
 def test_nothing_of_a_failed_request_is_found_afterwards() -> None:
     failing = engine(Fault(stage="sample", action="nan", request_id="a", step=3), use_prefix_caching=True)
     serve(failing, "a")
-    assert failing.num_found_tokens(prompt_of("a")) == 0
+    assert failing.num_reused_tokens(prompt_of("a")) == 0
 
 
 @pytest.mark.parametrize(("max_items", "num_passes"), [(4, 2), (3, 4), (2, 4), (1, 8)])

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from infer_engine.execution import EngineFailedError
-from infer_engine.faults import Fault, FaultPlan, InjectedFaultError
-from infer_engine.messages import TokenOutput
+from infer_engine.core.step_executor import EngineFailedError
+from infer_engine.ipc.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan, InjectedFaultError
 from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
 NAMES = "abcd"
@@ -176,16 +176,16 @@ def test_a_plan_strikes_only_where_when_and_as_often_as_it_says() -> None:
 def test_an_empty_plan_is_around_nothing() -> None:
     served, plan = engine(), FaultPlan()
     assert plan.around_runner(served.runner) is served.runner
-    assert plan.around_tables(served.tables) is served.tables
+    assert plan.around_kv_cache_manager(served.kv_cache_manager) is served.kv_cache_manager
     assert plan.around_scheduler(served.scheduler) is served.scheduler
 
 
 def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
     failing = engine(Fault(stage="schedule", times=1))
-    failing.paged_tables.groups[0].blocks.allocate(3, owner="nobody")
+    failing.paged_manager.groups[0].blocks.allocate(3, owner="nobody")
     failing.submit("a", [1, 2, 3], max_tokens=2)
     failing.core.step()
-    assert failing.paged_tables.audit() == []
+    assert failing.paged_manager.audit() == []
 
 
 def test_a_step_that_sleeps_where_it_grows_refuses_nobody() -> None:

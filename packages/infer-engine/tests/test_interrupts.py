@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.driver import CoreDriver
-from infer_engine.front import Front, FrontLimits
-from infer_engine.interrupts import interrupts_held_back
-from infer_engine.messages import StepResult
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
+from infer_engine.frontend.interrupts import deferred_interrupts
+from infer_engine.frontend.sync_engine import SyncEngine
+from infer_engine.ipc.messages import StepResult
 from infer_engine.protocol import GenerateRequest, StepOutput
 from infer_engine.testing.cores import MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, scripted_tokens, tokens_of
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
@@ -30,7 +30,7 @@ def interrupted(times: int) -> list[str]:
     """Be interrupted so often in a block that is held back, and return how far it came."""
     done = []
     try:
-        with interrupts_held_back():
+        with deferred_interrupts():
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
             done.append("the block")
@@ -57,7 +57,7 @@ def test_other_threads_leave_signals_alone() -> None:
     seen = []
 
     def look() -> None:
-        with interrupts_held_back():
+        with deferred_interrupts():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=look)
@@ -76,10 +76,12 @@ class InterruptedCore(ScriptedCore):
 
 
 def test_what_an_interrupted_step_has_computed_is_handed_over_first() -> None:
-    driver = CoreDriver(InterruptedCore())
-    front = Front(stand_in_tokenizer(VOCAB_SIZE), FrontLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN))
+    driver = SyncEngine(InterruptedCore())
+    input_processor = InputProcessor(
+        stand_in_tokenizer(VOCAB_SIZE), InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
+    )
     request = GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=3))
-    [prepared] = front.prepare(request, serials=front.take_serials(request))
+    [prepared] = input_processor.prepare(request, ids=input_processor.reserve_ids(request))
     outputs: list[StepOutput] = []
     driver.submit(prepared, outputs.append)
     for num_steps in range(1, 4):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infer_cache import blocks_in_reach
+from infer_cache import max_blocks_in_window
 from infer_engine.testing.models import ModelEngine, random_prompt, save_servable
 
 NUM_LAYERS = 26
@@ -69,7 +69,7 @@ def peak_blocks(engine: ModelEngine, prompts: list[list[int]]) -> tuple[dict[int
     while engine.core.has_work:
         for output in engine.step().outputs:
             tokens[int(output.request_id)] += output.token_ids
-        for group in engine.paged_tables.groups:
+        for group in engine.paged_manager.groups:
             held = group.blocks.num_blocks - group.blocks.num_free
             peaks[group.window] = max(peaks[group.window], held)
     return peaks, tokens
@@ -81,7 +81,7 @@ def test_a_long_prompt_holds_what_its_windows_reach_and_gets_the_same_tokens(fol
     sizes: dict[str, Any] = {"max_seq_len": 4096, "max_batch_size": 2, "prefill_chunk_size": 128}
     engine = ModelEngine(folder, block_size=16, use_prefix_caching=caches, **sizes)
     peaks, [tokens] = peak_blocks(engine, [prompt])
-    reach = blocks_in_reach(4040, window=64, max_chunk=128, block_size=16)
+    reach = max_blocks_in_window(4040, window=64, max_chunk=128, block_size=16)
     assert peaks[None] == -(-4039 // 16)
     assert peaks[64] <= reach < peaks[None] / 15
     contiguous = ModelEngine(folder, kv_cache_backend="contiguous", **sizes)
@@ -92,7 +92,7 @@ def test_several_prompts_each_hold_what_their_windows_reach(folder: Path) -> Non
     prompts = [random_prompt(length) for length in (700, 65, 300)]
     engine = ModelEngine(folder, block_size=8, max_seq_len=1024, prefill_chunk_size=64, max_batch_size=6)
     peaks, tokens = peak_blocks(engine, prompts)
-    assert peaks[64] <= len(prompts) * blocks_in_reach(740, window=64, max_chunk=64, block_size=8)
+    assert peaks[64] <= len(prompts) * max_blocks_in_window(740, window=64, max_chunk=64, block_size=8)
     contiguous = ModelEngine(folder, kv_cache_backend="contiguous", max_seq_len=1024)
     assert tokens == [contiguous.complete(prompt, max_tokens=40) for prompt in prompts]
 
@@ -100,7 +100,7 @@ def test_several_prompts_each_hold_what_their_windows_reach(folder: Path) -> Non
 def test_an_answer_longer_than_the_window_gives_back_as_it_grows(folder: Path) -> None:
     engine = ModelEngine(folder, block_size=8, max_seq_len=512, prefill_chunk_size=64, max_batch_size=2)
     engine.submit("long answer", random_prompt(10), max_tokens=300)
-    groups = {group.window: group for group in engine.paged_tables.groups}
+    groups = {group.window: group for group in engine.paged_manager.groups}
     for _ in range(290):
         engine.step()
     assert len(groups[None]["long answer"].blocks) == -(-299 // 8)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.completion import Completion
+from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import FinishReason
 from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, random_prompt, save_servable, twin_prompt_logprobs
 
@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "contiguous": {"kv_cache_backend": "contiguous", "prefill_chunk_size": 8},
     "one by one": {"max_batch_size": 1},
     "in chunks": {"block_size": 5, "prefill_chunk_size": 3},
-    "preempted": {"block_size": 4, "num_gpu_blocks": 16, "kv_reserve": 0.0, "max_seq_len": 60},
+    "preempted": {"block_size": 4, "num_kv_blocks": 16, "kv_reserve": 0.0, "max_seq_len": 60},
 }
 
 

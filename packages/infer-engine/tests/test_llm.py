@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.completion import Completion
+from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import (
     CheckpointUnusableError,
     ContextLengthExceededError,
@@ -70,7 +70,7 @@ def token_ids(completions: list[Completion]) -> list[list[int]]:
         {"use_chunked_prefill": False},
         {"block_size": 1, "prefill_chunk_size": 5},
         {"block_size": 5, "max_num_batched_tokens": 7},
-        {"block_size": 4, "num_gpu_blocks": 15, "kv_reserve": 0.0, "max_seq_len": 60},
+        {"block_size": 4, "num_kv_blocks": 15, "kv_reserve": 0.0, "max_seq_len": 60},
     ],
     ids=["default", "one by one", "chunks of 4", "whole prompts", "block size 1", "block size 5", "tiny pool"],
 )
@@ -84,7 +84,7 @@ def test_greedy_tokens_are_those_of_transformers_with_every_switch(
 
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(family: tuple[Path, list[list[int]]]) -> None:
     folder, expected = family
-    llm = LLM(str(folder), dtype="float32", block_size=4, num_gpu_blocks=15, kv_reserve=0.0, max_seq_len=60)
+    llm = LLM(str(folder), dtype="float32", block_size=4, num_kv_blocks=15, kv_reserve=0.0, max_seq_len=60)
     assert token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
     stats = llm.stats
     assert stats.num_preemptions > 0

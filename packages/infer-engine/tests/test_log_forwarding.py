@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from infer_engine.log_forwarding import LogSender
-from infer_engine.wire import LogLine
+from infer_engine.ipc.log_forwarding import LogSender
+from infer_engine.ipc.worker_messages import LogLine
 
 
 def told(message: str, *args: object, error: BaseException | None = None) -> list[LogLine]:

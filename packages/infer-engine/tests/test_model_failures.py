@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from infer_engine.execution import EngineFailedError
-from infer_engine.faults import Fault
-from infer_engine.messages import TokenOutput
+from infer_engine.core.step_executor import EngineFailedError
+from infer_engine.ipc.messages import TokenOutput
+from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import collect, tokens_of
 from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, save_servable, sound_tokens
 
@@ -144,7 +144,7 @@ def test_a_probe_touches_no_request(folder: Path, expected: dict[str, list[int]]
 
 
 def test_a_probe_writes_nothing_into_the_cache(folder: Path) -> None:
-    clean, probed = (ModelEngine(folder, block_size=1, num_gpu_blocks=24, max_seq_len=20) for _ in range(2))
+    clean, probed = (ModelEngine(folder, block_size=1, num_kv_blocks=24, max_seq_len=20) for _ in range(2))
     for engine in (clean, probed):
         engine.submit("first", random_prompt(10), max_tokens=5)
         engine.step()

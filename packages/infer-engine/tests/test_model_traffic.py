@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer_engine.messages import TokenOutput
+from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
 from infer_engine.testing.formula import collect, tokens_of
 from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, ModelEngine, random_prompt, save_servable
@@ -112,7 +112,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         return config | {"kv_cache_backend": "contiguous"}
     block_size = draw(st.sampled_from([1, 3, 4, 16]))
     most = -(-MAX_LEN // block_size)
-    config |= {"block_size": block_size, "num_gpu_blocks": draw(st.integers(most, 3 * most))}
+    config |= {"block_size": block_size, "num_kv_blocks": draw(st.integers(most, 3 * most))}
     if chunk is not None:
         config["use_prefix_caching"] = draw(st.booleans())
     return config
@@ -228,7 +228,7 @@ def test_a_script_played_twice_gives_the_same_outputs(
         for number in range(6)
     ]
     first, second = (
-        play(ModelEngine(folder, max_seq_len=MAX_LEN, block_size=2, num_gpu_blocks=40, prefill_chunk_size=7), script)
+        play(ModelEngine(folder, max_seq_len=MAX_LEN, block_size=2, num_kv_blocks=40, prefill_chunk_size=7), script)
         for _ in range(2)
     )
     assert first == second

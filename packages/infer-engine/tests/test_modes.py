@@ -47,12 +47,12 @@ MODES: dict[str, dict[str, Any]] = {
     "batch invariant": {"batch_invariant": True, "block_size": 4, "prefill_chunk_size": CHUNK},
 }
 TINY_POOLS: dict[str, dict[str, Any]] = {
-    "fcfs": {"block_size": 4, "num_gpu_blocks": 15},
-    "in chunks": {"block_size": 4, "num_gpu_blocks": 15, "prefill_chunk_size": CHUNK},
-    "no prefix caching": {"block_size": 4, "num_gpu_blocks": 15, "use_prefix_caching": False},
-    "prefill first": {"block_size": 4, "num_gpu_blocks": 15, "scheduler_policy": "prefill_first"},
-    "decodes in turns": {"block_size": 1, "num_gpu_blocks": 60, "scheduler_policy": "decode_round_robin"},
-    "priority": {"block_size": 5, "num_gpu_blocks": 12, "scheduler_policy": "priority", "prefill_chunk_size": 3},
+    "fcfs": {"block_size": 4, "num_kv_blocks": 15},
+    "in chunks": {"block_size": 4, "num_kv_blocks": 15, "prefill_chunk_size": CHUNK},
+    "no prefix caching": {"block_size": 4, "num_kv_blocks": 15, "use_prefix_caching": False},
+    "prefill first": {"block_size": 4, "num_kv_blocks": 15, "scheduler_policy": "prefill_first"},
+    "decodes in turns": {"block_size": 1, "num_kv_blocks": 60, "scheduler_policy": "decode_round_robin"},
+    "priority": {"block_size": 5, "num_kv_blocks": 12, "scheduler_policy": "priority", "prefill_chunk_size": 3},
 }
 
 
@@ -131,7 +131,7 @@ def test_a_turn_finds_the_answer_of_the_turn_before(twin: Twin) -> None:
 
 
 def test_prefixes_that_are_evicted_change_no_token(twin: Twin) -> None:
-    engine = ModelEngine(twin.folder, block_size=4, num_gpu_blocks=16, max_seq_len=60, max_batch_size=2)
+    engine = ModelEngine(twin.folder, block_size=4, num_kv_blocks=16, max_seq_len=60, max_batch_size=2)
     for _ in range(2):
         assert generate(engine, twin.prompts) == twin.expected
     assert engine.core.stats.num_evictions > 0

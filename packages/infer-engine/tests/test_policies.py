@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from infer_cache import GroupSpec, PagedTables
-from infer_engine.core import EngineCore
-from infer_engine.messages import Submit
-from infer_engine.prefix_sharing import share_with_nobody
+from infer_cache import GroupSpec, PagedKVCacheManager
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.core.prefix_sharing import share_with_nobody
+from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Policy, SchedulerLimits
 from infer_engine.scheduling.policies import AGING_STEPS, MAX_AGING_LEVELS
@@ -102,10 +102,16 @@ def test_no_decode_waits_where_prompts_take_what_decodes_leave(policy: str) -> N
 
 def longest_wait(policy: Policy) -> int:
     """Return the most steps between two tokens of any decode, of six where a pass computes two."""
-    tables = PagedTables([GroupSpec(num_blocks=200)], 1)
-    scheduler = ContinuousScheduler(tables, SchedulerLimits(max_batch_size=6, max_num_batched_tokens=2), policy)
+    kv_cache_manager = PagedKVCacheManager([GroupSpec(num_blocks=200)], 1)
+    scheduler = ContinuousScheduler(
+        kv_cache_manager, SchedulerLimits(max_batch_size=6, max_num_batched_tokens=2), policy
+    )
     core = EngineCore(
-        FormulaRunner(tables), scheduler, tables, eos_token_ids=frozenset(), share_prefix=share_with_nobody
+        FormulaRunner(kv_cache_manager),
+        scheduler,
+        kv_cache_manager,
+        eos_token_ids=frozenset(),
+        share_prefix=share_with_nobody,
     )
     for i in range(6):
         params = SamplingParams(temperature=0)

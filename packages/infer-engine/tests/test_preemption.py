@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from infer_engine.faults import Fault, FaultPlan
-from infer_engine.messages import TokenOutput
+from infer_engine.ipc.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, collect, expected_tokens, tokens_of
 
 POLICIES = ["fcfs", "prefill_first", "decode_round_robin", "priority"]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from infer_engine.faults import Fault, FaultPlan
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
 
 PROMPT = list(range(10, 21))  # 11 tokens: two blocks of 4 and 3 tokens more
@@ -113,7 +113,7 @@ def test_siblings_share_their_prompts_blocks_in_the_very_step_that_writes_them(*
     result = served.step()
     assert len(result.outputs) == 8
     assert result.stats.num_step_tokens == 11 + 7 * 3
-    assert served.tables.num_blocks - result.stats.num_free_blocks == 2 + 8
+    assert served.kv_cache_manager.num_blocks - result.stats.num_free_blocks == 2 + 8
     outputs = served.run()
     assert {tuple(tokens_of(out)) for out in outputs.values()} == {tuple(expected_tokens(PROMPT, 4)[1:])}
 
@@ -148,8 +148,8 @@ def test_the_least_recently_used_prefix_is_evicted_first_and_its_end_before_its_
     serve(served, "old again", [*old[:4], 9], max_tokens=1)
     serve(served, "newcomer", [3] * 20, max_tokens=1)
     # 8 blocks, 6 of them kept, 5 needed: three kept ones go, of what was used longest ago, last block first.
-    assert served.num_found_tokens(old) == 4
-    assert served.num_found_tokens(recent) == 8
+    assert served.num_reused_tokens(old) == 4
+    assert served.num_reused_tokens(recent) == 8
     assert served.step().stats.num_evictions == 3
 
 
@@ -179,7 +179,7 @@ def test_tokens_that_an_abort_discards_are_found_by_nobody(num_kept: int) -> Non
     served.finish("a", num_completion_tokens=num_kept)
     conversation = PROMPT + expected_tokens(PROMPT, 12)
     num_computed = min(len(PROMPT) + num_kept, len(conversation) - 1)
-    assert served.num_found_tokens(conversation) == num_computed // 4 * 4
+    assert served.num_reused_tokens(conversation) == num_computed // 4 * 4
     assert serve(served, "next", conversation) == num_computed // 4 * 4
 
 
@@ -189,7 +189,7 @@ def test_an_abort_that_says_nothing_keeps_all_that_was_computed() -> None:
     for _ in range(12):
         served.step()
     served.abort("a")
-    assert served.num_found_tokens(PROMPT + expected_tokens(PROMPT, 12)) == 20
+    assert served.num_reused_tokens(PROMPT + expected_tokens(PROMPT, 12)) == 20
 
 
 def test_a_sibling_that_ends_leaves_its_blocks_to_the_others() -> None:
@@ -221,7 +221,7 @@ def test_tokens_after_the_end_of_a_text_are_found_by_nobody_though_the_core_ende
     served.run()
     served.finish("a", num_completion_tokens=num_kept)
     conversation = PROMPT + expected_tokens(PROMPT, 13)
-    assert served.num_found_tokens(conversation) == min(len(PROMPT) + num_kept, len(conversation) - 1) // 4 * 4
+    assert served.num_reused_tokens(conversation) == min(len(PROMPT) + num_kept, len(conversation) - 1) // 4 * 4
 
 
 def test_a_reader_of_what_a_failed_request_never_wrote_has_found_nothing() -> None:

@@ -2,7 +2,7 @@
 
 import io
 
-from infer_engine.progress import Progress
+from infer_engine.frontend.progress import Progress
 from infer_engine.protocol import EngineStats, FinishReason, StepOutput
 
 

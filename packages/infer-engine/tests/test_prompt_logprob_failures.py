@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from infer_engine.faults import Fault, FaultPlan
-from infer_engine.messages import TokenOutput
+from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, expected_prompt_logprobs, expected_tokens, tokens_of
 from infer_engine.testing.models import GREEDY, ModelEngine, random_prompt, save_servable
 

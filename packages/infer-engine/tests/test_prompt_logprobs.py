@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infer_engine.messages import TokenOutput
+from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
 from infer_engine.testing.models import (
     FAMILIES,
@@ -145,7 +145,7 @@ def test_a_preempted_request_is_told_the_same(checkpoint: tuple[Path, Any], seed
         folder,
         batch_invariant=True,
         block_size=2,
-        num_gpu_blocks=34,
+        num_kv_blocks=34,
         max_seq_len=60,
         kv_reserve=0.0,
         prefill_chunk_size=4,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from infer_engine.async_engine import AsyncEngine
-from infer_engine.core_thread import CoreThread
-from infer_engine.front import Front, FrontLimits
+from infer_engine.frontend.async_engine import AsyncEngine
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
+from infer_engine.frontend.tokenizer_pool import TokenizerPool, tokenizer_threads
+from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import (
     ContextLengthExceededError,
     EngineUnavailableError,
@@ -29,7 +30,6 @@ from infer_engine.testing.cores import (
     read,
     tokens_of,
 )
-from infer_engine.tokenizer_pool import TokenizerPool, tokenizer_threads
 from infer_models.text import stand_in_tokenizer
 from infer_models.text.testing import byte_level
 
@@ -160,13 +160,18 @@ class BrokenThreads(Executor):
 
 
 def engine_with(*executors: Executor) -> AsyncEngine:
-    limits = FrontLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
-    front = Front(stand_in_tokenizer(VOCAB_SIZE), limits)
+    limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
+    input_processor = InputProcessor(stand_in_tokenizer(VOCAB_SIZE), limits)
     supply = iter(executors)
     core = ScriptedCore()
     tokenizers = TokenizerPool(lambda: next(supply))
     return AsyncEngine(
-        CoreThread(core), front, info=INFO, stats=core.stats, max_waiting_requests=9, tokenizers=tokenizers
+        ThreadCoreClient(core),
+        input_processor,
+        info=INFO,
+        stats=core.stats,
+        max_waiting_requests=9,
+        tokenizers=tokenizers,
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.request import Request
-from infer_engine.sampling import Sampler
+from infer_engine.core.request import Request
+from infer_engine.sampling.sampler import Sampler
 from infer_engine.testing.sampling import choice_reference, running_request
 
 VOCAB = 50
@@ -33,12 +33,12 @@ def sampler(max_rows: int = 256) -> Sampler:
     return Sampler(vocab_size=VOCAB, max_rows=max_rows, eos_token_ids=frozenset({0}), device=torch.device("cpu"))
 
 
-def choose(batch: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-    return sampler().choose(batch.clone(), requests).token_ids
+def sample(batch: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    return sampler().sample(batch.clone(), requests).token_ids
 
 
 def test_no_requests_are_no_tokens() -> None:
-    choices = sampler().choose(logits(0), [])
+    choices = sampler().sample(logits(0), [])
     assert (choices.token_ids, choices.logprobs, choices.not_finite) == ([], {}, frozenset())
 
 
@@ -48,8 +48,8 @@ def test_no_requests_are_no_tokens() -> None:
 def test_parameters_that_leave_one_token_take_the_most_probable(params: dict[str, Any]) -> None:
     batch = logits(4)
     requests = [running_request(row, **params) for row in range(4)]
-    assert choose(batch, requests) == batch.argmax(-1).tolist()
-    assert choose(batch, [*requests[:3], running_request(9)])[:3] == batch[:3].argmax(-1).tolist()
+    assert sample(batch, requests) == batch.argmax(-1).tolist()
+    assert sample(batch, [*requests[:3], running_request(9)])[:3] == batch[:3].argmax(-1).tolist()
 
 
 @BOTH
@@ -57,13 +57,13 @@ def test_each_row_is_sampled_by_its_own_parameters_seed_and_position(dtype: torc
     batch = logits(len(KINDS), seed=1, dtype=dtype)
     requests = [running_request(i, prompt=[5] * (10 * i + 1), seed=i - 3, **kind) for i, kind in enumerate(KINDS)]
     expected = [choice_reference(row, request) for row, request in zip(batch, requests, strict=True)]
-    assert choose(batch, requests) == expected
+    assert sample(batch, requests) == expected
 
 
 def test_a_seed_beyond_64_bits_counts_by_its_lower_ones() -> None:
     many = logits(1).expand(40, -1)
     beyond, same, other = (
-        choose(many, [running_request(i, generated=[1] * i, seed=seed) for i in range(40)])
+        sample(many, [running_request(i, generated=[1] * i, seed=seed) for i in range(40)])
         for seed in (2**63 + 5, 5 - 2**63, 5)
     )
     assert beyond == same
@@ -72,30 +72,30 @@ def test_a_seed_beyond_64_bits_counts_by_its_lower_ones() -> None:
 
 def test_positions_and_seeds_draw_different_tokens() -> None:
     many = logits(1).expand(200, -1)
-    assert len(set(choose(many, [running_request(i, generated=[1] * i) for i in range(200)]))) > 10
-    assert len(set(choose(many, [running_request(i, seed=i) for i in range(200)]))) > 10
+    assert len(set(sample(many, [running_request(i, generated=[1] * i) for i in range(200)]))) > 10
+    assert len(set(sample(many, [running_request(i, seed=i) for i in range(200)]))) > 10
 
 
 def test_ids_beyond_the_vocabulary_are_never_chosen() -> None:
     padded = torch.cat([logits(len(KINDS)), torch.full((len(KINDS), 14), 99.0)], dim=1)
     requests = [running_request(i, **kind) for i, kind in enumerate(KINDS)]
-    assert choose(padded, requests) == choose(padded[:, :VOCAB], requests)
+    assert sample(padded, requests) == sample(padded[:, :VOCAB], requests)
 
 
 def test_a_request_in_anothers_row_is_sampled_by_its_own_parameters() -> None:
     one = sampler(max_rows=2)
     batch = logits(1).expand(2, -1)
-    one.choose(batch.clone(), [running_request(0, top_k=1), running_request(1, logit_bias={3: 99.0})])
+    one.sample(batch.clone(), [running_request(0, top_k=1), running_request(1, logit_bias={3: 99.0})])
     swapped = [running_request(1, request_id="a", top_k=1), running_request(0, request_id="b", temperature=0)]
-    assert one.choose(batch.clone(), swapped).token_ids == [int(batch[0].argmax())] * 2
+    assert one.sample(batch.clone(), swapped).token_ids == [int(batch[0].argmax())] * 2
 
 
 def test_a_step_that_is_run_again_chooses_the_same() -> None:
     one = sampler()
     batch = logits(len(KINDS), seed=4)
     requests = [running_request(i, generated=[7, 7, 9], logprobs=2, **kind) for i, kind in enumerate(KINDS)]
-    first = one.choose(batch.clone(), requests)
-    assert one.choose(batch.clone(), requests) == first
+    first = one.sample(batch.clone(), requests)
+    assert one.sample(batch.clone(), requests) == first
 
 
 @BOTH
@@ -108,16 +108,16 @@ def test_rows_that_are_not_finite_are_named_and_disturb_nobody(
     sound = logits(16, seed=2, dtype=dtype)
     batch = sound.clone()
     batch[::2] = broken if broken < 0 else batch[::2].index_fill(1, torch.tensor([VOCAB - 1]), broken)
-    choices = sampler().choose(batch, requests)
+    choices = sampler().sample(batch, requests)
     assert choices.not_finite == frozenset(range(0, 16, 2))
-    assert choices.token_ids[1::2] == choose(sound, requests)[1::2]
+    assert choices.token_ids[1::2] == sample(sound, requests)[1::2]
     assert not choices.logprobs.keys() & choices.not_finite
     assert all(0 <= token_id < VOCAB for token_id in choices.token_ids)
 
 
 def test_what_requests_forbid_is_no_fault_of_the_logits() -> None:
     everything = running_request(temperature=0, stop_token_ids=tuple(range(VOCAB)), min_tokens=1)
-    assert sampler().choose(logits(), [everything]).not_finite == frozenset()
+    assert sampler().sample(logits(), [everything]).not_finite == frozenset()
 
 
 def test_an_id_that_comes_back_with_other_parameters_is_sampled_by_those() -> None:
@@ -128,5 +128,5 @@ def test_an_id_that_comes_back_with_other_parameters_is_sampled_by_those() -> No
     for arrival, bias in enumerate(({7: 50.0}, {})):
         request = running_request(request_id="same", temperature=0, logit_bias=bias)
         request.arrival = arrival
-        chosen += sampler.choose(logits.clone(), [request]).token_ids
+        chosen += sampler.sample(logits.clone(), [request]).token_ids
     assert chosen == [7, 3]

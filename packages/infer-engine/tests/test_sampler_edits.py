@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.request import Request
-from infer_engine.sampling import Sampler
+from infer_engine.core.request import Request
+from infer_engine.sampling.sampler import Sampler
 from infer_engine.testing.sampling import choice_reference, running_request
 
 EOS = frozenset({0, 10**6})  # checkpoints name ids that their vocabulary lacks
@@ -17,7 +17,7 @@ DESCENDING = torch.arange(VOCAB, 0, -1).float()[None]
 
 def greedy(request: Request, logits: torch.Tensor = DESCENDING) -> int:
     sampler = Sampler(vocab_size=VOCAB, max_rows=4, eos_token_ids=EOS, device=torch.device("cpu"))
-    return sampler.choose(logits.clone(), [request]).token_ids[0]
+    return sampler.sample(logits.clone(), [request]).token_ids[0]
 
 
 def request(num_generated: int = 0, **params: Any) -> Request:
@@ -37,7 +37,7 @@ def test_a_bias_decides_draws_too() -> None:
     sampler = Sampler(vocab_size=VOCAB, max_rows=64, eos_token_ids=EOS, device=torch.device("cpu"))
     requests = [running_request(i, seed=i, logit_bias={3: 1.5, 0: -2.0}) for i in range(64)]
     expected = [choice_reference(DESCENDING[0], each) for each in requests]
-    assert sampler.choose(many.clone(), requests).token_ids == expected
+    assert sampler.sample(many.clone(), requests).token_ids == expected
     assert len(set(expected)) > 3
 
 
@@ -70,7 +70,7 @@ def test_edits_follow_their_requests_through_changing_batches() -> None:
     plain = running_request(2, temperature=0)
 
     def step(*requests: Request) -> list[int]:
-        return sampler.choose(DESCENDING.repeat(len(requests), 1), requests).token_ids
+        return sampler.sample(DESCENDING.repeat(len(requests), 1), requests).token_ids
 
     assert step(first, second, plain) == [1, 6, 0]
     assert step(plain, second, first) == [0, 6, 1]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.request import Request
-from infer_engine.sampling import Sampler
+from infer_engine.core.request import Request
+from infer_engine.sampling.sampler import Sampler
 from infer_engine.testing.sampling import choice_reference, running_request
 
 VOCAB = 12
@@ -31,7 +31,7 @@ def near_logits(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float32)
 def check_step(one: Sampler, requests: list[Request], *, seed: int, dtype: torch.dtype = torch.float32) -> list[int]:
     logits = near_logits(len(requests), seed=seed, dtype=dtype)
     expected = [choice_reference(row, request) for row, request in zip(logits, requests, strict=True)]
-    chosen = one.choose(logits, requests).token_ids
+    chosen = one.sample(logits, requests).token_ids
     assert chosen == expected
     return chosen
 
@@ -50,16 +50,16 @@ def test_repetition_counts_prompt_and_output_and_the_others_the_output_alone() -
     logits = torch.full((1, VOCAB), -9.0)
     logits[0, 1:4] = torch.tensor([3.0, 2.9, 2.0])
     prompted: dict[str, Any] = {"prompt": [1], "generated": [2], "temperature": 0}
-    assert sampler().choose(logits.clone(), [running_request(**prompted, repetition_penalty=2.0)]).token_ids == [3]
+    assert sampler().sample(logits.clone(), [running_request(**prompted, repetition_penalty=2.0)]).token_ids == [3]
     for penalty in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
-        assert sampler().choose(logits.clone(), [running_request(**(prompted | penalty))]).token_ids == [1]
+        assert sampler().sample(logits.clone(), [running_request(**(prompted | penalty))]).token_ids == [1]
 
 
 def test_the_smallest_repetition_penalty_is_no_division_by_zero() -> None:
     request = running_request(prompt=[4, 5], temperature=0, repetition_penalty=5e-324)
     logits = torch.zeros(1, VOCAB)
     logits[0, 4:7] = torch.tensor([1.0, 2.0, 3.0])
-    choices = sampler().choose(logits, [request])
+    choices = sampler().sample(logits, [request])
     assert (choices.token_ids, choices.not_finite) == ([5], frozenset())
 
 
@@ -94,9 +94,9 @@ class WatchedTokens(list[int]):
 def test_a_step_reads_only_the_tokens_that_came_since() -> None:
     one = sampler()
     request = running_request(generated=[3] * 50, **HARSH)
-    one.choose(near_logits(1), [request])
+    one.sample(near_logits(1), [request])
     request.token_ids = watched = WatchedTokens([*request.token_ids, 4, 5])
-    one.choose(near_logits(1), [request])
+    one.sample(near_logits(1), [request])
     assert watched.most_read == 2
 
 
@@ -158,6 +158,6 @@ def test_rows_without_penalties_are_left_alone() -> None:
         running_request(2, prompt=range(VOCAB), generated=range(VOCAB), temperature=0),
     ]
     changed = batch.clone()
-    sampler().choose(changed, requests)
+    sampler().sample(changed, requests)
     assert torch.equal(changed[::2], batch[::2])
     assert not torch.equal(changed[1], batch[1])

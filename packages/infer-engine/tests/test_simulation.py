@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from infer_engine.faults import Fault, FaultPlan
-from infer_engine.messages import StepResult
+from infer_engine.ipc.messages import StepResult
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, expected_tokens
 
 NUM_STEPS = 10_000
@@ -95,7 +95,7 @@ def test_ten_thousand_random_steps_keep_every_invariant(name: str) -> None:
         engine.runner.schedules.clear()
     for result in iter(lambda: engine.step() if engine.core.has_work else None, None):
         traffic.take(result)
-    assert engine.num_free_blocks == engine.tables.num_blocks
+    assert engine.num_free_blocks == engine.kv_cache_manager.num_blocks
     assert traffic.num_ended > NUM_STEPS / 10
     assert_whole(engine)
 

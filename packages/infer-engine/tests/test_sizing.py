@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_cache import blocks_in_reach
+from infer_cache import max_blocks_in_window
 from infer_engine import EngineConfig
 from infer_engine.sizing import (
     KVGroupShape,
@@ -76,7 +76,7 @@ def test_little_memory_cuts_the_longest_sequence_to_what_the_pool_holds(caplog: 
 def test_kv_cache_memory_and_num_gpu_blocks_set_the_pool() -> None:
     assert sized(kv_cache_memory=7_000) == sizes(7, max_seq_len=448)
     assert sized(kv_cache_memory=40_999) == sizes(40, max_seq_len=1000)
-    assert sized(num_gpu_blocks=20) == sizes(20, max_seq_len=1000)
+    assert sized(num_kv_blocks=20) == sizes(20, max_seq_len=1000)
 
 
 def test_groups_share_memory_by_what_each_needs_for_the_longest_sequence() -> None:
@@ -97,11 +97,11 @@ def test_prompts_computed_whole_keep_every_block_of_a_window() -> None:
 
 
 def test_num_gpu_blocks_counts_the_group_that_holds_whole_sequences() -> None:
-    assert sized(groups=MIXED, block_size=10, num_gpu_blocks=250) == sizes(28, 250, max_seq_len=1000)
-    assert sized(groups=MIXED, block_size=10, num_gpu_blocks=40) == sizes(11, 40, max_seq_len=400)
+    assert sized(groups=MIXED, block_size=10, num_kv_blocks=250) == sizes(28, 250, max_seq_len=1000)
+    assert sized(groups=MIXED, block_size=10, num_kv_blocks=40) == sizes(11, 40, max_seq_len=400)
     windows = [KVGroupShape(window=window, bytes_per_block=1) for window in (11, 41)]
-    assert sized(groups=windows, block_size=10, num_gpu_blocks=22) == sizes(16, 22, max_seq_len=1000)
-    assert sized(groups=windows, block_size=10, num_gpu_blocks=10) == sizes(8, 10, max_seq_len=100)
+    assert sized(groups=windows, block_size=10, num_kv_blocks=22) == sizes(16, 22, max_seq_len=1000)
+    assert sized(groups=windows, block_size=10, num_kv_blocks=10) == sizes(8, 10, max_seq_len=100)
 
 
 def test_contiguous_gives_each_slot_its_share_of_the_tokens() -> None:
@@ -111,7 +111,7 @@ def test_contiguous_gives_each_slot_its_share_of_the_tokens() -> None:
 
 
 def test_contiguous_ignores_block_size_and_num_gpu_blocks() -> None:
-    ignored: dict[str, Any] = {"block_size": 3, "num_gpu_blocks": 10**12}
+    ignored: dict[str, Any] = {"block_size": 3, "num_kv_blocks": 10**12}
     assert sized(batching_mode="static", share=16_000, **ignored) == sized(batching_mode="static", share=16_000)
 
 
@@ -126,7 +126,7 @@ def test_contiguous_refuses_a_longer_sequence_than_a_slot_holds() -> None:
 def test_asking_for_a_longer_sequence_than_fits_names_the_largest_that_does() -> None:
     cause = "`max_seq_len` is 900 but the KV cache holds sequences of {0} tokens; lower it to {0}"
     with pytest.raises(ValueError, match=cause.format(320)):
-        sized(max_seq_len=900, num_gpu_blocks=5)
+        sized(max_seq_len=900, num_kv_blocks=5)
     with pytest.raises(ValueError, match=cause.format(340)):
         sized(groups=MIXED, block_size=10, max_seq_len=900, share=8_999)
     assert sized(groups=MIXED, block_size=10, max_seq_len=340, share=8_999).max_seq_len == 340
@@ -137,7 +137,7 @@ def test_asking_for_more_positions_than_the_model_has_is_refused() -> None:
         sized(max_seq_len=2000)
 
 
-@pytest.mark.parametrize("values", [{"share": 10}, {"num_gpu_blocks": 1, "block_size": 1}])
+@pytest.mark.parametrize("values", [{"share": 10}, {"num_kv_blocks": 1, "block_size": 1}])
 def test_a_cache_without_room_for_a_prompt_and_a_token_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="raise `kv_cache_memory`"):
         sized(**values)
@@ -146,12 +146,12 @@ def test_a_cache_without_room_for_a_prompt_and_a_token_is_refused(values: dict[s
 def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits() -> None:
     with pytest.raises(ValueError, match=r"`kv_cache_memory` is 90GiB .* lower it to at most 50000\."):
         sized(kv_cache_memory="90GiB", max_batch_size=10**9, free=50_000)
-    with pytest.raises(ValueError, match=r"`num_gpu_blocks` is 100000000000 .* lower it to at most 50\."):
-        sized(num_gpu_blocks=10**11, free=50_000)
+    with pytest.raises(ValueError, match=r"`num_kv_blocks` is 100000000000 .* lower it to at most 50\."):
+        sized(num_kv_blocks=10**11, free=50_000)
     # 322 blocks come with 36 of the window: 18,000 + 32,200 bytes.
     with pytest.raises(ValueError, match=r"lower it to at most 320\."):
-        sized(groups=MIXED, block_size=10, num_gpu_blocks=322, free=50_000)
-    assert sized(groups=MIXED, block_size=10, num_gpu_blocks=320, free=50_000).num_blocks == (36, 320)
+        sized(groups=MIXED, block_size=10, num_kv_blocks=322, free=50_000)
+    assert sized(groups=MIXED, block_size=10, num_kv_blocks=320, free=50_000).num_blocks == (36, 320)
 
 
 def test_sliding_windows_make_long_sequences_of_gemma_3_at_least_4_times_smaller() -> None:
@@ -210,7 +210,7 @@ def test_memory_is_kept_to_one_longest_sequence_fits_and_more_memory_never_holds
     length = small.max_seq_len
     assert sum(count * group.bytes_per_block for count, group in zip(small.num_blocks, groups, strict=True)) <= share
     for count, group in zip(small.num_blocks, groups, strict=True):
-        need = blocks_in_reach(length, window=group.window, max_chunk=max_chunk, block_size=block_size)
+        need = max_blocks_in_window(length, window=group.window, max_chunk=max_chunk, block_size=block_size)
         assert need <= count <= max_batch_size * need
     assert length <= large.max_seq_len <= model_max_seq_len
     assert all(few <= many for few, many in zip(small.num_blocks, large.num_blocks, strict=True))

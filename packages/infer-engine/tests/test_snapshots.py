@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infer_engine.messages import Inspect
+from infer_engine.ipc.messages import Inspect
 from infer_engine.protocol.snapshot import MAX_BLOCKS_SHOWN, MAX_SEQUENCES_SHOWN
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.formula import FormulaEngine
@@ -48,7 +48,7 @@ def test_it_is_of_the_moment_after_the_step() -> None:
     assert shown.stats == served.core.stats
     [sequence] = shown.sequences
     assert (sequence.num_prompt_tokens, sequence.num_computed_tokens, sequence.num_completion_tokens) == (3, 3, 1)
-    assert sequence.block_ids == list(served.paged_tables.blocks("a"))
+    assert sequence.block_ids == list(served.paged_manager.blocks("a"))
 
 
 def test_those_that_run_come_first_and_then_those_that_wait_in_their_order() -> None:

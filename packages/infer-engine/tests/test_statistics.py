@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from infer_engine.faults import Fault, FaultPlan
 from infer_engine.protocol import EngineStats
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, ManualClock
 
 NUM_BLOCKS = 20
@@ -134,9 +134,9 @@ def test_evictions_are_blocks_whose_prefix_was_given_up() -> None:
 
 def test_an_idle_step_counts_leaked_blocks() -> None:
     served = engine()
-    served.paged_tables.groups[0].blocks.allocate(3, owner="nobody that is known")
+    served.paged_manager.groups[0].blocks.allocate(3, owner="nobody that is known")
     assert served.core.step().stats.num_leaked_blocks == 3
-    assert served.tables.reclaim() == 3
+    assert served.kv_cache_manager.reclaim() == 3
     assert served.core.step().stats.num_leaked_blocks == 0
 
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from infer_engine.frontend.tokenizer_pool import LONG_CHARACTERS, NUM_THREADS, TokenizerPool
 from infer_engine.protocol import EngineUnavailableError
-from infer_engine.tokenizer_pool import LONG_CHARACTERS, NUM_THREADS, TokenizerPool
 
 
 class Gate:

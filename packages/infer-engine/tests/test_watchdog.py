@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from infer_engine.frontend.watchdog import Watchdog
 from infer_engine.protocol import EngineStatus, EngineUnavailableError
 from infer_engine.testing.cores import ThreadedRig, read, scripted_tokens, tokens_of
-from infer_engine.watchdog import Watchdog
 
 TIMEOUT_S = 1 / 16
 

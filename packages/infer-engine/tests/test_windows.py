@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer_cache import blocks_in_reach
+from infer_cache import max_blocks_in_window
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
 
@@ -25,7 +25,7 @@ def engine(*, windows: dict[int, int], num_blocks: int = 200, block_size: int = 
 
 def held(served: FormulaEngine, group: int) -> int:
     """Return how many blocks of a group are held."""
-    blocks = served.paged_tables.groups[group].blocks
+    blocks = served.paged_manager.groups[group].blocks
     return blocks.num_blocks - blocks.num_free
 
 
@@ -33,7 +33,7 @@ def held(served: FormulaEngine, group: int) -> int:
 def test_a_group_with_a_window_never_holds_more_than_the_window_reaches(window: int) -> None:
     served = engine(windows={window: 100})
     served.submit("a", list(range(50)), max_tokens=50)
-    most = blocks_in_reach(100, window=window, max_chunk=CHUNK, block_size=2)
+    most = max_blocks_in_window(100, window=window, max_chunk=CHUNK, block_size=2)
     outputs = []
     while served.core.has_work:
         outputs += served.step().outputs
@@ -44,7 +44,7 @@ def test_a_group_with_a_window_never_holds_more_than_the_window_reaches(window: 
 
 def test_a_pool_of_just_what_one_request_reaches_serves_requests_of_any_length() -> None:
     window = 5
-    served = engine(windows={window: blocks_in_reach(400, window=window, max_chunk=CHUNK, block_size=2)})
+    served = engine(windows={window: max_blocks_in_window(400, window=window, max_chunk=CHUNK, block_size=2)})
     for name, length in (("a", 60), ("b", 1), ("c", 100)):
         served.submit(name, [length] * length, max_tokens=30)
     outputs = served.run()
@@ -65,10 +65,10 @@ def test_a_prefix_whose_last_window_is_gone_from_its_group_is_not_found() -> Non
     prompt = list(range(20))
     served.submit("a", prompt, max_tokens=1)
     served.run()
-    assert served.num_found_tokens(prompt) == 20
+    assert served.num_reused_tokens(prompt) == 20
     served.submit("fills the window's pool", [77] * 39, max_tokens=1)
     served.run()
-    kept = served.num_found_tokens(prompt)
+    kept = served.num_reused_tokens(prompt)
     served.submit("b", prompt, max_tokens=3)
     assert tokens_of(served.run()["b"]) == expected_tokens(prompt, 3)
     assert kept < 20
@@ -106,8 +106,10 @@ def test_a_preempted_request_with_windows_gets_the_same_tokens() -> None:
 def test_any_windows_over_the_least_memory_give_everybody_the_same_tokens(
     *, windows: list[int], block_size: int, caching: bool, lengths: list[tuple[int, int]]
 ) -> None:
-    sizes = {window: blocks_in_reach(52, window=window, max_chunk=CHUNK, block_size=block_size) for window in windows}
-    num_blocks = blocks_in_reach(52, window=None, max_chunk=CHUNK, block_size=block_size)
+    sizes = {
+        window: max_blocks_in_window(52, window=window, max_chunk=CHUNK, block_size=block_size) for window in windows
+    }
+    num_blocks = max_blocks_in_window(52, window=None, max_chunk=CHUNK, block_size=block_size)
     served = engine(windows=sizes, num_blocks=num_blocks, block_size=block_size, use_prefix_caching=caching)
     for i, (length, max_tokens) in enumerate(lengths):
         served.submit(str(i), [i % 2] * length, max_tokens=max_tokens)

@@ -44,7 +44,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["--block-size", "0"], "`block_size` is 0"),
         (["--max-body-size", "much"], "`max_body_size`"),
         (["--shutdown-timeout", "nan"], "`shutdown_timeout`"),
-        (["--num-gpu-blocks", "3", "--kv-cache-memory", "1GiB"], "`num_gpu_blocks`"),
+        (["--num-gpu-blocks", "3", "--kv-cache-memory", "1GiB"], "`num_kv_blocks`"),
         (["--batching-mode", "static", "--kv-cache-backend", "paged"], "`kv_cache_backend` is 'paged'"),
         (["--scheduler-policy", "lifo"], "--scheduler-policy"),
         (["--step-timeout-s", "nan"], "`step_timeout_s` is nan"),

@@ -21,7 +21,7 @@ GAUGES = {
     "infer:engine_up": ENGINE,
     "infer:kv_blocks": ENGINE | {"state"},
     "infer:cache_config_info": ENGINE
-    | {"architecture", "block_size", "device", "dtype", "max_batch_size", "max_seq_len", "num_gpu_blocks"},
+    | {"architecture", "block_size", "device", "dtype", "max_batch_size", "max_seq_len", "num_kv_blocks"},
 }
 COUNTERS = {
     "infer:prompt_tokens_total": ENGINE,

@@ -5,14 +5,14 @@ The names that hold tensors are imported when they are first used, so that bookk
 
 from typing import TYPE_CHECKING, Any
 
+from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
+from infer_cache.block_hashes import BlockHashes
 from infer_cache.block_map import BlockMap
-from infer_cache.blocks import BlockAllocator, OutOfBlocksError
-from infer_cache.digests import PrefixDigests
-from infer_cache.group import GroupSpec
+from infer_cache.contiguous_manager import ContiguousKVCacheManager
+from infer_cache.group_tables import GroupSpec
 from infer_cache.layer_groups import LayerGroups
-from infer_cache.reach import blocks_in_reach
-from infer_cache.slots import SlotTables
-from infer_cache.tables import AdmissionBudget, PagedTables, PrefixHit, TableEdit, UnknownSequenceError
+from infer_cache.paged_manager import AdmissionBudget, PagedKVCacheManager, PrefixHit, TableEdit, UnknownSequenceError
+from infer_cache.sliding_window import max_blocks_in_window
 
 if TYPE_CHECKING:
     from infer_cache.pool import KVPool
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 __all__ = [
     "AdmissionBudget",
     "BlockAllocator",
+    "BlockHashes",
     "BlockMap",
+    "ContiguousKVCacheManager",
     "GroupSpec",
     "KVPool",
     "LayerGroups",
     "OutOfBlocksError",
     "PagedCacheView",
-    "PagedTables",
-    "PrefixDigests",
+    "PagedKVCacheManager",
     "PrefixHit",
-    "SlotTables",
     "TableEdit",
     "UnknownSequenceError",
-    "blocks_in_reach",
+    "max_blocks_in_window",
 ]
 
 

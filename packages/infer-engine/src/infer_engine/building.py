@@ -1,11 +1,11 @@
 """`build_engine`: a front here, and a core in a thread or a process of its own. Imports torch only for the former."""
 
-from infer_engine.async_engine import AsyncEngine
-from infer_engine.core_process import CoreProcess
-from infer_engine.core_thread import CoreThread
-from infer_engine.faults import FaultPlan
-from infer_engine.fronts import build_front, load_tokenizer
+from infer_engine.frontend.async_engine import AsyncEngine
+from infer_engine.fronts import build_input_processor, load_tokenizer
+from infer_engine.ipc.process_client import ProcessCoreClient
+from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig
+from infer_engine.testing.faults import FaultPlan
 from infer_models import CheckpointError
 from infer_models.hub import resolve_checkpoint
 
@@ -37,8 +37,8 @@ def _in_a_thread(config: EngineConfig, faults: FaultPlan | None) -> Engine:
 
     parts = build_parts(config, faults=faults)
     return AsyncEngine(
-        CoreThread(parts.core),
-        parts.front,
+        ThreadCoreClient(parts.core),
+        parts.input_processor,
         info=parts.info,
         stats=parts.core.stats,
         max_waiting_requests=config.max_waiting_requests,
@@ -51,10 +51,10 @@ def _in_a_process(config: EngineConfig) -> Engine:
         tokenizer = load_tokenizer(config, resolve_checkpoint(config.model))
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
-    core = CoreProcess(config)
+    core = ProcessCoreClient(config)
     return AsyncEngine(
         core,
-        build_front(tokenizer, config, core.ready.info),
+        build_input_processor(tokenizer, config, core.ready.info),
         info=core.ready.info,
         stats=core.ready.stats,
         max_waiting_requests=config.max_waiting_requests,

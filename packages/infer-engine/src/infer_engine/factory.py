@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 
 from infer_cache import KVPool, LayerGroups
-from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
-from infer_engine.core import EngineCore
-from infer_engine.decode_graph import DecodeGraph
-from infer_engine.faults import FaultPlan
-from infer_engine.front import Front
-from infer_engine.fronts import build_front, load_tokenizer
-from infer_engine.measuring import activation_bytes
+from infer_engine.assembly import build_kv_cache_manager, build_scheduler, choose_sharing
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.frontend.input_processor import InputProcessor
+from infer_engine.fronts import build_input_processor, load_tokenizer
+from infer_engine.model_runner.cpu_graph import CPUGraph
+from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.model_runner.memory_profile import profile_activation_bytes
+from infer_engine.model_runner.runner import Runner
 from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineInfo
-from infer_engine.runner import Runner
-from infer_engine.sampling import Sampler
+from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import (
     KVGroupShape,
@@ -25,7 +25,7 @@ from infer_engine.sizing import (
     size_kv_cache,
     size_step,
 )
-from infer_engine.staging import StepStaging
+from infer_engine.testing.faults import FaultPlan
 from infer_kernels import kv_cache_dtype
 from infer_models import CheckpointError, GenerationConfig, ModelConfig, load_model
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
@@ -46,14 +46,16 @@ class EngineParts:
     """A core and its front, not yet in any thread, and what was loaded into them."""
 
     core: EngineCore
-    front: Front
+    input_processor: InputProcessor
     info: EngineInfo
 
 
 def build_parts(config: EngineConfig, *, faults: FaultPlan | None = None) -> EngineParts:
     """Load the model and assemble core and front for use in this thread; arguments and errors as of `build_core`."""
     core = build_core(config, faults=faults)
-    return EngineParts(core=core.core, front=build_front(core.tokenizer, config, core.info), info=core.info)
+    return EngineParts(
+        core=core.core, input_processor=build_input_processor(core.tokenizer, config, core.info), info=core.info
+    )
 
 
 def build_core(config: EngineConfig, *, faults: FaultPlan | None = None) -> CoreParts:
@@ -109,7 +111,7 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
             for window, num_layers in zip(groups.windows, groups.num_layers, strict=True)
         ],
         max_chunk=step.max_chunk,
-        memory=kv_memory(config, device=device, activation_bytes=activation_bytes(model, step, device)),
+        memory=kv_memory(config, device=device, activation_bytes=profile_activation_bytes(model, step, device)),
     )
     pool = KVPool(
         group_of_layer=groups.group_of_layer,
@@ -120,7 +122,7 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
         dtype=cache_dtype,
         device=device,
     )
-    staging = StepStaging(
+    input_buffers = InputBuffers(
         max_tokens=step.max_tokens,
         max_seqs=step.max_batch_size,
         max_seq_len=kv.max_seq_len,
@@ -133,11 +135,11 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
     runner = Runner(
         model,
         pool,
-        staging=staging,
+        input_buffers=input_buffers,
         sampler=sampler,
         device=device,
         batch_invariant=config.batch_invariant,
-        decode_graph=DecodeGraph(model, pool) if device.type == "cpu" and config.records_cpu_steps else None,
+        cpu_graph=CPUGraph(model, pool) if device.type == "cpu" and config.captures_cpu_graphs else None,
     )
     limits = SchedulerLimits(
         max_batch_size=step.max_batch_size,
@@ -146,13 +148,13 @@ def _assemble(config: EngineConfig, folder: Path, faults: FaultPlan) -> CorePart
         prefill_chunk_size=step.max_chunk,
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
     )
-    tables = faults.around_tables(
-        build_tables(config, limits, num_blocks=kv.num_blocks, windows=groups.windows, block_size=block_size)
+    kv_cache_manager = faults.around_kv_cache_manager(
+        build_kv_cache_manager(config, limits, num_blocks=kv.num_blocks, windows=groups.windows, block_size=block_size)
     )
     core = EngineCore(
         faults.around_runner(runner),
-        faults.around_scheduler(build_scheduler(config, tables, limits)),
-        tables,
+        faults.around_scheduler(build_scheduler(config, kv_cache_manager, limits)),
+        kv_cache_manager,
         eos_token_ids=eos_token_ids,
         share_prefix=choose_sharing(config),
     )

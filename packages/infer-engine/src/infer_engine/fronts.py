@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from infer_engine.front import Front, FrontLimits
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_models.config import ModelConfig
 from infer_models.text import Tokenizer, stand_in_tokenizer
@@ -19,7 +19,7 @@ def load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
-def build_front(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> Front:
+def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
     """Return the front of the core that `info` describes."""
-    limits = FrontLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len)
-    return Front(tokenizer, limits, seed=config.seed)
+    limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len)
+    return InputProcessor(tokenizer, limits, seed=config.seed)

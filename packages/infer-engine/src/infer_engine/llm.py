@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from infer_engine.completion import Completion, CompletionBuilder, Prompt
-from infer_engine.driver import CoreDriver
 from infer_engine.factory import build_parts
-from infer_engine.front import PreparedSequence
-from infer_engine.progress import Progress
+from infer_engine.frontend.completion import Completion, CompletionBuilder, Prompt
+from infer_engine.frontend.input_processor import ProcessedInput
+from infer_engine.frontend.progress import Progress
+from infer_engine.frontend.sync_engine import SyncEngine
 from infer_engine.protocol import (
     ChatMessage,
     ChatPrompt,
@@ -32,8 +32,8 @@ class LLM:
         """
         parts = build_parts(EngineConfig(model=model, **config))
         self._core = parts.core
-        self._driver = CoreDriver(parts.core)
-        self._front = parts.front
+        self._engine = SyncEngine(parts.core)
+        self._input_processor = parts.input_processor
         self.info = parts.info
 
     @property
@@ -131,22 +131,22 @@ class LLM:
         [prepared] = self._prepare(request)
         return self._stream(prepared)
 
-    def _prepare(self, request: GenerateRequest) -> list[PreparedSequence]:
-        return self._front.prepare(request, serials=self._front.take_serials(request))
+    def _prepare(self, request: GenerateRequest) -> list[ProcessedInput]:
+        return self._input_processor.prepare(request, ids=self._input_processor.reserve_ids(request))
 
-    def _stream(self, prepared: PreparedSequence) -> Generator[StepOutput, None, None]:
+    def _stream(self, prepared: ProcessedInput) -> Generator[StepOutput, None, None]:
         outputs: deque[StepOutput] = deque()
         try:
-            self._driver.submit(prepared, outputs.append)
+            self._engine.submit(prepared, outputs.append)
             finished = False
             while not finished:
                 while not outputs:
-                    self._driver.step()
+                    self._engine.step()
                 output = outputs.popleft()
                 finished = output.finished
                 yield output
         finally:
-            self._driver.abort(prepared.submission.request_id)
+            self._engine.abort(prepared.submission.request_id)
 
     def _run(self, requests: Sequence[GenerateRequest], *, use_tqdm: bool) -> list[Completion]:
         sequences = [
@@ -157,12 +157,12 @@ class LLM:
         with Progress(total=len(sequences), is_shown=use_tqdm) as progress:
             try:
                 for builder, prepared in sequences:
-                    self._driver.submit(prepared, progress.counted(builder.add))
+                    self._engine.submit(prepared, progress.counted(builder.add))
                 while progress.num_finished < len(sequences):
-                    progress.show(self._driver.step())
+                    progress.show(self._engine.step())
             finally:  # an interrupted call must not leave its requests behind for the next one
                 for _, prepared in sequences:
-                    self._driver.abort(prepared.submission.request_id)
+                    self._engine.abort(prepared.submission.request_id)
         return [builder.build() for builder, _ in sequences]
 
 

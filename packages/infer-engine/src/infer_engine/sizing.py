@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from infer_cache import blocks_in_reach
+from infer_cache import max_blocks_in_window
 from infer_engine.protocol import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -169,8 +169,8 @@ def size_kv_cache(
     budget = config.kv_cache_bytes or memory.share
     if config.resolved_kv_cache_backend == "contiguous":
         sizes = _size_slots(config, demand, wanted=wanted, num_slots=max_batch_size, budget=budget)
-    elif config.num_gpu_blocks is not None:
-        return _size_counted(config, demand, wanted=wanted, num_blocks=config.num_gpu_blocks, free=memory.free)
+    elif config.num_kv_blocks is not None:
+        return _size_counted(config, demand, wanted=wanted, num_blocks=config.num_kv_blocks, free=memory.free)
     else:
         sizes = _size_shared(config, demand, wanted=wanted, max_batch_size=max_batch_size, budget=budget)
     taken = demand.bytes_of(sizes.num_blocks)
@@ -193,7 +193,7 @@ class _Demand:
     def blocks(self, num_tokens: int) -> tuple[int, ...]:
         """Return the blocks that one sequence of `num_tokens` tokens holds at most, by group."""
         return tuple(
-            blocks_in_reach(num_tokens, window=group.window, max_chunk=self.max_chunk, block_size=self.block_size)
+            max_blocks_in_window(num_tokens, window=group.window, max_chunk=self.max_chunk, block_size=self.block_size)
             for group in self.groups
         )
 
@@ -218,7 +218,7 @@ def _size_shared(config: EngineConfig, demand: _Demand, *, wanted: int, max_batc
 
 
 def _size_counted(config: EngineConfig, demand: _Demand, *, wanted: int, num_blocks: int, free: int) -> KVSizes:
-    """Paged, by `num_gpu_blocks`: the blocks of the widest group; the others hold as many sequences as it does."""
+    """Paged, by `num_kv_blocks`: the blocks of the widest group; the others hold as many sequences as it does."""
     widest = demand.widest
 
     def sized(count: int) -> KVSizes:
@@ -232,7 +232,7 @@ def _size_counted(config: EngineConfig, demand: _Demand, *, wanted: int, num_blo
     if taken > free:
         most = _largest(num_blocks, lambda count: demand.bytes_of(sized(count).num_blocks) <= free)
         raise ValueError(
-            f"`num_gpu_blocks` is {num_blocks} and the KV cache would take {taken} bytes, but {free} bytes are free; "
+            f"`num_kv_blocks` is {num_blocks} and the KV cache would take {taken} bytes, but {free} bytes are free; "
             f"lower it to at most {most}."
         )
     _settle(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=_RAISE_POOL)
@@ -249,7 +249,7 @@ def _size_slots(config: EngineConfig, demand: _Demand, *, wanted: int, num_slots
     return KVSizes(num_blocks=(num_blocks,) * len(demand.groups), max_seq_len=max_seq_len)
 
 
-_RAISE_POOL = "raise `kv_cache_memory` or `num_gpu_blocks`"
+_RAISE_POOL = "raise `kv_cache_memory` or `num_kv_blocks`"
 
 
 def _settle(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int, fix: str) -> int:

@@ -45,7 +45,7 @@ class CausalLM(nn.Module):
                 module.prepack()
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView, logit_rows: Tensor | None = None
+        self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView, logits_indices: Tensor | None = None
     ) -> Tensor:
         """Compute logits.
 
@@ -53,12 +53,12 @@ class CausalLM(nn.Module):
             input_ids: [tokens], int32 or int64.
             position_ids: [tokens], each token's position in its own sequence, int32 or int64.
             cache: knows which tokens belong to whom, and attends.
-            logit_rows: [rows], the tokens whose logits are wanted; None: all of them.
+            logits_indices: [rows], the tokens whose logits are wanted; None: all of them.
 
         Returns:
             [rows, vocab], in the model's dtype.
         """
-        return self.logits(self.hidden_states(input_ids, position_ids, cache), logit_rows)
+        return self.logits(self.hidden_states(input_ids, position_ids, cache), logits_indices)
 
     def hidden_states(self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
         """Return what the LM head reads, [tokens, hidden] in the model's dtype; arguments as for `forward`."""

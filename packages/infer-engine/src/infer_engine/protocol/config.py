@@ -54,7 +54,7 @@ class EngineConfig:
         block_size: Tokens of one KV block, paged only. Left out: 64, or 32 where head_dim is 256.
         kv_cache_memory: Memory for keys and values, such as `4GiB`. Left out: what `gpu_memory_utilization` leaves, or
             a quarter of the free memory on a CPU.
-        num_gpu_blocks: KV blocks in all, whatever the device, paged only. Left out: `kv_cache_memory` worth.
+        num_kv_blocks: KV blocks in all, whatever the device, paged only. Left out: `kv_cache_memory` worth.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and KV cache together.
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
         use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on where it
@@ -89,7 +89,7 @@ class EngineConfig:
     kv_cache_backend: KVCacheBackendChoice = "auto"
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
-    num_gpu_blocks: int | None = None
+    num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_reserve: float = 0.2
     use_chunked_prefill: bool | None = None
@@ -129,7 +129,7 @@ class EngineConfig:
         return possible and self.use_prefix_caching is not False
 
     @property
-    def records_cpu_steps(self) -> bool:
+    def captures_cpu_graphs(self) -> bool:
         """Whether steps of decodes are recorded and replayed, where the device is a CPU."""
         return not self.batch_invariant and self.use_cpu_graphs is not False
 
@@ -199,10 +199,10 @@ class EngineConfig:
             )
 
     def _check_pool_size(self) -> None:
-        both = self.num_gpu_blocks is not None and self.kv_cache_memory is not None
+        both = self.num_kv_blocks is not None and self.kv_cache_memory is not None
         if both and self.resolved_kv_cache_backend == "paged":
             raise self._conflict(
-                "num_gpu_blocks",
+                "num_kv_blocks",
                 "kv_cache_memory",
                 why="and each sets the size of the KV cache",
                 fix="leave one of them out",
@@ -268,7 +268,7 @@ _CHECKS = {
     "kv_cache_backend": one_of(*get_args(KVCacheBackendChoice)),
     "block_size": optional(_COUNT),
     "kv_cache_memory": optional(parse_bytes),
-    "num_gpu_blocks": optional(_COUNT),
+    "num_kv_blocks": optional(_COUNT),
     "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),
     "kv_reserve": number("a number in [0, 1)", lambda value: 0 <= value < 1),
     "use_chunked_prefill": optional(switch()),

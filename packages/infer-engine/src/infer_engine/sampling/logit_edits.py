@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.sampling.transfer import to_device
+from infer_engine.sampling.host_to_device import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ from infer_engine.protocol.sampling import MAX_LOGPROBS
 from infer_kernels import topk_logprobs
 
 
-def measure_logprobs(logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
+def compute_logprobs(logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
     """Return what `read_logprobs` reads, in one tensor: [rows, 3 + 2 * listed] fp64, which holds every id exactly.
 
     Args:

@@ -2,24 +2,24 @@
 
 from collections.abc import Iterator
 
-from infer_engine.request import Request, RequestState
-from infer_engine.scheduling.batch import RunningBatch, SequenceTables
-from infer_engine.scheduling.queue import Rank, WaitingQueue
+from infer_engine.core.request import Request, RequestState
+from infer_engine.scheduling.running_batch import KVCacheManager, RunningBatch
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits
+from infer_engine.scheduling.waiting_queue import Rank, WaitingQueue
 
 
-class QueueAndBatch:
+class BaseScheduler:
     """The requests that wait and those that run. A scheduler adds who moves from the one to the other, and when."""
 
     def __init__(
-        self, tables: SequenceTables, limits: SchedulerLimits, *, waiting_rank: Rank, running_rank: Rank
+        self, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, *, waiting_rank: Rank, running_rank: Rank
     ) -> None:
         """Nobody is here; memory comes from `tables`."""
-        self._tables = tables
+        self._kv_cache_manager = kv_cache_manager
         self._limits = limits
         self._waiting = WaitingQueue(waiting_rank)
         self._batch = RunningBatch(
-            tables, max_batch_size=limits.max_batch_size, rank=running_rank, put_back=self._waiting.put_back
+            kv_cache_manager, max_batch_size=limits.max_batch_size, rank=running_rank, put_back=self._waiting.put_back
         )
         self._current: Request | None = None
 

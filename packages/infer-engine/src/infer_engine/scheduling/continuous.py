@@ -2,24 +2,24 @@
 
 from collections.abc import Callable, Sequence
 
-from infer_cache.tables import PrefixHit
-from infer_engine.request import Request, RequestState
-from infer_engine.scheduling.base import QueueAndBatch
-from infer_engine.scheduling.batch import NoRoomError, SequenceTables
+from infer_cache.paged_manager import PrefixHit
+from infer_engine.core.request import Request, RequestState
+from infer_engine.scheduling.base import BaseScheduler
 from infer_engine.scheduling.policies import Policy
+from infer_engine.scheduling.running_batch import KVCacheManager, NoRoomError
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
 
 
-class ContinuousScheduler(QueueAndBatch):
+class ContinuousScheduler(BaseScheduler):
     """Requests join and leave at every step; every prompt is at its own progress.
 
     The pool must hold one request of the longest length: then the one that came first of all can always grow, at the
     cost of the others, and every request ends.
     """
 
-    def __init__(self, tables: SequenceTables, limits: SchedulerLimits, policy: Policy) -> None:
+    def __init__(self, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, policy: Policy) -> None:
         """Schedule within `limits` over the memory of `tables`, in the order of `policy`."""
-        super().__init__(tables, limits, waiting_rank=policy.waiting_rank, running_rank=policy.running_rank)
+        super().__init__(kv_cache_manager, limits, waiting_rank=policy.waiting_rank, running_rank=policy.running_rank)
         self._policy = policy
         self._num_steps = 0
 
@@ -60,7 +60,7 @@ class ContinuousScheduler(QueueAndBatch):
 
     def _take_decodes(self, schedule: Schedule, budget: StepBudget) -> None:
         # All decodes of a step: what this does for each of them is most of what scheduling costs.
-        block_size = self._tables.block_size
+        block_size = self._kv_cache_manager.block_size
         decodes = [request for request in self._batch.requests if request.state is RequestState.DECODE]
         for request in self._policy.decode_order(decodes):
             if budget.tokens == 0:
@@ -72,7 +72,7 @@ class ContinuousScheduler(QueueAndBatch):
             if num_tokens > request.capacity and not self._batch.make_room(request, num_tokens, schedule):
                 continue
             if num_tokens % block_size == 0:
-                self._batch.publish(request, num_tokens, schedule)
+                self._batch.cache_blocks(request, num_tokens, schedule)
             request.last_step = self._num_steps
             schedule.items.append((request, 1))
             budget.tokens -= 1
@@ -82,22 +82,22 @@ class ContinuousScheduler(QueueAndBatch):
         for request in tuple(self._batch.requests):
             if request.state is RequestState.PREFILL:
                 self._current = request
-                self._batch.adopt(request, schedule)
+                self._batch.reuse_blocks(request, schedule)
                 self._take_chunk(request, schedule, budget)
         if not schedule.preempted:
             self._admit(schedule, budget)
         self._current = None
 
     def _admit(self, schedule: Schedule, budget: StepBudget) -> None:
-        admission = self._tables.budget(self._limits.kv_reserve)
+        admission = self._kv_cache_manager.budget(self._limits.kv_reserve)
         while self._waiting and self._batch.has_free_row:
             request = self._current = self._waiting.first()
             num_tokens = len(request.token_ids)
             hit = self._find(request)
             is_alone = not self._batch.requests
-            if not admission.take(self._tables.costs(num_tokens, hit)) and not is_alone:
+            if not admission.take(self._kv_cache_manager.costs(num_tokens, hit)) and not is_alone:
                 return
-            if not self._tables.fits(num_tokens, hit):
+            if not self._kv_cache_manager.fits(num_tokens, hit):
                 if is_alone:
                     raise NoRoomError(f"request {request.request_id} is alone and its {num_tokens} tokens do not fit")
                 return
@@ -108,10 +108,10 @@ class ContinuousScheduler(QueueAndBatch):
             self._take_chunk(request, schedule, budget)
 
     def _find(self, request: Request) -> PrefixHit:
-        names: list[bytes] = []
-        if request.names is not None and request.reads_cache:
-            names = request.names.upto(request.token_ids, len(request.token_ids))
-        return self._tables.find(names, len(request.token_ids))
+        block_hashes: list[bytes] = []
+        if request.block_hashes is not None and request.reads_cache:
+            block_hashes = request.block_hashes.upto(request.token_ids, len(request.token_ids))
+        return self._kv_cache_manager.find(block_hashes, len(request.token_ids))
 
     def _take_chunk(self, request: Request, schedule: Schedule, budget: StepBudget) -> None:
         num_tokens = budget.chunk_size(request.num_uncomputed_tokens)
@@ -120,7 +120,7 @@ class ContinuousScheduler(QueueAndBatch):
         end = request.num_computed_tokens + num_tokens
         if end > request.capacity and not self._batch.make_room(request, end, schedule):
             return
-        self._batch.publish(request, end, schedule)
+        self._batch.cache_blocks(request, end, schedule)
         request.last_step = self._num_steps
         schedule.items.append((request, num_tokens))
         budget.take_chunk(num_tokens)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from infer_cache.tables import TableEdit
-from infer_engine.request import Request
+from infer_cache.paged_manager import TableEdit
+from infer_engine.core.request import Request
 
 RowEdit = tuple[int, TableEdit]
 """A row of the runner's block tables, and what to write into it."""
@@ -37,20 +37,20 @@ class Schedule:
         table_edits: what changed in the block tables since the pass before, each with the request's row.
         admitted: requests that left the queue in this pass.
         preempted: requests that lost their memory in this pass and are first in the queue again.
-        unwritten: names of the blocks that this pass fills. Others may use them in this very pass, as every layer
+        pending_hashes: names of the blocks that this pass fills. Others may use them in this very pass, as every layer
             stores all keys and values before it attends.
-        early_readers: those others. Where the pass fails, they have read what nobody wrote.
+        pending_readers: those others. Where the pass fails, they have read what nobody wrote.
     """
 
     items: list[tuple[Request, int]] = field(default_factory=list)
     table_edits: list[RowEdit] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    unwritten: set[bytes] = field(default_factory=set)
-    early_readers: list[Request] = field(default_factory=list)
+    pending_hashes: set[bytes] = field(default_factory=set)
+    pending_readers: list[Request] = field(default_factory=list)
 
     @property
-    def due(self) -> list[Request]:
+    def needs_sampling(self) -> list[Request]:
         """The requests whose next token is due once this is computed, in the order of the items."""
         return [request for request, count in self.items if request.num_uncomputed_tokens == count]
 

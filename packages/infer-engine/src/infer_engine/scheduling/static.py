@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 
-from infer_engine.request import Request, RequestState
-from infer_engine.scheduling.base import QueueAndBatch
-from infer_engine.scheduling.batch import NoRoomError, SequenceTables
+from infer_engine.core.request import Request, RequestState
+from infer_engine.scheduling.base import BaseScheduler
 from infer_engine.scheduling.policies import by_arrival
+from infer_engine.scheduling.running_batch import KVCacheManager, NoRoomError
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
 
 
-class StaticScheduler(QueueAndBatch):
+class StaticScheduler(BaseScheduler):
     """First come, first served, a batch at a time.
 
     nobody ──somebody waits──> forming ──full, or waited long enough──> running ──all finished──> nobody or forming
@@ -18,14 +18,14 @@ class StaticScheduler(QueueAndBatch):
 
     def __init__(
         self,
-        tables: SequenceTables,
+        kv_cache_manager: KVCacheManager,
         limits: SchedulerLimits,
         *,
         batch_wait_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wait at most `batch_wait_timeout_s` seconds of `clock` for a batch to fill."""
-        super().__init__(tables, limits, waiting_rank=by_arrival, running_rank=by_arrival)
+        super().__init__(kv_cache_manager, limits, waiting_rank=by_arrival, running_rank=by_arrival)
         self._timeout_s = batch_wait_timeout_s
         self._clock = clock
         self._forming_since: float | None = None
@@ -94,8 +94,8 @@ class StaticScheduler(QueueAndBatch):
         self._forming_since = None
         while self._waiting and self._batch.has_free_row:
             request = self._current = self._waiting.first()
-            hit = self._tables.find((), len(request.token_ids))
-            if not self._tables.fits(len(request.token_ids), hit):
+            hit = self._kv_cache_manager.find((), len(request.token_ids))
+            if not self._kv_cache_manager.fits(len(request.token_ids), hit):
                 raise NoRoomError(f"request {request.request_id} has a row but no room")
             self._batch.admit(request, hit, schedule)
             self._waiting.discard(request)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
-from infer_engine.async_engine import STEP_TIMEOUT_S, AsyncEngine
-from infer_engine.core_thread import CoreThread
-from infer_engine.front import Front, FrontLimits
-from infer_engine.messages import Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.frontend.async_engine import STEP_TIMEOUT_S, AsyncEngine
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
+from infer_engine.ipc.core_protocol import CoreProtocol
+from infer_engine.ipc.messages import Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import (
     BatchSnapshot,
     EngineInfo,
@@ -23,7 +24,6 @@ from infer_engine.protocol import (
     SamplingParams,
     StepOutput,
 )
-from infer_engine.stepping import SteppingCore
 from infer_models.text import Tokenizer, stand_in_tokenizer
 
 VOCAB_SIZE = 997
@@ -173,7 +173,7 @@ class GatedCore:
         num_questions: how often it was asked when there is work.
     """
 
-    def __init__(self, inner: SteppingCore) -> None:
+    def __init__(self, inner: CoreProtocol) -> None:
         """Let `inner` compute; steps with nothing to compute need no permit."""
         self._inner = inner
         self._permits = threading.Semaphore(0)
@@ -254,10 +254,10 @@ class ThreadedRig:
         """The engine; its steps wait for `gate.allow`."""
         self.core = core or ScriptedCore()
         self.gate = GatedCore(self.core)
-        limits = FrontLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
+        limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
         self.engine = AsyncEngine(
-            CoreThread(self.gate, clock=clock),
-            Front(tokenizer or stand_in_tokenizer(VOCAB_SIZE), limits, seed=0),
+            ThreadCoreClient(self.gate, clock=clock),
+            InputProcessor(tokenizer or stand_in_tokenizer(VOCAB_SIZE), limits, seed=0),
             info=INFO,
             stats=self.core.stats,
             max_waiting_requests=max_waiting_requests,

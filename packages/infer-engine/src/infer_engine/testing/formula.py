@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from infer_cache import PagedTables
-from infer_engine.assembly import build_scheduler, build_tables, choose_sharing
-from infer_engine.choices import Choices
-from infer_engine.core import EngineCore
-from infer_engine.execution import ComputedPass, StepOutOfMemoryError
-from infer_engine.faults import FaultPlan
-from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
+from infer_cache import PagedKVCacheManager
+from infer_engine.assembly import build_kv_cache_manager, build_scheduler, choose_sharing
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepOutOfMemoryError
+from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
 from infer_engine.protocol import BatchSnapshot, EngineConfig, SamplingParams, TokenLogprob
-from infer_engine.request import Request
-from infer_engine.scheduling import Schedule, SchedulerLimits, SequenceTables
+from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.scheduling import KVCacheManager, Schedule, SchedulerLimits
+from infer_engine.testing.faults import FaultPlan
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"use_prefix_caching": False})
 
@@ -84,13 +84,17 @@ class FormulaRunner:
     """
 
     def __init__(
-        self, tables: SequenceTables, *, windows: tuple[int | None, ...] = (None,), max_items: int | None = None
+        self,
+        kv_cache_manager: KVCacheManager,
+        *,
+        windows: tuple[int | None, ...] = (None,),
+        max_items: int | None = None,
     ) -> None:
         """Read and write through `tables`; `windows` are those of its groups of layers.
 
         A pass of more than `max_items` requests runs out of memory.
         """
-        self._block_size = tables.block_size
+        self._block_size = kv_cache_manager.block_size
         self._windows = windows
         self._max_items = max_items
         self._rows: dict[tuple[int, int], dict[int, int]] = {}
@@ -122,7 +126,7 @@ class FormulaRunner:
         for request, count in schedule.items:
             self._read(request, count)
         return ComputedPass(
-            logits=[float(next_token(request.token_ids)) for request in schedule.due],
+            logits=[float(next_token(request.token_ids)) for request in schedule.needs_sampling],
             prompt_logprobs={
                 request.request_id: [prompt_logprob(request, position) for position in positions]
                 for request, count in schedule.items
@@ -130,24 +134,24 @@ class FormulaRunner:
             },
         )
 
-    def choose(self, logits: list[float], requests: list[Request]) -> Choices:
+    def sample(self, logits: list[float], requests: list[Request]) -> SamplerOutput:
         """Return the numbers as tokens; one that is not finite is no token."""
         assert len(logits) == len(requests)
         not_finite = frozenset(index for index, number in enumerate(logits) if not math.isfinite(number))
         token_ids = [0 if index in not_finite else int(number) for index, number in enumerate(logits)]
-        return Choices(token_ids=token_ids, not_finite=not_finite)
+        return SamplerOutput(token_ids=token_ids, not_finite=not_finite)
 
     def probe(self) -> None:
         """Be alive."""
 
     def _measured(self, request: Request, count: int) -> range:
-        positions = request.unmeasured(count)
+        positions = request.missing_prompt_logprobs(count)
         if positions and positions.start < request.num_computed_tokens:
             self.violations.append(f"{request.request_id} skipped what it was to measure")
         return positions
 
     def _store(self, request: Request, count: int) -> None:
-        first = max(request.num_computed_tokens, request.num_found_tokens)
+        first = max(request.num_computed_tokens, request.num_reused_tokens)
         end = request.num_computed_tokens + count
         for group in range(len(self._windows)):
             for position, slot in enumerate(self._slots(group, request, first, end), start=first):
@@ -199,16 +203,16 @@ class FormulaEngine:
         self.config = EngineConfig(**{**_DEFAULTS, **config})
         self.faults = plan = faults or FaultPlan()
         self._is_sound = not plan.faults and max_items is None
-        self.tables = build_tables(
+        self.kv_cache_manager = build_kv_cache_manager(
             self.config,
             limits,
             num_blocks=(num_blocks, *windows.values()),
             windows=(None, *windows),
             block_size=block_size,
         )
-        watched = plan.around_tables(self.tables)
+        watched = plan.around_kv_cache_manager(self.kv_cache_manager)
         self.scheduler = build_scheduler(self.config, watched, limits, clock=clock)
-        self.runner = FormulaRunner(self.tables, windows=(None, *windows), max_items=max_items)
+        self.runner = FormulaRunner(self.kv_cache_manager, windows=(None, *windows), max_items=max_items)
         self.core = EngineCore(
             plan.around_runner(self.runner),
             plan.around_scheduler(self.scheduler),
@@ -221,13 +225,13 @@ class FormulaEngine:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no request holds."""
-        return self.tables.num_free_blocks
+        return self.kv_cache_manager.num_free_blocks
 
     @property
-    def paged_tables(self) -> PagedTables:
+    def paged_manager(self) -> PagedKVCacheManager:
         """The tables of a paged cache."""
-        assert isinstance(self.tables, PagedTables)
-        return self.tables
+        assert isinstance(self.kv_cache_manager, PagedKVCacheManager)
+        return self.kv_cache_manager
 
     def submit(
         self, request_id: str, prompt: list[int], *, max_tokens: int, params: SamplingParams | None = None, **more: Any
@@ -278,7 +282,7 @@ class FormulaEngine:
             assert num_steps < max_steps, f"still work after {max_steps} steps"
             collect(self.step(), outputs)
             num_steps += 1
-        assert self.num_free_blocks == self.tables.num_blocks
+        assert self.num_free_blocks == self.kv_cache_manager.num_blocks
         return outputs
 
     def check(self) -> None:
@@ -288,14 +292,14 @@ class FormulaEngine:
             AssertionError: it does not.
         """
         assert self.runner.violations == []
-        assert self.tables.audit() == []
-        assert self.tables.reclaim() == 0
+        assert self.kv_cache_manager.audit() == []
+        assert self.kv_cache_manager.reclaim() == 0
         if self.config.resolved_kv_cache_backend == "paged":
-            for group in self.paged_tables.groups:
+            for group in self.paged_manager.groups:
                 held = set(group.reachable())
                 assert len(held) + group.blocks.num_free == group.blocks.num_blocks, "blocks are lost"
 
-    def num_found_tokens(self, token_ids: list[int], *, cache_salt: str | None = None) -> int:
+    def num_reused_tokens(self, token_ids: list[int], *, cache_salt: str | None = None) -> int:
         """Return how many leading tokens of a prompt a request of this salt would find in the cache."""
         submit = Submit(
             request_id="",
@@ -305,9 +309,9 @@ class FormulaEngine:
             params=SamplingParams(),
             cache_salt=cache_salt,
         )
-        names = choose_sharing(self.config)(submit, self.tables.block_size)
+        names = choose_sharing(self.config)(submit, self.kv_cache_manager.block_size)
         found = [] if names is None else names.upto(token_ids, len(token_ids))
-        return self.tables.find(found, len(token_ids)).num_tokens
+        return self.kv_cache_manager.find(found, len(token_ids)).num_tokens
 
 
 def collect(result: StepResult, outputs: dict[str, list[TokenOutput]]) -> None:

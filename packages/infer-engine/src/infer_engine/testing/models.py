@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer_cache import PagedTables
-from infer_engine.choices import Choices
-from infer_engine.execution import ComputedPass, StepRunner
+from infer_cache import PagedKVCacheManager
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
 from infer_engine.factory import build_parts
-from infer_engine.faults import Fault, FaultPlan
-from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.ipc.messages import Abort, StepResult, Submit, TokenOutput
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
-from infer_engine.request import Request
-from infer_engine.scheduling import Schedule, SequenceTables
+from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.scheduling import KVCacheManager, Schedule
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import collect, tokens_of
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3, save_tiny_tokenizer
 
@@ -88,17 +88,17 @@ class Observer(FaultPlan):
         super().__init__(faults=list(faults))
         self.logits: dict[tuple[str, int], Tensor] = {}
         self.runner: StepRunner
-        self.tables: SequenceTables
+        self.kv_cache_manager: KVCacheManager
 
     def around_runner(self, runner: StepRunner) -> StepRunner:
         """Return `runner` with the plan's faults and with its logits noted."""
         self.runner = super().around_runner(_WatchedRunner(runner, self.logits))
         return self.runner
 
-    def around_tables(self, tables: SequenceTables) -> SequenceTables:
+    def around_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> KVCacheManager:
         """Return `tables` with the plan's faults, and note them."""
-        self.tables = tables
-        return super().around_tables(tables)
+        self.kv_cache_manager = kv_cache_manager
+        return super().around_kv_cache_manager(kv_cache_manager)
 
 
 class _WatchedRunner:
@@ -108,12 +108,12 @@ class _WatchedRunner:
 
     def forward(self, schedule: Schedule) -> ComputedPass:
         computed = self._inner.forward(schedule)
-        for request, row in zip(schedule.due, computed.logits.clone(), strict=True):
+        for request, row in zip(schedule.needs_sampling, computed.logits.clone(), strict=True):
             self._logits[request.request_id, len(request.token_ids)] = row
         return computed
 
-    def choose(self, logits: Any, requests: list[Request]) -> Choices:
-        return self._inner.choose(logits, requests)
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+        return self._inner.sample(logits, requests)
 
     def probe(self) -> None:
         self._inner.probe()
@@ -142,10 +142,10 @@ class ModelEngine:
         return self.observer.logits
 
     @property
-    def paged_tables(self) -> PagedTables:
+    def paged_manager(self) -> PagedKVCacheManager:
         """The tables of a paged cache."""
-        assert isinstance(self.observer.tables, PagedTables)
-        return self.observer.tables
+        assert isinstance(self.observer.kv_cache_manager, PagedKVCacheManager)
+        return self.observer.kv_cache_manager
 
     def submit(
         self,
@@ -180,7 +180,7 @@ class ModelEngine:
             AssertionError: a block is held that no sequence reaches.
         """
         result = self.core.step()
-        assert self.observer.tables.audit() == []
+        assert self.observer.kv_cache_manager.audit() == []
         return result
 
     def run(self, *, max_steps: int = 2000) -> dict[str, list[TokenOutput]]:

@@ -108,7 +108,7 @@ class EngineCollector(Collector):
             "dtype": info.dtype,
             "max_batch_size": str(info.max_batch_size),
             "max_seq_len": str(info.max_seq_len),
-            "num_gpu_blocks": str(info.num_kv_blocks),
+            "num_kv_blocks": str(info.num_kv_blocks),
         }
         documentation = "What was loaded, in labels; the value is always 1."
         family = GaugeMetricFamily("infer:cache_config_info", documentation, labels=[*self._names, *facts])

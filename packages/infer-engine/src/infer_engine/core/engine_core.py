@@ -1,0 +1,310 @@
+"""The engine core: `step()` schedules, executes, samples and retires. Knows token ids; no text, no I/O.
+
+Deterministic: the same messages between the same steps give the same tokens. A clock measures, and decides nothing.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from infer_engine.core.prefix_sharing import PrefixSharing
+from infer_engine.core.request import Request, RequestState
+from infer_engine.core.snapshots import take_snapshot
+from infer_engine.core.step_executor import EngineFailedError, StepExecutor, StepOutcome, StepRunner
+from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
+from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
+from infer_engine.scheduling import KVCacheManager, RowEdit, Schedule
+
+logger = logging.getLogger(__name__)
+
+MAX_ENDED = 256
+"""Requests that are remembered for a while after their end."""
+
+_SCHEDULING_FAILED = RequestFailure(
+    message="This request could not be given its place in a step; the engine's log has the cause.", code="step_failed"
+)
+
+
+class Scheduler(Protocol):
+    """What decides whom a step computes."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold memory."""
+
+    @property
+    def current(self) -> Request | None:
+        """Whom it was busy with when it raised an exception; None: with nobody."""
+
+    @property
+    def passes(self) -> Sequence[Callable[[], Schedule]]:
+        """What makes each pass's schedule, to be called once the pass before is computed."""
+
+    def in_order(self) -> Iterable[Request]:
+        """Return those that run, in order of rank, then those that wait, in the order of the queue."""
+
+    def seconds_until_work(self) -> float | None:
+        """Return 0 where there is something to compute, the wait for a batch to form, or None where nobody is here."""
+
+    def add(self, request: Request) -> None:
+        """Let a request stand in line."""
+
+    def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
+        """Take out a request; others may find only blocks of its first `num_kept_tokens` tokens from then on."""
+
+    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
+        """Take note that a pass failed; return those of its items that can be tried again as they are."""
+
+    def start_over(self) -> None:
+        """Put everybody back into the queue, all memory free."""
+
+
+class EngineCore:
+    """Requests in, tokens out, one step at a time, in the caller's thread."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        scheduler: Scheduler,
+        kv_cache_manager: KVCacheManager,
+        *,
+        eos_token_ids: frozenset[int],
+        share_prefix: PrefixSharing,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`scheduler` must schedule over the memory of `tables`; `clock` counts seconds, for statistics alone."""
+        self._scheduler = scheduler
+        self._kv_cache_manager = kv_cache_manager
+        self._eos_token_ids = eos_token_ids
+        self._share_prefix = share_prefix
+        self._clock = clock
+        self._executor = StepExecutor(runner, clock=clock)
+        self._requests: dict[str, Request] = {}
+        self._ended: dict[str, Request] = {}  # in the order in which they ended
+        self._num_arrivals = 0
+        self._counts = StepCounts()
+        self._num_unexplained_failures = 0
+        self._unapplied_edits: list[RowEdit] = []
+        self._is_inspected = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting or running."""
+        return bool(self._requests)
+
+    @property
+    def stats(self) -> EngineStats:
+        """A snapshot of the core as it is."""
+        counts = msgspec.structs.asdict(self._counts)
+        counts["steps_by_tokens"] = counts["steps_by_tokens"].copy()
+        return EngineStats(
+            **counts,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=self._kv_cache_manager.num_blocks,
+            num_free_blocks=self._kv_cache_manager.num_free_blocks,
+            num_idle_blocks=self._kv_cache_manager.num_idle_blocks,
+            num_evictions=self._kv_cache_manager.num_evictions,
+            kv_usage=self._kv_cache_manager.usage,
+        )
+
+    def seconds_until_work(self) -> float | None:
+        """Return 0.0 where there is something to compute, the seconds that a batch still forms, or None."""
+        return self._scheduler.seconds_until_work()
+
+    def handle(self, message: ToCore) -> None:
+        """Take a message between two steps. An abort frees the request's memory at once; an unknown id is no error.
+
+        Raises:
+            ValueError: the id of a submitted request is in use.
+        """
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort():
+                self._abort(message.request_id)
+            case Finish():
+                self._finish(message.request_id, message.num_completion_tokens)
+            case Inspect():
+                self._is_inspected = True
+
+    def step(self) -> StepResult:
+        """Compute one step and return what it made. With nothing to compute, audit the memory and return a snapshot.
+
+        A failure inside a step is in the outputs of the requests that it ended; see `StepExecutor`.
+
+        Raises:
+            EngineFailedError: the engine cannot go on.
+        """
+        started = self._clock()
+        self._counts.num_step_tokens = 0
+        self._counts.schedule_s = self._counts.execute_s = self._counts.sample_s = 0.0
+        outputs: list[TokenOutput] = []
+        admitted: list[str] = []
+        for make_schedule in self._scheduler.passes:
+            schedule = self._make(make_schedule, outputs)
+            if schedule is None:
+                break
+            admitted += [request.request_id for request in schedule.admitted]
+            self._counts.num_preemptions += len(schedule.preempted)
+            # What a pass that computed nothing has changed in the block tables, the next one must still learn.
+            schedule.table_edits[:0] = self._unapplied_edits
+            self._unapplied_edits = [] if schedule.items and self._compute(schedule, outputs) else schedule.table_edits
+        if self._counts.num_step_tokens:
+            self._counts.num_steps += 1
+            size = (self._counts.num_step_tokens - 1).bit_length()
+            self._counts.steps_by_tokens[min(size, NUM_STEP_SIZES - 1)] += 1
+        else:  # the audit walks all blocks: in an idle step nobody waits for it
+            self._counts.num_leaked_blocks = len(self._kv_cache_manager.audit())
+        self._counts.busy_s += self._clock() - started
+        stats = self.stats
+        is_inspected, self._is_inspected = self._is_inspected, False
+        snapshot = take_snapshot(self._scheduler.in_order(), self._kv_cache_manager, stats) if is_inspected else None
+        return StepResult(outputs=outputs, admitted=admitted, stats=stats, snapshot=snapshot)
+
+    def _submit(self, message: Submit) -> None:
+        if message.request_id in self._requests:
+            raise ValueError(f"`request_id` {message.request_id!r} is in use; every request needs its own.")
+        request = Request(
+            message,
+            arrival=self._num_arrivals,
+            arrival_step=self._counts.num_steps,
+            block_hashes=self._share_prefix(message, self._kv_cache_manager.block_size),
+        )
+        self._num_arrivals += 1
+        self._requests[message.request_id] = request
+        self._ended.pop(message.request_id, None)
+        self._scheduler.add(request)
+
+    def _abort(self, request_id: str) -> None:
+        if request := self._requests.get(request_id):
+            self._counts.num_aborted += 1
+            self._scheduler.remove(request, RequestState.ABORTED, num_kept_tokens=len(request.token_ids))
+            del self._requests[request_id]
+
+    def _finish(self, request_id: str, num_completion_tokens: int) -> None:
+        """End a request where its text ended; nothing of what was computed after that may be found."""
+        if request := self._requests.get(request_id):
+            self._counts.num_finished += 1
+            num_kept = request.num_prompt_tokens + num_completion_tokens
+            self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=num_kept)
+            del self._requests[request_id]
+        elif (ended := self._ended.pop(request_id, None)) and ended.block_hashes is not None:
+            first = (ended.num_prompt_tokens + num_completion_tokens) // self._kv_cache_manager.block_size
+            self._kv_cache_manager.uncache_hashes(
+                ended.block_hashes.upto(ended.token_ids, len(ended.token_ids))[first:]
+            )
+
+    def _make(self, make_schedule: Callable[[], Schedule], outputs: list[TokenOutput]) -> Schedule | None:
+        """Return the next pass's schedule; None where making it failed, and everybody is in the queue again."""
+        started = self._clock()
+        try:
+            schedule = make_schedule()
+        except Exception as error:
+            logger.exception("Scheduling failed; all running requests are computed anew.")
+            self._blame(self._scheduler.current, error, outputs)
+            return None
+        finally:
+            self._counts.schedule_s += self._clock() - started
+        self._num_unexplained_failures = 0
+        return schedule
+
+    def _blame(self, culprit: Request | None, error: Exception, outputs: list[TokenOutput]) -> None:
+        """Start over; who is being scheduled when that fails for the second time in its life is given up."""
+        self._counts.num_failed_passes += 1
+        self._scheduler.start_over()
+        if culprit is None:
+            self._num_unexplained_failures += 1
+            if self._num_unexplained_failures > 1:
+                raise EngineFailedError("no request can be scheduled") from error
+        elif culprit.is_suspect:
+            self._fail(culprit, _SCHEDULING_FAILED, outputs)
+        else:
+            culprit.is_suspect = True
+
+    def _compute(self, schedule: Schedule, outputs: list[TokenOutput]) -> bool:
+        """Compute a pass and settle what came of it; return whether any of it was computed."""
+        outcome = self._executor.run(schedule, withdraw=self._scheduler.withdraw)
+        self._counts.execute_s += outcome.execute_s
+        self._counts.sample_s += outcome.sample_s
+        self._settle(outcome, outputs)
+        if outcome.was_repeated or outcome.failures:
+            self._counts.num_failed_passes += 1
+        return bool(outcome.computed)
+
+    def _settle(self, outcome: StepOutcome, outputs: list[TokenOutput]) -> None:
+        for request, failure in outcome.failures:
+            self._fail(request, failure, outputs)
+        for request, num_tokens in outcome.computed:
+            self._counts.num_step_tokens += num_tokens
+            self._counts.num_computed_tokens += num_tokens
+            if outcome.prompt_logprobs and (measured := outcome.prompt_logprobs.get(request.request_id)):
+                request.add_prompt_logprobs(measured)
+            if request.advance(num_tokens):
+                token_id = outcome.tokens[request.request_id]
+                outputs.append(self._accept(request, token_id, outcome.logprobs.get(request.request_id)))
+
+    def _accept(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> TokenOutput:
+        self._counts.num_generated_tokens += 1
+        reason = request.accept(token_id, eos_token_ids=self._eos_token_ids)
+        prompt_logprobs = None
+        if request.num_completion_tokens == 1:
+            self._counts.num_prompt_tokens += request.num_prompt_tokens
+            self._counts.num_cached_tokens += request.num_cached_tokens
+            prompt_logprobs = request.pop_prompt_logprobs()
+        if reason is not None:
+            self._counts.num_finished += 1
+            self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=len(request.token_ids))
+            del self._requests[request.request_id]
+            self._note_ended(request)
+        return _output(
+            request,
+            [token_id],
+            reason=reason,
+            logprobs=None if logprob is None else [logprob],
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _note_ended(self, request: Request) -> None:
+        """Remember a request whose text may turn out to have ended earlier, until the front has had time to say so."""
+        if request.sampling.stop and request.block_hashes is not None:
+            self._ended[request.request_id] = request
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    def _fail(self, request: Request, failure: RequestFailure, outputs: list[TokenOutput]) -> None:
+        """End a request; nothing that it computed is trusted."""
+        self._counts.num_failed += 1
+        self._requests.pop(request.request_id, None)
+        self._scheduler.remove(request, RequestState.FAILED, num_kept_tokens=0)
+        outputs.append(_output(request, [], error=failure))
+
+
+def _output(
+    request: Request,
+    token_ids: list[int],
+    *,
+    reason: FinishReason | None = None,
+    error: RequestFailure | None = None,
+    logprobs: list[TokenLogprob] | None = None,
+    prompt_logprobs: list[TokenLogprob | None] | None = None,
+) -> TokenOutput:
+    return TokenOutput(
+        request_id=request.request_id,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=reason,
+        error=error,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_completion_tokens=request.num_completion_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+    )

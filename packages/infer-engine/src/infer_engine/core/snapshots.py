@@ -1,0 +1,37 @@
+"""A `BatchSnapshot` of a core between two steps: who runs, who waits, whose blocks. Reads; changes nothing."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from types import MappingProxyType
+
+from infer_engine.core.request import Request, RequestState
+from infer_engine.protocol import BatchSnapshot, EngineStats, SequenceSnapshot
+from infer_engine.protocol.snapshot import MAX_BLOCKS_SHOWN, MAX_SEQUENCES_SHOWN
+from infer_engine.scheduling import KVCacheManager
+
+_STATES: Mapping[RequestState, str] = MappingProxyType(
+    {RequestState.WAITING: "waiting", RequestState.PREFILL: "prefill", RequestState.DECODE: "decode"}
+)
+
+
+def take_snapshot(requests: Iterable[Request], kv_cache_manager: KVCacheManager, stats: EngineStats) -> BatchSnapshot:
+    """Return what those of `requests`, all that wait or run, are doing that have a place in a snapshot."""
+    blocks = kv_cache_manager.map_blocks(MAX_BLOCKS_SHOWN)
+    return BatchSnapshot(
+        stats=stats,
+        sequences=[
+            SequenceSnapshot(
+                request_id=request.request_id,
+                state=_STATES[request.state],  # type: ignore[arg-type]  # all that wait or run are in these states
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=request.num_computed_tokens,
+                num_cached_tokens=request.num_cached_tokens,
+                num_completion_tokens=request.num_completion_tokens,
+                block_ids=blocks.held_by.get(request.request_id, []),
+            )
+            for request in islice(requests, MAX_SEQUENCES_SHOWN)
+        ],
+        block_size=kv_cache_manager.block_size,
+        num_blocks=blocks.num_blocks,
+        holders=blocks.holders,
+    )

@@ -1,0 +1,250 @@
+"""The front: text on one side, token ids on the other. Knows the vocabulary, the context and the limits; no scheduling.
+
+This is the one point that checks a request before it enters the queue.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
+
+from infer_engine.frontend.output_processor import OutputProcessor
+from infer_engine.ipc.messages import Submit
+from infer_engine.protocol import (
+    ChatPrompt,
+    ChatTemplateUnusableError,
+    ContextLengthExceededError,
+    EmptyPromptError,
+    GenerateRequest,
+    InvalidRequestError,
+)
+from infer_models.text import (
+    ChatTemplateError,
+    ChatTemplateMissingError,
+    IncrementalDetokenizer,
+    StopStringMatcher,
+    TextTooLongError,
+    Tokenizer,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 2**31 - 1
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputLimits:
+    """What a request may ask for: ids below `vocab_size`, prompt and answer within `max_seq_len` tokens."""
+
+    vocab_size: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedInput:
+    """One sequence, checked: what the core is told of it, and what makes text of its tokens."""
+
+    submission: Submit
+    text: OutputProcessor
+
+
+def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
+    """Return how much text there is to tokenize, in characters."""
+    match prompt:
+        case str():
+            return len(prompt)
+        case ChatPrompt():
+            return sum(len(message.role) + len(message.content) for message in prompt.messages)
+        case _:
+            return 0
+
+
+class InputProcessor:
+    """Makes submissions of requests and text of tokens. Thread-safe where it says so; shared by all requests."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None) -> None:
+        """`seed` is the base of the seeds of requests that bring none; None draws one."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._num_serials = 0
+        self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
+
+    def reserve_ids(self, request: GenerateRequest) -> range:
+        """Return the numbers of a request's `n` sequences, to be taken in order of arrival: unseeded draws follow."""
+        ids = range(self._num_serials, self._num_serials + request.params.n)
+        self._num_serials = ids.stop
+        return ids
+
+    def prepare(self, request: GenerateRequest, *, ids: range) -> list[ProcessedInput]:
+        """Tokenize and check a request once, and return its sequences in order; they have the numbers `serials`.
+
+        Safe to call from any thread, and slow for long prompts.
+
+        Raises:
+            EmptyPromptError: the prompt has no tokens.
+            ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
+            InvalidRequestError: a token id outside the vocabulary, a value that this engine cannot take, or a prompt
+                that the tokenizer fails on.
+            ContextLengthExceededError: the prompt plus `max_tokens` exceeds the context.
+        """
+        params = request.params
+        prompt = self._prompt_token_ids(request)
+        if not prompt:
+            raise EmptyPromptError
+        if isinstance(request.prompt, list) or self._tokenizer.vocab_size > self._limits.vocab_size:
+            self._check_ids("prompt", prompt)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        _check_queueing(request)
+        max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
+        first_seed = self._base_seed + ids.start if params.seed is None else params.seed
+        group = f"r{ids.start}" if len(ids) > 1 else None
+        return [
+            ProcessedInput(
+                submission=Submit(
+                    request_id=f"r{serial}",
+                    prompt_token_ids=prompt,
+                    max_tokens=max_tokens,
+                    seed=_signed_64_bit(first_seed + choice),
+                    params=params,
+                    priority=request.priority,
+                    cache_salt=_salt(request),
+                    sibling_group=group,
+                ),
+                text=_unless_the_tokenizer_fails(lambda: self._start_text(request, prompt)),
+            )
+            for choice, serial in enumerate(ids)
+        ]
+
+    def tokenize(
+        self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a text or a conversation; safe to call from any thread.
+
+        Raises:
+            ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
+            InvalidRequestError: the tokenizer fails on it.
+            TextTooLongError: it has more than `max_tokens` tokens, if there is such a limit.
+        """
+        match prompt:
+            case str():
+                return _unless_the_tokenizer_fails(
+                    lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+                )
+            case ChatPrompt():
+                return self._tokenize_chat(prompt, max_tokens)
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """Return the text of `token_ids`, special tokens included; safe to call from any thread.
+
+        Raises:
+            InvalidRequestError: a token id outside the vocabulary, or the tokenizer fails on them.
+        """
+        self._check_ids("tokens", token_ids)
+        return _unless_the_tokenizer_fails(
+            lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False), param="tokens", verb="detokenized"
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
+        limit = self._limits.max_seq_len
+        if isinstance(request.prompt, list):
+            if len(request.prompt) > limit:  # before anybody looks at all of them
+                raise self._too_long(len(request.prompt), request)
+            return request.prompt
+        try:
+            return self.tokenize(request.prompt, max_tokens=limit)
+        except TextTooLongError as error:
+            raise self._too_long(error.num_tokens, request) from None
+
+    def _too_long(self, num_prompt_tokens: int, request: GenerateRequest) -> ContextLengthExceededError:
+        return ContextLengthExceededError(
+            max_seq_len=self._limits.max_seq_len,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=request.params.max_tokens or 1,
+        )
+
+    def _tokenize_chat(self, prompt: ChatPrompt, max_tokens: int | None) -> list[int]:
+        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        try:
+            return _unless_the_tokenizer_fails(
+                lambda: self._tokenizer.encode_chat(
+                    messages, add_generation_prompt=prompt.add_generation_prompt, max_tokens=max_tokens
+                ),
+                param="messages",
+            )
+        except (ChatTemplateMissingError, ChatTemplateError) as error:
+            raise ChatTemplateUnusableError(f"`messages` cannot be made a prompt: {error}") from error
+
+    def _start_text(self, request: GenerateRequest, prompt: list[int]) -> OutputProcessor:
+        return OutputProcessor(
+            IncrementalDetokenizer(self._tokenizer, prompt),
+            StopStringMatcher(request.params.stop),
+            min_tokens=request.params.min_tokens,
+        )
+
+    def _max_tokens(self, request: GenerateRequest, *, num_prompt_tokens: int) -> int:
+        room = self._limits.max_seq_len - num_prompt_tokens
+        max_tokens = request.params.max_tokens or max(room, 1)
+        if max_tokens > room:
+            raise ContextLengthExceededError(
+                max_seq_len=self._limits.max_seq_len, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens
+            )
+        if request.params.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"`min_tokens` is {request.params.min_tokens} and the request may generate {max_tokens} tokens; lower "
+                "it, or shorten the prompt.",
+                param="min_tokens",
+            )
+        return max_tokens
+
+    def _check_ids(self, name: str, token_ids: Collection[int]) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._limits.vocab_size):
+            wrong = next(i for i in token_ids if not 0 <= i < self._limits.vocab_size)
+            raise InvalidRequestError(
+                f"`{name}` has the token id {wrong}, outside the vocabulary of {self._limits.vocab_size} tokens; send "
+                "ids of this model's own tokenizer.",
+                param=name,
+            )
+
+
+def _check_queueing(request: GenerateRequest) -> None:
+    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"`priority` is {request.priority}; it must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}].", param="priority"
+        )
+    if request.cache_salt is not None and len(request.cache_salt) > MAX_SALT_CHARACTERS:
+        raise InvalidRequestError(
+            f"`cache_salt` has {len(request.cache_salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed.",
+            param="cache_salt",
+        )
+
+
+def _salt(request: GenerateRequest) -> str | None:
+    """Return the tenant's own salt: nobody can name another's, and so time what they share."""
+    if request.tenant is None:
+        return request.cache_salt
+    return f"{request.tenant} {request.cache_salt or ''}"
+
+
+def _signed_64_bit(seed: int) -> int:
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _unless_the_tokenizer_fails(call: Callable[[], _T], *, param: str = "prompt", verb: str = "tokenized") -> _T:
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit, ChatTemplateError, ChatTemplateMissingError, TextTooLongError):
+        raise
+    except BaseException as error:  # a panic of the tokenizer's Rust is no `Exception`
+        logger.exception("The tokenizer failed on a prompt; its request is refused.")
+        raise InvalidRequestError(
+            f"`{param}` cannot be {verb}: this model's tokenizer fails on it; the server's log says why.", param=param
+        ) from error

@@ -1,0 +1,34 @@
+"""Holding ^C back while the core is at work: half a step is no state to go on from. Knows signals; knows no core."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Let an interrupt (SIGINT) take effect when the block has ended; a second one takes effect at once.
+
+    Does nothing outside the main thread, which is the only one that signals interrupt, and where SIGINT has no handler
+    of Python's.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held: list[FrameType | None] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(frame)
+        if len(held) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(signal.SIGINT, held[0])

@@ -1,0 +1,51 @@
+"""`CoreClient`: the way from a front to a core that steps elsewhere. Knows messages; knows no thread and no socket."""
+
+from typing import Protocol
+
+from infer_engine.ipc.messages import StepResult, ToCore
+from infer_engine.protocol import RequestFailure
+
+ENGINE_DEAD = RequestFailure(message="The engine failed; its log has the cause.", code="engine_dead")
+ENGINE_STUCK = RequestFailure(message="The engine is stuck in a step; its log says where.", code="engine_stuck")
+
+
+class CoreListener(Protocol):
+    """Who hears of a core. Called from any thread, but for one call at a time."""
+
+    def on_result(self, result: StepResult) -> None:
+        """Take what a step made. May wait, so that no core runs far ahead of its listener."""
+
+    def on_lost(self, failure: RequestFailure) -> None:
+        """Take note that no more results will come, though nobody told the core to stop."""
+
+    def on_ended(self) -> None:
+        """Take note that the core is gone, whatever the reason; the last call."""
+
+
+class CoreClient(Protocol):
+    """A core in a thread or a process of its own. All methods return at once, but for `join`."""
+
+    def start(self, listener: CoreListener) -> None:
+        """Let the core step; to be called once."""
+
+    def send(self, message: ToCore) -> None:
+        """Hand over a message; one to a core that is gone is nobody's.
+
+        Raises:
+            InvalidRequestError: this link cannot carry what is in it.
+        """
+
+    def stop(self) -> None:
+        """End the core after the step under way; any number of times."""
+
+    def join(self) -> None:
+        """Wait for the end of what `on_ended` was called from."""
+
+    def abandon(self) -> None:
+        """Give up a core whose step does not end."""
+
+    def step_age_s(self) -> float | None:
+        """Return how long the step under way, or the core's silence, has taken; None: neither is longer than usual."""
+
+    def describe_step(self) -> str:
+        """Return where the step under way is, for a log."""

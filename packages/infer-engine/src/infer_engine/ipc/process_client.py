@@ -1,0 +1,210 @@
+"""`ProcessCoreClient`: a core in a process of its own, seen from the front's. Knows a socket and a process; no torch.
+
+    front's process                              core's process (`core_worker`)
+      send ──> outbox ──writer thread──socket──> reader thread ──> inbox ──> step, step, step
+      on_result <──reader thread──────socket<──────────────────── results, signs of life, log lines
+
+A full socket holds up the core, not the event loop. Whoever dies closes the socket, and the other one notices at once.
+"""
+
+import logging
+import multiprocessing
+import queue
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+
+from infer_engine.ipc.chunked_payloads import ChunkAssembler, PromptLogprobsChunk
+from infer_engine.ipc.core_client import ENGINE_DEAD, CoreListener
+from infer_engine.ipc.messages import Halt, StepResult, ToCore
+from infer_engine.ipc.worker_messages import (
+    MAX_FRAME_BYTES,
+    CoreReady,
+    CoreRefused,
+    FromWorker,
+    Heartbeat,
+    LogLine,
+    WorkerSetup,
+)
+from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineStartError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+MISSED_HEARTBEATS = 5
+"""Silence of so many heartbeats is no longer usual."""
+END_TIMEOUT_S = 5.0
+
+
+class ProcessCoreClient:
+    """Steps a core in a process of its own. See `infer_engine.ipc.core_client.CoreClient` for each method.
+
+    Attributes:
+        ready: what was loaded, and the core's statistics before its first step.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the process and wait until it has loaded the model.
+
+        Raises:
+            CheckpointUnusableError: the checkpoint is missing, damaged or of no known kind.
+            ValueError: the configuration asks for more than the model, the device or the memory has.
+            EngineStartError: the process ended while it loaded.
+        """
+        self._heartbeat_s = min(HEARTBEAT_S, config.step_timeout_s / MISSED_HEARTBEATS)
+        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # frames; None ends the writer
+        self._parts = ChunkAssembler()
+        self._last_sign_s = time.monotonic()
+        self._heartbeat = Heartbeat(step_age_s=None)
+        self._stopping = False
+        self._listener: CoreListener | None = None
+        self._connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                # -P: a `queue.py` in the working directory, whoever's that is, is not the standard library's.
+                [sys.executable, "-P", "-m", "infer_engine.ipc.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        try:
+            self.ready = self._load(config)
+        except BaseException:  # an interrupt too: nobody else knows of the process
+            self._process.kill()
+            self._process.wait()
+            self._connection.close()
+            raise
+        self._reader = threading.Thread(target=self._read, name="infer-core-reader", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="infer-core-writer", daemon=True)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def start(self, listener: CoreListener) -> None:
+        """Begin to carry messages."""
+        self._listener = listener
+        self._last_sign_s = time.monotonic()
+        self._reader.start()
+        self._writer.start()
+
+    def send(self, message: ToCore) -> None:
+        """Leave a message for the writer.
+
+        Raises:
+            InvalidRequestError: it holds what no frame can carry. Said here: an error in the writer would be nobody's.
+        """
+        try:
+            self._outbox.put(self._encoder.encode(message))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequestError(
+                f"The request holds a value that cannot be sent to the engine's process ({error}); send plain text and "
+                "numbers of at most 64 bits."
+            ) from error
+
+    def stop(self) -> None:
+        """End the process after the step under way."""
+        self._stopping = True
+        self._outbox.put(self._encoder.encode(Halt()))
+        self._outbox.put(None)
+
+    def join(self) -> None:
+        """Wait for the reader, which has waited for the process."""
+        self._reader.join()
+
+    def abandon(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+
+    def step_age_s(self) -> float | None:
+        """Return the age of the step under way by the last heartbeat, or how long there has been none."""
+        silence_s = time.monotonic() - self._last_sign_s
+        if self._heartbeat.step_age_s is not None:
+            return self._heartbeat.step_age_s + silence_s
+        return silence_s if silence_s > MISSED_HEARTBEATS * self._heartbeat_s else None
+
+    def describe_step(self) -> str:
+        """Return where the core's process says that it is."""
+        if self._heartbeat.stack is None:
+            return f"The core's process, {self.pid}, is silent."
+        return f"The core's process, {self.pid}, is here:\n{self._heartbeat.stack}"
+
+    def _load(self, config: EngineConfig) -> CoreReady:
+        level = logging.getLogger().getEffectiveLevel()
+        setup = WorkerSetup(config=config, log_level=level, heartbeat_s=self._heartbeat_s)
+        try:
+            self._connection.send_bytes(self._encoder.encode(setup))
+            while True:
+                match self._receive():
+                    case CoreReady() as ready:
+                        return ready
+                    case CoreRefused(message=message, is_checkpoint=True):
+                        raise CheckpointUnusableError(message)
+                    case CoreRefused(message=message):
+                        raise ValueError(message)
+        except (EOFError, OSError) as error:
+            code = self._wait_or_kill()
+            raise EngineStartError(f"The engine's process ended with exit code {code} while it loaded.") from error
+
+    def _receive(self) -> FromWorker:
+        """Return the next message, having taken what it says of life and logs."""
+        message: FromWorker = self._decoder.decode(self._connection.recv_bytes(MAX_FRAME_BYTES))
+        self._last_sign_s = time.monotonic()
+        match message:
+            case Heartbeat():
+                self._heartbeat = message
+            case LogLine(name=name, level=level, message=text):
+                logging.getLogger(name).log(level, "%s", text)
+        return message
+
+    def _read(self) -> None:
+        """Hand results to the listener until the process closes its socket; runs in the reader's thread."""
+        assert self._listener is not None
+        try:
+            while True:
+                match self._receive():
+                    case PromptLogprobsChunk() as part:
+                        self._parts.add(part)
+                    case StepResult() as result:
+                        self._heartbeat = Heartbeat(step_age_s=None)
+                        self._listener.on_result(self._parts.complete(result))
+        except (EOFError, OSError):
+            self._note_end(self._listener)
+        except BaseException:  # whatever ends this thread, streams must not wait for it
+            logger.exception("What the engine's process says cannot be read.")
+            self._process.kill()
+            self._note_end(self._listener)
+        finally:
+            self._outbox.put(None)
+            self._writer.join()  # nobody reads what it sends: that fails at once
+            self._connection.close()
+            self._listener.on_ended()
+
+    def _note_end(self, listener: CoreListener) -> None:
+        is_expected = self._stopping
+        if not is_expected:
+            listener.on_lost(ENGINE_DEAD)  # at once: streams wait
+        code = self._wait_or_kill()
+        if not is_expected:
+            logger.error("The engine's process, %d, ended with exit code %d.", self.pid, code)
+
+    def _wait_or_kill(self) -> int:
+        """Return the exit code of the process, which has closed its socket."""
+        try:
+            return self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _write(self) -> None:
+        """Send what is in the outbox up to its end; runs in the writer's thread."""
+        try:
+            while (frame := self._outbox.get()) is not None:
+                self._connection.send_bytes(frame)
+        except OSError:
+            return  # the process is gone: the reader says so

@@ -1,0 +1,68 @@
+"""`ThreadCoreClient`: a core in a thread of this process. Knows threads; knows no event loop."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from infer_engine.ipc.core_client import ENGINE_DEAD, CoreListener
+from infer_engine.ipc.core_loop import CoreLoop, Inbox, StepTimer
+from infer_engine.ipc.core_protocol import CoreProtocol
+from infer_engine.ipc.messages import Halt, StepResult, ToCore
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadCoreClient:
+    """Steps a core in a thread of its own. See `infer_engine.ipc.core_client.CoreClient` for each method."""
+
+    def __init__(self, core: CoreProtocol, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Step `core`, which nobody else may touch from here on; `clock` counts what a step takes."""
+        self._timer = StepTimer(clock)
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._loop = CoreLoop(core, emit=self._emit, timer=self._timer, inbox=self._inbox)
+        self._thread = threading.Thread(target=self._run, name="infer-core", daemon=True)
+        self._listener: CoreListener | None = None
+
+    def start(self, listener: CoreListener) -> None:
+        """Start the thread; it sleeps until the first message."""
+        self._listener = listener
+        self._thread.start()
+
+    def send(self, message: ToCore) -> None:
+        """Leave a message for the core."""
+        self._inbox.put(message)
+
+    def stop(self) -> None:
+        """End the thread after the step under way."""
+        self._inbox.put(Halt())
+
+    def join(self) -> None:
+        """Wait for the thread: a process must not end while torch's code runs in one."""
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """Leave the thread behind: nothing can end it from outside."""
+
+    def step_age_s(self) -> float | None:
+        """Return how long the step under way has taken."""
+        return self._timer.age_s()
+
+    def describe_step(self) -> str:
+        """Return the thread's stack."""
+        return f"The core's thread is here:\n{self._timer.stack()}"
+
+    def _emit(self, result: StepResult) -> None:
+        assert self._listener is not None
+        self._listener.on_result(result)
+
+    def _run(self) -> None:
+        assert self._listener is not None
+        try:
+            self._loop.run()
+        except BaseException:  # whatever ends this thread, streams must not wait for it
+            logger.exception("The engine core failed; every request in it fails with it.")
+            self._listener.on_lost(ENGINE_DEAD)
+        finally:
+            self._listener.on_ended()

@@ -1,0 +1,1 @@
+"""Executes schedules on a device: input buffers, forward pass, captured steps, memory profile."""

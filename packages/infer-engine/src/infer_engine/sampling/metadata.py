@@ -1,0 +1,162 @@
+"""Parameters of the running requests as columns of numbers. Knows what each row asks for; knows no logits, no device.
+
+A request's parameters are read once, when it first comes in its row; a step then gathers columns by row. So a step's
+work is a few array operations, however requests come and go.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infer_engine.core.request import Request
+from infer_engine.protocol import SamplingParams
+from infer_engine.sampling.logit_edits import Edit, RequestEdits, plan_edits
+
+# The smallest numbers above 0 are 0 in fp32, and logits divided by that are all infinite, whichever was larger.
+_LEAST_REPETITION = 1e-30
+
+
+class SamplingNeeds(enum.IntFlag):
+    """What a row needs beside its most probable token. Filters count only where there is a draw."""
+
+    DRAW = enum.auto()
+    TOP_K = enum.auto()
+    TOP_P = enum.auto()
+    MIN_P = enum.auto()
+    EDITS = enum.auto()
+    PENALTIES = enum.auto()
+    LOGPROBS = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingMetadata:
+    """One step's rows.
+
+    Attributes:
+        requests: whose they are, in the order of the logits.
+        rows: [rows] int64: their rows among the running.
+        asks: [rows] uint8: `SamplingNeeds` of each.
+        any_needs: of all of them together.
+    """
+
+    requests: Sequence[Request]
+    rows: npt.NDArray[np.int64]
+    needs: npt.NDArray[np.uint8]
+    any_needs: SamplingNeeds
+
+    def which(self, need: SamplingNeeds) -> list[int]:
+        """Return the indices of the rows that ask for `ask`."""
+        indices: list[int] = np.flatnonzero(self.needs & need).tolist()
+        return indices
+
+
+class SamplingParamsTable:
+    """The parameters of the running requests, by row."""
+
+    def __init__(self, *, max_rows: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        """Room for rows 0 to `max_rows` - 1."""
+        self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
+        self._owners: list[int | None] = [None] * max_rows
+        self._edits: list[RequestEdits | None] = [None] * max_rows
+        self._needs = np.zeros(max_rows, np.uint8)
+        self._num_logprobs = np.zeros(max_rows, np.int64)
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            "seeds": np.zeros(max_rows, np.int64),
+            "temperatures": np.zeros(max_rows, np.float32),
+            "top_p": np.zeros(max_rows, np.float32),
+            "min_p": np.zeros(max_rows, np.float32),
+            "top_k": np.zeros(max_rows, np.int32),
+            "repetition": np.zeros(max_rows, np.float32),
+            "presence": np.zeros(max_rows, np.float32),
+            "frequency": np.zeros(max_rows, np.float32),
+        }
+
+    def are_greedy(self, requests: Sequence[Request]) -> bool:
+        """Return whether the most probable token is all that any of `requests` needs. Most steps are such."""
+        self._read_where_unread(requests)
+        return not any(self._needs[request.row] for request in requests)
+
+    def gather(self, requests: Sequence[Request]) -> SamplingMetadata:
+        """Return what the rows of `requests` ask for."""
+        self._read_where_unread(requests)
+        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
+        needs = self._needs[rows]
+        any_needs = SamplingNeeds(int(np.bitwise_or.reduce(needs)))
+        return SamplingMetadata(requests=requests, rows=rows, needs=needs, any_needs=any_needs)
+
+    def columns(self, step: SamplingMetadata, *names: str) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns called `names`, each [rows]."""
+        return {name: self._columns[name][step.rows] for name in names}
+
+    def draws(self, step: SamplingMetadata) -> dict[str, npt.NDArray[Any]]:
+        """Return what a draw needs, each [rows]; filters only where a row asks for them."""
+        filters = (("top_k", SamplingNeeds.TOP_K), ("top_p", SamplingNeeds.TOP_P), ("min_p", SamplingNeeds.MIN_P))
+        used = [name for name, need in filters if step.any_needs & need]
+        positions = np.fromiter((len(request.token_ids) for request in step.requests), np.int64, len(step.requests))
+        return {"positions": positions, **self.columns(step, "seeds", "temperatures", *used)}
+
+    def edits(self, step: SamplingMetadata) -> list[tuple[int, Edit]]:
+        """Return the edits of this step, each with its index."""
+        found = []
+        for index in step.which(SamplingNeeds.EDITS):
+            request = step.requests[index]
+            edits = self._edits[request.row]
+            edit = edits.at(request.num_completion_tokens) if edits is not None else None
+            if edit is not None:
+                found.append((index, edit))
+        return found
+
+    def num_logprobs(self, step: SamplingMetadata, indices: Sequence[int]) -> list[int]:
+        """Return how many of the most probable tokens the rows at `indices` want listed."""
+        numbers: list[int] = self._num_logprobs[step.rows[indices]].tolist()
+        return numbers
+
+    def _read_where_unread(self, requests: Sequence[Request]) -> None:
+        """Read the parameters of those that were not in their rows."""
+        owners = self._owners
+        for request in requests:
+            if owners[request.row] != request.arrival:
+                self._read(request)
+
+    def _read(self, request: Request) -> None:
+        row, params = request.row, request.sampling
+        assert row >= 0, f"request {request.request_id!r} holds no row"
+        edits = plan_edits(params, eos_token_ids=self._eos_token_ids, vocab_size=self._vocab_size)
+        columns = self._columns
+        columns["seeds"][row] = _signed(request.seed)
+        columns["temperatures"][row] = 0.0 if params.is_greedy else params.temperature
+        columns["top_p"][row] = params.top_p
+        columns["min_p"][row] = params.min_p
+        columns["top_k"][row] = min(params.top_k or 0, self._vocab_size)
+        columns["repetition"][row] = max(params.repetition_penalty, _LEAST_REPETITION)
+        columns["presence"][row] = params.presence_penalty
+        columns["frequency"][row] = params.frequency_penalty
+        self._num_logprobs[row] = params.logprobs or 0
+        self._edits[row] = edits
+        self._needs[row] = _needs(params, has_edits=edits is not None)
+        self._owners[row] = request.arrival
+
+
+def _needs(params: SamplingParams, *, has_edits: bool) -> SamplingNeeds:
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    draws = not params.is_greedy
+    asked = (
+        (SamplingNeeds.DRAW, draws),
+        (SamplingNeeds.TOP_K, draws and params.top_k is not None),
+        (SamplingNeeds.TOP_P, draws and params.top_p < 1),
+        (SamplingNeeds.MIN_P, draws and params.min_p > 0),
+        (SamplingNeeds.EDITS, has_edits),
+        (SamplingNeeds.PENALTIES, penalties != (1.0, 0.0, 0.0)),
+        (SamplingNeeds.LOGPROBS, params.logprobs is not None),
+    )
+    return SamplingNeeds(sum(need for need, holds in asked if holds))
+
+
+def _signed(seed: int) -> int:
+    """The int64 with the lower 64 bits of `seed`: a base seed plus a request's number may be larger."""
+    return (seed + 2**63) % 2**64 - 2**63

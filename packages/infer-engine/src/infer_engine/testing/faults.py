@@ -1,0 +1,179 @@
+"""Faults on purpose: what goes wrong, where and when. For tests of how an engine fails; an empty plan does nothing.
+
+A plan is handed to the engine (`build_engine(config, faults=plan)`), which puts it around its parts:
+
+    stage        what is around it                   actions
+    schedule     making a pass's schedule            raise, sleep
+    grow         a running request's next blocks     raise, refuse, sleep
+    allocate     memory that was just given          raise (with the memory taken), sleep
+    forward      the model                           raise, sleep
+    sample       choosing tokens                     raise, sleep, nan (the request's logits)
+
+(Texts are the front's: a tokenizer that fails shows what happens there.) Knows stages; knows no tensors.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, cast
+
+from infer_engine.core.engine_core import Scheduler
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import StepRunner
+from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.scheduling import KVCacheManager, Schedule
+
+Stage = Literal["schedule", "grow", "allocate", "forward", "sample"]
+Action = Literal["raise", "refuse", "sleep", "nan"]
+
+
+class InjectedFaultError(RuntimeError):
+    """A fault of a plan."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        stage: where.
+        action: what.
+        step: in this pass only, counted from 0; None in any.
+        request_id: where this request takes part only; None: where any does.
+        block: once this many blocks have been given in all; None: at any time.
+        times: how often; None: always.
+        seconds: how long a `sleep` lasts.
+    """
+
+    stage: Stage
+    action: Action = "raise"
+    step: int | None = None
+    request_id: str | None = None
+    block: int | None = None
+    times: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class FaultPlan:
+    """All that goes wrong in one engine.
+
+    Attributes:
+        faults: what, where and when.
+        sleep: waits for seconds.
+        step: passes scheduled so far.
+        num_blocks: blocks given so far.
+        struck: stages of the faults that have happened, in order.
+    """
+
+    faults: list[Fault] = field(default_factory=list)
+    sleep: Callable[[float], None] = time.sleep
+    step: int = -1
+    num_blocks: int = 0
+    struck: list[Stage] = field(default_factory=list)
+
+    def strike(self, stage: Stage, request_ids: Collection[str] = ()) -> list[Fault]:
+        """Let everything happen that is due; return what the caller has to do itself.
+
+        Raises:
+            InjectedFaultError: a fault that raises is due.
+        """
+        due = [fault for fault in self.faults if self._is_due(fault, stage, request_ids)]
+        for fault in due:
+            if fault.times is not None:
+                fault.times -= 1
+            self.struck.append(stage)
+            if fault.action == "sleep":
+                self.sleep(fault.seconds)
+            if fault.action == "raise":
+                raise InjectedFaultError(f"a fault on purpose: {fault}")
+        return due
+
+    def _is_due(self, fault: Fault, stage: Stage, request_ids: Collection[str]) -> bool:
+        return (
+            fault.stage == stage
+            and fault.times != 0
+            and fault.step in (None, self.step)
+            and (fault.request_id is None or fault.request_id in request_ids)
+            and (fault.block is None or self.num_blocks >= fault.block)
+        )
+
+    def around_runner(self, runner: StepRunner) -> StepRunner:
+        """Return `runner` with the faults of `forward` and `sample`."""
+        return _FaultyRunner(runner, self) if self.faults else runner
+
+    def around_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> KVCacheManager:
+        """Return `tables` with the faults of `grow` and `allocate`."""
+        return cast("KVCacheManager", _FaultyTables(kv_cache_manager, self)) if self.faults else kv_cache_manager
+
+    def around_scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Return `scheduler` with the faults of `schedule`."""
+        return cast("Scheduler", _FaultyScheduler(scheduler, self)) if self.faults else scheduler
+
+
+class _FaultyRunner:
+    def __init__(self, inner: StepRunner, plan: FaultPlan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    def forward(self, schedule: Schedule) -> Any:
+        self._plan.strike("forward", [request.request_id for request, _ in schedule.items])
+        return self._inner.forward(schedule)
+
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+        for fault in self._plan.strike("sample", [request.request_id for request in requests]):
+            logits = deepcopy(logits)  # the runner's own may not be writable here
+            for index, request in enumerate(requests):
+                if fault.action == "nan" and fault.request_id in (None, request.request_id):
+                    logits[index] = float("nan")
+        return self._inner.sample(logits, requests)
+
+    def probe(self) -> None:
+        self._plan.strike("forward")
+        self._inner.probe()
+
+
+class _FaultyTables:
+    """Everything is the inner tables' but memory that is given."""
+
+    def __init__(self, inner: KVCacheManager, plan: FaultPlan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def admit(self, sequence_id: str, num_tokens: int, hit: Any) -> Any:
+        return self._given(sequence_id, self._inner.admit(sequence_id, num_tokens, hit))
+
+    def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> Any:
+        if any(fault.action == "refuse" for fault in self._plan.strike("grow", [sequence_id])):
+            return None
+        return self._given(sequence_id, self._inner.try_extend(sequence_id, num_tokens, first_position=first_position))
+
+    def _given(self, sequence_id: str, edits: Any) -> Any:
+        self._plan.num_blocks += sum(len(edit.block_ids) for edit in edits or ())
+        self._plan.strike("allocate", [sequence_id])
+        return edits
+
+
+class _FaultyScheduler:
+    """Everything is the inner scheduler's but the making of schedules."""
+
+    def __init__(self, inner: Scheduler, plan: FaultPlan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def passes(self) -> Sequence[Callable[[], Schedule]]:
+        return [partial(self._make, make) for make in self._inner.passes]
+
+    def _make(self, make: Callable[[], Schedule]) -> Schedule:
+        self._plan.step += 1
+        self._plan.strike("schedule")
+        return make()

@@ -1,0 +1,269 @@
+"""A replayed step gives the logits that the model gives without it. Knows pools and models; knows no engine."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from infer_cache import KVPool, LayerGroups, PagedCacheView
+from infer_engine.model_runner.cpu_graph import CPUGraph
+from infer_engine.model_runner.input_buffers import ForwardBatch
+from infer_kernels import KVSlots, kv_cache_dtype, plan_attention
+from infer_models import CausalLM, load_model
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 4
+MAX_SEQ_LEN = 32
+COLUMNS = MAX_SEQ_LEN // BLOCK_SIZE + 1  # of a block table: one more than a sequence needs
+NUM_BLOCKS = 1 + 32 * COLUMNS  # enough for 32 sequences beside the one that a recording writes to
+SAVE: dict[str, Callable[..., Any]] = {
+    "llama": save_tiny_llama,
+    "qwen3": save_tiny_qwen3,
+    "gemma3": save_tiny_gemma3,
+    "nanogpt": save_tiny_nanogpt,
+}
+BUILDS = [
+    (family, backend, dtype)
+    for family in SAVE
+    for backend in ("paged", "contiguous")
+    for dtype in (torch.float32, torch.bfloat16)
+    if family == "gemma3" or backend == "paged"  # without windows both backends are one group
+]
+
+
+class Build:
+    """A model and a pool full of random keys and values.
+
+    Attributes:
+        model: with packed weights, where the machine has them.
+        pool: its memory; a window of a contiguous cache has no group of its own.
+    """
+
+    def __init__(self, folder: Path, *, backend: str, dtype: torch.dtype) -> None:
+        self.model: CausalLM = load_model(folder, device=CPU, dtype=dtype)
+        self.model.prepack()
+        config = self.model.config
+        paged = LayerGroups.by_window(config.windows)
+        groups = paged if backend == "paged" else LayerGroups.all_in_one(config.num_layers)
+        self.pool = KVPool(
+            group_of_layer=groups.group_of_layer,
+            num_blocks=[NUM_BLOCKS] * len(groups.windows),
+            kv_heads=config.kv_heads,
+            block_size=BLOCK_SIZE,
+            head_dim=config.head_dim,
+            dtype=kv_cache_dtype(dtype, CPU),
+            device=CPU,
+        )
+        generator = torch.Generator().manual_seed(0)
+        for memory in self.caches():
+            memory.copy_(torch.randn(memory.shape, generator=generator))
+
+    def caches(self) -> list[Tensor]:
+        """Keys and values of all layers, the memory itself."""
+        layers = range(self.pool.num_layers)
+        return [memory(layer) for layer in layers for memory in (self.pool.key_cache, self.pool.value_cache)]
+
+    def step(self, seq_lens: Sequence[int], *, seed: int = 0) -> ForwardBatch:
+        """Return a step of one decode for each of `seq_lens`, over scattered blocks; equal seeds, equal blocks."""
+        generator = torch.Generator().manual_seed(seed)
+        kv_cache_manager = [
+            1 + torch.randperm(NUM_BLOCKS - 1, generator=generator, dtype=torch.int32).view(-1, COLUMNS)
+            for _ in self.pool.num_blocks
+        ]
+        lengths = torch.tensor(seq_lens, dtype=torch.int32)
+        positions = lengths - 1
+        rows = torch.arange(len(seq_lens), dtype=torch.int32)
+        blocks = [table[rows, positions // BLOCK_SIZE] for table in kv_cache_manager]
+        vocab_size = self.model.config.vocab_size
+        return ForwardBatch(
+            input_ids=torch.randint(vocab_size, (len(seq_lens),), generator=generator, dtype=torch.int32),
+            position_ids=positions,
+            slots=tuple(block * BLOCK_SIZE + positions % BLOCK_SIZE for block in blocks),
+            logits_indices=rows,
+            query_start=torch.arange(len(seq_lens) + 1, dtype=torch.int32),
+            seq_lens=lengths,
+            is_prefill=torch.zeros(len(seq_lens), dtype=torch.bool),
+            block_tables=tuple(
+                table[: len(seq_lens), : (max(seq_lens) - 1) // BLOCK_SIZE + 2] for table in kv_cache_manager
+            ),
+            is_decode_only=True,
+        )
+
+    @torch.inference_mode()
+    def eager(self, inputs: ForwardBatch) -> Tensor:
+        """Return the logits of a step that is laid out and called anew."""
+        plans = [
+            plan_attention(
+                query_start=inputs.query_start,
+                seq_lens=inputs.seq_lens,
+                is_prefill=inputs.is_prefill,
+                block_table=table,
+                block_size=BLOCK_SIZE,
+                device=CPU,
+            )
+            for table in inputs.block_tables
+        ]
+        slots = [KVSlots(each, block_size=BLOCK_SIZE) for each in inputs.slots]
+        view = PagedCacheView(self.pool, slots=slots, plans=plans)
+        logits: Tensor = self.model(inputs.input_ids, inputs.position_ids, view, inputs.logits_indices)
+        return logits
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What gives each family's checkpoint."""
+
+    @cache
+    def folder_of(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        SAVE[family](folder)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1]}-{build[2]}")
+def build(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Build:
+    """Every family in both dtypes, over every grouping of its layers."""
+    family, backend, dtype = request.param
+    return Build(folder_of(family), backend=backend, dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def graph(build: Build) -> CPUGraph:
+    """The one recording that all of a build's steps replay."""
+    return CPUGraph(build.model, build.pool)
+
+
+@torch.inference_mode()
+def replay(graph: CPUGraph, inputs: ForwardBatch) -> Tensor:
+    return graph.replay(inputs)
+
+
+def lengths_of(num_seqs: int) -> list[int]:
+    """Lengths on both sides of a block's edge and of Gemma's window of 8 tokens, and of every remainder."""
+    return [(1, 4, 5, 8, 9, 31, 12, 17, 2, 30, 13)[number % 11] for number in range(num_seqs)]
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 3, 7, 21, 32])
+def test_a_replayed_step_of_any_number_of_sequences_gives_the_same_bits(
+    build: Build, graph: CPUGraph, num_seqs: int
+) -> None:
+    inputs = build.step(lengths_of(num_seqs), seed=num_seqs)
+    logits = replay(graph, inputs)
+    assert logits.shape == (num_seqs, build.model.config.vocab_size)
+    assert logits.equal(build.eager(inputs))
+
+
+def test_sequences_that_grow_over_blocks_edges_get_the_same_bits_in_every_step(build: Build, graph: CPUGraph) -> None:
+    for grown in range(14):
+        inputs = build.step([1 + grown, 11 + grown, 18 + grown])
+        assert replay(graph, inputs).equal(build.eager(inputs)), f"after {grown} tokens"
+
+
+def test_what_one_step_laid_out_is_not_taken_for_the_next_ones(build: Build, graph: CPUGraph) -> None:
+    steps = [
+        build.step([9, 30, 2]),
+        build.step([9, 30, 2], seed=1),  # as long, in other blocks
+        build.step([30, 2, 9], seed=1),  # the same numbers of blocks, in another order
+        build.step([9, 30], seed=1),
+        build.step([12, 32, 4], seed=1),
+    ]
+    for number in (0, 1, 2, 3, 4, 0, 0, 3, 1):
+        assert replay(graph, steps[number]).equal(build.eager(steps[number]))
+
+
+def test_a_replayed_step_stores_what_the_model_stores(build: Build, graph: CPUGraph) -> None:
+    inputs = build.step(lengths_of(7), seed=70)
+    before = [memory.clone() for memory in build.caches()]
+    build.eager(inputs)
+    stored = [memory.clone() for memory in build.caches()]
+    for memory, old in zip(build.caches(), before, strict=True):
+        memory.copy_(old)
+    replay(graph, inputs)
+    assert all(memory.equal(expected) for memory, expected in zip(build.caches(), stored, strict=True))
+    assert not any(memory.equal(old) for memory, old in zip(build.caches(), before, strict=True))
+
+
+def test_a_result_stays_as_it_is_when_the_next_step_is_replayed(build: Build, graph: CPUGraph) -> None:
+    first = replay(graph, build.step([3, 9]))
+    kept = first.clone()
+    replay(graph, build.step([4, 10], seed=1))
+    assert first.equal(kept)
+
+
+def test_a_recording_writes_to_no_block_but_the_first(build: Build) -> None:
+    for memory in build.caches():
+        memory.neg_()  # an earlier recording of this pool wrote what this one writes
+    before = [memory.clone() for memory in build.caches()]
+    CPUGraph(build.model, build.pool)
+    assert all(memory[1:].equal(old[1:]) for memory, old in zip(build.caches(), before, strict=True))
+
+
+def test_a_recording_leaves_the_models_parameters_in_their_places(build: Build) -> None:
+    before = dict(build.model.named_parameters())
+    replay(CPUGraph(build.model, build.pool), build.step([3, 9]))
+    after = dict(build.model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is parameter for name, parameter in before.items())
+    assert all(isinstance(parameter, nn.Parameter) for parameter in after.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_recording_that_fails_leaves_the_models_parameters_in_their_places(
+    folder_of: Callable[[str], Path], dtype: torch.dtype
+) -> None:
+    model = Build(folder_of("llama"), backend="paged", dtype=dtype).model
+    before = dict(model.named_parameters())
+    other = Build(folder_of("nanogpt"), backend="paged", dtype=dtype)
+    with pytest.raises(ValueError, match="head_dim as of `k_cache`"):
+        CPUGraph(model, other.pool)
+    after = dict(model.named_parameters())
+    assert all(after[name] is parameter for name, parameter in before.items())
+
+
+def test_two_recordings_of_one_model_each_know_their_own_pool(folder_of: Callable[[str], Path]) -> None:
+    one, two = (Build(folder_of("llama"), backend="paged", dtype=torch.bfloat16) for _ in range(2))
+    two.model = one.model
+    for memory in two.caches():
+        memory.neg_()
+    inputs = one.step([9, 30, 2])
+    for owner in (one, two, one):
+        assert replay(CPUGraph(owner.model, owner.pool), inputs).equal(owner.eager(inputs))
+    assert not one.eager(inputs).equal(two.eager(inputs))
+
+
+@pytest.fixture
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without bf16 instructions."""
+    from infer_kernels.linear import _packs_bf16  # noqa: PLC0415 - its answer is remembered: asked anew here
+
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    _packs_bf16.cache_clear()
+    yield
+    _packs_bf16.cache_clear()
+
+
+@pytest.mark.parametrize("family", SAVE)
+def test_a_machine_without_bf16_instructions_replays_a_step_over_plain_weights(
+    folder_of: Callable[[str], Path], family: str, request: pytest.FixtureRequest
+) -> None:
+    by_default = Build(folder_of(family), backend="paged", dtype=torch.bfloat16)
+    request.getfixturevalue("plain_weights")
+    plain = Build(folder_of(family), backend="paged", dtype=torch.bfloat16)
+    assert not any(parameter.is_mkldnn for parameter in plain.model.parameters())
+    inputs = plain.step(lengths_of(7), seed=7)
+    logits = replay(CPUGraph(plain.model, plain.pool), inputs)
+    assert logits.equal(plain.eager(inputs))
+    expected = replay(CPUGraph(by_default.model, by_default.pool), inputs)
+    torch.testing.assert_close(logits, expected, atol=0.06, rtol=0.06)
+    best = expected.float().topk(2).values
+    is_no_tie = best[:, 0] - best[:, 1] > 0.25
+    assert is_no_tie.any()
+    assert logits.argmax(-1)[is_no_tie].equal(expected.argmax(-1)[is_no_tie])

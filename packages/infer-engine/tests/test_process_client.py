@@ -1,0 +1,271 @@
+"""The core in a process of its own: the same tokens, and the right end whoever dies, is killed, stopped or refused."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infer_engine import build_engine
+from infer_engine.protocol import (
+    CheckpointUnusableError,
+    Engine,
+    EngineConfig,
+    EngineStatus,
+    EngineUnavailableError,
+    GenerateRequest,
+    InvalidRequestError,
+    SamplingParams,
+)
+from infer_engine.testing.cores import read, tokens_of
+from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+
+LONG = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A servable tiny Llama."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_tiny_llama(folder)
+    save_tiny_tokenizer(folder)
+    return folder
+
+
+def config_of(folder: Path, *, step_timeout_s: float = 60.0, max_seq_len: int | None = 128) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        seed=1,
+        max_seq_len=max_seq_len,
+        kv_cache_memory="8MiB",
+        step_timeout_s=step_timeout_s,
+    )
+
+
+@asynccontextmanager
+async def running(config: EngineConfig) -> AsyncIterator[tuple[Engine, psutil.Process]]:
+    """An engine and its core's process."""
+    before = set(psutil.Process().children())
+    engine = build_engine(config, engine_process=True)
+    [core] = set(psutil.Process().children()) - before
+    try:
+        yield engine, core
+    finally:
+        await engine.close()
+
+
+def requests(*params: SamplingParams) -> list[GenerateRequest]:
+    return [GenerateRequest(prompt=[3 + i, 7, 5], params=each) for i, each in enumerate(params)]
+
+
+async def test_a_process_gives_the_same_tokens_as_a_thread(folder: Path) -> None:
+    asked = requests(
+        SamplingParams(max_tokens=20, temperature=0, logprobs=2),
+        SamplingParams(max_tokens=20, seed=5, n=2, logit_bias={9: 3.0}, frequency_penalty=0.5),
+        SamplingParams(max_tokens=20, top_p=0.9, top_k=20, stop=("zz",), stop_token_ids=(4,)),
+    )
+    made = []
+    for engine_process in (False, True):
+        engine = build_engine(config_of(folder), engine_process=engine_process)
+        made.append([await read(stream) for stream in await engine.submit(asked)])
+        await engine.close()
+    assert [tokens_of(outputs) for outputs in made[0]] == [tokens_of(outputs) for outputs in made[1]]
+    listed = [[[i for i, _ in each.top] for o in outputs[0] for each in o.logprobs or ()] for outputs in made]
+    assert listed[0] == listed[1]
+    assert len(listed[0]) == 20
+    assert len(made[0]) == 4
+
+
+async def test_a_request_that_no_message_can_carry_is_refused_and_leaves_the_others_alone(folder: Path) -> None:
+    unsendable = SamplingParams(max_tokens=2, stop=("\ud800",))
+    async with running(config_of(folder)) as (engine, _):
+        [other] = await engine.submit(requests(LONG))
+        with pytest.raises(InvalidRequestError, match="cannot be sent to the engine's process"):
+            await engine.submit(requests(LONG, unsendable))
+        assert [sequence.request_id for sequence in (await engine.inspect()).sequences] == [other.request_id]
+        assert len(tokens_of(await read(other))) == 100
+
+
+async def test_whole_numbers_of_any_size_reach_the_process(folder: Path) -> None:
+    async with running(config_of(folder)) as (engine, _):
+        [stream] = await engine.submit(requests(SamplingParams(max_tokens=2, top_k=2**70, ignore_eos=True)))
+        assert len(tokens_of(await read(stream))) == 2
+
+
+async def test_modules_in_the_working_directory_are_not_the_engines(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('not the standard library')")
+    monkeypatch.chdir(tmp_path)
+    async with running(config_of(folder)) as (engine, _):
+        assert engine.status is EngineStatus.READY
+
+
+async def test_a_killed_core_ends_every_stream_at_once_and_the_engine_is_dead(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(config_of(folder)) as (engine, core):
+        streams = await engine.submit(requests(LONG, LONG, LONG))
+        await anext(aiter(streams[0]))
+        began_s = time.monotonic()
+        core.kill()
+        for stream in streams:
+            last = (await read(stream))[-1]
+            assert last.error is not None
+            assert last.error.code == "engine_dead"
+        assert time.monotonic() - began_s < 2
+        assert engine.status is EngineStatus.DEAD
+        with pytest.raises(EngineUnavailableError, match="dead"):
+            await engine.submit(requests(LONG))
+        with pytest.raises(EngineUnavailableError, match="dead"):
+            await engine.inspect()
+    assert "ended with exit code -9" in caplog.text
+
+
+async def test_a_core_killed_while_nobody_waits_is_noticed_too(folder: Path) -> None:
+    async with running(config_of(folder)) as (engine, core):
+        core.kill()
+        async with asyncio.timeout(10):
+            while engine.status is not EngineStatus.DEAD:  # noqa: ASYNC110 - the engine tells a status, no events
+                await asyncio.sleep(0.01)
+
+
+async def test_a_stopped_core_is_stuck(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(config_of(folder, step_timeout_s=0.5)) as (engine, core):
+        [stream] = await engine.submit(requests(LONG))
+        core.suspend()
+        last = (await read(stream))[-1]
+        assert last.error is not None
+        assert last.error.code == "engine_stuck"
+        assert engine.status is EngineStatus.DEAD
+        core.resume()
+    assert f"process, {core.pid}, is silent" in caplog.text
+
+
+async def test_a_suspended_core_holds_up_no_event_loop_and_loses_nothing(folder: Path) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    async with running(config_of(folder)) as (engine, core):
+        core.suspend()
+        prompts = [GenerateRequest(prompt=[5] * 120, params=params) for _ in range(500)]
+        async with asyncio.timeout(10):  # more than the socket holds
+            streams = await engine.submit(prompts)
+        core.resume()
+        assert [len(tokens_of(await read(stream))) for stream in streams] == [2] * 500
+
+
+async def test_signals_that_end_a_server_leave_its_core_to_the_server(folder: Path) -> None:
+    async with running(config_of(folder)) as (engine, core):
+        [stream] = await engine.submit(requests(LONG))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            core.send_signal(number)
+        assert len(tokens_of(await read(stream))) == 100
+
+
+async def test_closing_ends_the_process_and_leaves_no_file_open(folder: Path) -> None:
+    num_files = psutil.Process().num_fds()
+    async with running(config_of(folder)) as (engine, core):
+        [stream] = await engine.submit(requests(LONG))
+    assert psutil.Process().num_fds() == num_files
+    assert engine.status is EngineStatus.STOPPED
+    assert not core.is_running()
+    assert (await read(stream))[-1].finished
+
+
+async def test_a_snapshot_comes_from_the_process(folder: Path) -> None:
+    async with running(config_of(folder)) as (engine, _):
+        idle = await engine.inspect()
+        streams = await engine.submit(requests(LONG, LONG))
+        await anext(aiter(streams[1]))
+        both = await asyncio.gather(engine.inspect(), engine.inspect())
+    assert (idle.sequences, set(idle.holders)) == ([], {0})
+    assert both[0] == both[1]
+    assert [sequence.state for sequence in both[0].sequences] == ["decode", "decode"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")
+async def test_an_idle_process_holds_few_pages_of_the_libraries_that_it_loaded(folder: Path) -> None:
+    async with running(config_of(folder)) as (_, core):
+        assert core.memory_info().shared < bytes_of_files_while_loading() / 2
+
+
+def bytes_of_files_while_loading() -> int:
+    """What a process of its own holds of files once it has imported what a core consists of."""
+    load = "import psutil, infer_engine.factory; print(psutil.Process().memory_info().shared)"
+    return int(subprocess.run([sys.executable, "-c", load], capture_output=True, check=True).stdout)
+
+
+async def test_a_core_that_is_told_to_halt_ends_without_the_interpreters_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # That would read back the libraries that it has let go of, and take longer than `close` waits where disks are slow.
+    orderly = tmp_path / "orderly"
+    (tmp_path / "sitecustomize.py").write_text(f"import atexit\natexit.register(open, {str(orderly)!r}, 'w')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    await (await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", "")).wait()
+    assert orderly.exists()
+    orderly.unlink()
+    async with running(config_of(folder)) as (_, core):
+        pass
+    assert not core.is_running()
+    assert not orderly.exists()
+
+
+def test_what_the_core_logs_is_in_the_fronts_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def build_and_close() -> None:
+        async with running(EngineConfig(model=str(folder), num_kv_blocks=1, block_size=16)):
+            pass
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(build_and_close())
+    assert [(r.name, r.levelname) for r in caplog.records] == [("infer_engine.sizing", "WARNING")]
+    assert "max_seq_len is cut" in caplog.text
+
+
+def test_a_configuration_that_asks_too_much_is_refused_in_the_same_words(folder: Path) -> None:
+    refusals = []
+    for engine_process in (False, True):
+        with pytest.raises(ValueError, match="`max_seq_len` is 100000") as refusal:
+            build_engine(config_of(folder, max_seq_len=100_000), engine_process=engine_process)
+        refusals.append(str(refusal.value))
+    assert refusals[0] == refusals[1]
+    assert psutil.Process().children() == []
+
+
+def test_an_unusable_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(CheckpointUnusableError, match=r"model\.safetensors"):
+        build_engine(config_of(tmp_path), engine_process=True)
+    assert psutil.Process().children() == []
+
+
+_FRONT = """
+import asyncio, sys
+from infer_engine import EngineConfig, build_engine
+engine = build_engine(EngineConfig(model=sys.argv[1], kv_cache_memory="8MiB"), engine_process=True)
+print("torch" in sys.modules, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_front_ends_its_core_and_never_had_torch(folder: Path) -> None:
+    front = subprocess.Popen(
+        [sys.executable, "-c", _FRONT, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with front:
+        assert front.stdout is not None
+        assert front.stdout.readline() == "False\n"
+        [core] = psutil.Process(front.pid).children()
+        os.kill(front.pid, signal.SIGKILL)
+        core.wait(timeout=10)
+    assert not core.is_running()
