@@ -12,6 +12,9 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = ("kernels", "models", "cache", "engine", "server")
 PYTEST = ("python", "-m", "pytest", "--durations=5")
+# Workers by processor, each with one thread for computing.
+IN_PARALLEL = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def sync(session: nox.Session, *selection: str) -> None:
@@ -35,13 +38,30 @@ def sync_package(session: nox.Session, package: str) -> None:
 @nox.session
 @nox.parametrize("package", [nox.param(name, id=name) for name in (*PACKAGES, "cross")])
 def tests(session: nox.Session, package: str) -> None:
-    """Each package alone with only its declared dependencies, then the facts across packages."""
+    """Each package alone with only its declared dependencies, then the facts across packages; within ten minutes."""
     if package == "cross":
         sync(session, "--group", "test")
-        session.run(*PYTEST, "tests", *session.posargs)
-        return
-    sync_package(session, package)
-    session.run(*PYTEST, f"packages/infer-{package}/tests", *session.posargs)
+        folder = "tests"
+    else:
+        sync_package(session, package)
+        folder = f"packages/infer-{package}/tests"
+    session.run(*PYTEST, *IN_PARALLEL, "-m", "not full", folder, *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def tests_full(session: nox.Session) -> None:
+    """What `tests` leaves out: whole grids of cases, long runs, and eight times the examples for every property."""
+    sync(session, "--group", "test")
+    session.run(
+        *PYTEST,
+        *IN_PARALLEL,
+        "-m",
+        "full or hypothesis",
+        "packages",
+        "tests",
+        *session.posargs,
+        env=ONE_THREAD | {"HYPOTHESIS_PROFILE": "full"},
+    )
 
 
 @nox.session
@@ -61,7 +81,7 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def tests_long(session: nox.Session) -> None:
-    """The same tests, with thirty times the examples for every property."""
+    """All tests, with a hundred times the examples for every property."""
     sync(session, "--group", "test")
     session.run(*PYTEST, "--timeout=3600", *session.posargs, env={"HYPOTHESIS_PROFILE": "long"})
 

@@ -21,7 +21,7 @@ async def complete(client: httpx.AsyncClient, prompt: str) -> httpx.Response:
 
 async def answers(folder: Path, *faults: Fault) -> list[httpx.Response]:
     """Return the answers to `PROMPTS`, sent together, and check that the engine serves on."""
-    engine = build_engine(EngineConfig(model=str(folder), dtype="float32"), faults=FaultPlan(list(faults)))
+    engine = build_engine(EngineConfig(model=str(folder), dtype="float32"), wrap_parts=FaultPlan(list(faults)).wrap_parts)
     async with running_server(engine) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         replies = await asyncio.gather(*(complete(client, prompt) for prompt in PROMPTS))
         assert (await client.get("/health")).status_code == 200
@@ -46,7 +46,7 @@ async def test_a_step_that_fails_by_one_request_is_one_clients_error(folder: Pat
 
 async def test_an_engine_that_cannot_go_on_tells_its_clients_and_health(folder: Path) -> None:
     plan = FaultPlan([Fault(stage="forward")])
-    engine = build_engine(EngineConfig(model=str(folder), dtype="float32"), faults=plan)
+    engine = build_engine(EngineConfig(model=str(folder), dtype="float32"), wrap_parts=plan.wrap_parts)
     async with running_server(engine) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         replies = await asyncio.gather(*(complete(client, prompt) for prompt in PROMPTS))
         assert {reply.json()["error"]["code"] for reply in replies} <= {"engine_dead", "engine_unavailable"}

@@ -18,7 +18,7 @@ LIGHT = [
     "infer_cache",
     "infer_engine",
     "infer_engine.frontend.async_engine",
-    "infer_engine.building",
+    "infer_engine.build",
     "infer_engine.ipc.worker",
     "infer_engine.protocol",
     "infer_engine.scheduling",

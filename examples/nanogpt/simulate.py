@@ -13,18 +13,17 @@ it is taken after the step, when whoever completed has given back its memory.)
 
 import argparse
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infer_engine import EngineConfig, SamplingParams
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import ComputedPass, StepRunner
-from infer_engine.factory import build_core
+from infer_engine.build import CoreParts, build_core
 from infer_engine.ipc.messages import Submit
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
-from infer_engine.testing.faults import FaultPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,18 +102,18 @@ class Simulation:
 
 
 @dataclass(slots=True)
-class PassNotes(FaultPlan):
-    """A plan without faults, which is where the engine lets others around its runner.
+class PassNotes:
+    """What each forward pass computed, in the order of the passes.
 
     Attributes:
-        passes: what each forward pass computed that was not collected yet.
+        passes: those that were not collected yet.
     """
 
     passes: list[tuple[Share, ...]] = field(default_factory=list)
 
-    def around_runner(self, runner: StepRunner) -> StepRunner:
-        """Return `runner` with its passes noted."""
-        return _NotingRunner(runner, self.passes)
+    def wrap_parts(self, parts: CoreParts) -> CoreParts:
+        """Return `parts` with a runner that notes its passes."""
+        return replace(parts, runner=_NotingRunner(parts.runner, self.passes))
 
     def collect(self) -> tuple[tuple[Share, ...], ...]:
         """Return the passes since the last call."""
@@ -153,7 +152,7 @@ def simulate(folder: Path, arrivals: Sequence[Arrival] = ARRIVALS, *, seed: int 
     """Run `arrivals` through an engine over the checkpoint in `folder`, from the first step to the last."""
     notes = PassNotes()
     config = EngineConfig(model=str(folder), scheduler_policy="prefill_first", max_batch_size=4)
-    parts = build_core(config, faults=notes)
+    parts = build_core(config, wrap_parts=notes.wrap_parts)
     submitted = {
         arrival.name: Submit(
             request_id=arrival.name,

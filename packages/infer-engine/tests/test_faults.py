@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from infer_engine.build import CoreParts
 from infer_engine.core.step_executor import EngineFailedError
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
@@ -173,16 +174,19 @@ def test_a_plan_strikes_only_where_when_and_as_often_as_it_says() -> None:
     assert plan.struck == ["forward"]
 
 
-def test_an_empty_plan_is_around_nothing() -> None:
-    served, plan = engine(), FaultPlan()
-    assert plan.around_runner(served.runner) is served.runner
-    assert plan.around_kv_cache_manager(served.kv_cache_manager) is served.kv_cache_manager
-    assert plan.around_scheduler(served.scheduler) is served.scheduler
+def test_an_empty_plan_wraps_nothing() -> None:
+    served = engine()
+    parts = CoreParts(
+        runner=served.runner,
+        kv_cache_manager=served.kv_cache_manager,
+        build_scheduler=lambda _: pytest.fail("nothing asks for a scheduler"),
+    )
+    assert FaultPlan().wrap_parts(parts) is parts
 
 
 def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
     failing = engine(Fault(stage="schedule", times=1))
-    failing.paged_manager.groups[0].blocks.allocate(3, owner="nobody")
+    failing.paged_manager.groups[0].block_pool.allocate(3)
     failing.submit("a", [1, 2, 3], max_tokens=2)
     failing.core.step()
     assert failing.paged_manager.audit() == []

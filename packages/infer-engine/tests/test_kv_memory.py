@@ -70,7 +70,7 @@ def peak_blocks(engine: ModelEngine, prompts: list[list[int]]) -> tuple[dict[int
         for output in engine.step().outputs:
             tokens[int(output.request_id)] += output.token_ids
         for group in engine.paged_manager.groups:
-            held = group.blocks.num_blocks - group.blocks.num_free
+            held = group.block_pool.num_blocks - group.block_pool.num_free
             peaks[group.window] = max(peaks[group.window], held)
     return peaks, tokens
 
@@ -103,5 +103,5 @@ def test_an_answer_longer_than_the_window_gives_back_as_it_grows(folder: Path) -
     groups = {group.window: group for group in engine.paged_manager.groups}
     for _ in range(290):
         engine.step()
-    assert len(groups[None]["long answer"].blocks) == -(-299 // 8)
-    assert len(groups[64]["long answer"].blocks) <= 64 // 8 + 1
+    assert len(groups[None]["long answer"].block_ids) == -(-299 // 8)
+    assert len(groups[64]["long answer"].block_ids) <= 64 // 8 + 1

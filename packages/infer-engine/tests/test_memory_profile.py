@@ -9,7 +9,6 @@ import torch
 
 from infer_engine.model_runner.memory_profile import run_largest_step
 from infer_engine.sampling.prompt_logprobs import ROWS_AT_ONCE
-from infer_engine.sizing import StepSizes
 from infer_models import load_model
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
@@ -21,7 +20,7 @@ def test_largest_step_passes_through_every_layer(save: Callable[..., Any], tmp_p
     model = load_model(tmp_path, device=cpu, dtype=torch.float32)
     rows: list[int] = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: rows.append(logits.shape[0]))
-    run_largest_step(model, StepSizes(max_batch_size=3, max_num_batched_tokens=8, max_tokens=9), cpu)
+    run_largest_step(model, max_tokens=9, max_batch_size=3, device=cpu)
     assert rows == [9, 3]  # what measures prompts, and what chooses tokens
 
 
@@ -31,5 +30,5 @@ def test_largest_step_measures_every_row_of_a_prompt_a_few_at_a_time(tmp_path: P
     model = load_model(tmp_path, device=cpu, dtype=torch.float32)
     rows: list[int] = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: rows.append(logits.shape[0]))
-    run_largest_step(model, StepSizes(max_batch_size=2, max_num_batched_tokens=300, max_tokens=302), cpu)
+    run_largest_step(model, max_tokens=302, max_batch_size=2, device=cpu)
     assert rows == [ROWS_AT_ONCE, 302 - ROWS_AT_ONCE, 2]

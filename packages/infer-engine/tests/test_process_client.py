@@ -199,7 +199,7 @@ async def test_an_idle_process_holds_few_pages_of_the_libraries_that_it_loaded(f
 
 def bytes_of_files_while_loading() -> int:
     """What a process of its own holds of files once it has imported what a core consists of."""
-    load = "import psutil, infer_engine.factory; print(psutil.Process().memory_info().shared)"
+    load = "import psutil, infer_engine.model_runner.loading; print(psutil.Process().memory_info().shared)"
     return int(subprocess.run([sys.executable, "-c", load], capture_output=True, check=True).stdout)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from infer_cache import max_blocks_in_window
 from infer_engine import EngineConfig
 from infer_engine.sizing import (
-    KVGroupShape,
     KVMemory,
     KVSizes,
     choose_block_size,
@@ -23,14 +22,23 @@ from infer_engine.sizing import (
 )
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-FULL = [KVGroupShape(window=None, bytes_per_block=1000)]
+
+
+class Group(NamedTuple):
+    """A group of layers: its sliding window, and the bytes of one block in all its layers."""
+
+    window: int | None
+    bytes_per_block: int
+
+
+FULL = [Group(None, 1000)]
 # With blocks of 10 tokens a sequence of 1000 holds 11 blocks (the 40 + 60 tokens in reach, however they lie) and 100.
-MIXED = [KVGroupShape(window=41, bytes_per_block=500), KVGroupShape(window=None, bytes_per_block=100)]
+MIXED = [Group(41, 500), Group(None, 100)]
 
 
 def sized(
     *,
-    groups: Sequence[KVGroupShape] = FULL,
+    groups: Sequence[Group] = FULL,
     model_max_seq_len: int = 1000,
     max_chunk: int | None = 60,
     share: int = 10**9,
@@ -43,7 +51,8 @@ def sized(
         model_max_seq_len=model_max_seq_len,
         max_batch_size=size_step(config, device=CPU, model_max_seq_len=model_max_seq_len).max_batch_size,
         block_size=choose_block_size(config, head_dim=64),
-        groups=groups,
+        windows=[group.window for group in groups],
+        bytes_per_block=[group.bytes_per_block for group in groups],
         max_chunk=max_chunk,
         memory=KVMemory(share=share, free=free),
     )
@@ -99,7 +108,7 @@ def test_prompts_computed_whole_keep_every_block_of_a_window() -> None:
 def test_num_gpu_blocks_counts_the_group_that_holds_whole_sequences() -> None:
     assert sized(groups=MIXED, block_size=10, num_kv_blocks=250) == sizes(28, 250, max_seq_len=1000)
     assert sized(groups=MIXED, block_size=10, num_kv_blocks=40) == sizes(11, 40, max_seq_len=400)
-    windows = [KVGroupShape(window=window, bytes_per_block=1) for window in (11, 41)]
+    windows = [Group(window, 1) for window in (11, 41)]
     assert sized(groups=windows, block_size=10, num_kv_blocks=22) == sizes(16, 22, max_seq_len=1000)
     assert sized(groups=windows, block_size=10, num_kv_blocks=10) == sizes(8, 10, max_seq_len=100)
 
@@ -157,12 +166,12 @@ def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits() 
 def test_sliding_windows_make_long_sequences_of_gemma_3_at_least_4_times_smaller() -> None:
     num_tokens, layer = 32_768, 32 * 2 * 256 * 2
     split = [
-        KVGroupShape(window=512, bytes_per_block=22 * layer),
-        KVGroupShape(window=None, bytes_per_block=4 * layer),
+        Group(512, 22 * layer),
+        Group(None, 4 * layer),
     ]
-    one = [KVGroupShape(window=None, bytes_per_block=26 * layer)]
+    one = [Group(None, 26 * layer)]
 
-    def bytes_per_sequence(groups: list[KVGroupShape]) -> int:
+    def bytes_per_sequence(groups: list[Group]) -> int:
         values = {"block_size": 32, "max_batch_size": 1, "max_seq_len": num_tokens}
         counts = sized(groups=groups, model_max_seq_len=num_tokens, max_chunk=512, free=10**12, share=10**12, **values)
         return sum(count * group.bytes_per_block for count, group in zip(counts.num_blocks, groups, strict=True))
@@ -172,8 +181,8 @@ def test_sliding_windows_make_long_sequences_of_gemma_3_at_least_4_times_smaller
 
 shapes = st.lists(st.integers(1, 300), max_size=3, unique=True).flatmap(
     lambda windows: st.tuples(
-        *(st.builds(KVGroupShape, window=st.just(window), bytes_per_block=st.integers(1, 5000)) for window in windows),
-        st.builds(KVGroupShape, window=st.sampled_from([None, 1000]), bytes_per_block=st.integers(1, 5000)),
+        *(st.builds(Group, window=st.just(window), bytes_per_block=st.integers(1, 5000)) for window in windows),
+        st.builds(Group, window=st.sampled_from([None, 1000]), bytes_per_block=st.integers(1, 5000)),
     )
 )
 
@@ -188,7 +197,7 @@ shapes = st.lists(st.integers(1, 300), max_size=3, unique=True).flatmap(
     more=st.integers(0, 100_000),
 )
 def test_memory_is_kept_to_one_longest_sequence_fits_and_more_memory_never_holds_less(
-    groups: tuple[KVGroupShape, ...],
+    groups: tuple[Group, ...],
     block_size: int,
     max_chunk: int | None,
     max_batch_size: int,
@@ -247,16 +256,15 @@ def test_a_step_is_sized_by_the_device_and_by_what_a_request_takes() -> None:
 @pytest.mark.parametrize("values", [{"use_chunked_prefill": False}, {"batching_mode": "static"}])
 def test_prompts_computed_whole_need_buffers_for_the_longest(values: dict[str, Any]) -> None:
     whole = size_step(EngineConfig(max_batch_size=4, **values), device=CPU, model_max_seq_len=9000)
-    assert (whole.max_tokens, whole.max_num_batched_tokens, whole.max_chunk) == (9004, 2048, None)
-    short = size_step(EngineConfig(max_batch_size=4, max_seq_len=5000, **values), device=CPU, model_max_seq_len=9000)
-    assert short.max_tokens == 5004
+    assert (whole.max_num_batched_tokens, whole.prefill_chunk_size) == (2048, None)
+    assert whole.max_step_tokens(9000) == 9004
 
 
 def test_a_chunk_is_cut_to_what_a_step_computes() -> None:
     chunked = size_step(EngineConfig(max_batch_size=4), device=CPU, model_max_seq_len=9000)
-    assert (chunked.max_tokens, chunked.max_chunk) == (2052, 512)
+    assert (chunked.max_step_tokens(9000), chunked.prefill_chunk_size) == (2052, 512)
     small = size_step(EngineConfig(max_num_batched_tokens=64), device=CPU, model_max_seq_len=9000)
-    assert (small.max_tokens, small.max_chunk) == (64 + 32, 64)
+    assert (small.max_step_tokens(9000), small.prefill_chunk_size) == (64 + 32, 64)
 
 
 def test_wide_heads_get_smaller_blocks() -> None:

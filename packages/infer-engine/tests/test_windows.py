@@ -25,8 +25,8 @@ def engine(*, windows: dict[int, int], num_blocks: int = 200, block_size: int = 
 
 def held(served: FormulaEngine, group: int) -> int:
     """Return how many blocks of a group are held."""
-    blocks = served.paged_manager.groups[group].blocks
-    return blocks.num_blocks - blocks.num_free
+    block_pool = served.paged_manager.groups[group].block_pool
+    return block_pool.num_blocks - block_pool.num_free
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 16])

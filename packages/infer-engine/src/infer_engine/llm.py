@@ -1,10 +1,11 @@
-"""`LLM`: the engine as a library, in this thread: prompts in, completions out. Knows no event loop and no HTTP."""
+"""`LLM`: the engine as a library, in the caller's thread: prompts in, completions out."""
 
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from infer_engine.factory import build_parts
+from infer_engine.build import build_core, build_input_processor
 from infer_engine.frontend.completion import Completion, CompletionBuilder, Prompt
 from infer_engine.frontend.input_processor import ProcessedInput
 from infer_engine.frontend.progress import Progress
@@ -23,18 +24,26 @@ from infer_engine.protocol import (
 class LLM:
     """A model that generates, batched, in the caller's thread. Not safe to share between threads."""
 
-    def __init__(self, model: str | None = None, **config: Any) -> None:
-        """Load `model` (a folder, a Hub id, or the bundled demo model); `config` are the fields of `EngineConfig`.
+    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **fields: Any) -> None:
+        """Load a model.
+
+        Args:
+            model: a folder, a Hub id, or None: what `config` says, else the bundled demo model.
+            config: what to run and how; by default `EngineConfig()`.
+            **fields: fields of `EngineConfig` that replace those of `config`.
 
         Raises:
-            CheckpointUnusableError: the checkpoint is missing, damaged or of no known kind.
-            ValueError: the configuration asks for what is not there.
+            CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
+            ValueError: the configuration asks for more than the model, the device or the memory has.
         """
-        parts = build_parts(EngineConfig(model=model, **config))
-        self._core = parts.core
-        self._engine = SyncEngine(parts.core)
-        self._input_processor = parts.input_processor
-        self.info = parts.info
+        if model is not None:
+            fields["model"] = model
+        config = replace(config or EngineConfig(), **fields)
+        built = build_core(config)
+        self._core = built.core
+        self._engine = SyncEngine(built.core)
+        self._input_processor = build_input_processor(built.tokenizer, config, built.info)
+        self.info = built.info
 
     @property
     def stats(self) -> EngineStats:
@@ -117,7 +126,7 @@ class LLM:
     ) -> Generator[StepOutput, None, None]:
         """Yield a prompt's outputs as steps make them; steps are computed while the caller waits for the next one.
 
-        Several streams may be read in turns, and `generate` called meanwhile: whoever waits computes for all of them.
+        Several streams may be read in turns, and `generate` called meanwhile: each step computes for all of them.
         Closing the iterator before its end aborts the request.
 
         Raises:

@@ -1,10 +1,10 @@
-"""From a configuration, a model and a device to numbers: KV blocks, longest sequence, batch. Allocates nothing.
+"""Derives sizes from a configuration, a model and a device: KV blocks, longest sequence, batch. Allocates nothing.
 
-The order of derivation is memory, then tokens, then `max_seq_len`. Layers of equal window form a group with blocks of
-its own, and the memory is split by what each group needs for a sequence of the longest length:
+The order of derivation is memory, then tokens, then `max_seq_len`. Layers of equal sliding window form a group with
+blocks of its own, and the memory is split by what each group needs for a sequence of the longest length:
 
 paged         group without a window  [....................]  blocks for every token
-              group with one          [.....]                 blocks in reach of the window and of one chunk
+              group with a window     [.....]                 blocks for the window and one chunk
 contiguous    one group               [....................]  blocks for every token, once per slot
 """
 
@@ -18,27 +18,11 @@ import torch
 
 from infer_cache import max_blocks_in_window
 from infer_engine.protocol import EngineConfig
+from infer_engine.scheduling import SchedulerLimits
 
 logger = logging.getLogger(__name__)
 
 CPU_MEMORY_SHARE = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSizes:
-    """The most that one step computes.
-
-    Attributes:
-        max_batch_size: requests.
-        max_num_batched_tokens: tokens that the scheduler plans for.
-        max_tokens: tokens that buffers must hold: a prompt that is computed whole may exceed the plan.
-        max_chunk: tokens of one prompt; None computes every prompt whole.
-    """
-
-    max_batch_size: int
-    max_num_batched_tokens: int
-    max_tokens: int
-    max_chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +36,6 @@ class KVMemory:
 
     share: int
     free: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVGroupShape:
-    """Layers of equal sliding window, which share block tables.
-
-    Attributes:
-        window: tokens that a token attends to, itself included; None for all before it.
-        bytes_per_block: keys and values of one block, in all layers of the group.
-    """
-
-    window: int | None
-    bytes_per_block: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +72,11 @@ def choose_block_size(config: EngineConfig, *, head_dim: int) -> int:
     return configured or (32 if head_dim >= 256 else 64)
 
 
-def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: int) -> StepSizes:
-    """Return the most that a step computes, as configured or as the device likes it.
+def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: int) -> SchedulerLimits:
+    """Return the most that a step computes, as configured or by default for `device`.
 
     Raises:
-        ValueError: `max_seq_len` exceeds what the model knows.
+        ValueError: `max_seq_len` exceeds the model's positions.
     """
     if config.max_seq_len is not None and config.max_seq_len > model_max_seq_len:
         raise ValueError(
@@ -114,15 +85,13 @@ def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: 
         )
     on_gpu = device.type == "cuda"
     few = config.resolved_kv_cache_backend == "contiguous"  # each request takes the memory of the longest
-    max_batch_size = config.max_batch_size or (8 if few else 256 if on_gpu else 32)
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
-    max_chunk = min(config.prefill_chunk_size, max_num_batched_tokens) if config.chunks_prefill else None
-    longest_prefill = max_chunk or config.max_seq_len or model_max_seq_len
-    return StepSizes(
-        max_batch_size=max_batch_size,
+    return SchedulerLimits(
+        max_batch_size=config.max_batch_size or (8 if few else 256 if on_gpu else 32),
         max_num_batched_tokens=max_num_batched_tokens,
-        max_tokens=max(max_num_batched_tokens, longest_prefill) + max_batch_size,
-        max_chunk=max_chunk,
+        kv_reserve=config.kv_reserve,
+        prefill_chunk_size=min(config.prefill_chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
+        max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
     )
 
 
@@ -146,7 +115,8 @@ def size_kv_cache(
     model_max_seq_len: int,
     max_batch_size: int,
     block_size: int,
-    groups: Sequence[KVGroupShape],
+    windows: Sequence[int | None],
+    bytes_per_block: Sequence[int],
     max_chunk: int | None,
     memory: KVMemory,
 ) -> KVSizes:
@@ -157,7 +127,9 @@ def size_kv_cache(
         model_max_seq_len: positions that the model knows.
         max_batch_size: requests computed in one step; slots of the contiguous cache.
         block_size: tokens of one block.
-        groups: the model's layers; for the contiguous cache, which keeps every token, one group of them all.
+        windows: by group of layers, the sliding window; None attends to all tokens before. The contiguous cache, which
+            keeps every token, has one group.
+        bytes_per_block: by group, keys and values of one block in all its layers.
         max_chunk: tokens of one prompt computed in one step; None: whole prompts.
         memory: what the cache may take.
 
@@ -165,7 +137,9 @@ def size_kv_cache(
         ValueError: the configuration asks for more than the model, the memory or the cache has.
     """
     wanted = config.max_seq_len or model_max_seq_len
-    demand = _Demand(groups=tuple(groups), block_size=block_size, max_chunk=max_chunk)
+    demand = _Demand(
+        windows=tuple(windows), bytes_per_block=tuple(bytes_per_block), block_size=block_size, max_chunk=max_chunk
+    )
     budget = config.kv_cache_bytes or memory.share
     if config.resolved_kv_cache_backend == "contiguous":
         sizes = _size_slots(config, demand, wanted=wanted, num_slots=max_batch_size, budget=budget)
@@ -184,27 +158,33 @@ def size_kv_cache(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
-    """What sequences need of each group."""
+    """What sequences need of each group of layers."""
 
-    groups: tuple[KVGroupShape, ...]
+    windows: tuple[int | None, ...]
+    bytes_per_block: tuple[int, ...]
     block_size: int
     max_chunk: int | None
 
     def blocks(self, num_tokens: int) -> tuple[int, ...]:
-        """Return the blocks that one sequence of `num_tokens` tokens holds at most, by group."""
+        """Return the most blocks that one sequence of `num_tokens` tokens holds, by group."""
         return tuple(
-            max_blocks_in_window(num_tokens, window=group.window, max_chunk=self.max_chunk, block_size=self.block_size)
-            for group in self.groups
+            max_blocks_in_window(num_tokens, window=window, max_chunk=self.max_chunk, block_size=self.block_size)
+            for window in self.windows
         )
 
     def bytes_of(self, num_blocks: Sequence[int]) -> int:
-        """Return the bytes of so many blocks by group."""
-        return sum(count * group.bytes_per_block for count, group in zip(num_blocks, self.groups, strict=True))
+        """Return the bytes of `num_blocks` blocks by group."""
+        return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
+
+    @property
+    def bytes_of_one_block_each(self) -> int:
+        """Bytes of one block of every group."""
+        return sum(self.bytes_per_block)
 
     @property
     def widest(self) -> int:
         """Index of the group that holds whole sequences, or most of them."""
-        return max(range(len(self.groups)), key=lambda index: self.groups[index].window or math.inf)
+        return max(range(len(self.windows)), key=lambda index: self.windows[index] or math.inf)
 
 
 def _size_shared(config: EngineConfig, demand: _Demand, *, wanted: int, max_batch_size: int, budget: int) -> KVSizes:
@@ -241,28 +221,27 @@ def _size_counted(config: EngineConfig, demand: _Demand, *, wanted: int, num_blo
 
 def _size_slots(config: EngineConfig, demand: _Demand, *, wanted: int, num_slots: int, budget: int) -> KVSizes:
     """Contiguous: each of `num_slots` slots holds one sequence of the longest length, every token of it."""
-    bytes_per_block = demand.bytes_of([1] * len(demand.groups))
-    fitting = min(wanted, budget // bytes_per_block // num_slots * demand.block_size)
+    fitting = min(wanted, budget // demand.bytes_of_one_block_each // num_slots * demand.block_size)
     fix = f"lower `max_batch_size`, which is {num_slots} slots of equal length, or raise `kv_cache_memory`"
     max_seq_len = _settle(config, demand, wanted=wanted, fitting=fitting, fix=fix)
     num_blocks = num_slots * -(-max_seq_len // demand.block_size)
-    return KVSizes(num_blocks=(num_blocks,) * len(demand.groups), max_seq_len=max_seq_len)
+    return KVSizes(num_blocks=(num_blocks,) * len(demand.windows), max_seq_len=max_seq_len)
 
 
 _RAISE_POOL = "raise `kv_cache_memory` or `num_kv_blocks`"
 
 
 def _settle(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int, fix: str) -> int:
-    """Return the longest sequence: the `wanted` one, or the `fitting` one where nobody asked for more.
+    """Return the longest sequence: `wanted`, or `fitting` if `max_seq_len` was not set.
 
-    `fix` says how the cache could hold longer ones.
+    `fix` says how the cache could hold longer sequences.
     """
     if fitting == wanted:
         return wanted
     if fitting < 2:
         raise ValueError(
             f"The KV cache would hold sequences of {fitting} tokens: a block of {demand.block_size} tokens takes "
-            f"{demand.bytes_of([1] * len(demand.groups))} bytes; {fix}."
+            f"{demand.bytes_of_one_block_each} bytes; {fix}."
         )
     if config.max_seq_len is not None:
         raise ValueError(
@@ -278,7 +257,7 @@ def _settle(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int,
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number from 0 to `limit` that `fits`; 0 does, and so does all below one that does."""
+    """Return the largest number from 0 to `limit` that `fits`, by bisection: every number below a fitting one fits."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

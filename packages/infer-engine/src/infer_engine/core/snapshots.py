@@ -27,11 +27,11 @@ def take_snapshot(requests: Iterable[Request], kv_cache_manager: KVCacheManager,
                 num_computed_tokens=request.num_computed_tokens,
                 num_cached_tokens=request.num_cached_tokens,
                 num_completion_tokens=request.num_completion_tokens,
-                block_ids=blocks.held_by.get(request.request_id, []),
+                block_ids=blocks.block_tables.get(request.request_id, []),
             )
             for request in islice(requests, MAX_SEQUENCES_SHOWN)
         ],
         block_size=kv_cache_manager.block_size,
         num_blocks=blocks.num_blocks,
-        holders=blocks.holders,
+        holders=blocks.ref_counts,
     )

@@ -12,13 +12,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import Self, TypeVar, TypeVarTuple
 
 from infer_engine.frontend.input_processor import InputProcessor, ProcessedInput, prompt_characters
 from infer_engine.frontend.streams import QueuedStream
 from infer_engine.frontend.tokenizer_pool import TokenizerPool
 from infer_engine.frontend.watchdog import Watchdog
-from infer_engine.ipc.core_client import ENGINE_STUCK, CoreClient
+from infer_engine.ipc.core_client import ENGINE_STUCK, CoreCallbacks, CoreClient
 from infer_engine.ipc.core_protocol import ended_by_text
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult
 from infer_engine.protocol import (
@@ -95,7 +95,7 @@ class AsyncEngine:
             is_needed=lambda: bool(self._streams),
             on_stuck=self._give_up_stuck_core,
         )
-        core_client.start(self)
+        core_client.start(CoreCallbacks(on_result=self._on_result, on_lost=self._on_lost, on_ended=self._on_ended))
 
     @property
     def info(self) -> EngineInfo:
@@ -167,6 +167,14 @@ class AsyncEngine:
         except TimeoutError:
             self._abort_all()
 
+    async def __aenter__(self) -> Self:
+        """Return the engine, to be closed at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the engine."""
+        await self.close()
+
     async def close(self) -> None:
         """Abort everything and end the core."""
         if self._status is not EngineStatus.DEAD:
@@ -192,18 +200,18 @@ class AsyncEngine:
             self._core_client.send(Abort(request_id=request_id))
             stream.end(FinishReason.ABORT)
 
-    def on_result(self, result: StepResult) -> None:
+    def _on_result(self, result: StepResult) -> None:
         """Take what a step made to the event loop; waits while that is far behind."""
         while not self._room.acquire(timeout=1.0):
             if self._status in (EngineStatus.STOPPED, EngineStatus.DEAD):
                 return
         self._post(self._deliver, result)
 
-    def on_lost(self, failure: RequestFailure) -> None:
+    def _on_lost(self, failure: RequestFailure) -> None:
         """Take to the event loop that the core is gone."""
         self._post(self._die, failure)
 
-    def on_ended(self) -> None:
+    def _on_ended(self) -> None:
         """Let `close` return."""
         self._post(self._stopped.set)
 

@@ -1,7 +1,9 @@
-"""`QueuedStream`: one request's outputs on the event loop. Knows text and a queue; knows no thread and no core."""
+"""`QueuedStream`: the outputs of one request, queued for its reader on the event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+
+import msgspec
 
 from infer_engine.frontend.input_processor import ProcessedInput
 from infer_engine.ipc.messages import TokenOutput
@@ -68,16 +70,14 @@ class QueuedStream:
     def _put_last(
         self, *, text: str = "", finish_reason: FinishReason | None = None, error: RequestFailure | None = None
     ) -> None:
-        self._outputs.put_nowait(
-            StepOutput(
-                request_id=self._last.request_id,
-                token_ids=[],
-                text=text,
-                finished=True,
-                finish_reason=finish_reason,
-                error=error,
-                num_prompt_tokens=self._last.num_prompt_tokens,
-                num_completion_tokens=self._last.num_completion_tokens,
-                num_cached_tokens=self._last.num_cached_tokens,
-            )
+        last = msgspec.structs.replace(
+            self._last,
+            token_ids=[],
+            text=text,
+            finished=True,
+            finish_reason=finish_reason,
+            error=error,
+            logprobs=None,
+            prompt_logprobs=None,
         )
+        self._outputs.put_nowait(last)

@@ -1,5 +1,7 @@
 """`CoreClient`: the way from a front to a core that steps elsewhere. Knows messages; knows no thread and no socket."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from infer_engine.ipc.messages import StepResult, ToCore
@@ -9,23 +11,25 @@ ENGINE_DEAD = RequestFailure(message="The engine failed; its log has the cause."
 ENGINE_STUCK = RequestFailure(message="The engine is stuck in a step; its log says where.", code="engine_stuck")
 
 
-class CoreListener(Protocol):
-    """Who hears of a core. Called from any thread, but for one call at a time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreCallbacks:
+    """What a core client calls, from any thread, one call at a time.
 
-    def on_result(self, result: StepResult) -> None:
-        """Take what a step made. May wait, so that no core runs far ahead of its listener."""
+    Attributes:
+        on_result: takes what a step made. May wait, so that the core does not run far ahead.
+        on_lost: takes the failure when no more results will come although the core was not told to stop.
+        on_ended: the core is gone, whatever the reason; the last call.
+    """
 
-    def on_lost(self, failure: RequestFailure) -> None:
-        """Take note that no more results will come, though nobody told the core to stop."""
-
-    def on_ended(self) -> None:
-        """Take note that the core is gone, whatever the reason; the last call."""
+    on_result: Callable[[StepResult], None]
+    on_lost: Callable[[RequestFailure], None]
+    on_ended: Callable[[], None]
 
 
 class CoreClient(Protocol):
     """A core in a thread or a process of its own. All methods return at once, but for `join`."""
 
-    def start(self, listener: CoreListener) -> None:
+    def start(self, callbacks: CoreCallbacks) -> None:
         """Let the core step; to be called once."""
 
     def send(self, message: ToCore) -> None:

@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from infer_engine.ipc.chunked_payloads import ChunkAssembler, PromptLogprobsChunk
-from infer_engine.ipc.core_client import ENGINE_DEAD, CoreListener
+from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
 from infer_engine.ipc.messages import Halt, StepResult, ToCore
 from infer_engine.ipc.worker_messages import (
     MAX_FRAME_BYTES,
@@ -62,7 +62,7 @@ class ProcessCoreClient:
         self._last_sign_s = time.monotonic()
         self._heartbeat = Heartbeat(step_age_s=None)
         self._stopping = False
-        self._listener: CoreListener | None = None
+        self._callbacks: CoreCallbacks | None = None
         self._connection, theirs = multiprocessing.Pipe()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
@@ -86,9 +86,9 @@ class ProcessCoreClient:
         """The process's id."""
         return self._process.pid
 
-    def start(self, listener: CoreListener) -> None:
+    def start(self, callbacks: CoreCallbacks) -> None:
         """Begin to carry messages."""
-        self._listener = listener
+        self._callbacks = callbacks
         self._last_sign_s = time.monotonic()
         self._reader.start()
         self._writer.start()
@@ -163,8 +163,8 @@ class ProcessCoreClient:
         return message
 
     def _read(self) -> None:
-        """Hand results to the listener until the process closes its socket; runs in the reader's thread."""
-        assert self._listener is not None
+        """Hand results to the callbacks until the process closes its socket; runs in the reader's thread."""
+        assert self._callbacks is not None
         try:
             while True:
                 match self._receive():
@@ -172,23 +172,23 @@ class ProcessCoreClient:
                         self._parts.add(part)
                     case StepResult() as result:
                         self._heartbeat = Heartbeat(step_age_s=None)
-                        self._listener.on_result(self._parts.complete(result))
+                        self._callbacks.on_result(self._parts.complete(result))
         except (EOFError, OSError):
-            self._note_end(self._listener)
+            self._note_end(self._callbacks)
         except BaseException:  # whatever ends this thread, streams must not wait for it
             logger.exception("What the engine's process says cannot be read.")
             self._process.kill()
-            self._note_end(self._listener)
+            self._note_end(self._callbacks)
         finally:
             self._outbox.put(None)
             self._writer.join()  # nobody reads what it sends: that fails at once
             self._connection.close()
-            self._listener.on_ended()
+            self._callbacks.on_ended()
 
-    def _note_end(self, listener: CoreListener) -> None:
+    def _note_end(self, callbacks: CoreCallbacks) -> None:
         is_expected = self._stopping
         if not is_expected:
-            listener.on_lost(ENGINE_DEAD)  # at once: streams wait
+            callbacks.on_lost(ENGINE_DEAD)  # at once: streams wait
         code = self._wait_or_kill()
         if not is_expected:
             logger.error("The engine's process, %d, ended with exit code %d.", self.pid, code)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from infer_engine.ipc.core_client import ENGINE_DEAD, CoreListener
+from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
 from infer_engine.ipc.core_loop import CoreLoop, Inbox, StepTimer
 from infer_engine.ipc.core_protocol import CoreProtocol
 from infer_engine.ipc.messages import Halt, StepResult, ToCore
@@ -23,11 +23,11 @@ class ThreadCoreClient:
         self._inbox: Inbox = queue.SimpleQueue()
         self._loop = CoreLoop(core, emit=self._emit, timer=self._timer, inbox=self._inbox)
         self._thread = threading.Thread(target=self._run, name="infer-core", daemon=True)
-        self._listener: CoreListener | None = None
+        self._callbacks: CoreCallbacks | None = None
 
-    def start(self, listener: CoreListener) -> None:
+    def start(self, callbacks: CoreCallbacks) -> None:
         """Start the thread; it sleeps until the first message."""
-        self._listener = listener
+        self._callbacks = callbacks
         self._thread.start()
 
     def send(self, message: ToCore) -> None:
@@ -54,15 +54,15 @@ class ThreadCoreClient:
         return f"The core's thread is here:\n{self._timer.stack()}"
 
     def _emit(self, result: StepResult) -> None:
-        assert self._listener is not None
-        self._listener.on_result(result)
+        assert self._callbacks is not None
+        self._callbacks.on_result(result)
 
     def _run(self) -> None:
-        assert self._listener is not None
+        assert self._callbacks is not None
         try:
             self._loop.run()
         except BaseException:  # whatever ends this thread, streams must not wait for it
             logger.exception("The engine core failed; every request in it fails with it.")
-            self._listener.on_lost(ENGINE_DEAD)
+            self._callbacks.on_lost(ENGINE_DEAD)
         finally:
-            self._listener.on_ended()
+            self._callbacks.on_ended()

@@ -86,7 +86,7 @@ def _read(connection: Connection, inbox: Inbox) -> None:
 
 
 def _serve(setup: WorkerSetup, outlet: _Outlet, inbox: Inbox) -> int:
-    from infer_engine.factory import build_core  # noqa: PLC0415 - imports torch: while somebody reads what comes
+    from infer_engine.build import build_core  # noqa: PLC0415 - imports slowly: only once the parent's messages are read
 
     try:
         parts = build_core(setup.config)

@@ -1,4 +1,4 @@
-"""What the largest step takes beside weights and KV cache, found by running one. Knows no scheduler."""
+"""Measures the memory that the largest step takes beside weights and KV cache, by running one."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,6 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGPROBS
 from infer_engine.sampling.prompt_logprobs import compute_prompt_logprobs, find_prompt_logprob_rows
 from infer_engine.sampling.sampler import Sampler
-from infer_engine.sizing import StepSizes
 from infer_kernels import QKNorm, Rotary
 from infer_models import AttentionSpec, CausalLM
 
@@ -19,7 +18,7 @@ _COSTLIEST = SamplingParams(
 )
 
 
-def profile_activation_bytes(model: CausalLM, step: StepSizes, device: torch.device) -> int:
+def profile_activation_bytes(model: CausalLM, *, max_tokens: int, max_batch_size: int, device: torch.device) -> int:
     """Return the bytes that a step of the largest size takes on a GPU; 0 on a CPU, whose memory is not shared out.
 
     The costliest kind of sampling is part of it, for every request of the batch: what penalised requests leave on the
@@ -29,23 +28,23 @@ def profile_activation_bytes(model: CausalLM, step: StepSizes, device: torch.dev
         return 0
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    run_largest_step(model, step, device)
+    run_largest_step(model, max_tokens=max_tokens, max_batch_size=max_batch_size, device=device)
     taken = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return taken
 
 
 @torch.inference_mode()
-def run_largest_step(model: CausalLM, step: StepSizes, device: torch.device) -> None:
-    """Compute `step.max_tokens` tokens without a cache, measure them all, and sample for every request of the batch."""
-    ids = torch.zeros(step.max_tokens, dtype=torch.int32, device=device)
-    rows = [_request(row) for row in range(step.max_batch_size)]
+def run_largest_step(model: CausalLM, *, max_tokens: int, max_batch_size: int, device: torch.device) -> None:
+    """Compute `max_tokens` tokens without a cache and their log-probabilities; sample for `max_batch_size` requests."""
+    ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+    rows = [_request(row) for row in range(max_batch_size)]
     vocab_size = model.config.vocab_size
     sampler = Sampler(vocab_size=vocab_size, max_rows=len(rows), eos_token_ids=frozenset(), device=device)
     hidden = model.hidden_states(ids, ids, _NoCacheView())
-    wanted = find_prompt_logprob_rows([(_request(0, num_tokens=step.max_tokens + 1), step.max_tokens)], [0])
+    wanted = find_prompt_logprob_rows([(_request(0, num_tokens=max_tokens + 1), max_tokens)], [0])
     measured = compute_prompt_logprobs(wanted, hidden, logits_of=model.logits, sampler=sampler)
-    logits = model.logits(hidden, ids[: step.max_batch_size])
+    logits = model.logits(hidden, ids[:max_batch_size])
     del measured  # it is read once those logits are there
     # Half of them before the whole: the penalties' state grows by a copy of itself.
     for num_rows in (-(-len(rows) // 2), len(rows)):

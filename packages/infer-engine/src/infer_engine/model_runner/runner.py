@@ -1,4 +1,4 @@
-"""Executes a schedule: one forward pass over a flat batch, then one sampling call. Knows tensors; decides nothing."""
+"""`ModelRunner`: executes a schedule by one forward pass over a flat batch, then one sampling call."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from infer_kernels import KVSlots, plan_attention
 from infer_models import CausalLM
 
 
-class Runner:
+class ModelRunner:
     """A model, its KV memory and the buffers that a step is built in: a `StepRunner`."""
 
     def __init__(

@@ -128,7 +128,7 @@ class SamplingParamsTable:
         assert row >= 0, f"request {request.request_id!r} holds no row"
         edits = plan_edits(params, eos_token_ids=self._eos_token_ids, vocab_size=self._vocab_size)
         columns = self._columns
-        columns["seeds"][row] = _signed(request.seed)
+        columns["seeds"][row] = request.seed
         columns["temperatures"][row] = 0.0 if params.is_greedy else params.temperature
         columns["top_p"][row] = params.top_p
         columns["min_p"][row] = params.min_p
@@ -155,8 +155,3 @@ def _needs(params: SamplingParams, *, has_edits: bool) -> SamplingNeeds:
         (SamplingNeeds.LOGPROBS, params.logprobs is not None),
     )
     return SamplingNeeds(sum(need for need, holds in asked if holds))
-
-
-def _signed(seed: int) -> int:
-    """The int64 with the lower 64 bits of `seed`: a base seed plus a request's number may be larger."""
-    return (seed + 2**63) % 2**64 - 2**63

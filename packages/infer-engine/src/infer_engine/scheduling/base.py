@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from infer_engine.core.request import Request, RequestState
-from infer_engine.scheduling.running_batch import KVCacheManager, RunningBatch
+from infer_engine.scheduling.kv_cache_manager import KVCacheManager
+from infer_engine.scheduling.running_batch import RunningBatch
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits
 from infer_engine.scheduling.waiting_queue import Rank, WaitingQueue
 

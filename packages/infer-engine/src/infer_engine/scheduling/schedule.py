@@ -27,6 +27,10 @@ class SchedulerLimits:
     prefill_chunk_size: int | None = 512
     max_prefill_chunks_per_step: int | None = None
 
+    def max_step_tokens(self, longest_prompt: int) -> int:
+        """Return the most tokens of a step: a prompt of `longest_prompt` tokens may be computed whole."""
+        return max(self.max_num_batched_tokens, self.prefill_chunk_size or longest_prompt) + self.max_batch_size
+
 
 @dataclass(slots=True)
 class Schedule:

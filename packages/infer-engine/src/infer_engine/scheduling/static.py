@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 from infer_engine.core.request import Request, RequestState
 from infer_engine.scheduling.base import BaseScheduler
+from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.policies import by_arrival
-from infer_engine.scheduling.running_batch import KVCacheManager, NoRoomError
+from infer_engine.scheduling.running_batch import NoRoomError
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
 
 

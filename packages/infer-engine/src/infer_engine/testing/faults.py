@@ -1,6 +1,6 @@
-"""Faults on purpose: what goes wrong, where and when. For tests of how an engine fails; an empty plan does nothing.
+"""Fault injection: a plan says what fails, where and when, for tests of how an engine fails.
 
-A plan is handed to the engine (`build_engine(config, faults=plan)`), which puts it around its parts:
+`build_engine(config, wrap_parts=plan.wrap_parts)` wraps the parts of the engine's core:
 
     stage        what is around it                   actions
     schedule     making a pass's schedule            raise, sleep
@@ -9,7 +9,7 @@ A plan is handed to the engine (`build_engine(config, faults=plan)`), which puts
     forward      the model                           raise, sleep
     sample       choosing tokens                     raise, sleep, nan (the request's logits)
 
-(Texts are the front's: a tokenizer that fails shows what happens there.) Knows stages; knows no tensors.
+A failing tokenizer (`infer_engine.testing.cores.FussyTokenizer`) shows what happens on the text side.
 """
 
 import time
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
+from infer_engine.build import CoreParts
 from infer_engine.core.engine_core import Scheduler
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import StepRunner
@@ -100,17 +101,15 @@ class FaultPlan:
             and (fault.block is None or self.num_blocks >= fault.block)
         )
 
-    def around_runner(self, runner: StepRunner) -> StepRunner:
-        """Return `runner` with the faults of `forward` and `sample`."""
-        return _FaultyRunner(runner, self) if self.faults else runner
-
-    def around_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> KVCacheManager:
-        """Return `tables` with the faults of `grow` and `allocate`."""
-        return cast("KVCacheManager", _FaultyTables(kv_cache_manager, self)) if self.faults else kv_cache_manager
-
-    def around_scheduler(self, scheduler: Scheduler) -> Scheduler:
-        """Return `scheduler` with the faults of `schedule`."""
-        return cast("Scheduler", _FaultyScheduler(scheduler, self)) if self.faults else scheduler
+    def wrap_parts(self, parts: CoreParts) -> CoreParts:
+        """Return `parts` with this plan's faults: an `infer_engine.build.WrapParts`."""
+        if not self.faults:
+            return parts
+        return CoreParts(
+            runner=_FaultyRunner(parts.runner, self),
+            kv_cache_manager=cast("KVCacheManager", _FaultyKVCacheManager(parts.kv_cache_manager, self)),
+            build_scheduler=lambda manager: cast("Scheduler", _FaultyScheduler(parts.build_scheduler(manager), self)),
+        )
 
 
 class _FaultyRunner:
@@ -135,7 +134,7 @@ class _FaultyRunner:
         self._inner.probe()
 
 
-class _FaultyTables:
+class _FaultyKVCacheManager:
     """Everything is the inner tables' but memory that is given."""
 
     def __init__(self, inner: KVCacheManager, plan: FaultPlan) -> None:

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infer_cache import PagedKVCacheManager
-from infer_engine.assembly import build_kv_cache_manager, build_scheduler, choose_sharing
-from infer_engine.core.engine_core import EngineCore
+from infer_engine.build import CoreParts, assemble_core, build_kv_cache_manager, build_scheduler, choose_sharing
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import ComputedPass, StepOutOfMemoryError
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
@@ -210,13 +209,14 @@ class FormulaEngine:
             windows=(None, *windows),
             block_size=block_size,
         )
-        watched = plan.around_kv_cache_manager(self.kv_cache_manager)
-        self.scheduler = build_scheduler(self.config, watched, limits, clock=clock)
         self.runner = FormulaRunner(self.kv_cache_manager, windows=(None, *windows), max_items=max_items)
-        self.core = EngineCore(
-            plan.around_runner(self.runner),
-            plan.around_scheduler(self.scheduler),
-            watched,
+        parts = CoreParts(
+            runner=self.runner,
+            kv_cache_manager=self.kv_cache_manager,
+            build_scheduler=lambda manager: build_scheduler(self.config, manager, limits, clock=clock),
+        )
+        self.core = assemble_core(
+            plan.wrap_parts(parts),
             eos_token_ids=eos_token_ids,
             share_prefix=choose_sharing(self.config),
             clock=clock,
@@ -297,7 +297,7 @@ class FormulaEngine:
         if self.config.resolved_kv_cache_backend == "paged":
             for group in self.paged_manager.groups:
                 held = set(group.reachable())
-                assert len(held) + group.blocks.num_free == group.blocks.num_blocks, "blocks are lost"
+                assert len(held) + group.block_pool.num_free == group.block_pool.num_blocks, "blocks are lost"
 
     def num_reused_tokens(self, token_ids: list[int], *, cache_salt: str | None = None) -> int:
         """Return how many leading tokens of a prompt a request of this salt would find in the cache."""
@@ -309,9 +309,9 @@ class FormulaEngine:
             params=SamplingParams(),
             cache_salt=cache_salt,
         )
-        names = choose_sharing(self.config)(submit, self.kv_cache_manager.block_size)
-        found = [] if names is None else names.upto(token_ids, len(token_ids))
-        return self.kv_cache_manager.find(found, len(token_ids)).num_tokens
+        hashes = choose_sharing(self.config)(submit, self.kv_cache_manager.block_size)
+        known = [] if hashes is None else hashes.upto(token_ids, len(token_ids))
+        return self.kv_cache_manager.find(known, len(token_ids)).num_tokens
 
 
 def collect(result: StepResult, outputs: dict[str, list[TokenOutput]]) -> None:

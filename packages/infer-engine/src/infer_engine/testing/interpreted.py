@@ -62,7 +62,7 @@ def compute_as_a_gpu() -> None:
     interpret_kernels()
     answers: dict[str, Any] = {
         "infer_cache.pool.wants_transposed_keys": lambda *_: False,
-        "infer_engine.factory.kv_cache_dtype": lambda dtype, _: dtype,
+        "infer_engine.model_runner.loading.kv_cache_dtype": lambda dtype, _: dtype,
         "infer_kernels.linear._packs_bf16": lambda: False,
     }
     for name, answer_of_a_gpu in answers.items():

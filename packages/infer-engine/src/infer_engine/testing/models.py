@@ -1,6 +1,7 @@
 """Engines over tiny real models, for tests of what an engine promises about tokens and logits. Knows no formula."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from infer_cache import PagedKVCacheManager
+from infer_engine.build import CoreParts, build_core
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import ComputedPass, StepRunner
-from infer_engine.factory import build_parts
 from infer_engine.ipc.messages import Abort, StepResult, Submit, TokenOutput
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.sampling.sampler_output import SamplerOutput
@@ -80,7 +81,7 @@ class Observer(FaultPlan):
     Attributes:
         logits: by (request id, tokens known), a copy of the row of logits that its next token was chosen from.
         runner: what the engine computes by, with the faults.
-        tables: the engine's block tables, without any fault.
+        kv_cache_manager: the engine's own, without any fault.
     """
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
@@ -90,18 +91,15 @@ class Observer(FaultPlan):
         self.runner: StepRunner
         self.kv_cache_manager: KVCacheManager
 
-    def around_runner(self, runner: StepRunner) -> StepRunner:
-        """Return `runner` with the plan's faults and with its logits noted."""
-        self.runner = super().around_runner(_WatchedRunner(runner, self.logits))
-        return self.runner
-
-    def around_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> KVCacheManager:
-        """Return `tables` with the plan's faults, and note them."""
-        self.kv_cache_manager = kv_cache_manager
-        return super().around_kv_cache_manager(kv_cache_manager)
+    def wrap_parts(self, parts: CoreParts) -> CoreParts:
+        """Return `parts` with this plan's faults and a runner that notes its logits."""
+        self.kv_cache_manager = parts.kv_cache_manager
+        wrapped = super().wrap_parts(replace(parts, runner=_NotingRunner(parts.runner, self.logits)))
+        self.runner = wrapped.runner
+        return wrapped
 
 
-class _WatchedRunner:
+class _NotingRunner:
     def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
         self._inner = inner
         self._logits = logits
@@ -120,7 +118,7 @@ class _WatchedRunner:
 
 
 class ModelEngine:
-    """A whole core over a checkpoint, as the factory builds it, stepped by the test.
+    """A whole core over a checkpoint, as `build_core` builds it, stepped by the test.
 
     Attributes:
         core: the engine core.
@@ -134,7 +132,7 @@ class ModelEngine:
         config = {**_DEFAULTS, **config}
         if config.get("batching_mode") == "static":
             config["batch_wait_timeout_s"] = 0.0  # a batch is what was submitted before the step
-        self.core = build_parts(EngineConfig(model=str(folder), **config), faults=self.observer).core
+        self.core = build_core(EngineConfig(model=str(folder), **config), wrap_parts=self.observer.wrap_parts).core
 
     @property
     def logits(self) -> dict[tuple[str, int], Tensor]:

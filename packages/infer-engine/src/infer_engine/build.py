@@ -1,0 +1,224 @@
+"""Assembles an engine from an `EngineConfig`.
+
+    build_engine    input processor + core client  ->  AsyncEngine
+    build_core      model runner + KV cache manager + scheduler  ->  EngineCore
+
+Imports torch only when a core is built in this process.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infer_cache import ContiguousKVCacheManager, PagedKVCacheManager
+from infer_engine.core.engine_core import EngineCore, Scheduler
+from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_nobody, share_with_siblings
+from infer_engine.core.step_executor import StepRunner
+from infer_engine.frontend.async_engine import AsyncEngine
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
+from infer_engine.ipc.core_client import CoreClient
+from infer_engine.ipc.process_client import ProcessCoreClient
+from infer_engine.ipc.thread_client import ThreadCoreClient
+from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineInfo, EngineStats
+from infer_engine.scheduling import (
+    POLICIES,
+    ContinuousScheduler,
+    KVCacheManager,
+    SchedulerLimits,
+    StaticScheduler,
+)
+from infer_models import CheckpointError
+from infer_models.config import ModelConfig
+from infer_models.hub import resolve_checkpoint
+from infer_models.text import Tokenizer, stand_in_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreParts:
+    """What an `EngineCore` is assembled from.
+
+    Attributes:
+        runner: executes schedules.
+        kv_cache_manager: knows which sequence has which blocks.
+        build_scheduler: returns the scheduler over a KV cache manager.
+    """
+
+    runner: StepRunner
+    kv_cache_manager: KVCacheManager
+    build_scheduler: Callable[[KVCacheManager], Scheduler]
+
+
+WrapParts = Callable[[CoreParts], CoreParts]
+"""Replaces parts of a core before it is assembled, for tests and measurements; see `infer_engine.testing.faults`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltCore:
+    """A core, what was loaded into it, and the tokenizer that its vocabulary was checked against."""
+
+    core: EngineCore
+    info: EngineInfo
+    tokenizer: Tokenizer
+
+
+def build_engine(
+    config: EngineConfig, *, engine_process: bool = True, wrap_parts: WrapParts | None = None
+) -> AsyncEngine:
+    """Load the model and start an engine whose steps run beside the caller's event loop.
+
+    Args:
+        config: what to run and how.
+        engine_process: compute in a process of its own, which leaves this one's interpreter to text and HTTP; in a
+            thread of this process otherwise.
+        wrap_parts: replaces parts of the core, which then runs in a thread: functions do not reach another process.
+
+    Raises:
+        CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
+        ValueError: the configuration asks for more than the model, the device or the memory has.
+        EngineStartError: the process ended while it loaded.
+    """
+    if engine_process and wrap_parts is None:
+        tokenizer = _load_tokenizer_of(config)
+        process = ProcessCoreClient(config)
+        return _assemble_engine(config, process, tokenizer, process.ready.info, process.ready.stats)
+    built = build_core(config, wrap_parts=wrap_parts)
+    return _assemble_engine(config, ThreadCoreClient(built.core), built.tokenizer, built.info, built.core.stats)
+
+
+def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> BuiltCore:
+    """Load the model and assemble a core, to be stepped by the caller.
+
+    Raises:
+        CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
+        ValueError: the configuration asks for more than the model, the device or the memory has.
+    """
+    from infer_engine.model_runner.loading import load_model_runner  # noqa: PLC0415 - imports torch: only when used
+
+    try:
+        folder = resolve_checkpoint(config.model)
+        tokenizer = load_tokenizer(config, folder)
+        loaded = load_model_runner(config, folder, tokenizer)
+    except CheckpointError as error:
+        raise CheckpointUnusableError(str(error)) from error
+    parts = CoreParts(
+        runner=loaded.runner,
+        kv_cache_manager=build_kv_cache_manager(
+            config,
+            loaded.limits,
+            num_blocks=loaded.num_blocks,
+            windows=loaded.windows,
+            block_size=loaded.info.block_size,
+        ),
+        build_scheduler=lambda manager: build_scheduler(config, manager, loaded.limits),
+    )
+    core = assemble_core(
+        parts if wrap_parts is None else wrap_parts(parts),
+        eos_token_ids=loaded.eos_token_ids,
+        share_prefix=choose_sharing(config),
+    )
+    return BuiltCore(core=core, info=loaded.info, tokenizer=tokenizer)
+
+
+def assemble_core(
+    parts: CoreParts,
+    *,
+    eos_token_ids: frozenset[int],
+    share_prefix: PrefixSharing,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EngineCore:
+    """Return the core of `parts`; `clock` counts seconds, for statistics only."""
+    return EngineCore(
+        parts.runner,
+        parts.build_scheduler(parts.kv_cache_manager),
+        parts.kv_cache_manager,
+        eos_token_ids=eos_token_ids,
+        share_prefix=share_prefix,
+        clock=clock,
+    )
+
+
+def build_kv_cache_manager(
+    config: EngineConfig,
+    limits: SchedulerLimits,
+    *,
+    num_blocks: Sequence[int],
+    windows: Sequence[int | None],
+    block_size: int,
+) -> KVCacheManager:
+    """Return the manager of a cache with `num_blocks` blocks and a sliding window, or None, by group of layers."""
+    match config.resolved_kv_cache_backend:
+        case "contiguous":
+            (num_blocks_of_all,) = num_blocks
+            return ContiguousKVCacheManager(
+                limits.max_batch_size, num_blocks_of_all // limits.max_batch_size, block_size
+            )
+        case "paged":
+            return PagedKVCacheManager(
+                num_blocks,
+                block_size,
+                windows=windows,
+                max_chunk=limits.prefill_chunk_size,
+                keeps_prefixes=config.caches_prefixes,
+            )
+
+
+def build_scheduler(
+    config: EngineConfig,
+    kv_cache_manager: KVCacheManager,
+    limits: SchedulerLimits,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Scheduler:
+    """Return the scheduler over `kv_cache_manager`; `clock` counts the seconds that a static batch waits to fill."""
+    match config.batching_mode:
+        case "static":
+            return StaticScheduler(
+                kv_cache_manager, limits, batch_wait_timeout_s=config.batch_wait_timeout_s, clock=clock
+            )
+        case "continuous":
+            return ContinuousScheduler(kv_cache_manager, limits, POLICIES[config.scheduler_policy])
+
+
+def choose_sharing(config: EngineConfig) -> PrefixSharing:
+    """Return which requests share cached prefixes."""
+    if config.resolved_kv_cache_backend == "contiguous":
+        return share_with_nobody
+    return share_with_all if config.caches_prefixes else share_with_siblings
+
+
+def load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
+    """Return the tokenizer of the checkpoint in `folder`; with random weights and no tokenizer file a byte-level one.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+        return stand_in_tokenizer(ModelConfig.from_folder(folder).vocab_size)
+    return Tokenizer.from_folder(folder)
+
+
+def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
+    """Return the input processor of the core that `info` describes."""
+    limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len)
+    return InputProcessor(tokenizer, limits, seed=config.seed)
+
+
+def _load_tokenizer_of(config: EngineConfig) -> Tokenizer:
+    try:
+        return load_tokenizer(config, resolve_checkpoint(config.model))
+    except CheckpointError as error:
+        raise CheckpointUnusableError(str(error)) from error
+
+
+def _assemble_engine(
+    config: EngineConfig, core_client: CoreClient, tokenizer: Tokenizer, info: EngineInfo, stats: EngineStats
+) -> AsyncEngine:
+    return AsyncEngine(
+        core_client,
+        build_input_processor(tokenizer, config, info),
+        info=info,
+        stats=stats,
+        max_waiting_requests=config.max_waiting_requests,
+        step_timeout_s=config.step_timeout_s,
+    )
