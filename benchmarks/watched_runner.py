@@ -17,7 +17,8 @@ from infer_engine.protocol import EngineConfig
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 from infer_engine.sizing import choose_block_size, size_step
-from infer_kernels import BagFiller, BagShape, kv_cache_dtype, plan_attention
+from infer_kernels import plan_attention
+from infer_kernels.cpu import EmbeddingBagBuilder, EmbeddingBagSpec, kv_cache_dtype
 from infer_models import ModelConfig
 
 CPU = torch.device("cpu")
@@ -45,8 +46,8 @@ class WatchedRunner:
             device=CPU,
         )
         self._fillers = [
-            BagFiller(
-                BagShape(
+            EmbeddingBagBuilder(
+                EmbeddingBagSpec(
                     q_heads=model_config.q_heads,
                     kv_heads=model_config.kv_heads,
                     head_dim=model_config.head_dim,
@@ -88,7 +89,7 @@ class WatchedRunner:
     def _prepare(self, inputs: ForwardBatch) -> None:
         if self._records and inputs.is_decode_only:
             for filler, block_table in zip(self._fillers, inputs.block_tables, strict=True):
-                filler.lay_out(inputs.seq_lens, block_table)
+                filler.build_layout(inputs.seq_lens, block_table)
             return
         for block_table in inputs.block_tables:
             plan_attention(

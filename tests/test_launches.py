@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_cache import KVPool, PagedCacheView
 from infer_kernels import KVSlots, plan_attention
-from infer_kernels.testing.ahead_of_time import Recording, compile_only
+from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_models import CausalLM, load_model
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3
 
@@ -44,7 +44,7 @@ def launches_of_a_layer(save: Callable[..., Any], folder: Path, rows: list[int],
     return counts[1] - counts[0]
 
 
-def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int, Recording]:
+def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int, LaunchLog]:
     """Launches of one forward pass over sequences of `length` tokens, with `rows` rows each."""
     spec = model.attention_specs[0]
     pool = KVPool(

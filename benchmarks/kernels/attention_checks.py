@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer_kernels.attention import AttentionBuffers, paged_attention, paged_attention_reference, plan_attention
-from infer_kernels.linear_invariant import linear_invariant
+from infer_kernels.attention import AttentionBuffers, paged_attention, plan_attention
+from infer_kernels.dense.linear_invariant import linear_invariant
+from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 from kernels.check import EQUAL, Check, Tensors, To

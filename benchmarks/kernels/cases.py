@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.add_rms_norm import add_rms_norm
 from infer_kernels.attention import AttentionBuffers, AttentionPlan, paged_attention, plan_attention
-from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
-from infer_kernels.head_preparation import QKNorm, Rotary
-from infer_kernels.linear_invariant import linear_invariant
-from infer_kernels.norm_add_norm import norm_add_norm
-from infer_kernels.qk_norm_rope_store import qk_norm_rope_store
-from infer_kernels.rms_norm import NormVariant, rms_norm
-from infer_kernels.rope import apply_rope
-from infer_kernels.sampling import apply_penalties, sample, sample_scratch, topk_logprobs
-from infer_kernels.store_kv import store_kv
+from infer_kernels.dense.linear_invariant import linear_invariant
+from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.norm.add_rms_norm import add_rms_norm
+from infer_kernels.norm.norm_add_norm import norm_add_norm
+from infer_kernels.norm.rms_norm import NormVariant, rms_norm
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
+from infer_kernels.qkv.rope import apply_rope
+from infer_kernels.qkv.store_kv import store_kv
+from infer_kernels.qkv.transforms import QKNorm, Rotary
+from infer_kernels.sampling import apply_penalties, sample, topk_logprobs
 from kernels.bench import Bench
 
 BLOCK_SIZE = 64
@@ -307,7 +307,6 @@ def draw(bench: Bench, *, filters: tuple[str, ...] | None) -> Work:
         seeds=torch.arange(rows, device=bench.device),
         positions=bench.zeros(rows),
         out=out,
-        scratch=sample_scratch(logits),
     )
     return Work(launch=launch, moves=logits.nbytes)
 

@@ -10,33 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer_kernels.add_rms_norm import add_rms_norm, add_rms_norm_reference
 from infer_kernels.advance_decode import advance_decode, advance_decode_reference
-from infer_kernels.copy_blocks import copy_blocks, copy_blocks_reference
-from infer_kernels.gated import (
+from infer_kernels.dense.linear_invariant import linear_invariant, linear_invariant_reference
+from infer_kernels.gated_activations import (
     gelu_tanh_and_mul,
     gelu_tanh_and_mul_reference,
     silu_and_mul,
     silu_and_mul_reference,
 )
-from infer_kernels.gather_rows import gather_rows, gather_rows_reference
-from infer_kernels.head_preparation import QKNorm, Rotary
-from infer_kernels.linear_invariant import linear_invariant, linear_invariant_reference
-from infer_kernels.norm_add_norm import norm_add_norm, norm_add_norm_reference
-from infer_kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
-from infer_kernels.rms_norm import NormVariant, rms_norm, rms_norm_reference
-from infer_kernels.rope import apply_rope, apply_rope_reference
-from infer_kernels.rope_batched import apply_rope_batched, apply_rope_batched_reference
-from infer_kernels.sampling import (
-    apply_penalties,
-    apply_penalties_reference,
-    count_tokens,
-    count_tokens_reference,
-    sample,
-    topk_logprobs,
-    topk_logprobs_reference,
-)
-from infer_kernels.store_kv import store_kv, store_kv_reference
+from infer_kernels.norm.add_rms_norm import add_rms_norm, add_rms_norm_reference
+from infer_kernels.norm.norm_add_norm import norm_add_norm, norm_add_norm_reference
+from infer_kernels.norm.rms_norm import NormVariant, rms_norm, rms_norm_reference
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.qkv.rope import apply_rope, apply_rope_reference
+from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
+from infer_kernels.qkv.store_kv import store_kv, store_kv_reference
+from infer_kernels.qkv.transforms import QKNorm, Rotary
+from infer_kernels.reference import apply_penalties_reference, count_tokens_reference, topk_logprobs_reference
+from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.draws import Draws, assert_drawn, random_draws
 from kernels.attention_checks import attention_checks, equal_bits_checks
@@ -173,20 +164,10 @@ _prepared_reference = partial(_prepared, op=qk_norm_rope_store_reference)
 
 
 def _moves(dtype: torch.dtype) -> Iterator[Check]:
-    x, index = torch.randn(9, 1000).to(dtype), torch.tensor([3, -1, 8, 3])
-    yield _check(gather_rows, gather_rows_reference, (x, index), "4 of 9 rows", close=EQUAL)
-    caches = torch.randn(2, 6, 3, 5, 64).to(dtype).unbind()
-    pairs = (torch.tensor([0, 2]), torch.tensor([5, 1]))
-    yield _check(_copied, copy_blocks_reference, (*caches, *pairs), "2 of 6 blocks", close=EQUAL, name="copy_blocks")
     if dtype == FP32:
         rows = torch.tensor([[5, 7, 9, 1], [3, 0, 16, 31], [4, 0, 17, 32], [2, 1, 3, 4]], dtype=torch.int32)
         operands = (torch.tensor([11, 12, 13, 14]), torch.arange(8, dtype=torch.int32).view(4, 2), *rows.unbind())
         yield _check(_advanced, _advanced_reference, operands, "4 sequences", close=EQUAL, name="advance_decode")
-
-
-def _copied(k_cache: Tensor, v_cache: Tensor, sources: Tensor, destinations: Tensor) -> Tensors:
-    copy_blocks(k_cache, v_cache, sources, destinations)
-    return k_cache, v_cache
 
 
 def _advanced(next_ids: Tensor, table: Tensor, *rows: Tensor) -> Tensors:

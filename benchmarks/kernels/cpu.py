@@ -24,7 +24,8 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from infer_cache import KVPool
-from infer_kernels import kv_cache_dtype, linear, linear_invariant, paged_attention, plan_attention, prepack
+from infer_kernels import linear, linear_invariant, paged_attention, plan_attention, prepack
+from infer_kernels.cpu import kv_cache_dtype
 from report import ROOT, environment, save
 
 Form = Callable[[], object]

@@ -23,14 +23,14 @@ from torch import Tensor
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
-from infer_kernels.add_rms_norm import add_rms_norm
 from infer_kernels.attention import AttentionBuffers, AttentionPlan, paged_attention
-from infer_kernels.attention.configs import TileConfig, decode_config, prefill_config
-from infer_kernels.attention.triton_plan import TritonAttentionPlan
-from infer_kernels.gated import silu_and_mul
+from infer_kernels.attention.triton.plan import TritonAttentionPlan
+from infer_kernels.attention.triton.tile_configs import TileConfig, decode_config, prefill_config
+from infer_kernels.gated_activations import silu_and_mul
 from infer_kernels.gpu import describe_gpu
-from infer_kernels.head_preparation import Rotary
-from infer_kernels.qk_norm_rope_store import qk_norm_rope_store
+from infer_kernels.norm.add_rms_norm import add_rms_norm
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
+from infer_kernels.qkv.transforms import Rotary
 from infer_kernels.testing.shipped_attention import attention_tiles
 from kernels.bench import Bench
 from kernels.cases import BLOCK_SIZE, LLAMA, Work, decode, decode_plan, make_caches, prefill
@@ -45,8 +45,8 @@ def split_length(bench: Bench) -> Iterator[Row]:
     """Decode by the length of a split."""
     for split in (128, 256, 512):
         with ExitStack() as stack:
-            for module in ("paged_decode", "work", "memory", "triton_plan"):
-                stack.enter_context(patch(f"infer_kernels.attention.{module}.SPLIT", split))
+            for module in ("paged_decode", "work_lists", "plan_memory", "plan"):
+                stack.enter_context(patch(f"infer_kernels.attention.triton.{module}.SPLIT", split))
             yield {"split": split} | decode_bandwidths(bench)
 
 

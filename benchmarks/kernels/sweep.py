@@ -20,8 +20,8 @@ from unittest.mock import patch
 import torch
 from triton.runtime.errors import OutOfResources
 
-from infer_kernels.attention.configs import TileConfig, decode_config, prefill_config
-from infer_kernels.linear_invariant import linear_invariant
+from infer_kernels.attention.triton.tile_configs import TileConfig, decode_config, prefill_config
+from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, compile_afresh
 from infer_kernels.testing.shipped_attention import AttentionCase, attention_tiles
 
@@ -71,7 +71,7 @@ class Alternative:
         """Whether it is what the table says."""
         architecture = divmod(self.capability, 10)
         if self.op == "linear_invariant":
-            table = vars(importlib.import_module("infer_kernels.linear_invariant"))["_HALF_PRECISION"]
+            table = vars(importlib.import_module("infer_kernels.dense.linear_invariant"))["_HALF_PRECISION"]
             config = table[architecture[0]]
             tile: tuple[int, ...] = (config.rows, config.columns, config.inner)
         else:
@@ -85,7 +85,7 @@ class Alternative:
         """Launch the kernel so; to be called inside `compile_only`."""
         if self.op == "linear_invariant":
             rows, columns, inner = self.tile
-            table = vars(importlib.import_module("infer_kernels.linear_invariant"))["_HALF_PRECISION"]
+            table = vars(importlib.import_module("infer_kernels.dense.linear_invariant"))["_HALF_PRECISION"]
             major = self.capability // 10
             config = type(table[major])(
                 rows=rows, columns=columns, inner=inner, num_warps=self.num_warps, num_stages=self.num_stages

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infer_cache import KVPool
-from infer_kernels import wants_transposed_keys
+from infer_kernels.cpu import wants_transposed_keys
 
 SIZES = {"kv_heads": 4, "block_size": 5, "head_dim": 16}
 

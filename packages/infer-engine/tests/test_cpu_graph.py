@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.cpu_graph import CPUGraph
 from infer_engine.model_runner.input_buffers import ForwardBatch
-from infer_kernels import KVSlots, kv_cache_dtype, plan_attention
+from infer_kernels import KVSlots, plan_attention
+from infer_kernels.cpu import kv_cache_dtype
 from infer_models import CausalLM, load_model
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
@@ -241,7 +242,7 @@ def test_two_recordings_of_one_model_each_know_their_own_pool(folder_of: Callabl
 @pytest.fixture
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine without bf16 instructions."""
-    from infer_kernels.linear import _packs_bf16  # noqa: PLC0415 - its answer is remembered: asked anew here
+    from infer_kernels.dense.linear import _packs_bf16  # noqa: PLC0415 - its answer is remembered: asked anew here
 
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from infer_kernels.attention.configs import TileConfig, decode_config, prefill_config
+from infer_kernels.attention.triton.tile_configs import TileConfig, decode_config, prefill_config
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, CompiledKernel
 from infer_kernels.testing.shipped import SHIPPED_CASES, compile_launch
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, AttentionCase, attention_tiles

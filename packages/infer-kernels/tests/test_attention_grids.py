@@ -12,7 +12,7 @@ KV_HEADS = 2
 def launched(rows: list[int], lengths: list[int], *, window: int | None = None, fixed: bool = False) -> list[Launch]:
     cache = torch.empty(1, KV_HEADS, 64, 64, dtype=torch.bfloat16)
     q = torch.empty(sum(rows), 4 * KV_HEADS, 64, dtype=torch.bfloat16)
-    with compile_only(90) as recording:
+    with compile_only(90) as log:
         buffers = AttentionBuffers(max_seqs=9, max_tokens=999, max_seq_len=9999, block_size=64, device="cpu")
         plan = plan_attention(
             query_start=torch.tensor([0, *rows]).cumsum(0).int(),
@@ -23,7 +23,7 @@ def launched(rows: list[int], lengths: list[int], *, window: int | None = None, 
             buffers=buffers if fixed else None,
         )
         paged_attention(q, cache, cache, plan, scale=1.0, window=window)
-    return recording.launches
+    return log.launches
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from infer_kernels.casting import cast, widened_for
+from infer_kernels.pytorch.casting import cast, widened_for
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PAIRS = list(itertools.product(DTYPES, DTYPES))

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_kernels import causal_attention, paged_attention, paged_attention_reference, plan_attention
+from infer_kernels import causal_attention, paged_attention, plan_attention
+from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.ahead_of_time import compile_only
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close

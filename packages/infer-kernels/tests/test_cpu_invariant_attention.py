@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from infer_kernels import paged_attention, paged_attention_reference, plan_attention
+from infer_kernels import paged_attention, plan_attention
+from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 from infer_kernels.testing.threads import torch_threads

@@ -7,19 +7,21 @@ from torch.nn import functional
 from infer_kernels import (
     NormVariant,
     add_rms_norm,
-    add_rms_norm_reference,
     apply_rope,
-    apply_rope_reference,
     gelu_tanh_and_mul,
-    gelu_tanh_and_mul_reference,
     linear,
     norm_add_norm,
-    norm_add_norm_reference,
     rms_norm,
-    rms_norm_reference,
     silu_and_mul,
-    silu_and_mul_reference,
     store_kv,
+)
+from infer_kernels.reference import (
+    add_rms_norm_reference,
+    apply_rope_reference,
+    gelu_tanh_and_mul_reference,
+    norm_add_norm_reference,
+    rms_norm_reference,
+    silu_and_mul_reference,
     store_kv_reference,
 )
 from infer_kernels.testing.closeness import assert_within_roundings
@@ -55,8 +57,8 @@ def test_add_rms_norm_equals_reference(shape: tuple[int, int], variant: NormVari
     x, residual = torch.randn(2, *shape).to(dtype)
     weight, before = torch.randn(shape[-1]).to(dtype), residual.clone()
     expected = add_rms_norm_reference(x, residual, weight, 1e-6, variant=variant)
-    normed, new_residual = add_rms_norm(x, residual, weight, 1e-6, variant=variant)
-    assert_within_roundings(normed, expected[0])
+    normalized, new_residual = add_rms_norm(x, residual, weight, 1e-6, variant=variant)
+    assert_within_roundings(normalized, expected[0])
     assert torch.equal(new_residual, expected[1])
     assert torch.equal(residual, before)
 
@@ -68,17 +70,17 @@ def test_norm_add_norm_equals_reference(shape: tuple[int, int], variant: NormVar
     x, residual = torch.randn(2, *shape).to(dtype)
     post, following = torch.randn(2, shape[-1]).to(dtype)
     expected = norm_add_norm_reference(x, residual, post, following, 1e-6, variant=variant)
-    normed, new_residual = norm_add_norm(x, residual, post, following, 1e-6, variant=variant)
+    normalized, new_residual = norm_add_norm(x, residual, post, following, 1e-6, variant=variant)
     # A sum that cancels shows a rounding of its terms many times over after the second norm.
     assert_within_roundings(new_residual, expected[1], 4)
-    assert_within_roundings(normed, expected[0], 16)
+    assert_within_roundings(normalized, expected[0], 16)
 
 
 def test_add_rms_norm_writes_in_place() -> None:
     x, residual = torch.randn(2, 3, 8)
     expected = add_rms_norm(x, residual, torch.ones(8), 1e-6)
-    normed, stream = add_rms_norm(x, residual, torch.ones(8), 1e-6, out=x, residual_out=residual)
-    assert normed is x
+    normalized, stream = add_rms_norm(x, residual, torch.ones(8), 1e-6, out=x, residual_out=residual)
+    assert normalized is x
     assert stream is residual
     torch.testing.assert_close((x, residual), expected)
 
@@ -86,8 +88,8 @@ def test_add_rms_norm_writes_in_place() -> None:
 def test_norm_add_norm_writes_in_place() -> None:
     x, residual, weights = *torch.randn(2, 3, 8), torch.randn(2, 8)
     expected = norm_add_norm(x, residual, weights[0], weights[1], 1e-6)
-    normed, stream = norm_add_norm(x, residual, weights[0], weights[1], 1e-6, out=x, residual_out=residual)
-    assert normed is x
+    normalized, stream = norm_add_norm(x, residual, weights[0], weights[1], 1e-6, out=x, residual_out=residual)
+    assert normalized is x
     assert stream is residual
     torch.testing.assert_close((x, residual), expected)
 

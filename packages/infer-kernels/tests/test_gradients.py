@@ -8,19 +8,21 @@ from torch import Tensor
 
 from infer_kernels import (
     add_rms_norm,
-    add_rms_norm_reference,
     apply_rope,
-    apply_rope_reference,
     causal_attention,
     gelu_tanh_and_mul,
-    gelu_tanh_and_mul_reference,
     linear,
     norm_add_norm,
+    rms_norm,
+    silu_and_mul,
+)
+from infer_kernels.reference import (
+    add_rms_norm_reference,
+    apply_rope_reference,
+    gelu_tanh_and_mul_reference,
     norm_add_norm_reference,
     paged_attention_reference,
-    rms_norm,
     rms_norm_reference,
-    silu_and_mul,
     silu_and_mul_reference,
 )
 

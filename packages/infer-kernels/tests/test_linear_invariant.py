@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_kernels import linear, prepack
-from infer_kernels.linear_invariant import linear_invariant, linear_invariant_reference
-from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, Recording, compile_only
+from infer_kernels.dense.linear_invariant import linear_invariant, linear_invariant_reference
+from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
 from infer_kernels.testing.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -108,20 +108,20 @@ def test_gradients_equal_references() -> None:
 
 def compiled(
     capability: int, in_features: int, out_features: int, *, dtype: torch.dtype, rows: int = 7, with_bias: bool = True
-) -> Recording:
+) -> LaunchLog:
     weight, bias = torch.empty(out_features, in_features, dtype=dtype), torch.empty(out_features, dtype=dtype)
-    with compile_only(capability) as recording:
+    with compile_only(capability) as log:
         linear_invariant(torch.empty(rows, in_features, dtype=dtype), weight, bias if with_bias else None)
-    return recording
+    return log
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("in_features", [576, 80, 17])
 def test_layer_fits_shared_memory_and_registers(in_features: int, dtype: torch.dtype, capability: int) -> None:
-    recording = compiled(capability, in_features, 1536, dtype=dtype)
-    assert len(recording.launches) == 1
-    (kernel,) = recording.compiled
+    log = compiled(capability, in_features, 1536, dtype=dtype)
+    assert len(log.launches) == 1
+    (kernel,) = log.compiled
     assert kernel.spilled_bytes == 0
     assert kernel.shared_memory <= SHARED_MEMORY[capability]
 

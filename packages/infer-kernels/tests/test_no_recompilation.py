@@ -10,21 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.add_rms_norm import add_rms_norm
 from infer_kernels.advance_decode import advance_decode
 from infer_kernels.attention import AttentionBuffers, paged_attention, plan_attention
-from infer_kernels.copy_blocks import copy_blocks
-from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
-from infer_kernels.gather_rows import gather_rows
-from infer_kernels.head_preparation import QKNorm, Rotary
-from infer_kernels.linear_invariant import linear_invariant
-from infer_kernels.norm_add_norm import norm_add_norm
-from infer_kernels.qk_norm_rope_store import qk_norm_rope_store
-from infer_kernels.rms_norm import rms_norm
-from infer_kernels.rope import apply_rope
-from infer_kernels.rope_batched import apply_rope_batched
+from infer_kernels.dense.linear_invariant import linear_invariant
+from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.norm.add_rms_norm import add_rms_norm
+from infer_kernels.norm.norm_add_norm import norm_add_norm
+from infer_kernels.norm.rms_norm import rms_norm
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
+from infer_kernels.qkv.rope import apply_rope
+from infer_kernels.qkv.rope_batched import apply_rope_batched
+from infer_kernels.qkv.store_kv import store_kv
+from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
-from infer_kernels.store_kv import store_kv
 from infer_kernels.testing.ahead_of_time import compile_afresh
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB = 576, 9, 3, 64, 16, 1000
@@ -170,10 +168,6 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "paged_prefill": partial(launch_attention, prefill=True, make_buffers=lambda: None),
     "paged_prefill in fixed buffers": partial(launch_attention, prefill=True, make_buffers=fixed_buffers),
     "advance_decode": launch_advance_decode,
-    "copy_blocks": lambda batch: copy_blocks(
-        K_CACHE, V_CACHE, batch.slice_of(torch.int32), batch.slice_of(torch.int64)
-    ),
-    "gather_rows": lambda batch: gather_rows(batch.tensor(HIDDEN), batch.slice_of(torch.int64)),
     "linear_invariant": lambda batch: linear_invariant(batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous()),
     "sample": launch_sample,
     "apply_penalties": launch_penalties,
@@ -184,9 +178,9 @@ OPS: dict[str, Callable[[Batch], Any]] = {
 
 @pytest.mark.parametrize("op", OPS)
 def test_op_compiles_once_for_all_batches(op: str) -> None:
-    with compile_afresh(90) as recording:
+    with compile_afresh(90) as log:
         for batch in BATCHES:
             OPS[op](batch)
-    variants = Counter(kernel.name for kernel in recording.compiled)
+    variants = Counter(kernel.name for kernel in log.compiled)
     assert variants
     assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"

@@ -4,8 +4,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import infer_kernels
+import infer_kernels.cpu
+import infer_kernels.reference
 
 README = Path(__file__).parents[1] / "README.md"
 OPS = [
@@ -14,9 +19,7 @@ OPS = [
     "apply_penalties",
     "apply_rope",
     "apply_rope_batched",
-    "copy_blocks",
     "count_tokens",
-    "gather_rows",
     "gelu_tanh_and_mul",
     "linear_invariant",
     "norm_add_norm",
@@ -31,33 +34,41 @@ OPS = [
 OTHERS = [
     "AttentionBuffers",
     "AttentionPlan",
-    "BagFiller",
-    "BagLayout",
-    "BagShape",
-    "Bags",
-    "DecodePlan",
     "KVSlots",
     "NormVariant",
     "QKNorm",
     "Rotary",
     "TopLogprobs",
     "causal_attention",
-    "kv_cache_dtype",
     "linear",
     "plan_attention",
     "prepack",
-    "sample_scratch",
+]
+CPU = [
+    "DecodePlan",
+    "EmbeddingBagBuilder",
+    "EmbeddingBagLayout",
+    "EmbeddingBagSpec",
+    "EmbeddingBags",
+    "kv_cache_dtype",
     "wants_transposed_keys",
 ]
 
 
 def test_public_surface_is_pinned() -> None:
-    assert sorted(infer_kernels.__all__) == sorted([*OPS, *(f"{op}_reference" for op in OPS), *OTHERS])
+    assert sorted(infer_kernels.__all__) == sorted([*OPS, *OTHERS])
+    assert sorted(infer_kernels.cpu.__all__) == sorted(CPU)
 
 
-def test_public_names_exist_and_say_what_they_do() -> None:
-    for name in set(infer_kernels.__all__) - {"NormVariant"}:
-        assert getattr(infer_kernels, name).__doc__, name
+def test_every_op_has_a_reference() -> None:
+    parts_of_sample = ["kept_tokens", "uniform"]
+    assert sorted(infer_kernels.reference.__all__) == sorted(f"{op}_reference" for op in [*OPS, *parts_of_sample])
+
+
+@pytest.mark.parametrize("face", [infer_kernels, infer_kernels.cpu, infer_kernels.reference])
+def test_public_names_exist_and_say_what_they_do(face: ModuleType) -> None:
+    for name in set(face.__all__) - {"NormVariant"}:
+        assert getattr(face, name).__doc__, name
 
 
 def test_readme_snippet_runs() -> None:

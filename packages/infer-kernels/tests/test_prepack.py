@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from infer_kernels import linear, prepack
-from infer_kernels.linear import _multiply
+from infer_kernels.dense.linear import _multiply
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 65, 513])
@@ -83,7 +83,7 @@ def test_a_weight_of_another_rank_is_refused() -> None:
 
 
 def test_a_machine_without_bf16_instructions_keeps_plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    from infer_kernels.linear import _packs_bf16  # noqa: PLC0415 - its answer is remembered: asked anew here
+    from infer_kernels.dense.linear import _packs_bf16  # noqa: PLC0415 - its answer is remembered: asked anew here
 
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)

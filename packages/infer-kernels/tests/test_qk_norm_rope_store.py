@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import KVSlots, NormVariant, apply_rope, rms_norm, store_kv, store_kv_reference
-from infer_kernels.head_preparation import QKNorm, Rotary
-from infer_kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
-from infer_kernels.testing.ahead_of_time import Recording, compile_only
+from infer_kernels import KVSlots, NormVariant, apply_rope, rms_norm, store_kv
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.qkv.transforms import QKNorm, Rotary
+from infer_kernels.reference import store_kv_reference
+from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -85,7 +86,7 @@ def test_cpu_path_equals_the_reference(dtype: torch.dtype, variant: NormVariant 
     out = torch.empty(7, 9, 48, dtype=dtype)
     assert qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm, out=out) is out
     for actual, wanted in zip((out, *caches), expected, strict=True):
-        # A normed element near 2 is off by a rounding of its own before the rotation rounds again.
+        # A normalized element near 2 is off by a rounding of its own before the rotation rounds again.
         assert_within_roundings(actual, wanted, 4)
     assert torch.equal(caches[1], expected[2])
     assert torch.equal(qkv, before)
@@ -232,15 +233,15 @@ def compiled(
     tokens: int = 5,
     rotated: bool = True,
     first: int = 0,
-) -> Recording:
+) -> LaunchLog:
     """What one call compiles and launches, with slots and positions from `first` on in their buffers."""
     qkv = torch.empty(tokens, q_heads + 2 * kv_heads, head_dim, dtype=dtype)
     caches = some_caches(kv_heads, head_dim, dtype)
     staged = torch.zeros(2, 64, dtype=torch.int32)[:, first : first + tokens]
     rotary = Rotary(position_ids=staged[0], cos_sin=torch.empty(9, head_dim)) if rotated else None
-    with compile_only(capability) as recording:
+    with compile_only(capability) as log:
         qk_norm_rope_store(qkv, *caches, staged[1], rotary=rotary, norm=some_norm(head_dim, dtype, variant))
-    return recording
+    return log
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
@@ -248,9 +249,9 @@ def compiled(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_one_launch_that_spills_nothing(variant: NormVariant | None, dtype: torch.dtype, capability: int) -> None:
     for q_heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 96), (64, 16, 256)):
-        recording = compiled(capability, q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
-        assert [launch.name for launch in recording.launches] == ["_qk_norm_rope_store_kernel"]
-        (kernel,) = recording.compiled
+        log = compiled(capability, q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
+        assert [launch.name for launch in log.launches] == ["_qk_norm_rope_store_kernel"]
+        (kernel,) = log.compiled
         assert kernel.spilled_bytes == 0
         # Halves of heads move 16 bytes at a time.
         assert "ld.global.v4" in kernel.ptx
@@ -273,17 +274,17 @@ def test_nothing_is_compiled_again_for_other_tokens(variant: NormVariant | None,
 
 def test_store_kv_is_not_compiled_again_for_other_tokens() -> None:
     caches, staged = some_caches(3, 64, torch.float16), torch.zeros(64, dtype=torch.int32)
-    with compile_only(90) as recording:
+    with compile_only(90) as log:
         for tokens, first in ((7, 0), (8, 0), (16, 4), (1, 0), (1, 3), (33, 1)):
             k, v = torch.split(torch.empty(tokens, 9 + 6, 64, dtype=torch.float16), [12, 3], dim=1)
             store_kv(k[:, 9:], v, *caches, staged[first : first + tokens])
-    assert len(recording.launches) == 6
-    assert len(recording.compiled) == 1
+    assert len(log.launches) == 6
+    assert len(log.compiled) == 1
 
 
 def test_queries_with_nothing_to_prepare_take_no_programs() -> None:
-    recording = compiled(90, 64, 1, 128, dtype=torch.float16, variant=None, rotated=False, tokens=16)
-    assert [launch.grid for launch in recording.launches] == [(1, 1, 1)]
+    log = compiled(90, 64, 1, 128, dtype=torch.float16, variant=None, rotated=False, tokens=16)
+    assert [launch.grid for launch in log.launches] == [(1, 1, 1)]
 
 
 QKV, CACHE, SLOTS = torch.zeros(3, 4 + 4, 16), torch.zeros(5, 2, 4, 16), torch.arange(3)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from infer_kernels import apply_rope
-from infer_kernels.rope_batched import apply_rope_batched, apply_rope_batched_reference
-from infer_kernels.testing.ahead_of_time import Recording, compile_only
+from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
+from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -73,24 +73,24 @@ def test_gradients_equal_references(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(actual, expected)
 
 
-def compiled(capability: int, batch: int, seq: int, *, dtype: torch.dtype, heads: tuple[int, int, int]) -> Recording:
+def compiled(capability: int, batch: int, seq: int, *, dtype: torch.dtype, heads: tuple[int, int, int]) -> LaunchLog:
     """What one call on heads (q_heads, kv_heads, head_dim) compiles and launches."""
     q_heads, kv_heads, head_dim = heads
     q = torch.empty(batch, seq, q_heads, head_dim, dtype=dtype).transpose(1, 2)
     k = torch.empty(batch, seq, kv_heads, head_dim, dtype=dtype).transpose(1, 2)
     cos = torch.empty(batch, seq, head_dim)
-    with compile_only(capability) as recording:
+    with compile_only(capability) as log:
         apply_rope_batched(q, k, cos, cos)
-    return recording
+    return log
 
 
 @pytest.mark.parametrize("capability", [80, 90, 120])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("heads", [(9, 3, 64), (32, 8, 96), (64, 8, 128), (4, 1, 256)])
 def test_one_launch_that_spills_nothing(heads: tuple[int, int, int], dtype: torch.dtype, capability: int) -> None:
-    recording = compiled(capability, 2, 7, dtype=dtype, heads=heads)
-    assert [launch.grid for launch in recording.launches] == [(14, 1, 1)]
-    (kernel,) = recording.compiled
+    log = compiled(capability, 2, 7, dtype=dtype, heads=heads)
+    assert [launch.grid for launch in log.launches] == [(14, 1, 1)]
+    (kernel,) = log.compiled
     assert kernel.spilled_bytes == 0
     assert "ld.global.v4" in kernel.ptx
     assert "st.global.v4" in kernel.ptx
@@ -107,9 +107,9 @@ def test_flat_rotation_is_not_compiled_again_for_other_tokens_and_places_in_a_st
     compilations = []
     for tokens, first in ((7, 0), (8, 0), (16, 3), (1, 1), (1, 0)):
         q, k, _ = torch.split(torch.empty(tokens, 15, 64, dtype=torch.float16), [9, 3, 3], dim=1)
-        with compile_only(90) as recording:
+        with compile_only(90) as log:
             apply_rope(q, k, staged[first : first + tokens], cos_sin)
-        compilations.append(len(recording.compiled))
+        compilations.append(len(log.compiled))
     assert compilations == [1, 0, 0, 0, 0]
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels.sampling import apply_penalties, count_tokens, sample, sample_scratch, topk_logprobs
-from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, Recording, compile_only
+from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
 from infer_kernels.testing.draws import random_draws
 
 FILTERS = ["top_k", "top_p", "min_p"]
@@ -45,35 +45,35 @@ def test_slices_of_a_staging_buffer_compile_nothing_again() -> None:
     logits, draws = torch.empty(5, 4096), random_draws(9, vocab=4096)
     compiled = []
     for start in (0, 1, 3):
-        with compile_only(90) as recording:
+        with compile_only(90) as log:
             sample(logits, **draws.rows(slice(start, start + 5)).arguments)
             topk_logprobs(logits, draws.positions[start : start + 5], k=0)
-        compiled.append(len(recording.compiled))
+        compiled.append(len(log.compiled))
     assert compiled[1:] == [0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_two_programs_that_sample_fit_a_multiprocessor_and_load_ahead(dtype: torch.dtype) -> None:
     draws = random_draws(2, vocab=64_000)
-    with compile_only(90) as recording:
+    with compile_only(90) as log:
         # No other test has positions in int64: what is compiled here was not compiled before.
         sample(torch.empty(2, 64_000, dtype=dtype), **draws.arguments | {"positions": draws.positions.long()})
-    (kernel,) = recording.compiled
+    (kernel,) = log.compiled
     assert 2 * kernel.registers * 32 * kernel.num_warps <= 65_536
     assert 2 * kernel.shared_memory <= SHARED_MEMORY[90]
     assert "cp.async" in kernel.ptx
 
 
-def launches_of(recording: Recording) -> list[tuple[str, tuple[int, int, int]]]:
-    return [(launch.name, launch.grid) for launch in recording.launches]
+def launches_of(log: LaunchLog) -> list[tuple[str, tuple[int, int, int]]]:
+    return [(launch.name, launch.grid) for launch in log.launches]
 
 
 def test_each_op_is_one_launch() -> None:
     logits, draws = torch.empty(5, 5000), random_draws(5, vocab=5000)
     counts, slots = torch.empty(4, 5000, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
-    with compile_only(90) as recording:
+    with compile_only(90) as log:
         sample(logits)
-        sample(logits, **draws.arguments, scratch=sample_scratch(logits), out=slots.clone())
+        sample(logits, **draws.arguments, out=slots.clone())
         topk_logprobs(logits, slots, k=0)
         count_tokens(counts, slots, slots)
         apply_penalties(
@@ -85,7 +85,7 @@ def test_each_op_is_one_launch() -> None:
             presence=draws.top_p,
             frequency=draws.top_p,
         )
-    assert launches_of(recording) == [
+    assert launches_of(log) == [
         ("_sample_kernel", (5, 1, 1)),
         ("_logprobs_kernel", (5, 1, 1)),
         ("_count_tokens_kernel", (1, 1, 1)),

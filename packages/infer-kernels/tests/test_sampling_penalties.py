@@ -4,21 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.sampling import (
-    apply_penalties,
-    apply_penalties_reference,
-    count_tokens,
-    count_tokens_reference,
-    topk_logprobs,
-    topk_logprobs_reference,
-)
+from infer_kernels.reference import apply_penalties_reference, count_tokens_reference, topk_logprobs_reference
+from infer_kernels.sampling import apply_penalties, count_tokens, topk_logprobs
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def one_row(**penalties: float) -> list[float]:
-    """Penalised logits of six tokens: 0 and 1 in the prompt, 1 and 2 generated once, 3 and 4 three times."""
+    """Penalized logits of six tokens: 0 and 1 in the prompt, 1 and 2 generated once, 3 and 4 three times."""
     logits = torch.tensor([[2.0, -2.0, 2.0, -2.0, -torch.inf, 5.0]])
     neutral = {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}
     columns: dict[str, Tensor] = {name: torch.tensor([value]) for name, value in (neutral | penalties).items()}

@@ -2,7 +2,8 @@
 
 import torch
 
-from infer_kernels.sampling import uniform, uniform_reference
+from infer_kernels.reference import uniform_reference
+from infer_kernels.sampling.uniform import uniform
 
 
 def test_uniform_gives_the_bits_of_the_reference() -> None:

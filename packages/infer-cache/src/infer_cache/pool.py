@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from infer_kernels import wants_transposed_keys
+from infer_kernels.cpu import wants_transposed_keys
 
 
 class KVPool:
     """Keys and values of all layers in blocks, zeros at the start. Layers of a group have equally many blocks.
 
     Each layer's cache is [blocks, kv_heads, block_size, head_dim] to look at, and each head of each block one piece of
-    memory. Inside it, keys may lie transposed, where `infer_kernels.wants_transposed_keys` says so:
+    memory. Inside it, keys may lie transposed, where `infer_kernels.cpu.wants_transposed_keys` says so:
 
         keys    [blocks, kv_heads, block_size, head_dim] or [blocks, kv_heads, head_dim, block_size]
         values  [blocks, kv_heads, block_size, head_dim]

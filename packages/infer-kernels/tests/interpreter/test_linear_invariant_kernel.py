@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infer_kernels.linear_invariant import linear_invariant, linear_invariant_reference
+from infer_kernels.dense.linear_invariant import linear_invariant, linear_invariant_reference
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from infer_kernels import NormVariant, add_rms_norm_reference, norm_add_norm_reference, rms_norm_reference
-from infer_kernels.add_rms_norm import add_rms_norm_triton
-from infer_kernels.norm_add_norm import norm_add_norm_triton
-from infer_kernels.rms_norm import rms_norm_triton
+from infer_kernels import NormVariant
+from infer_kernels.norm.add_rms_norm import add_rms_norm_triton
+from infer_kernels.norm.norm_add_norm import norm_add_norm_triton
+from infer_kernels.norm.rms_norm import rms_norm_triton
+from infer_kernels.reference import add_rms_norm_reference, norm_add_norm_reference, rms_norm_reference
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -5,11 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_kernels import paged_attention, paged_attention_reference, plan_attention
-from infer_kernels.attention.memory import FreshMemory
-from infer_kernels.attention.triton_plan import TritonAttentionPlan
-from infer_kernels.attention.work import HostLayout
+from infer_kernels import paged_attention, plan_attention
+from infer_kernels.attention.plan import HostMetadata
+from infer_kernels.attention.triton.plan import TritonAttentionPlan
+from infer_kernels.attention.triton.plan_memory import FreshMemory
 from infer_kernels.gpu import Gpu
+from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 
@@ -83,7 +84,7 @@ def test_configurations_of_every_architecture_equal_reference(
     )
     query_start = batch.query_start
     plan = TritonAttentionPlan(
-        HostLayout(query_start=query_start, seq_lens=batch.seq_lens, is_prefill=query_start.diff() > 1),
+        HostMetadata(query_start=query_start, seq_lens=batch.seq_lens, is_prefill=query_start.diff() > 1),
         batch.block_table,
         block_size=64,
         device=torch.device("cpu"),

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import AttentionBuffers, AttentionPlan, paged_attention, paged_attention_reference, plan_attention
+from infer_kernels import AttentionBuffers, AttentionPlan, paged_attention, plan_attention
+from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from infer_kernels import NormVariant
-from infer_kernels.head_preparation import QKNorm, Rotary
-from infer_kernels.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -45,7 +45,7 @@ def test_all_modes_equal_the_reference(variant: NormVariant | None, dtype: torch
     expected = qk_norm_rope_store_reference(qkv, *caches, slots, rotary=rotary, norm=norm)
     q = qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm)
     for actual, wanted in zip((q, *caches), expected, strict=True):
-        # A normed element near 2 is off by a rounding of its own before the rotation rounds again.
+        # A normalized element near 2 is off by a rounding of its own before the rotation rounds again.
         assert_within_roundings(actual, wanted, 4)
     assert torch.equal(caches[1], expected[2])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.rope_batched import apply_rope_batched, apply_rope_batched_reference
+from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

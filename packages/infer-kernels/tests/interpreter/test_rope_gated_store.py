@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from infer_kernels import (
+from infer_kernels.gated_activations import gated_triton
+from infer_kernels.qkv.rope import apply_rope_triton
+from infer_kernels.qkv.store_kv import store_kv_triton
+from infer_kernels.reference import (
     apply_rope_reference,
     gelu_tanh_and_mul_reference,
     silu_and_mul_reference,
     store_kv_reference,
 )
-from infer_kernels.gated import gated_triton
-from infer_kernels.rope import apply_rope_triton
-from infer_kernels.store_kv import store_kv_triton
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

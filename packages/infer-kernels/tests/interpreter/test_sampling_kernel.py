@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from infer_kernels.sampling import sample, sample_scratch
+from infer_kernels.sampling import sample
 from infer_kernels.sampling.uniform import uniform
 from infer_kernels.testing.draw_strategies import batches
 from infer_kernels.testing.draws import FIRST_SEED, LAST_SEED, Draws, assert_drawn, make_draws, random_draws
@@ -155,12 +155,11 @@ def test_filters_left_out_limit_nothing(left_out: list[str]) -> None:
     assert torch.equal(given_none, sample(logits, **draws.arguments))
 
 
-def test_views_out_and_scratch_are_taken() -> None:
+def test_views_and_out_are_taken() -> None:
     wide, draws = torch.randn(3, 100), random_draws(3, vocab=60)
     logits, out = wide[:, 7:67], torch.full((5,), -7)
-    scratch = sample_scratch(torch.empty(8, 60))
     arguments = draws.arguments | {"positions": draws.positions.long()}
-    sample(logits, **arguments, out=out[1:4], scratch=scratch)
+    sample(logits, **arguments, out=out[1:4])
     assert torch.equal(out[1:4], sample(logits.contiguous(), **draws.arguments))
     assert out[[0, 4]].tolist() == [-7, -7]
 

@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from infer_kernels.sampling import (
-    apply_penalties,
-    apply_penalties_reference,
-    count_tokens,
-    count_tokens_reference,
-    topk_logprobs,
-    topk_logprobs_reference,
-)
+from infer_kernels.reference import apply_penalties_reference, count_tokens_reference, topk_logprobs_reference
+from infer_kernels.sampling import apply_penalties, count_tokens, topk_logprobs
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -6,7 +6,6 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from infer_kernels import gather_rows
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers import Dense, LMHead, PackedLinear, Placement
@@ -70,7 +69,7 @@ class CausalLM(nn.Module):
 
         Where many are wanted, ask for a few at a time: one row of a large vocabulary is as large as many hidden states.
         """
-        logits: Tensor = self.lm_head(hidden if rows is None else gather_rows(hidden, rows))
+        logits: Tensor = self.lm_head(hidden if rows is None else hidden.index_select(0, rows))
         return logits
 
     def checkpoint_tensors(self) -> Mapping[str, Tensor]:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from infer_cache import KVPool, PagedCacheView
 from infer_engine.model_runner.input_buffers import ForwardBatch
-from infer_kernels import BagFiller, BagLayout, Bags, BagShape, DecodePlan, KVSlots
+from infer_kernels import KVSlots
+from infer_kernels.cpu import (
+    DecodePlan,
+    EmbeddingBagBuilder,
+    EmbeddingBagLayout,
+    EmbeddingBags,
+    EmbeddingBagSpec,
+)
 from infer_models import CausalLM, KVCacheView
 
 if TYPE_CHECKING:
@@ -31,8 +38,8 @@ class CPUGraph:
         """Record a step of sequences that have the pool's first blocks; what it stores there belongs to nobody yet."""
         attended = {(pool.group(layer), spec.window): spec for layer, spec in enumerate(model.attention_specs)}
         self._fillers = {
-            (group, window): BagFiller(
-                BagShape(
+            (group, window): EmbeddingBagBuilder(
+                EmbeddingBagSpec(
                     q_heads=spec.q_heads,
                     kv_heads=spec.kv_heads,
                     head_dim=spec.head_dim,
@@ -79,7 +86,8 @@ class CPUGraph:
 
     def _flat(self, inputs: ForwardBatch) -> tuple[Tensor, ...]:
         layouts = [
-            filler.lay_out(inputs.seq_lens, inputs.block_tables[group]) for (group, _), filler in self._fillers.items()
+            filler.build_layout(inputs.seq_lens, inputs.block_tables[group])
+            for (group, _), filler in self._fillers.items()
         ]
         laid_out = (tensor for layout in layouts for tensor in layout)
         return (inputs.input_ids, inputs.position_ids, inputs.seq_lens, *inputs.slots, *laid_out)
@@ -90,10 +98,10 @@ class CPUGraph:
         """The model's arguments; `rest` are the slots of each group, then the layout of each filler."""
         num_groups, size = len(self._pool.num_blocks), self._pool.block_size
         slots = [KVSlots(each, block_size=size, may_skip=False) for each in rest[:num_groups]]
-        fields = len(BagLayout._fields)
-        layouts = [BagLayout(*rest[start : start + fields]) for start in range(num_groups, len(rest), fields)]
-        bags: list[dict[int | None, Bags]] = [{} for _ in slots]
+        fields = len(EmbeddingBagLayout._fields)
+        layouts = [EmbeddingBagLayout(*rest[start : start + fields]) for start in range(num_groups, len(rest), fields)]
+        bags: list[dict[int | None, EmbeddingBags]] = [{} for _ in slots]
         for ((group, window), filler), layout in zip(self._fillers.items(), layouts, strict=True):
-            bags[group][window] = filler.fill_layout(layout, seq_lens)
+            bags[group][window] = filler.build_from_layout(layout, seq_lens)
         plans = [DecodePlan(each, num_tokens=len(input_ids), block_size=size, device=input_ids.device) for each in bags]
         return input_ids, position_ids, PagedCacheView(self._pool, slots=slots, plans=plans)

@@ -15,7 +15,7 @@ from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import choose_block_size, kv_memory, resolve_device, size_kv_cache, size_step
-from infer_kernels import kv_cache_dtype
+from infer_kernels.cpu import kv_cache_dtype
 from infer_models import CheckpointError, GenerationConfig, ModelConfig, load_model
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.text import Tokenizer

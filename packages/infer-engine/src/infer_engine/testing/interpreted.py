@@ -63,7 +63,7 @@ def compute_as_a_gpu() -> None:
     answers: dict[str, Any] = {
         "infer_cache.pool.wants_transposed_keys": lambda *_: False,
         "infer_engine.model_runner.loading.kv_cache_dtype": lambda dtype, _: dtype,
-        "infer_kernels.linear._packs_bf16": lambda: False,
+        "infer_kernels.dense.linear._packs_bf16": lambda: False,
     }
     for name, answer_of_a_gpu in answers.items():
         module, _, function = name.rpartition(".")

@@ -9,7 +9,7 @@ from torch import Tensor
 from infer_engine.core.request import Request
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import SamplingParams
-from infer_kernels import sample_reference
+from infer_kernels.reference import sample_reference
 
 
 def running_request(

@@ -1,4 +1,4 @@
-"""Causal attention of one whole sequence, without a cache. Knows one sequence; knows no blocks.
+"""Causal attention of one whole sequence, without a cache.
 
 The formula is that of `reference.py` with the first query at position 0. PyTorch only and differentiable: it serves
 training and parity tests.
@@ -7,8 +7,8 @@ training and parity tests.
 from torch import Tensor
 from torch.nn import functional
 
+from infer_kernels.attention.masks import capped_attention, visible_mask
 from infer_kernels.attention.plan import check_options
-from infer_kernels.attention.scores import capped_attention, visible_mask
 from infer_kernels.checks import require_float, require_like, require_rank, require_shape
 
 

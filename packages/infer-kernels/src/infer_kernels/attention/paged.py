@@ -1,14 +1,13 @@
-"""Planning a step's attention and running it, layer by layer. Knows what arguments must be; knows no arithmetic."""
+"""`plan_attention` and `paged_attention`: argument checks, and the choice of a device's plan."""
 
 import torch
 from torch import Tensor
 
-from infer_kernels.attention.cpu import CpuAttentionPlan
-from infer_kernels.attention.cpu_invariant import InvariantCpuPlan
-from infer_kernels.attention.memory import AttentionBuffers, FreshMemory
-from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, check_options
-from infer_kernels.attention.triton_plan import TritonAttentionPlan
-from infer_kernels.attention.work import HostLayout
+from infer_kernels.attention.cpu.invariant_plan import InvariantCpuPlan
+from infer_kernels.attention.cpu.plan import CpuAttentionPlan
+from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata, check_options
+from infer_kernels.attention.triton.plan import TritonAttentionPlan
+from infer_kernels.attention.triton.plan_memory import AttentionBuffers, FreshMemory
 from infer_kernels.checks import (
     require_dense_rows,
     require_device,
@@ -19,7 +18,7 @@ from infer_kernels.checks import (
 )
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import describe_gpu
-from infer_kernels.store_kv import check_cache, require_storable
+from infer_kernels.qkv.store_kv import check_cache, require_storable
 
 
 def plan_attention(
@@ -50,7 +49,7 @@ def plan_attention(
             prefill. None: sequences with several rows.
         buffers: memory on the device to write the plan into, as captured graphs need; None allocates.
         batch_invariant: a row's bits depend on nothing but its sequence's tokens: not on chunks, phases, company or
-            blocks. Slower: kernels take every row as prefill, a CPU multiplies panels of fixed shape.
+            blocks. Slower: kernels take every row as prefill, a CPU multiplies tiles of fixed shape.
 
     Returns:
         The plan. It reads the host tensors while it is made and while layers attend for the first time.
@@ -84,7 +83,7 @@ def plan_attention(
         _check_phases(is_prefill, num_queries)
     if batch_invariant:
         is_prefill = torch.ones_like(is_prefill)
-    layout = HostLayout(query_start=query_start, seq_lens=seq_lens, is_prefill=is_prefill)
+    layout = HostMetadata(query_start=query_start, seq_lens=seq_lens, is_prefill=is_prefill)
     if device.type not in TRITON_DEVICES:
         if buffers is not None:
             raise ValueError(f"`buffers` are for kernels, and a plan for {device} runs none; leave them out")

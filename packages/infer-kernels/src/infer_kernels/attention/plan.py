@@ -1,4 +1,4 @@
-"""What a step's attention plan is. Knows which rows belong to which sequence; knows no kernel."""
+"""What every attention plan has in common: one step's metadata on the host, a layer's options, the plan's interface."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -20,6 +20,26 @@ class AttentionOptions:
     scale: float
     window: int | None
     soft_cap: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMetadata:
+    """One step's sequences, on the host.
+
+    Attributes:
+        query_start: [seqs + 1] int32.
+        seq_lens: [seqs] int32, this step's tokens included.
+        is_prefill: [seqs] bool: whose rows belong to a prompt; a sequence of any other kind has one row or none.
+    """
+
+    query_start: Tensor
+    seq_lens: Tensor
+    is_prefill: Tensor
+
+    @property
+    def num_queries(self) -> Tensor:
+        """[seqs] int32, rows of each sequence."""
+        return self.query_start[1:] - self.query_start[:-1]
 
 
 class AttentionPlan(ABC):

@@ -1,4 +1,4 @@
-"""The formula of paged attention, written for clarity. Knows blocks and tables; knows no speed.
+"""The formula of paged attention, written for clarity.
 
 For a query at position p of a sequence, over the positions j of its keys with p - window < j <= p:
 

@@ -43,16 +43,16 @@ def apply_penalties_reference(
     presence: Tensor,
     frequency: Tensor,
 ) -> Tensor:
-    """Penalised copy of `logits`, row by row; arguments as for `apply_penalties`."""
-    penalised = logits.clone()
+    """Penalized copy of `logits`, row by row; arguments as for `apply_penalties`."""
+    penalized = logits.clone()
     for row, slot in enumerate(slots.tolist()):
         if slot < 0:
             continue
         values, counts = logits[row].float(), generated_counts[slot]
         repeated = torch.where(values > 0, values / repetition[row], values * repetition[row])
         values = torch.where(in_prompt[slot] | (counts > 0), repeated, values)
-        penalised[row] = (values - frequency[row] * counts - presence[row] * (counts > 0)).to(logits.dtype)
-    return penalised
+        penalized[row] = (values - frequency[row] * counts - presence[row] * (counts > 0)).to(logits.dtype)
+    return penalized
 
 
 def count_tokens_reference(generated_counts: Tensor, slots: Tensor, token_ids: Tensor) -> Tensor:
@@ -176,8 +176,8 @@ def apply_penalties_torch(
     frequency: Tensor,
 ) -> None:
     """The fastest plain PyTorch; arguments as for `apply_penalties`, unchecked."""
-    penalised = (slots >= 0) & ((repetition != 1) | (presence != 0) | (frequency != 0))
-    rows = penalised.nonzero().squeeze(-1)
+    penalized = (slots >= 0) & ((repetition != 1) | (presence != 0) | (frequency != 0))
+    rows = penalized.nonzero().squeeze(-1)
     if len(rows) == 0:
         return
     chosen = slots[rows].long()
@@ -208,7 +208,7 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> Tensor:
-    """Penalise, in place, the tokens that each row's sequence has already.
+    """Penalize, in place, the tokens that each row's sequence has already.
 
     Args:
         logits: [rows, vocab], fp32, bf16 or fp16; rows may be strided views. Changed in place.

@@ -39,8 +39,8 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
-from infer_kernels.sampling.sample_kernel import make_scratch, sample_triton, scratch_shape
 from infer_kernels.sampling.sample_torch import most_probable, sample_torch
+from infer_kernels.sampling.sample_triton import sample_triton
 from infer_kernels.sampling.uniform import uniform_reference
 
 
@@ -95,15 +95,6 @@ def sample_reference(
     return torch.stack(drawn) if drawn else torch.empty(0, dtype=torch.int64, device=logits.device)
 
 
-def sample_scratch(logits: Tensor) -> Tensor | None:
-    """The scratch memory of `sample` for `logits` [rows, vocab] and fewer rows; None where it needs none.
-
-    Eight lists of 4096 elements per row at most. `sample` makes its own if it is given none; one that outlives the call
-    saves a captured graph the allocation.
-    """
-    return make_scratch(logits) if takes_triton(logits.detach()) else None
-
-
 def sample(
     logits: Tensor,
     *,
@@ -114,7 +105,6 @@ def sample(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
     out: Tensor | None = None,
-    scratch: Tensor | None = None,
 ) -> Tensor:
     """Draw one token per row; the module's text is the definition.
 
@@ -127,7 +117,6 @@ def sample(
         seeds: [rows] int64; needed where `temperatures` is given.
         positions: [rows] int32 or int64, of the token to be drawn in its sequence; needed as `seeds` is.
         out: [rows] int64.
-        scratch: from `sample_scratch`, for as many rows or more of the same vocabulary and dtype.
 
     Returns:
         Token ids [rows] int64: `out`, or a fresh tensor.
@@ -175,10 +164,6 @@ def sample(
             positions=positions,
         )
         return drawn if out is None else out.copy_(drawn)
-    if scratch is not None:
-        _require_scratch(scratch, logits)
-    elif top_k is not None or top_p is not None:
-        scratch = make_scratch(logits)
     return sample_triton(
         logits,
         temperatures=temperatures.contiguous(),
@@ -188,7 +173,6 @@ def sample(
         seeds=seeds.contiguous(),
         positions=positions.contiguous(),
         out=torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out,
-        scratch=scratch,
     )
 
 
@@ -196,14 +180,3 @@ def _require_column(name: str, column: Tensor, logits: Tensor, dtype: torch.dtyp
     require_dtype(name, column, dtype)
     require_shape(name, column, logits.shape[:1], "one for each row of `logits`")
     require_device(name, column, "logits", logits.device)
-
-
-def _require_scratch(scratch: Tensor, logits: Tensor) -> None:
-    require_device("scratch", scratch, "logits", logits.device)
-    shape = scratch_shape(*logits.shape)
-    fits = scratch.dim() == 3 and scratch.shape[0] >= shape[0] and scratch.shape[1:] == shape[1:]
-    if scratch.dtype != logits.dtype or not fits or not scratch.is_contiguous():
-        raise ValueError(
-            f"`scratch` has shape {list(scratch.shape)} and dtype {scratch.dtype} but `logits` needs {list(shape)} "
-            f"in {logits.dtype}; pass what `sample_scratch` makes, for at least as many rows"
-        )

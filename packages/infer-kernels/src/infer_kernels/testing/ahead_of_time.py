@@ -1,7 +1,7 @@
 """Launching kernels on a machine without a GPU, up to the point where a GPU would run them. Knows Triton's driver.
 
 Inside `compile_only(capability)` every launcher runs on CPU tensors as it would on the device: real grid, strides and
-specialisation, compiled to machine code for that architecture. Nothing is computed.
+specialization, compiled to machine code for that architecture. Nothing is computed.
 """
 
 import re
@@ -65,7 +65,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class LaunchLog:
     """What was compiled and launched inside `compile_only`, in order."""
 
     compiled: list[CompiledKernel] = field(default_factory=list)
@@ -94,14 +94,14 @@ class _Utils:
 class _Driver:
     """As much of a CUDA driver as compiling and launching asks for."""
 
-    def __init__(self, capability: int, recording: Recording) -> None:
+    def __init__(self, capability: int, log: LaunchLog) -> None:
         self._capability = capability
-        self._recording = recording
+        self._log = log
         self.utils = _Utils(capability)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         del metadata
-        # Triton keeps compiled variants, and their launchers, longer than one recording.
+        # Triton keeps compiled variants, and their launchers, longer than one `compile_only` lasts.
         name, device = source.fn.__name__, self._capability
 
         def launch(grid_x: int, grid_y: int, grid_z: int, *_args: object, **_kwargs: object) -> None:
@@ -113,12 +113,12 @@ class _Driver:
         return launch
 
     def record_launch(self, launch: Launch) -> None:
-        self._recording.launches.append(launch)
+        self._log.launches.append(launch)
 
     def record_compilation(self, *, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
         del times, cache_hit
         files = {Path(file).suffix: Path(file) for file in metadata_group.values()}
-        self._recording.compiled.append(
+        self._log.compiled.append(
             _inspect(src.fn.__name__, metadata, ptx=files[".ptx"].read_text(), cubin=files[".cubin"])
         )
 
@@ -138,22 +138,22 @@ class _Driver:
 
 
 @contextmanager
-def compile_only(capability: int) -> Iterator[Recording]:
+def compile_only(capability: int) -> Iterator[LaunchLog]:
     """Compile for `capability` (90 for sm_90) whatever is launched inside; yields what was compiled and launched.
 
-    Public ops take their Triton path on CPU tensors. A variant is compiled, and recorded, at its first launch in this
+    Public ops take their Triton path on CPU tensors. A variant is compiled, and listed, at its first launch in this
     process.
 
     Raises:
         triton.runtime.errors.OutOfResources: from the launch, where a variant does not fit shared memory.
     """
-    recording = Recording()
-    simulated = _Driver(capability, recording)
+    log = LaunchLog()
+    simulated = _Driver(capability, log)
     driver.set_active(simulated)
     listener, triton.knobs.compilation.listener = triton.knobs.compilation.listener, simulated.record_compilation
     TRITON_DEVICES.add("cpu")
     try:
-        yield recording
+        yield log
     finally:
         TRITON_DEVICES.discard("cpu")
         triton.knobs.compilation.listener = listener
@@ -162,12 +162,12 @@ def compile_only(capability: int) -> Iterator[Recording]:
 
 
 @contextmanager
-def compile_afresh(capability: int) -> Iterator[Recording]:
-    """`compile_only`, recording also what earlier recordings of this process compiled."""
+def compile_afresh(capability: int) -> Iterator[LaunchLog]:
+    """`compile_only` that lists also the variants that this process compiled earlier."""
     _forget_variants(capability)
     try:
-        with compile_only(capability) as recording:
-            yield recording
+        with compile_only(capability) as log:
+            yield log
     finally:
         _forget_variants(capability)
 

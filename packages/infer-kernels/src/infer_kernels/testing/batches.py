@@ -100,8 +100,8 @@ def random_paged_batch(
         block_table[sequence, :count] = blocks
         for cache in caches:
             tokens = torch.randn(length, kv_heads, head_dim, generator=generator).to(dtype)
-            for position in range(length):
-                cache[blocks[position // block_size], :, position % block_size] = tokens[position]
+            position = torch.arange(length)
+            cache[blocks[position // block_size], :, position % block_size] = tokens
     starts = torch.tensor([0, *num_rows]).cumsum(0).int()
     return PagedBatch(
         q=torch.randn(int(starts[-1]), q_heads, head_dim, generator=generator).to(dtype),

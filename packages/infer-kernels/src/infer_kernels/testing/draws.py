@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from infer_kernels.sampling import kept_tokens_reference, uniform_reference
+from infer_kernels.reference import kept_tokens_reference, uniform_reference
 
 # Seeds whose numbers at position 0 are closest to 0 and to 1 of those below 30 million: 3e-8 from each.
 FIRST_SEED = 23_468_447

@@ -11,20 +11,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer_kernels.add_rms_norm import add_rms_norm
 from infer_kernels.advance_decode import advance_decode
-from infer_kernels.copy_blocks import copy_blocks
-from infer_kernels.gated import gelu_tanh_and_mul, silu_and_mul
-from infer_kernels.gather_rows import gather_rows
-from infer_kernels.head_preparation import QKNorm, Rotary
-from infer_kernels.linear_invariant import linear_invariant
-from infer_kernels.norm_add_norm import norm_add_norm
-from infer_kernels.qk_norm_rope_store import qk_norm_rope_store
-from infer_kernels.rms_norm import NormVariant, rms_norm
-from infer_kernels.rope import apply_rope
-from infer_kernels.rope_batched import apply_rope_batched
+from infer_kernels.dense.linear_invariant import linear_invariant
+from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.norm.add_rms_norm import add_rms_norm
+from infer_kernels.norm.norm_add_norm import norm_add_norm
+from infer_kernels.norm.rms_norm import NormVariant, rms_norm
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
+from infer_kernels.qkv.rope import apply_rope
+from infer_kernels.qkv.rope_batched import apply_rope_batched
+from infer_kernels.qkv.store_kv import store_kv
+from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
-from infer_kernels.store_kv import store_kv
 from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES
 
@@ -58,9 +56,9 @@ def compile_launch(launch: Callable[[], object], capability: int) -> CompiledKer
     Raises:
         triton.runtime.errors.OutOfResources: it does not fit shared memory.
     """
-    with compile_afresh(capability) as recording:
+    with compile_afresh(capability) as log:
         launch()
-    (kernel,) = recording.compiled
+    (kernel,) = log.compiled
     return kernel
 
 
@@ -211,7 +209,7 @@ def _sampling() -> Iterator[LaunchCase]:
             positions=column.int(),
         )
 
-    def penalise(dtype: torch.dtype) -> object:
+    def penalize(dtype: torch.dtype) -> object:
         column = torch.ones(3)
         return apply_penalties(
             torch.zeros(3, 32000, dtype=dtype),
@@ -226,7 +224,7 @@ def _sampling() -> Iterator[LaunchCase]:
     for dtype in (BF16, FP32):
         yield _case("sample", dtype, "no filter", partial(draw, dtype))
         yield _case("sample", dtype, "all filters", partial(draw, dtype, top_k=True, top_p=True, min_p=True))
-        yield _case("apply_penalties", dtype, "vocab 32000", partial(penalise, dtype))
+        yield _case("apply_penalties", dtype, "vocab 32000", partial(penalize, dtype))
         yield _case(
             "topk_logprobs",
             dtype,
@@ -256,24 +254,11 @@ def _steps() -> Iterator[LaunchCase]:
             slots=slots,
         )
 
-    def copy(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
-        k_cache, v_cache = (torch.empty(4, kv_heads, block_size, head_dim, dtype=dtype) for _ in range(2))
-        copy_blocks(k_cache, v_cache, torch.tensor([0, 1]), torch.tensor([2, 3]))
-
     def layer(in_features: int, out_features: int, dtype: torch.dtype, *, biased: bool) -> object:
         weight, bias = torch.empty(out_features, in_features, dtype=dtype), torch.empty(out_features, dtype=dtype)
         return linear_invariant(torch.empty(3, in_features, dtype=dtype), weight, bias if biased else None)
 
     yield LaunchCase(op="advance_decode", label="blocks of 64", dtype=torch.int32, launch=partial(advance, 64))
-    for dtype in (BF16, FP32):
-        yield _case("copy_blocks", dtype, "heads 8 x 128, blocks of 64", partial(copy, 8, 128, 64, dtype))
-        yield _case(
-            "gather_rows",
-            dtype,
-            "hidden 4096",
-            partial(gather_rows, torch.empty(3, 4096, dtype=dtype), torch.zeros(2, dtype=torch.int64)),
-        )
-    yield _case("copy_blocks", BF16, "heads 4 x 256, blocks of 32", partial(copy, 4, 256, 32, BF16))
     for dtype, in_features, biased in (
         (BF16, 4096, False),
         (BF16, 1000, True),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.attention import paged_attention, plan_attention
-from infer_kernels.attention.configs import TileConfig
+from infer_kernels.attention.triton.tile_configs import TileConfig
 
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -85,7 +85,7 @@ def attention_tiles(config: TileConfig) -> Iterator[None]:
     def table(**_model: object) -> TileConfig:
         return config
 
-    plan = "infer_kernels.attention.triton_plan"
+    plan = "infer_kernels.attention.triton.plan"
     with patch(f"{plan}.decode_config", table), patch(f"{plan}.prefill_config", table):
         yield
 

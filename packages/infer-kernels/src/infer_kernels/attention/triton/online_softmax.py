@@ -1,0 +1,202 @@
+"""The loop over a sequence's keys with online softmax, in Triton.
+
+A tile is TILE keys at positions that are multiples of TILE, wherever a program starts and whatever the block size. A
+tile in which a row sees no key leaves that row exactly as it was. So a row's bits depend on its own position and keys
+alone: not on the chunk that it was computed in, on its neighbors or on the blocks that hold its keys.
+
+    tiles of keys   |  every row sees every key  | diagonal, end of sequence |     with a window: all tiles
+    masks           |             no             |            yes            |     are masked and loaded by
+    loads           |  descriptors, in flight    |         pointers          |     pointers, in flight
+
+Keys past the end of a sequence, or in blocks before its window, may hold anything, NaN included: only masked tiles
+reach there, and those load key by key. A block's id is loaded one iteration ahead of its keys: a load whose address
+comes from another load of the same iteration would keep the compiler from having several iterations' loads in flight.
+
+Precision: fp32 scores, maximum, sum and accumulator; probabilities are rounded to the dtype of v for the second
+product. fp32 inputs are multiplied in full precision, not TF32. Online softmax: Milakov and Gimelshein, 2018; Dao,
+2023.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+UNSEEN = tl.constexpr(-1.0e30)  # finite, so that a row that sees no key of a tile does not become NaN
+
+
+@triton.jit
+def _block_ids(
+    table: tl.tensor,  # one sequence's row of the block table
+    key: tl.tensor,  # a tile's first position
+    keys_stop: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:
+    """The block of a tile (WHOLE: it lies in one), or the block of each of its keys, int64."""
+    if WHOLE:
+        return tl.load(table + key // BLOCK_SIZE).to(tl.int64)
+    else:  # noqa: RET505 - both are compiled, and must agree in type, where the branch is not an `else`
+        position = key + tl.arange(0, TILE)
+        return tl.load(table + position // BLOCK_SIZE, mask=position < keys_stop, other=0).to(tl.int64)
+
+
+@triton.jit
+def _cache_rows(
+    block: tl.tensor,  # from _block_ids
+    key: tl.tensor,  # the tile's first position
+    kv_head: tl.tensor,
+    strides: tl.tuple,  # of the cache: block, head, token
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:
+    """Offsets of a tile's keys in a cache, [TILE]."""
+    if WHOLE:
+        first = block * strides[0] + kv_head * strides[1] + key % BLOCK_SIZE * strides[2]
+        return first + tl.arange(0, TILE) * strides[2]
+    else:  # noqa: RET505 - as above
+        offset = ((key + tl.arange(0, TILE)) % BLOCK_SIZE).to(tl.int64)
+        return block * strides[0] + kv_head * strides[1] + offset * strides[2]
+
+
+@triton.jit
+def _online_softmax_loop(
+    maximum: tl.tensor,  # fp32 [BLOCK_M], of the scores in units of log2
+    total: tl.tensor,  # fp32 [BLOCK_M], sum of the weights
+    accumulator: tl.tensor,  # fp32 [BLOCK_M, BLOCK_D], weighted sum of the values
+    block: tl.tensor,  # of the first tile, from _block_ids
+    start: tl.tensor,  # the first tile's first position
+    stop: tl.tensor,  # one past the last position
+    keys_start: tl.tensor,  # the first position that may be read
+    keys_stop: tl.tensor,  # one past the last
+    queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
+    position: tl.tensor,  # [BLOCK_M], of each row
+    table: tl.tensor,  # one sequence's row of the block table
+    kv_head: tl.tensor,
+    kv_heads: tl.tensor,
+    k_cache: tl.tensor,  # [blocks, kv_heads, BLOCK_SIZE, head_dim]
+    v_cache: tl.tensor,  # the same shape
+    k_tiles: tl.tensor,  # descriptor of k_cache as [blocks * kv_heads * BLOCK_SIZE, head_dim] (DESCRIPTORS)
+    v_tiles: tl.tensor,  # of v_cache
+    k_strides: tl.tuple,  # of k_cache: block, head, token
+    v_strides: tl.tuple,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    window: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+    NUM_STAGES: tl.constexpr,  # None: those of the launch
+) -> tl.tuple:
+    """Take the tiles from `start` to `stop` into the running softmax: (maximum, total, accumulator, next block)."""
+    column = tl.arange(0, BLOCK_D)
+    # In units of log2, for exp2.
+    log2_scale = LOG2_E if CAPPED else scale * LOG2_E
+    for key in tl.range(start, stop, TILE, num_stages=NUM_STAGES):
+        tile_block = block
+        block = _block_ids(table, key + TILE, keys_stop, BLOCK_SIZE, TILE, WHOLE)
+        key_position = key + tl.arange(0, TILE)
+        exists = (column < HEAD_DIM)[None, :]
+        if MASKED:
+            exists = exists & ((key_position >= keys_start) & (key_position < keys_stop))[:, None]
+        if DESCRIPTORS and not MASKED:
+            row = ((tile_block * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE).to(tl.int32)
+            keys = k_tiles.load([row, 0])
+            values = v_tiles.load([row, 0])
+        else:
+            k_row = _cache_rows(tile_block, key, kv_head, k_strides, BLOCK_SIZE, TILE, WHOLE)
+            v_row = _cache_rows(tile_block, key, kv_head, v_strides, BLOCK_SIZE, TILE, WHOLE)
+            keys = tl.load(k_cache + k_row[:, None] + column[None, :], mask=exists, other=0.0)
+            values = tl.load(v_cache + v_row[:, None] + column[None, :], mask=exists, other=0.0)
+        scores = tl.dot(queries, keys.T, input_precision=PRECISION)
+        if CAPPED:
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1), finite at both ends.
+            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2_E * scale / soft_cap)) + 1.0))
+        if MASKED:
+            visible = key_position[None, :] <= position[:, None]
+            if WINDOWED:
+                visible &= key_position[None, :] > position[:, None] - window
+            scores = tl.where(visible, scores, UNSEEN)
+        higher = tl.maximum(maximum, tl.max(scores, 1) * log2_scale)
+        exponents = tl.fma(scores, log2_scale, -higher[:, None])
+        if MASKED:
+            # A row that sees nothing has `UNSEEN` as its maximum too, and their difference is rounding.
+            exponents = tl.where(visible, exponents, UNSEEN)
+        weights = tl.exp2(exponents)
+        decay = tl.exp2(maximum - higher)
+        total = total * decay + tl.sum(weights, 1)
+        accumulator = accumulator * decay[:, None]
+        accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision=PRECISION)
+        maximum = higher
+    return maximum, total, accumulator, block
+
+
+@triton.jit
+def online_softmax(
+    queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
+    position: tl.tensor,  # [BLOCK_M], of each row
+    first_position: tl.tensor,  # the least
+    start: tl.tensor,  # the first position to read, a multiple of TILE
+    stop: tl.tensor,  # one past the last
+    table: tl.tensor,  # one sequence's row of the block table
+    kv_head: tl.tensor,
+    kv_heads: tl.tensor,
+    k_cache: tl.tensor,  # these and what follows as in _online_softmax_loop
+    v_cache: tl.tensor,
+    k_tiles: tl.tensor,
+    v_tiles: tl.tensor,
+    k_strides: tl.tuple,
+    v_strides: tl.tuple,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    window: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ONE_LOOP: tl.constexpr,  # mask all tiles
+) -> tl.tuple:
+    """Attend to the keys from `start` to `stop`: (maximum, total, accumulator) as in `_online_softmax_loop`."""
+    maximum = tl.full([BLOCK_M], UNSEEN, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    block = _block_ids(table, start, stop, BLOCK_SIZE, TILE, WHOLE)
+    keys_start = start
+    if WINDOWED:
+        # Blocks before the window may have been given to others.
+        keys_start = tl.maximum(0, first_position - window + 1)
+    whole_stop = start
+    if not ONE_LOOP:
+        whole_stop = tl.maximum(start, tl.minimum(first_position + 1, stop) // TILE * TILE)
+        maximum, total, accumulator, block = _online_softmax_loop(
+            maximum, total, accumulator, block, start, whole_stop, keys_start, stop,
+            queries, position, table, kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles, k_strides, v_strides,
+            scale, soft_cap, window,
+            HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, MASKED=False,
+            NUM_STAGES=None,
+        )  # fmt: skip
+    # The masked tiles at the end are few: loads in flight would cost more in registers than they hide.
+    maximum, total, accumulator, block = _online_softmax_loop(
+        maximum, total, accumulator, block, whole_stop, stop, keys_start, stop,
+        queries, position, table, kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles, k_strides, v_strides,
+        scale, soft_cap, window,
+        HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, MASKED=True,
+        NUM_STAGES=None if ONE_LOOP else 1,
+    )  # fmt: skip
+    return maximum, total, accumulator

@@ -1,0 +1,158 @@
+r"""Attention of decodes over a paged cache, in Triton, each sequence's keys in splits.
+
+The formula is that of `reference.py`. A program takes one split of one sequence's keys for one key-value head; the
+query heads that share that head are the rows of its tile, so that keys and values are read once for all of them.
+
+    positions   0          SPLIT       2 SPLIT      3 SPLIT
+    keys        |  split 0   |  split 1   |  split 2  |       each (maximum, total, sum of values) in fp32
+                      \            |            /
+                       the last of them to finish joins all three, in this order
+
+Splits have a fixed length and lie at fixed positions, so that a sequence's bits do not depend on how many others share
+the step (Dao et al., "Flash-Decoding", 2023, splits by what fills the device). A semaphore counts the splits that have
+finished, and the program that finishes last joins them, in an order that does not depend on which one it is.
+
+Bytes moved: seq_len * 2 * kv_heads * head_dim * itemsize, plus q and out, plus fp32 partial results where there are
+several splits, written and read: 8 * q_heads * head_dim for each.
+
+Precision: that of `online_softmax.py`; splits are joined in fp32; one rounding at the end.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import triton
+import triton.language as tl
+
+from infer_kernels.attention.triton.online_softmax import UNSEEN, online_softmax
+
+SPLIT = 256
+"""Tokens of a split, a multiple of every tile."""
+
+
+@triton.jit(
+    do_not_specialize=["block_table_stride"],
+    do_not_specialize_on_alignment=[
+        "partial_maxima",
+        "partial_totals",
+        "work",
+        "query_start",
+        "seq_lens",
+        "block_table",
+    ],
+)
+def paged_decode_kernel(
+    out: tl.tensor,  # [tokens, q_heads, head_dim]
+    q: tl.tensor,  # [tokens, q_heads, head_dim]
+    k_cache: tl.tensor,  # [blocks, kv_heads, BLOCK_SIZE, head_dim]
+    v_cache: tl.tensor,  # the same shape
+    k_tiles: tl.tensor,  # descriptor of k_cache as [blocks * kv_heads * BLOCK_SIZE, head_dim] (DESCRIPTORS)
+    v_tiles: tl.tensor,  # of v_cache
+    partial_sums: tl.tensor,  # fp32 [items, q_heads, head_dim]
+    partial_maxima: tl.tensor,  # fp32 [items, q_heads]
+    partial_totals: tl.tensor,  # fp32 [items, q_heads]
+    semaphores: tl.tensor,  # [seqs, kv_heads], zeros before and after
+    work: tl.tensor,  # the number of items, 0, then items: (sequence, split), a sequence's side by side and in order
+    query_start: tl.tensor,  # [seqs + 1]
+    seq_lens: tl.tensor,  # [seqs]
+    block_table: tl.tensor,  # [seqs, columns]
+    block_table_stride: tl.tensor,
+    kv_heads: tl.tensor,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    window: tl.tensor,
+    out_stride_token: tl.tensor,
+    out_stride_head: tl.tensor,
+    q_stride_token: tl.tensor,
+    q_stride_head: tl.tensor,
+    k_stride_block: tl.tensor,
+    k_stride_head: tl.tensor,
+    k_stride_token: tl.tensor,
+    v_stride_block: tl.tensor,
+    v_stride_head: tl.tensor,
+    v_stride_token: tl.tensor,
+    GROUP: tl.constexpr,  # query heads per key-value head
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # HEAD_DIM rounded up to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows of a tile of queries, at least GROUP
+    TILE: tl.constexpr,  # keys per iteration
+    KEYS_PER_SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr,  # TILE divides BLOCK_SIZE: an iteration's keys lie in one block
+    DESCRIPTORS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
+) -> None:
+    num_items = tl.load(work)
+    row = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_D)
+    for program in range(tl.program_id(0), num_items * kv_heads, tl.num_programs(0)):
+        item = (program // kv_heads).to(tl.int64)
+        seq = tl.load(work + 2 + item * 2)
+        split = tl.load(work + 3 + item * 2)
+        kv_head = (program % kv_heads).to(tl.int64)
+        seq_len = tl.load(seq_lens + seq)
+        token = tl.load(query_start + seq).to(tl.int64)
+
+        position = seq_len - 1
+        start = split * KEYS_PER_SPLIT
+        first_split = 0
+        if WINDOWED:
+            oldest = tl.maximum(0, seq_len - window)
+            start = tl.maximum(start, oldest // TILE * TILE)
+            first_split = oldest // KEYS_PER_SPLIT
+        last_split = tl.maximum(position, 0) // KEYS_PER_SPLIT
+        # A list may be made for lengths to come: splits that the sequence does not have do nothing.
+        if (split >= first_split) & (split <= last_split):
+            head = kv_head * GROUP + row
+            mask = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+            q_at = q + token * q_stride_token + head[:, None] * q_stride_head + column[None, :]
+            queries = tl.load(q_at, mask=mask, other=0.0)
+            maximum, total, accumulator = online_softmax(
+                queries, tl.zeros([BLOCK_M], tl.int32) + position, position,
+                start, tl.minimum(seq_len, (split + 1) * KEYS_PER_SPLIT),
+                block_table + seq.to(tl.int64) * block_table_stride,
+                kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
+                (k_stride_block, k_stride_head, k_stride_token), (v_stride_block, v_stride_head, v_stride_token),
+                scale, soft_cap, window,
+                BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, ONE_LOOP,
+            )  # fmt: skip
+
+            out_at = out + token * out_stride_token + head[:, None] * out_stride_head + column[None, :]
+            if first_split == last_split:
+                attended = accumulator / tl.where(total > 0.0, total, 1.0)[:, None]
+                tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)
+            else:
+                q_heads = kv_heads * GROUP
+                at = item * q_heads + head
+                tl.store(partial_sums + at[:, None] * HEAD_DIM + column[None, :], accumulator, mask=mask)
+                tl.store(partial_maxima + at, maximum, mask=row < GROUP)
+                tl.store(partial_totals + at, total, mask=row < GROUP)
+                # All threads' partial results are written before the semaphore says so.
+                tl.debug_barrier()
+                semaphore = semaphores + seq.to(tl.int64) * kv_heads + kv_head
+                finished = tl.atomic_add(semaphore, 1, sem="acq_rel", scope="gpu")
+                if finished == last_split - first_split:
+                    tl.store(semaphore, 0)
+                    maximum = tl.full([BLOCK_M], UNSEEN, tl.float32)
+                    total = tl.zeros([BLOCK_M], tl.float32)
+                    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                    first_item = item - (split - first_split)
+                    for other in range(first_item, first_item + last_split - first_split + 1):
+                        at = other * q_heads + head
+                        # Past the first-level cache, which may hold older values.
+                        other_maximum = tl.load(partial_maxima + at, mask=row < GROUP, other=0.0, cache_modifier=".cg")
+                        other_total = tl.load(partial_totals + at, mask=row < GROUP, other=1.0, cache_modifier=".cg")
+                        other_sum = tl.load(
+                            partial_sums + at[:, None] * HEAD_DIM + column[None, :],
+                            mask=mask,
+                            other=0.0,
+                            cache_modifier=".cg",
+                        )
+                        higher = tl.maximum(maximum, other_maximum)
+                        decay, share = tl.exp2(maximum - higher), tl.exp2(other_maximum - higher)
+                        total = total * decay + other_total * share
+                        accumulator = accumulator * decay[:, None] + other_sum * share[:, None]
+                        maximum = higher
+                    tl.store(out_at, (accumulator / total[:, None]).to(out.dtype.element_ty), mask=mask)

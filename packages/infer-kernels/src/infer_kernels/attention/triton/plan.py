@@ -1,0 +1,188 @@
+"""The plan of the Triton path: work lists on the device, one launch per phase and layer."""
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
+from infer_kernels.attention.triton.paged_decode import SPLIT, paged_decode_kernel
+from infer_kernels.attention.triton.paged_prefill import paged_prefill_kernel
+from infer_kernels.attention.triton.plan_memory import PlanMemory
+from infer_kernels.attention.triton.tile_configs import ConfigTable, TileConfig, decode_config, prefill_config
+from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
+from infer_kernels.gpu import Gpu
+
+_Caches = tuple[Tensor, Tensor, Tensor | TensorDescriptor, Tensor | TensorDescriptor]
+
+
+class TritonAttentionPlan(AttentionPlan):
+    """WorkList lists of a step's decodes and of its prefill chunks, each launched with tiles of its own shape."""
+
+    __slots__ = ("_gpu", "_has_decodes", "_has_prefills", "_host", "_layout", "_lists", "_memory", "_num_seqs")
+
+    def __init__(
+        self,
+        layout: HostMetadata,
+        block_table: Tensor,
+        *,
+        block_size: int,
+        device: torch.device,
+        gpu: Gpu,
+        memory: PlanMemory,
+    ) -> None:
+        """Lay out the sequences of `layout`, whose blocks are `block_table` [seqs, columns], into `memory`."""
+        num_queries = layout.num_queries
+        super().__init__(num_tokens=int(layout.query_start[-1]), block_size=block_size, device=device)
+        self._gpu = gpu
+        self._memory = memory
+        self._host = layout
+        self._num_seqs = len(num_queries)
+        self._has_prefills = bool((layout.is_prefill & (num_queries > 0)).any())
+        self._has_decodes = bool((~layout.is_prefill & (num_queries > 0)).any())
+        self._layout = memory.upload(layout, block_table)
+        # The lists depend on the layers' windows and heads: the first layer of a kind makes its list.
+        self._lists: dict[WorkList, tuple[Tensor, int]] = {}
+        for work in memory.known_work_lists():
+            self._list(work)
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if not self.num_tokens:
+            return out
+        if self._has_decodes:
+            self._launch_decode(q, k_cache, v_cache, options, out, self._config(decode_config, q, k_cache))
+        if self._has_prefills:
+            self._launch_prefill(q, k_cache, v_cache, options, out, self._config(prefill_config, q, k_cache))
+        return out
+
+    def _config(self, table: ConfigTable, q: Tensor, k_cache: Tensor) -> TileConfig:
+        return table(
+            group=q.shape[1] // k_cache.shape[1],
+            head_dim=q.shape[2],
+            itemsize=q.element_size(),
+            capability=self._gpu.capability,
+        )
+
+    def _list(self, work: WorkList) -> tuple[Tensor, int]:
+        """A work list on the device, and its number of items."""
+        made = self._lists.get(work)
+        if made is None:
+            items = work.items(self._host)
+            made = self._lists[work] = self._memory.upload_work_list(work, items), len(items)
+        return made
+
+    def _launch_decode(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor, config: TileConfig
+    ) -> None:
+        kv_heads = k_cache.shape[1]
+        work, num_items = self._list(DecodeWorkList(options.window))
+        partials = self._memory.partials(num_items, q.shape[1], q.shape[2])
+        num_programs = self._memory.num_programs(num_items * kv_heads, self._gpu.num_sms * config.programs_per_sm)
+        caches = self._caches(k_cache, v_cache, config)
+        paged_decode_kernel[(num_programs,)](
+            out,
+            q,
+            *caches,
+            partials.sums,
+            partials.maxima,
+            partials.totals,
+            self._memory.semaphores(self._num_seqs, kv_heads),
+            work,
+            *self._rest(q, k_cache, v_cache, options, out),
+            **self._modes(q, caches, options, config),
+            KEYS_PER_SPLIT=SPLIT,
+        )
+
+    def _launch_prefill(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor, config: TileConfig
+    ) -> None:
+        kv_heads = k_cache.shape[1]
+        work, num_items = self._list(PrefillWorkList(config.rows // (q.shape[1] // kv_heads)))
+        num_programs = self._memory.num_programs(num_items * kv_heads, self._gpu.num_sms * config.programs_per_sm)
+        caches = self._caches(k_cache, v_cache, config)
+        paged_prefill_kernel[(num_programs,)](
+            out,
+            q,
+            *caches,
+            work,
+            *self._rest(q, k_cache, v_cache, options, out),
+            **self._modes(q, caches, options, config),
+        )
+
+    def _caches(self, k_cache: Tensor, v_cache: Tensor, config: TileConfig) -> _Caches:
+        """Both caches as tensors, then as descriptors; where none can be made, the tensors again."""
+        if not self._has_descriptors(k_cache, v_cache, config):
+            return k_cache, v_cache, k_cache, v_cache
+        blocks, kv_heads, block_size, head_dim = k_cache.shape
+        shape, strides = [blocks * kv_heads * block_size, head_dim], [head_dim, 1]
+        tile = [config.keys, triton.next_power_of_2(head_dim)]
+        return (
+            k_cache,
+            v_cache,
+            TensorDescriptor(k_cache, shape, strides, tile),
+            TensorDescriptor(v_cache, shape, strides, tile),
+        )
+
+    def _has_descriptors(self, k_cache: Tensor, v_cache: Tensor, config: TileConfig) -> bool:
+        """Whether tiles are rectangles of the caches as [blocks * kv_heads * block_size, head_dim], in 2-byte types.
+
+        Before sm_90 there is no unit that fetches rectangles; descriptors would become loads that are not pipelined.
+        """
+        return (
+            self._gpu.capability >= (9, 0)
+            and k_cache.element_size() == 2
+            and self.block_size % config.keys == 0
+            and k_cache.is_contiguous()
+            and v_cache.is_contiguous()
+            and k_cache.data_ptr() % 16 == 0
+            and v_cache.data_ptr() % 16 == 0
+        )
+
+    def _rest(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor
+    ) -> tuple[Tensor | int | float, ...]:
+        """The run-time arguments that both kernels end with."""
+        return (
+            self._layout.query_start,
+            self._layout.seq_lens,
+            self._layout.block_table,
+            self._layout.block_table.stride(0),
+            k_cache.shape[1],
+            options.scale,
+            options.soft_cap or 1.0,
+            options.window or 0,
+            *out.stride()[:2],
+            *q.stride()[:2],
+            *k_cache.stride()[:3],
+            *v_cache.stride()[:3],
+        )
+
+    def _modes(
+        self, q: Tensor, caches: _Caches, options: AttentionOptions, config: TileConfig
+    ) -> dict[str, int | bool | str]:
+        """The compile-time arguments that both kernels share, and how to launch them."""
+        k_cache, _, k_tiles, _ = caches
+        whole = self.block_size % config.keys == 0
+        return {
+            "GROUP": q.shape[1] // k_cache.shape[1],
+            "HEAD_DIM": q.shape[2],
+            "BLOCK_D": triton.next_power_of_2(q.shape[2]),
+            "BLOCK_SIZE": self.block_size,
+            "BLOCK_M": config.rows,
+            "TILE": config.keys,
+            "WHOLE": whole,
+            "DESCRIPTORS": k_tiles is not k_cache,
+            "WINDOWED": options.window is not None,
+            "CAPPED": options.soft_cap is not None,
+            "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+            # A window masks most of its tiles; fp32, and keys looked up one by one, leave no registers for two loops.
+            "ONE_LOOP": options.window is not None or q.dtype == torch.float32 or not whole,
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "enable_fp_fusion": False,
+        }

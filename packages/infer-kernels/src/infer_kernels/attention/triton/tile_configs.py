@@ -1,0 +1,95 @@
+"""Tile shapes of the attention kernels, chosen from a table.
+
+No run-time tuning: a configuration depends on the model and the device alone, so that results do not change from run to
+run, with the batch or with the size of blocks. Those of common models are compiled ahead of time by the tests for three
+architectures: they fit shared memory, and in half precision spill no registers, unless blocks are smaller than a tile.
+`nox -s kernel_sweep` compiles the alternatives.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import triton
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConfig:
+    """One way to launch an attention kernel.
+
+    Attributes:
+        rows: query rows of a tile, a power of two from 16: queries times the query heads of a key-value head.
+        keys: keys per iteration, a power of two.
+        num_warps: warps of a program.
+        num_stages: iterations whose loads are in flight.
+        programs_per_sm: programs that share a multiprocessor, where the grid is fixed.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+class ConfigTable(Protocol):
+    """Chooses a configuration by what the model and the device are."""
+
+    def __call__(self, *, group: int, head_dim: int, itemsize: int, capability: tuple[int, int]) -> TileConfig:
+        """Return it; arguments as for `decode_config`."""
+
+
+def decode_config(*, group: int, head_dim: int, itemsize: int, capability: tuple[int, int]) -> TileConfig:
+    """The configuration of `paged_decode`.
+
+    Args:
+        group: query heads per key-value head.
+        head_dim: elements of a head.
+        itemsize: bytes of an element of q and the caches.
+        capability: of the device, such as (9, 0).
+    """
+    del capability
+    width = triton.next_power_of_2(head_dim)
+    rows = max(16, triton.next_power_of_2(group))
+    if itemsize == 4:
+        return _in_full_precision(width, rows)
+    return TileConfig(
+        rows=rows,
+        keys=64 if width <= 128 else 32,
+        num_warps=4 if rows <= 32 else 8,
+        num_stages=3 if rows <= 32 else 2,
+        programs_per_sm=3,
+    )
+
+
+def prefill_config(*, group: int, head_dim: int, itemsize: int, capability: tuple[int, int]) -> TileConfig:
+    """The configuration of `paged_prefill`; arguments as for `decode_config`."""
+    hopper = capability[0] in (9, 10)  # 227 KiB of shared memory and warpgroup matrix products
+    width = triton.next_power_of_2(head_dim)
+    if itemsize == 4:
+        return _in_full_precision(width, max(32, triton.next_power_of_2(group)))
+    if width == 256:
+        rows, keys, num_warps, num_stages = (64, 32, 8, 3) if hopper else (32, 32, 4, 2)
+    elif width == 128 and not hopper:
+        rows, keys, num_warps, num_stages = 64, 32, 4, 2
+    elif hopper:
+        rows, keys, num_warps, num_stages = 128, 64, 8, 3
+    else:
+        rows, keys, num_warps, num_stages = 64, 64, 4, 2
+    return TileConfig(
+        rows=max(rows, triton.next_power_of_2(group)),
+        keys=keys,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        programs_per_sm=1,
+    )
+
+
+def _in_full_precision(width: int, rows: int) -> TileConfig:
+    """fp32 is multiplied without tensor cores: bound by registers."""
+    return TileConfig(
+        rows=rows,
+        keys=32 if width <= 32 else 16,
+        num_warps=8 if width == 256 else 4,
+        num_stages=2,
+        programs_per_sm=1,
+    )

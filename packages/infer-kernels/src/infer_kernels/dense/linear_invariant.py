@@ -1,0 +1,224 @@
+"""Dense layers whose rows have the same bits in every batch.
+
+    y = x @ weight.T + bias
+
+Libraries choose a matrix product's kernel, and with it the order in which a row's products are added, by the number of
+rows. Here a row meets the same arithmetic whatever its batch and its place therein, at the price of speed. He,
+"Defeating Nondeterminism in LLM Inference", 2025.
+
+On CUDA: one tile shape for any number of rows, products added from the first column to the last by one program, which
+reads the weight once per tile of rows. Elsewhere: the library's product of tiles of 16 rows, the last filled up with
+zeros, in memory of its own with rows that start on cache lines, as kernels also look at alignment. Tiles of 8 rows
+took longer for many rows, of 32 for one; `benchmarks/kernels/cpu.py` measures what invariance costs.
+
+Bytes moved: (in_features * out_features * tiles_of_rows + rows * (in_features * tiles_of_columns + out_features)) *
+itemsize, less what caches keep.
+
+Precision: fp32 accumulation, one rounding; fp32 inputs are multiplied in full precision, not TF32. Bits are equal on
+one device with one version of the libraries, and for CPUs with one number of threads: not between them.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+from dataclasses import dataclass
+from math import prod
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
+from infer_kernels.dense.linear import linear
+from infer_kernels.dispatch import takes_triton
+from infer_kernels.gpu import describe_gpu
+
+_TILE_ROWS = 16
+_LINE = 64
+"""Bytes of a cache line."""
+
+_GROUP = 8
+"""Tiles of rows whose programs follow each other for the same columns of the output, and share them in L2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Config:
+    rows: int
+    columns: int
+    inner: int
+    num_warps: int
+    num_stages: int
+
+
+_HALF_PRECISION = {
+    8: _Config(rows=64, columns=128, inner=64, num_warps=4, num_stages=3),
+    9: _Config(rows=64, columns=128, inner=64, num_warps=4, num_stages=4),
+    12: _Config(rows=64, columns=128, inner=32, num_warps=4, num_stages=4),
+}
+"""Tiles for bf16 and fp16 by the major version of the compute capability. Others take those of 12, which fit them."""
+
+_FULL_PRECISION = _Config(rows=32, columns=64, inner=32, num_warps=4, num_stages=3)
+"""For fp32, which is multiplied without tensor cores."""
+
+_UNALIGNED = _Config(rows=32, columns=32, inner=32, num_warps=4, num_stages=2)
+"""For rows of the weight that do not start on multiples of 16 elements: loaded one by one, which takes registers."""
+
+
+def linear_invariant_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The layer in plain fp32 PyTorch; arguments as for `linear_invariant`. Differentiable."""
+    y = x.float() @ weight.float().T
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_invariant_kernel(
+    out: tl.tensor,  # [rows, out_features]
+    x: tl.tensor,  # [rows, in_features]
+    weight: tl.tensor,  # [out_features, in_features]
+    bias: tl.tensor,  # [out_features], or None
+    rows: tl.tensor,
+    in_features: tl.tensor,
+    out_features: tl.tensor,
+    out_stride: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    WHOLE: tl.constexpr,  # in_features is a multiple of BLOCK_INNER
+    GROUP: tl.constexpr,
+) -> None:
+    # Program numbers with GROUP 2:       columns ->
+    #                               rows   0  2  4
+    #                                 |    1  3  5
+    #                                 v    6  7  8
+    program = tl.program_id(0)
+    row_tiles, column_tiles = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(out_features, BLOCK_COLUMNS)
+    first_tile = program // (GROUP * column_tiles) * GROUP
+    group = min(row_tiles - first_tile, GROUP)
+    row_tile = first_tile + program % (GROUP * column_tiles) % group
+    column_tile = program % (GROUP * column_tiles) // group
+
+    row = row_tile.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = column_tile.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    inner = tl.arange(0, BLOCK_INNER)
+    x_at = x + row[:, None] * x_stride + inner[None, :]
+    weight_at = weight + column[None, :] * weight_stride + inner[:, None]
+    in_rows, in_columns = (row < rows)[:, None], (column < out_features)[None, :]
+    accumulator = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for start in range(0, in_features, BLOCK_INNER):
+        if WHOLE:
+            x_mask, weight_mask = in_rows, in_columns
+        else:
+            x_mask = in_rows & (start + inner < in_features)[None, :]
+            weight_mask = in_columns & (start + inner < in_features)[:, None]
+        x_tile = tl.load(x_at + start, mask=x_mask, other=0.0)
+        weight_tile = tl.load(weight_at + start, mask=weight_mask, other=0.0)
+        accumulator = tl.dot(x_tile, weight_tile, accumulator, input_precision="ieee")
+    if bias is not None:
+        accumulator += tl.load(bias + column, mask=column < out_features, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out + row[:, None] * out_stride + column[None, :],
+        accumulator.to(out.dtype.element_ty),
+        mask=in_rows & in_columns,
+    )
+
+
+def _choose_config(x: Tensor) -> _Config:
+    """By the device, the dtype and the layer's width: by nothing that depends on the batch."""
+    if x.shape[1] % 16:
+        return _UNALIGNED
+    if x.element_size() == 4:
+        return _FULL_PRECISION
+    major, _ = describe_gpu(x.device).capability
+    return _HALF_PRECISION.get(major, _HALF_PRECISION[12])
+
+
+def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
+    """Launch the kernel on `x` [rows, in_features]; otherwise arguments as for `linear_invariant`, unchecked."""
+    rows, in_features = x.shape
+    out_features = weight.shape[0]
+    if out.numel() == 0:
+        return out
+    config = _choose_config(x)
+    _linear_invariant_kernel[(triton.cdiv(rows, config.rows) * triton.cdiv(out_features, config.columns),)](
+        out,
+        x,
+        weight,
+        bias,
+        rows,
+        in_features,
+        out_features,
+        out.stride(0),
+        x.stride(0),
+        weight.stride(0),
+        BLOCK_ROWS=config.rows,
+        BLOCK_COLUMNS=config.columns,
+        BLOCK_INNER=config.inner,
+        WHOLE=in_features % config.inner == 0,
+        GROUP=_GROUP,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+def linear_invariant_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
+    """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable, unless prepacked."""
+    rows, in_features = x.shape
+    stride = triton.cdiv(in_features * x.element_size(), _LINE) * _LINE // x.element_size()
+    for start in range(0, rows, _TILE_ROWS):
+        taken = x[start : start + _TILE_ROWS]
+        # The same memory layout for every tile, whatever that of `x`.
+        tile = x.new_zeros(_TILE_ROWS, stride)[:, :in_features]
+        tile[: taken.shape[0]] = taken
+        out[start : start + _TILE_ROWS] = linear(tile, weight, bias)[: taken.shape[0]]
+    return out
+
+
+def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+    """A dense layer over the last dimension that gives a row the same bits whatever the other rows and their number.
+
+    Args:
+        x: [..., in_features], fp32, bf16 or fp16, any strides but 1 in the last dimension.
+        weight: [out_features, in_features], of the dtype and device of `x`; may come from `prepack`, whose bits may
+            differ from those of the plain weight.
+        bias: [out_features], or None.
+        out: [..., out_features], of the dtype and device of `x`; contiguous, or two-dimensional with stride 1 in the
+            last dimension.
+
+    Returns:
+        `out`, or a fresh tensor [..., out_features]; differentiable where no `out` is given and `weight` is plain.
+
+    Raises:
+        ValueError: a shape, device or stride does not fit.
+        TypeError: a dtype does not fit.
+    """
+    require_rank("weight", weight, "out_features, in_features")
+    require_float("x", x)
+    require_like("weight", weight, "x", x)
+    out_features, in_features = weight.shape
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise ValueError(f"`x` has shape {list(x.shape)}; pass [..., {in_features}], as many as `weight` has columns")
+    require_dense_rows("x", x)
+    if not weight.is_mkldnn:
+        require_dense_rows("weight", weight)
+    if bias is not None:
+        require_shape("bias", bias, (out_features,), "as many as `weight` has rows")
+        require_like("bias", bias, "x", x)
+        require_dense_rows("bias", bias)
+    shape = (*x.shape[:-1], out_features)
+    if out is None:
+        out = x.new_empty(shape)
+    else:
+        require_shape("out", out, shape, "the rows of `x` and as many columns as `weight` has rows")
+        require_like("out", out, "x", x)
+        require_dense_rows("out", out)
+        if out.dim() != 2 and not out.is_contiguous():
+            raise ValueError(f"`out` has strides {list(out.stride())}; pass a contiguous tensor")
+    rows = prod(x.shape[:-1])
+    layer = (
+        linear_invariant_triton if takes_triton(x, weight, weight if bias is None else bias) else linear_invariant_torch
+    )
+    layer(x.reshape(rows, in_features), weight, bias, out=out if out.dim() == 2 else out.view(rows, out_features))
+    return out

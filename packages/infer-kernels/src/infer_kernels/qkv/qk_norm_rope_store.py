@@ -1,0 +1,362 @@
+"""From packed qkv to prepared queries and a written cache, in one pass. Knows heads and slots; knows no sequence.
+
+    q, k, v = the q_heads, kv_heads and kv_heads heads of a token
+    q, k    = rms_norm of each head               (where `norm` is given)
+    q, k    = rotated by the token's position     (where `rotary` is given)
+    k_cache[slot // block_size, :, slot % block_size] = k        (v likewise; slot -1 is skipped)
+
+The norms of queries and keys: Henry et al., "Query-Key Normalization for Transformers", 2020. Bytes moved: qkv read
+once, as much written, a table row per token: tokens * head_dim * (2 * (q_heads + 2 * kv_heads) * itemsize + 4).
+
+Precision: the rounding points of `rms_norm`, then `apply_rope`, then `store_kv`: a normalized head is rounded to the
+storage dtype, the rotation is fp32 and rounds once, values are copied.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.checks import (
+    require_dense_rows,
+    require_like,
+    require_rank,
+    require_shape,
+)
+from infer_kernels.dispatch import takes_triton
+from infer_kernels.norm.rms_norm import normalize_rows, rms_norm_reference
+from infer_kernels.qkv.rope import apply_rope_reference, check_rotation, rotate_heads_torch
+from infer_kernels.qkv.store_kv import (
+    KVSlots,
+    check_cache,
+    require_storable,
+    resolve_slots,
+    store_kv_reference,
+    store_kv_torch,
+)
+from infer_kernels.qkv.transforms import QKNorm, Rotary
+
+
+def qk_norm_rope_store_reference(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    rotary: Rotary | None = None,
+    norm: QKNorm | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(prepared queries, copies of both caches with the rows written); arguments as for `qk_norm_rope_store`."""
+    kv_heads = k_cache.shape[1]
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norm is not None:
+        q = rms_norm_reference(q, norm.q_weight, norm.eps, variant=norm.variant)
+        k = rms_norm_reference(k, norm.k_weight, norm.eps, variant=norm.variant)
+    if rotary is not None:
+        q, k = apply_rope_reference(q, k, rotary.position_ids, rotary.cos_sin)
+    return q, *store_kv_reference(k, v, k_cache, v_cache, slots)
+
+
+@triton.jit
+def _prepare_heads(
+    x: tl.tensor,  # of the first half's elements, [ROWS, BLOCK_HALF]
+    token: tl.tensor,  # [ROWS]
+    in_batch: tl.tensor,  # [ROWS]
+    weight: tl.tensor,  # [head_dim], or None
+    position_ids: tl.tensor,  # [tokens], or None
+    cos_sin: tl.tensor,  # fp32 [max_position, head_dim], or None
+    eps: tl.tensor,
+    half: tl.tensor,
+    cos_sin_stride: tl.tensor,
+    BLOCK_HALF: tl.constexpr,
+    GEMMA: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Norm and rotate a row's head where wanted: both halves, [ROWS, BLOCK_HALF], in the dtype of `x`."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    column = tl.arange(0, BLOCK_HALF)
+    in_half = column < half
+    mask = in_batch[:, None] & in_half[None, :]
+    # All loads come before the arithmetic: a decode of few tokens takes as long as its longest chain of loads.
+    if cos_sin is not None:
+        position = tl.load(position_ids + token, mask=in_batch, other=0).to(tl.int64)
+    x1 = tl.load(x, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x + half, mask=mask, other=0.0).to(tl.float32)
+    if cos_sin is not None:
+        angles = cos_sin + position[:, None] * cos_sin_stride + column[None, :]
+        cos = tl.load(angles, mask=mask, other=0.0)
+        sin = tl.load(angles + half, mask=mask, other=0.0)
+    if weight is not None:
+        weight1 = tl.load(weight + column, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        weight2 = tl.load(weight + half + column, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        inverse = tl.math.rsqrt(tl.sum(x1 * x1 + x2 * x2, axis=1) / (2 * half) + eps)[:, None]
+        x1, x2 = x1 * inverse, x2 * inverse
+        if GEMMA:
+            x1, x2 = x1 * (1.0 + weight1), x2 * (1.0 + weight2)
+        else:
+            x1, x2 = x1.to(dtype).to(tl.float32) * weight1, x2.to(dtype).to(tl.float32) * weight2
+        x1, x2 = x1.to(dtype).to(tl.float32), x2.to(dtype).to(tl.float32)
+    if cos_sin is not None:
+        x1, x2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    return x1.to(dtype), x2.to(dtype)
+
+
+@triton.jit(do_not_specialize=["q_rows", "kv_rows"], do_not_specialize_on_alignment=["slots", "position_ids"])
+def _qk_norm_rope_store_kernel(
+    out: tl.tensor,  # [tokens, q_heads, head_dim]
+    k_cache: tl.tensor,  # [blocks, kv_heads, block_size, head_dim]
+    v_cache: tl.tensor,  # the same shape
+    qkv: tl.tensor,  # [tokens, q_heads + 2 * kv_heads, head_dim]
+    slots: tl.tensor,  # [tokens]
+    position_ids: tl.tensor,  # [tokens], or None
+    cos_sin: tl.tensor,  # fp32 [max_position, head_dim], or None
+    q_weight: tl.tensor,  # [head_dim], or None
+    k_weight: tl.tensor,  # [head_dim], or None
+    eps: tl.tensor,
+    q_rows: tl.tensor,  # tokens * q_heads, or 0 to leave the queries alone
+    kv_rows: tl.tensor,  # tokens * kv_heads
+    q_heads: tl.tensor,
+    kv_heads: tl.tensor,
+    half: tl.tensor,  # head_dim / 2
+    out_stride_token: tl.tensor,
+    out_stride_head: tl.tensor,
+    k_cache_stride_block: tl.tensor,
+    k_cache_stride_head: tl.tensor,
+    k_cache_stride_token: tl.tensor,
+    v_cache_stride_block: tl.tensor,
+    v_cache_stride_head: tl.tensor,
+    v_cache_stride_token: tl.tensor,
+    qkv_stride_token: tl.tensor,
+    qkv_stride_head: tl.tensor,
+    cos_sin_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    GEMMA: tl.constexpr,
+) -> None:
+    # A row is one head of one token. The first programs take the queries, the others keys and values:
+    #
+    #     program  0    1    2 ...          | q_programs ...
+    #     rows     of q, ROWS per program   | of k, and the same rows of v
+    program = tl.program_id(0)
+    q_programs = tl.cdiv(q_rows, ROWS)
+    column = tl.arange(0, BLOCK_HALF)[None, :]
+    in_half = column < half
+    if program < q_programs:
+        row = program * ROWS + tl.arange(0, ROWS)
+        in_batch = row < q_rows
+        token = (row // q_heads).to(tl.int64)
+        head = (row % q_heads).to(tl.int64)
+        x_at = (token * qkv_stride_token + head * qkv_stride_head)[:, None] + column
+        q1, q2 = _prepare_heads(
+            qkv + x_at,
+            token,
+            in_batch,
+            q_weight,
+            position_ids,
+            cos_sin,
+            eps,
+            half,
+            cos_sin_stride,
+            BLOCK_HALF,
+            GEMMA,
+        )
+        out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + column
+        mask = in_batch[:, None] & in_half
+        tl.store(out_at, q1, mask=mask)
+        tl.store(out_at + half, q2, mask=mask)
+    else:
+        row = (program - q_programs) * ROWS + tl.arange(0, ROWS)
+        in_batch = row < kv_rows
+        token = (row // kv_heads).to(tl.int64)
+        head = (row % kv_heads).to(tl.int64)
+        slot = tl.load(slots + token, mask=in_batch, other=-1).to(tl.int64)
+        mask = (slot >= 0)[:, None] & in_half
+        k_at = (token * qkv_stride_token + (q_heads + head) * qkv_stride_head)[:, None] + column
+        v_at = (token * qkv_stride_token + (q_heads + kv_heads + head) * qkv_stride_head)[:, None] + column
+        v1 = tl.load(qkv + v_at, mask=mask, other=0.0)
+        v2 = tl.load(qkv + v_at + half, mask=mask, other=0.0)
+        k1, k2 = _prepare_heads(
+            qkv + k_at,
+            token,
+            in_batch,
+            k_weight,
+            position_ids,
+            cos_sin,
+            eps,
+            half,
+            cos_sin_stride,
+            BLOCK_HALF,
+            GEMMA,
+        )
+        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        key = block * k_cache_stride_block + head * k_cache_stride_head + offset * k_cache_stride_token
+        value = block * v_cache_stride_block + head * v_cache_stride_head + offset * v_cache_stride_token
+        key_at = k_cache + key[:, None] + column
+        value_at = v_cache + value[:, None] + column
+        tl.store(key_at, k1, mask=mask)
+        tl.store(key_at + half, k2, mask=mask)
+        tl.store(value_at, v1, mask=mask)
+        tl.store(value_at + half, v2, mask=mask)
+
+
+def qk_norm_rope_store_triton(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    *,
+    rotary: Rotary | None,
+    norm: QKNorm | None,
+    out: Tensor | None,
+) -> Tensor:
+    """Launch the kernel; arguments as for `qk_norm_rope_store`, unchecked. No `out` leaves the queries alone."""
+    tokens, heads, head_dim = qkv.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    q_heads = heads - 2 * kv_heads
+    q = qkv[:, :q_heads] if out is None else out
+    if tokens == 0:
+        return q
+    q_rows = 0 if out is None else tokens * q_heads
+    kv_rows = tokens * kv_heads
+    block_half = triton.next_power_of_2(head_dim // 2)
+    rows = max(1, 1024 // block_half)
+    _qk_norm_rope_store_kernel[(triton.cdiv(q_rows, rows) + triton.cdiv(kv_rows, rows),)](
+        q,
+        k_cache,
+        v_cache,
+        qkv,
+        slots,
+        None if rotary is None else rotary.position_ids.contiguous(),
+        None if rotary is None else rotary.cos_sin,
+        None if norm is None else norm.q_weight,
+        None if norm is None else norm.k_weight,
+        0.0 if norm is None else norm.eps,
+        q_rows,
+        kv_rows,
+        q_heads,
+        kv_heads,
+        head_dim // 2,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        v_cache.stride(0),
+        v_cache.stride(1),
+        v_cache.stride(2),
+        qkv.stride(0),
+        qkv.stride(1),
+        0 if rotary is None else rotary.cos_sin.stride(0),
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        BLOCK_HALF=block_half,
+        GEMMA=norm is not None and norm.variant == "gemma",
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return q
+
+
+def qk_norm_rope_store_torch(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: KVSlots,
+    *,
+    rotary: Rotary | None,
+    norm: QKNorm | None,
+    out: Tensor | None,
+) -> Tensor:
+    """The fastest plain PyTorch; arguments as for `qk_norm_rope_store`, unchecked."""
+    # While a step is captured, sizes are tensors, and arithmetic with them would become part of it.
+    kv_heads = int(k_cache.shape[1])
+    q_heads = int(qkv.shape[1]) - 2 * kv_heads
+    # Queries and keys lie side by side: half as many operations prepare both.
+    both, v = qkv.narrow(1, 0, q_heads + kv_heads), qkv.narrow(1, q_heads + kv_heads, kv_heads)
+    if norm is not None:
+        both = _normalize_heads_torch(both, q_heads, norm)
+    if rotary is not None:
+        both = rotate_heads_torch(both, *rotary.angles)
+    q, k = both.narrow(1, 0, q_heads), both.narrow(1, q_heads, kv_heads)
+    store_kv_torch(k, v, k_cache, v_cache, slots)
+    return q if out is None else out.copy_(q)
+
+
+def _normalize_heads_torch(both: Tensor, q_heads: int, norm: QKNorm) -> Tensor:
+    """The normalized heads of queries and keys, which have weights of their own."""
+    kv_heads = int(both.shape[1]) - q_heads
+    normalized = normalize_rows(both.to(torch.float32, copy=True), norm.eps)
+    if norm.variant == "gemma":
+        weights = (norm.q_weight.float() + 1.0, norm.k_weight.float() + 1.0)
+    else:
+        normalized, weights = normalized.to(both.dtype), (norm.q_weight, norm.k_weight)
+    normalized.narrow(1, 0, q_heads).mul_(weights[0])
+    normalized.narrow(1, q_heads, kv_heads).mul_(weights[1])
+    return normalized.to(both.dtype)
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor | KVSlots,
+    *,
+    rotary: Rotary | None = None,
+    norm: QKNorm | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Prepare a step's queries and keys, and write keys and values into their slots of the cache.
+
+    No gradient flows through it.
+
+    Args:
+        qkv: [tokens, q_heads + 2 * kv_heads, head_dim], of the device of the caches, for a kernel of their dtype too;
+            may be strided. kv_heads and head_dim are those of `k_cache`, the other heads are queries.
+        k_cache: as for `store_kv`.
+        v_cache: as for `store_kv`.
+        slots: as for `store_kv`.
+        rotary: rotates queries and keys by position.
+        norm: norms each head of queries and keys, before the rotation.
+        out: [tokens, q_heads, head_dim], of the dtype and device of `qkv`; must not share memory with it.
+
+    Returns:
+        The queries, [tokens, q_heads, head_dim]: `out`, or a fresh tensor, or, where neither `rotary` nor `norm`
+        changes them, a view of `qkv`.
+
+    Raises:
+        ValueError: a shape, device or stride does not fit.
+        TypeError: a dtype does not fit.
+    """
+    check_cache(k_cache, v_cache)
+    require_rank("qkv", qkv, "tokens, q_heads + 2 * kv_heads, head_dim")
+    require_storable("qkv", qkv, k_cache)
+    require_dense_rows("qkv", qkv)
+    tokens, heads, _ = qkv.shape
+    _, kv_heads, _, head_dim = k_cache.shape
+    require_shape("qkv", qkv, (tokens, heads, head_dim), "head_dim as of `k_cache`")
+    if head_dim % 2:
+        raise ValueError(f"`k_cache` has head_dim {head_dim}; pass an even one: heads are taken in halves")
+    q_heads = heads - 2 * kv_heads
+    if q_heads < 1:
+        raise ValueError(f"`qkv` has {heads} heads; pass at least {2 * kv_heads + 1}: `k_cache` has {kv_heads}")
+    slots = resolve_slots(slots, k_cache, tokens=tokens)
+    if rotary is not None:
+        check_rotation("qkv", qkv, rotary.position_ids, rotary.cos_sin)
+    if norm is not None:
+        norm.check("qkv", qkv)
+    if out is not None:
+        require_shape("out", out, (tokens, q_heads, head_dim), "the queries' part of `qkv`")
+        require_like("out", out, "qkv", qkv)
+        require_dense_rows("out", out)
+    if takes_triton(k_cache):
+        if out is None and (rotary is not None or norm is not None):
+            out = qkv.new_empty(tokens, q_heads, head_dim)
+        return qk_norm_rope_store_triton(
+            qkv, k_cache, v_cache, slots.slots.contiguous(), rotary=rotary, norm=norm, out=out
+        )
+    if not torch.is_grad_enabled():
+        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)
+    with torch.no_grad():
+        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)

@@ -1,0 +1,41 @@
+"""What every op computes, in plain fp32 PyTorch written for clarity. Knows formulas; knows no speed.
+
+A reference changes none of its arguments: where an op writes into a tensor, its reference returns a changed copy.
+"""
+
+from infer_kernels.advance_decode import advance_decode_reference
+from infer_kernels.attention.reference import paged_attention_reference
+from infer_kernels.dense.linear_invariant import linear_invariant_reference
+from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
+from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
+from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
+from infer_kernels.norm.rms_norm import rms_norm_reference
+from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
+from infer_kernels.qkv.rope import apply_rope_reference
+from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
+from infer_kernels.qkv.store_kv import store_kv_reference
+from infer_kernels.sampling.logprobs import topk_logprobs_reference
+from infer_kernels.sampling.penalties import apply_penalties_reference, count_tokens_reference
+from infer_kernels.sampling.sample import kept_tokens_reference, sample_reference
+from infer_kernels.sampling.uniform import uniform_reference
+
+__all__ = [
+    "add_rms_norm_reference",
+    "advance_decode_reference",
+    "apply_penalties_reference",
+    "apply_rope_batched_reference",
+    "apply_rope_reference",
+    "count_tokens_reference",
+    "gelu_tanh_and_mul_reference",
+    "kept_tokens_reference",
+    "linear_invariant_reference",
+    "norm_add_norm_reference",
+    "paged_attention_reference",
+    "qk_norm_rope_store_reference",
+    "rms_norm_reference",
+    "sample_reference",
+    "silu_and_mul_reference",
+    "store_kv_reference",
+    "topk_logprobs_reference",
+    "uniform_reference",
+]
