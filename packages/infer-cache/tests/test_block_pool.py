@@ -9,7 +9,7 @@ from infer_cache.block_pool import BlockPool
 def named_blocks(block_hashes: bytes, *, num_blocks: int = 8, keeps_idle: bool = True) -> tuple[BlockPool, list[int]]:
     """A pool in which one holder has a block of each name, one letter each."""
     blocks = BlockPool(num_blocks, keeps_idle=keeps_idle)
-    held = blocks.allocate(len(block_hashes), owner="a")
+    held = blocks.allocate(len(block_hashes))
     for block_id, letter in zip(held, block_hashes, strict=True):
         blocks.cache_block(block_id, bytes([letter]))
     return blocks, held
@@ -21,7 +21,7 @@ def found(blocks: BlockPool, block_hashes: bytes) -> bytes:
 
 def test_a_block_is_free_once_its_last_holder_has_dropped_it() -> None:
     blocks = BlockPool(4, keeps_idle=True)
-    given = blocks.allocate(2, owner="a")
+    given = blocks.allocate(2)
     blocks.add_reference(given)
     blocks.release(given)
     assert [blocks.is_referenced(block_id) for block_id in given] == [True, True]
@@ -74,7 +74,7 @@ def test_without_idle_blocks_a_name_goes_with_the_last_holder() -> None:
 
 def test_a_name_stays_with_the_first_block_that_had_it() -> None:
     blocks, held = named_blocks(b"x")
-    (late,) = blocks.allocate(1, owner="b")
+    (late,) = blocks.allocate(1)
     blocks.cache_block(late, b"x")
     assert blocks.find(b"x") == held[0]
     blocks.release([late])
@@ -90,7 +90,7 @@ def test_a_block_keeps_its_first_name() -> None:
 def test_free_blocks_are_given_before_idle_ones() -> None:
     blocks, held = named_blocks(b"uvw")
     blocks.release(held)
-    blocks.allocate(5, owner="b")
+    blocks.allocate(5)
     assert found(blocks, b"uvw") == b"uvw"
     assert blocks.num_evictions == 0
 
@@ -99,8 +99,8 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     blocks, held = named_blocks(b"uvw")
     blocks.release(held)
     for num_evictions, left in enumerate((b"uv", b"u", b""), start=1):
-        blocks.allocate(5 if num_evictions == 1 else 0, owner="b")
-        blocks.allocate(1, owner="b")
+        blocks.allocate(5 if num_evictions == 1 else 0)
+        blocks.allocate(1)
         assert found(blocks, b"uvw") == left
         assert blocks.num_evictions == num_evictions
 
@@ -111,16 +111,16 @@ def test_what_nobody_held_for_longest_is_evicted_first() -> None:
         blocks.release([block_id])
     blocks.add_reference([second])
     blocks.release([second])
-    blocks.allocate(6, owner="b")
+    blocks.allocate(6)
     assert found(blocks, b"uvw") == b"vw"
-    blocks.allocate(1, owner="b")
+    blocks.allocate(1)
     assert found(blocks, b"uvw") == b"v"
 
 
 def test_an_evicted_block_has_no_name_for_its_next_holder() -> None:
     blocks, held = named_blocks(b"x", num_blocks=1)
     blocks.release(held)
-    assert blocks.allocate(1, owner="b") == held
+    assert blocks.allocate(1) == held
     assert blocks.find(b"x") is None
     blocks.release(held)
     assert blocks.num_idle == 0
@@ -130,7 +130,7 @@ def test_held_blocks_are_never_evicted_and_exhaustion_changes_nothing() -> None:
     blocks, held = named_blocks(b"uvw", num_blocks=4)
     blocks.release(held[1:])
     with pytest.raises(OutOfBlocksError, match="asked for 4 blocks but 3 of 4 are free"):
-        blocks.allocate(4, owner="b")
+        blocks.allocate(4)
     assert found(blocks, b"uvw") == b"uvw"
     assert (blocks.num_evictions, blocks.num_free, blocks.num_idle) == (0, 3, 2)
 

@@ -173,7 +173,7 @@ class PagedMachine(RuleBasedStateMachine):
     def leak(self, group: int, num_blocks: int) -> None:
         allocator = self.manager.groups[group % len(self.windows)].blocks.allocator
         if allocator.can_allocate(num_blocks):
-            lost = allocator.allocate(num_blocks, owner="nobody")
+            lost = allocator.allocate(num_blocks)
             self.leaked |= {(group % len(self.windows), block_id) for block_id in lost}
 
     @precondition(lambda self: self.leaked)
@@ -214,7 +214,7 @@ class PagedMachine(RuleBasedStateMachine):
         assert self.manager.num_free_blocks == self.manager.num_blocks
         # All blocks are back: each group gives all of them at once.
         for group in self.manager.groups:
-            assert sorted(group.blocks.allocate(group.blocks.num_blocks, owner="everything")) == list(
+            assert sorted(group.blocks.allocate(group.blocks.num_blocks)) == list(
                 range(group.blocks.num_blocks)
             )
 

@@ -231,7 +231,7 @@ def test_blocks_know_their_sequence() -> None:
 def test_a_leak_is_found_with_its_group_and_reclaimed() -> None:
     manager = manager_of(8, 8)
     admit(manager, "alive", 8)
-    lost = manager.groups[1].blocks.allocator.allocate(3, owner="gone")
+    lost = manager.groups[1].blocks.allocator.allocate(3)
     assert manager.audit() == [(1, block_id) for block_id in sorted(lost)]
     assert manager.reclaim() == 3
     assert (manager.audit(), manager.num_free_blocks, len(manager.blocks("alive", 1))) == ([], 12, 2)

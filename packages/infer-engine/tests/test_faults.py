@@ -182,7 +182,7 @@ def test_an_empty_plan_is_around_nothing() -> None:
 
 def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
     failing = engine(Fault(stage="schedule", times=1))
-    failing.paged_manager.groups[0].blocks.allocate(3, owner="nobody")
+    failing.paged_manager.groups[0].blocks.allocate(3)
     failing.submit("a", [1, 2, 3], max_tokens=2)
     failing.core.step()
     assert failing.paged_manager.audit() == []

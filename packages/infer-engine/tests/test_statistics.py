@@ -134,7 +134,7 @@ def test_evictions_are_blocks_whose_prefix_was_given_up() -> None:
 
 def test_an_idle_step_counts_leaked_blocks() -> None:
     served = engine()
-    served.paged_manager.groups[0].blocks.allocate(3, owner="nobody that is known")
+    served.paged_manager.groups[0].blocks.allocate(3)
     assert served.core.step().stats.num_leaked_blocks == 3
     assert served.kv_cache_manager.reclaim() == 3
     assert served.core.step().stats.num_leaked_blocks == 0

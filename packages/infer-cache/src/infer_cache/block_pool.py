@@ -7,7 +7,7 @@ free ──allocate──> held by 1 <──hold, drop──> held by n
  └──────────────────evict───────┘
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
 
@@ -70,7 +70,7 @@ class BlockPool:
         """Return the block of this name, held or idle, or None."""
         return self._block_of.get(name)
 
-    def allocate(self, count: int, *, owner: Hashable, after: int | None = None) -> list[int]:
+    def allocate(self, count: int, *, after: int | None = None) -> list[int]:
         """Give `count` blocks without names to one holder; arguments as for `BlockAllocator.allocate`.
 
         Idle blocks are evicted where too few are free, those first that were idle longest.
@@ -85,7 +85,7 @@ class BlockPool:
             block_id = next(iter(self._idle))
             self.uncache_block(block_id)
             self.num_evictions += 1
-        given = self._allocator.allocate(count, owner=owner, after=after)
+        given = self._allocator.allocate(count, after=after)
         for block_id in given:
             self._ref_counts[block_id] = 1
         return given

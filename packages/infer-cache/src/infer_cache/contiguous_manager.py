@@ -103,7 +103,7 @@ class ContiguousKVCacheManager:
         if not self.fits(num_tokens, hit):
             needed = -(-num_tokens // self._block_size)
             raise OutOfBlocksError(num_asked=needed, num_free=self.num_free_blocks, num_blocks=self.num_blocks)
-        (slot,) = self._slots.allocate(1, owner=sequence_id)
+        (slot,) = self._slots.allocate(1)
         self._slot_of[sequence_id] = slot
         return [TableEdit(0, 0, list(self.blocks(sequence_id)))]
 

@@ -98,7 +98,7 @@ class GroupBlockTables:
         self.blocks.add_reference(found)
         try:
             added = self.blocks.allocate(
-                max(0, end - first - len(found)), owner=sequence_id, after=found[-1] if found else None
+                max(0, end - first - len(found)), after=found[-1] if found else None
             )
         except BaseException:
             self.blocks.release(found)
@@ -127,7 +127,7 @@ class GroupBlockTables:
             OutOfBlocksError: not enough blocks are free; nothing has changed.
         """
         table = self._tables[sequence_id]
-        added = self.blocks.allocate(count, owner=sequence_id, after=table.blocks[-1] if table.blocks else None)
+        added = self.blocks.allocate(count, after=table.blocks[-1] if table.blocks else None)
         table.blocks += added
         return added
 
