@@ -214,9 +214,7 @@ class PagedMachine(RuleBasedStateMachine):
         assert self.manager.num_free_blocks == self.manager.num_blocks
         # All blocks are back: each group gives all of them at once.
         for group in self.manager.groups:
-            assert sorted(group.blocks.allocate(group.blocks.num_blocks)) == list(
-                range(group.blocks.num_blocks)
-            )
+            assert sorted(group.blocks.allocate(group.blocks.num_blocks)) == list(range(group.blocks.num_blocks))
 
     def choose(self, which: int) -> tuple[str, Sequence]:
         """One of the running sequences."""

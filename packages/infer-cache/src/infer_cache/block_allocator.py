@@ -1,4 +1,4 @@
-"""Allocates block ids: integers, whatever the blocks hold."""
+"""`BlockAllocator`: which block ids are allocated and which are free."""
 
 from collections.abc import Collection, Iterable
 
@@ -6,27 +6,20 @@ from infer_cache.free_extents import FreeExtents
 
 
 class OutOfBlocksError(RuntimeError):
-    """More blocks were asked for than are free; nothing has changed.
-
-    Attributes:
-        num_asked: blocks asked for.
-        num_free: blocks that were free.
-    """
+    """More blocks were asked for than are free; nothing has changed."""
 
     def __init__(self, *, num_asked: int, num_free: int, num_blocks: int) -> None:
-        """Say what was asked of which pool."""
+        """Say how many blocks were asked for, and how many of the pool's `num_blocks` are free."""
         super().__init__(
             f"`allocate` was asked for {num_asked} blocks but {num_free} of {num_blocks} are free; free some first, or "
             "raise `num_kv_blocks`."
         )
-        self.num_asked = num_asked
-        self.num_free = num_free
 
 
 class BlockAllocator:
-    """Gives out the ids 0 to `num_blocks - 1` and takes them back, all-or-nothing, in O(1) per block.
+    """Allocates and frees the ids 0 to `num_blocks - 1`, all-or-nothing, in O(1) per block.
 
-    Ids that are given together are consecutive wherever the free ids allow it, and unrelated allocations are placed
+    Ids that are allocated together are consecutive wherever the free ids allow it. Separate allocations are placed
     apart, so that each can grow into consecutive ids.
     """
 
@@ -54,11 +47,11 @@ class BlockAllocator:
         return self._free.num_free
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int]:
-        """Give `count` blocks.
+        """Allocate `count` blocks and return their ids.
 
         Args:
             count: how many; 0 gives an empty list.
-            after: an allocated block that the given ones should follow if possible, such as the last of a sequence.
+            after: a block that the allocated ones should follow if possible, such as the last one of a sequence.
 
         Raises:
             OutOfBlocksError: fewer than `count` blocks are free; nothing has changed.
@@ -66,19 +59,19 @@ class BlockAllocator:
         """
         if count < 0:
             raise ValueError(f"`count` is {count}; it must be at least 0.")
-        if count > self._free.num_free:
-            raise OutOfBlocksError(num_asked=count, num_free=self._free.num_free, num_blocks=self.num_blocks)
-        given: list[int] = []
+        if count > self.num_free:
+            raise OutOfBlocksError(num_asked=count, num_free=self.num_free, num_blocks=self.num_blocks)
+        block_ids: list[int] = []
         if after is not None:
-            given += self._free.take_at(after + 1, count)
-        while len(given) < count:
-            given += self._free.take_from_longest(count - len(given))
-        for block_id in given:
+            block_ids += self._free.take_at(after + 1, count)
+        while len(block_ids) < count:
+            block_ids += self._free.take_from_longest(count - len(block_ids))
+        for block_id in block_ids:
             self._is_allocated[block_id] = True
-        return given
+        return block_ids
 
     def free(self, block_ids: Collection[int]) -> None:
-        """Take back allocated blocks.
+        """Free allocated blocks.
 
         Raises:
             ValueError: an id is unknown, is not allocated, or appears twice; nothing has changed.
@@ -94,7 +87,7 @@ class BlockAllocator:
             self._free.add(block_id)
 
     def audit(self, reachable: Iterable[int]) -> list[int]:
-        """Return the leaked blocks: allocated, but not among the `reachable` ones; ascending. Reads the whole pool."""
+        """Return the leaked blocks, ascending: allocated, but not among the `reachable` ones. Reads the whole pool."""
         kept = set(reachable)
         return [
             block_id
@@ -112,4 +105,4 @@ class BlockAllocator:
         if not 0 <= block_id < self.num_blocks:
             raise ValueError(f"`block_id` {block_id} is unknown; this pool has {self.num_blocks} blocks, from 0.")
         if not self._is_allocated[block_id]:
-            raise ValueError(f"`block_id` {block_id} is not allocated; free only what `allocate` gave, and once.")
+            raise ValueError(f"`block_id` {block_id} is not allocated; free each block once after `allocate` gave it.")
