@@ -1,77 +1,73 @@
-"""Who holds which blocks, as shown to people."""
+"""`BlockMap`: block tables and reference counts, as shown to people."""
 
-from infer_cache import BlockHashes, ContiguousKVCacheManager, GroupSpec, PagedKVCacheManager
-
-
-def names_of(token_ids: list[int], *, block_size: int) -> list[bytes]:
-    return BlockHashes(block_size, salt="").upto(token_ids, len(token_ids))
+from infer_cache import BlockHashes, ContiguousKVCacheManager, PagedKVCacheManager
 
 
-def paged(*groups: GroupSpec, keeps_prefixes: bool = True) -> PagedKVCacheManager:
-    return PagedKVCacheManager(groups, 2, max_chunk=4, keeps_prefixes=keeps_prefixes)
+def manager_of(*num_blocks: int, windows: list[int | None] | None = None) -> PagedKVCacheManager:
+    """A manager of blocks of 2 tokens, by group."""
+    return PagedKVCacheManager(num_blocks, 2, windows=windows, max_chunk=4, keeps_prefixes=True)
 
 
 def admit(manager: PagedKVCacheManager, sequence_id: str, token_ids: list[int]) -> None:
-    """Admit a sequence and let its full blocks be found."""
-    block_hashes = names_of(token_ids, block_size=2)
-    manager.admit(sequence_id, len(token_ids), manager.find(block_hashes, len(token_ids)))
-    manager.cache_blocks(sequence_id, block_hashes, len(token_ids))
+    """Admit a sequence and cache its full blocks."""
+    hashes = BlockHashes(2).upto(token_ids, len(token_ids))
+    manager.admit(sequence_id, len(token_ids), manager.find(hashes, len(token_ids)))
+    manager.cache_blocks(sequence_id, hashes, len(token_ids))
 
 
-def test_a_sequences_blocks_are_those_of_its_table() -> None:
-    manager = paged(GroupSpec(num_blocks=8))
+def test_a_block_table_has_the_sequences_blocks_with_one_reference_each() -> None:
+    manager = manager_of(8)
     admit(manager, "a", [1, 2, 3])
     admit(manager, "b", [9])
     shown = manager.map_blocks(100)
-    assert shown.held_by == {name: list(manager.blocks(name)) for name in "ab"}
-    assert [shown.holders[block_id] for block_ids in shown.held_by.values() for block_id in block_ids] == [1, 1, 1]
-    assert (shown.num_blocks, len(shown.holders), sum(shown.holders)) == (8, 8, 3)
+    assert shown.block_tables == {sequence_id: list(manager.blocks(sequence_id)) for sequence_id in "ab"}
+    assert [shown.ref_counts[block_id] for ids in shown.block_tables.values() for block_id in ids] == [1, 1, 1]
+    assert (shown.num_blocks, len(shown.ref_counts), sum(shown.ref_counts)) == (8, 8, 3)
 
 
-def test_a_shared_block_has_as_many_holders_as_sequences_hold_it() -> None:
-    manager = paged(GroupSpec(num_blocks=8))
-    for name in "abc":
-        admit(manager, name, [1, 2, 3, 4, ord(name)])
+def test_a_shared_block_has_a_reference_of_each_sequence() -> None:
+    manager = manager_of(8)
+    for sequence_id in "abc":
+        admit(manager, sequence_id, [1, 2, 3, 4, ord(sequence_id)])
     shown = manager.map_blocks(100)
-    assert [shown.holders[block_id] for block_id in shown.held_by["c"]] == [3, 3, 1]
+    assert [shown.ref_counts[block_id] for block_id in shown.block_tables["c"]] == [3, 3, 1]
 
 
-def test_a_block_that_is_kept_for_its_content_has_no_holder_and_is_not_free() -> None:
-    manager = paged(GroupSpec(num_blocks=4))
+def test_an_idle_block_is_distinguished_from_other_free_ones() -> None:
+    manager = manager_of(4)
     admit(manager, "a", [1, 2, 3])
     first, second = manager.blocks("a")
     manager.release("a")
     shown = manager.map_blocks(100)
-    assert (shown.holders[first], shown.holders[second], shown.held_by) == (-1, 0, {})
+    assert (shown.ref_counts[first], shown.ref_counts[second], shown.block_tables) == (-1, 0, {})
 
 
 def test_the_group_shown_keeps_the_longest_part_of_a_sequence() -> None:
-    narrow, wide, whole = (GroupSpec(num_blocks=size, window=window) for size, window in ((5, 2), (6, 4), (7, None)))
-    assert paged(narrow, whole, wide).map_blocks(100).num_blocks == 7
-    assert paged(narrow, wide).map_blocks(100).num_blocks == 6
+    assert manager_of(5, 7, 6, windows=[2, None, 4]).map_blocks(100).num_blocks == 7
+    assert manager_of(5, 6, windows=[2, 4]).map_blocks(100).num_blocks == 6
 
 
-def test_no_more_blocks_are_shown_than_were_asked_for() -> None:
-    manager = paged(GroupSpec(num_blocks=8))
+def test_no_more_reference_counts_are_shown_than_were_asked_for() -> None:
+    manager = manager_of(8)
     admit(manager, "a", list(range(16)))
     shown = manager.map_blocks(3)
-    assert (shown.holders, shown.num_blocks, len(shown.held_by["a"])) == ([1, 1, 1], 8, 8)
+    assert (shown.ref_counts, shown.num_blocks, len(shown.block_tables["a"])) == ([1, 1, 1], 8, 8)
 
 
-def test_what_is_shown_stays_as_it_was() -> None:
-    manager = paged(GroupSpec(num_blocks=4))
+def test_a_map_does_not_change_with_the_blocks() -> None:
+    manager = manager_of(4)
     admit(manager, "a", [1])
     shown = manager.map_blocks(100)
     manager.try_extend("a", 5, first_position=4)
-    assert (len(shown.held_by["a"]), sum(shown.holders)) == (1, 1)
+    assert (len(shown.block_tables["a"]), sum(shown.ref_counts)) == (1, 1)
 
 
-def test_a_slots_blocks_have_one_holder() -> None:
+def test_the_blocks_of_a_slot_have_one_reference() -> None:
     manager = ContiguousKVCacheManager(3, 2, 4)
-    for name in "ab":
-        manager.admit(name, 3, manager.find([], 3))
+    for sequence_id in "ab":
+        manager.admit(sequence_id, 3, manager.find([], 3))
     manager.release("a")
     shown = manager.map_blocks(100)
-    assert shown.held_by == {"b": list(manager.blocks("b"))}
-    assert [index for index, count in enumerate(shown.holders) if count] == shown.held_by["b"]
-    assert (shown.num_blocks, len(shown.holders), len(manager.map_blocks(5).holders)) == (6, 6, 5)
+    assert shown.block_tables == {"b": list(manager.blocks("b"))}
+    assert [index for index, count in enumerate(shown.ref_counts) if count] == shown.block_tables["b"]
+    assert (shown.num_blocks, len(shown.ref_counts), len(manager.map_blocks(5).ref_counts)) == (6, 6, 5)

@@ -1,7 +1,7 @@
-"""No interleaving makes or loses a block, or finds one whose content is not what its name says.
+"""No interleaving of calls loses a block, gives it twice, or finds one whose content is not that of its hash.
 
-The machine computes like an engine, in plain Python: it writes its own rows from the edits alone, and into each block's
-memory the tokens that every position stands for; what a computed token attends to must be in there.
+The machine computes like an engine, in plain Python. It writes its own rows from the edits alone, and into each block's
+memory, for every position, the tokens up to it. What a computed token attends to must be in this memory.
 """
 
 import random
@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from infer_cache import BlockHashes, GroupSpec, OutOfBlocksError, PagedKVCacheManager, TableEdit
+from infer_cache import BlockHashes, OutOfBlocksError, PagedKVCacheManager, TableEdit
 
 ANY = st.integers(0, 7)
 MAX_RUNNING = 4
@@ -25,10 +25,10 @@ Content = tuple[str, tuple[int, ...]]
 
 @dataclass
 class Sequence:
-    """What the engine knows of a sequence; `safe` is the first position whose window is still there."""
+    """What an engine knows of a sequence; `safe` is the first position whose window is still in the table."""
 
     tokens: list[int]
-    digests: BlockHashes
+    block_hashes: BlockHashes
     salt: str
     rows: list[dict[int, int]]
     num_computed: int
@@ -41,7 +41,7 @@ class Sequence:
 
 
 class PagedMachine(RuleBasedStateMachine):
-    """The model: each sequence's rows, leaked blocks, and what has been written into every block."""
+    """The model: each sequence's rows, the leaked blocks, and what was written into every block."""
 
     @initialize(
         groups=st.lists(st.tuples(st.integers(20, 70), WINDOWS), min_size=1, max_size=3),
@@ -55,12 +55,11 @@ class PagedMachine(RuleBasedStateMachine):
         """Groups are drawn as (tokens that there is room for, window)."""
         self.windows = [window for _, window in groups]
         self.sizes = [num_tokens // block_size for num_tokens, _ in groups]
-        specs = [
-            GroupSpec(num_blocks=size, window=window) for size, window in zip(self.sizes, self.windows, strict=True)
-        ]
-        self.manager = PagedKVCacheManager(specs, block_size, max_chunk=max_chunk, keeps_prefixes=keeps_prefixes)
+        self.manager = PagedKVCacheManager(
+            self.sizes, block_size, windows=self.windows, max_chunk=max_chunk, keeps_prefixes=keeps_prefixes
+        )
         self.max_chunk, self.keeps_prefixes = max_chunk, keeps_prefixes
-        self.block_hashes = count()
+        self.names = count()
         self.sequences: dict[str, Sequence] = {}
         self.leaked: set[tuple[int, int]] = set()
         self.memory: dict[tuple[int, int, int], Content] = {}
@@ -68,15 +67,15 @@ class PagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sequences) < MAX_RUNNING)
     @rule(num_tokens=st.integers(1, 24), fork=st.sampled_from([None, None, 5, 13]), salt=st.sampled_from(["", "", "x"]))
     def admit(self, num_tokens: int, fork: int | None, salt: str) -> None:
-        name = str(next(self.block_hashes))
+        name = str(next(self.names))
         tokens = [int(fork is not None and position >= fork) for position in range(num_tokens)]
-        digests = BlockHashes(self.manager.block_size, salt=salt)
-        hit = self.manager.find(digests.upto(tokens, num_tokens), num_tokens)
-        sequence = Sequence(tokens, digests, salt, [{} for _ in self.windows], min(hit.num_tokens, num_tokens - 1))
+        block_hashes = BlockHashes(self.manager.block_size, salt=salt)
+        hit = self.manager.find(block_hashes.upto(tokens, num_tokens), num_tokens)
+        sequence = Sequence(tokens, block_hashes, salt, [{} for _ in self.windows], min(hit.num_tokens, num_tokens - 1))
         sequence.safe = sequence.num_computed
-        sequence.first = list(hit.firsts)
-        held = [len(self.held(group).intersection(ids)) for group, ids in enumerate(hit.blocks)]
-        assert [num_held * self.manager.block_size for num_held in held] == list(hit.num_shared_tokens)
+        sequence.first = list(hit.first_blocks)
+        shared = [len(self.referenced(group).intersection(ids)) for group, ids in enumerate(hit.block_ids)]
+        assert [num_shared * self.manager.block_size for num_shared in shared] == list(hit.num_shared_tokens)
         fits = self.manager.fits(num_tokens, hit)
         free = [self.num_free(group) for group in range(len(self.windows))]
         try:
@@ -85,27 +84,27 @@ class PagedMachine(RuleBasedStateMachine):
             assert not fits
             return
         assert fits
-        added = [len(edit.block_ids) - num_held for edit, num_held in zip(edits, held, strict=True)]
+        added = [len(edit.block_ids) - num_shared for edit, num_shared in zip(edits, shared, strict=True)]
         self.sequences[name] = sequence
         self.write_rows(sequence, edits)
         assert [before - self.num_free(group) for group, before in enumerate(free)] == added
         for group in range(len(self.windows)):
-            for position in range(hit.firsts[group] * self.manager.block_size, hit.num_tokens):
+            for position in range(hit.first_blocks[group] * self.manager.block_size, hit.num_tokens):
                 assert self.read(sequence, group, position) == sequence.content(position)
 
     @SOME_RUNNING
-    @rule(which=ANY, publishes=st.booleans())
-    def finish_prompt(self, which: int, *, publishes: bool) -> None:
+    @rule(which=ANY, caches=st.booleans())
+    def finish_prompt(self, which: int, *, caches: bool) -> None:
         """Compute the rest of a prompt, chunk by chunk."""
         _, sequence = self.choose(which)
         before = -1
         while before < sequence.num_computed < len(sequence.tokens):
             before = sequence.num_computed
-            self.compute(which, len(sequence.tokens), publishes=publishes)
+            self.compute(which, len(sequence.tokens), caches=caches)
 
     @SOME_RUNNING
-    @rule(which=ANY, num_tokens=st.integers(1, 16), publishes=st.booleans())
-    def compute(self, which: int, num_tokens: int, *, publishes: bool) -> None:
+    @rule(which=ANY, num_tokens=st.integers(1, 16), caches=st.booleans())
+    def compute(self, which: int, num_tokens: int, *, caches: bool) -> None:
         """Compute the next tokens, a generated one after the prompt's last, and read what they attend to."""
         name, sequence = self.choose(which)
         first = sequence.num_computed
@@ -120,26 +119,26 @@ class PagedMachine(RuleBasedStateMachine):
             for position in range(max(0, first - (window or end) + 1), end):
                 assert self.read(sequence, group, position) == sequence.content(position)
         sequence.num_computed = end
-        if publishes:
+        if caches:
             self.cache_blocks(which, end)
 
     @SOME_RUNNING
     @rule(which=ANY, num_tokens=st.integers(0, 30))
     def cache_blocks(self, which: int, num_tokens: int) -> None:
         name, sequence = self.choose(which)
-        block_hashes = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
-        self.manager.cache_blocks(name, block_hashes, min(num_tokens, sequence.num_computed))
+        hashes = sequence.block_hashes.upto(sequence.tokens, len(sequence.tokens))
+        self.manager.cache_blocks(name, hashes, min(num_tokens, sequence.num_computed))
 
     @SOME_RUNNING
     @rule(which=ANY)
     def fail(self, which: int) -> None:
-        """A step has written rubbish: its blocks are found no more, and it is computed again."""
+        """A step has written rubbish: its blocks are uncached, and it is computed again."""
         name, sequence = self.choose(which)
         self.manager.uncache_blocks(name, sequence.safe)
         for group in range(len(self.windows)):
-            holders = Counter(block_id for other in self.sequences.values() for block_id in other.rows[group].values())
+            counts = Counter(block_id for other in self.sequences.values() for block_id in other.rows[group].values())
             for position in range(sequence.safe, sequence.num_computed):
-                if holders[sequence.rows[group][position // self.manager.block_size]] == 1:
+                if counts[sequence.rows[group][position // self.manager.block_size]] == 1:
                     self.write(sequence, group, position, ("rubbish", ()))
         sequence.num_computed = sequence.safe
 
@@ -147,8 +146,8 @@ class PagedMachine(RuleBasedStateMachine):
     @rule(which=ANY)
     def reuse_blocks(self, which: int) -> None:
         name, sequence = self.choose(which)
-        block_hashes = sequence.digests.upto(sequence.tokens, len(sequence.tokens))
-        edits = self.manager.reuse_blocks(name, block_hashes, sequence.num_computed)
+        hashes = sequence.block_hashes.upto(sequence.tokens, len(sequence.tokens))
+        edits = self.manager.reuse_blocks(name, hashes, sequence.num_computed)
         columns = sorted({edit.column for edit in edits})
         index, within = divmod(sequence.num_computed, self.manager.block_size)
         assert columns == list(range(index, index + len(columns)))
@@ -158,8 +157,8 @@ class PagedMachine(RuleBasedStateMachine):
         for edit in edits:
             for position in range(edit.column * self.manager.block_size, (edit.column + 1) * self.manager.block_size):
                 assert self.read(sequence, edit.group, position) == sequence.content(position)
-        adopted = sequence.num_computed + len(columns) * self.manager.block_size
-        sequence.num_computed = min(adopted, max(sequence.num_computed, len(sequence.tokens) - 1))
+        reused = sequence.num_computed + len(columns) * self.manager.block_size
+        sequence.num_computed = min(reused, max(sequence.num_computed, len(sequence.tokens) - 1))
 
     @SOME_RUNNING
     @rule(which=ANY)
@@ -171,10 +170,11 @@ class PagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.leaked) < MAX_RUNNING)
     @rule(group=st.integers(0, 2), num_blocks=st.integers(1, 3))
     def leak(self, group: int, num_blocks: int) -> None:
-        allocator = self.manager.groups[group % len(self.windows)].blocks.allocator
-        if allocator.can_allocate(num_blocks):
-            lost = allocator.allocate(num_blocks, owner="nobody")
-            self.leaked |= {(group % len(self.windows), block_id) for block_id in lost}
+        group %= len(self.windows)
+        if num_blocks <= self.num_free(group):
+            self.leaked |= {
+                (group, block_id) for block_id in self.manager.groups[group].block_pool.allocate(num_blocks)
+            }
 
     @precondition(lambda self: self.leaked)
     @rule()
@@ -183,39 +183,36 @@ class PagedMachine(RuleBasedStateMachine):
         self.leaked.clear()
 
     @invariant()
-    def every_block_is_free_or_idle_or_held_or_leaked(self) -> None:
+    def every_block_is_free_or_referenced_or_leaked(self) -> None:
         for group, num_blocks in enumerate(self.sizes):
-            blocks = self.manager.groups[group].blocks
-            held = self.held(group)
-            lost = {block_id for number, block_id in self.leaked if number == group}
-            assert not held & lost
-            assert held == {block_id for block_id in range(num_blocks) if blocks.is_referenced(block_id)}
-            assert blocks.allocator.num_free + blocks.num_idle + len(held) + len(lost) == num_blocks
-            assert blocks.num_free == self.num_free(group)
-            assert self.keeps_prefixes or not blocks.num_idle
+            pool = self.manager.groups[group].block_pool
+            referenced = self.referenced(group)
+            leaked = {block_id for number, block_id in self.leaked if number == group}
+            assert not referenced & leaked
+            assert referenced | leaked == {block_id for block_id in range(num_blocks) if pool.is_referenced(block_id)}
+            assert pool.num_free + len(referenced) + len(leaked) == num_blocks
+            assert pool.num_idle <= (pool.num_free if self.keeps_prefixes else 0)
         assert self.manager.audit() == sorted(self.leaked)
-        free = [self.num_free(group) for group in range(len(self.windows))]
-        assert self.manager.num_free_tokens == min(free) * self.manager.block_size
-        assert self.manager.num_free_blocks == sum(free)
+        assert self.manager.num_free_blocks == sum(map(self.num_free, range(len(self.windows))))
 
     @invariant()
-    def tables_are_the_rows_that_edits_have_written(self) -> None:
+    def block_tables_are_the_rows_that_edits_have_written(self) -> None:
         for name, sequence in self.sequences.items():
             for group, row in enumerate(sequence.rows):
                 assert self.manager.blocks(name, group) == tuple(row[column] for column in sorted(row))
                 assert len(set(row.values())) == len(row)
 
     def teardown(self) -> None:
-        if not hasattr(self, "tables"):
+        if not hasattr(self, "manager"):
             return
         self.manager.reclaim()
         for name in self.sequences:
             self.manager.release(name)
         assert self.manager.num_free_blocks == self.manager.num_blocks
-        # All blocks are back: each group gives all of them at once.
+        # All blocks are free: each group allocates all of them at once.
         for group in self.manager.groups:
-            assert sorted(group.blocks.allocate(group.blocks.num_blocks, owner="everything")) == list(
-                range(group.blocks.num_blocks)
+            assert sorted(group.block_pool.allocate(group.block_pool.num_blocks)) == list(
+                range(group.block_pool.num_blocks)
             )
 
     def choose(self, which: int) -> tuple[str, Sequence]:
@@ -243,12 +240,12 @@ class PagedMachine(RuleBasedStateMachine):
         sequence.safe = sequence.num_computed
         return fits
 
-    def held(self, group: int) -> set[int]:
+    def referenced(self, group: int) -> set[int]:
         return {block_id for sequence in self.sequences.values() for block_id in sequence.rows[group].values()}
 
     def num_free(self, group: int) -> int:
         num_leaked = sum(number == group for number, _ in self.leaked)
-        return self.sizes[group] - num_leaked - len(self.held(group))
+        return self.sizes[group] - num_leaked - len(self.referenced(group))
 
     def write_rows(self, sequence: Sequence, edits: list[TableEdit]) -> None:
         for edit in edits:
@@ -268,8 +265,8 @@ TestPagedConservation.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_long_walks_with_much_traffic_conserve_blocks_and_contents(seed: int) -> None:
-    """The same rules in numbers that fill and recycle the pools many times over."""
+def test_long_random_traffic_conserves_blocks_and_contents(seed: int) -> None:
+    """The same rules, so often that the pools are filled and emptied many times."""
     chance = random.Random(seed)  # noqa: S311 - a walk, no secret
     machine, size = PagedMachine(), chance.randint(1, 4)
     windows = [None, chance.randint(1, 9), chance.randint(1, 30)][seed % 2 : chance.randint(2, 3)]
@@ -280,22 +277,22 @@ def test_long_walks_with_much_traffic_conserve_blocks_and_contents(seed: int) ->
         keeps_prefixes=seed % 4 != 0,
     )
     for _ in range(300):
-        which, num_tokens, publishes = chance.randrange(8), chance.randint(1, 24), chance.random() < 0.8
+        which, num_tokens, caches = chance.randrange(8), chance.randint(1, 24), chance.random() < 0.8
         fork, salt = chance.choice([None, None, 5, 13]), chance.choice(["", "", "", "x"])
         for _ in range(min(2, MAX_RUNNING - len(machine.sequences))):
             machine.admit(num_tokens, fork, salt)
         if machine.sequences:
-            match chance.choice(["finish", "compute", "compute", "adopt", "adopt", "release", "release", "fail"]):
+            match chance.choice(["finish", "compute", "compute", "reuse", "reuse", "release", "release", "fail"]):
                 case "finish":
-                    machine.finish_prompt(which, publishes=publishes)
+                    machine.finish_prompt(which, caches=caches)
                 case "compute":
-                    machine.compute(which, num_tokens, publishes=publishes)
-                case "adopt":
+                    machine.compute(which, num_tokens, caches=caches)
+                case "reuse":
                     machine.reuse_blocks(which)
                 case "release":
                     machine.release(which)
                 case _:
                     machine.fail(which)
-        machine.every_block_is_free_or_idle_or_held_or_leaked()
-        machine.tables_are_the_rows_that_edits_have_written()
+        machine.every_block_is_free_or_referenced_or_leaked()
+        machine.block_tables_are_the_rows_that_edits_have_written()
     machine.teardown()

@@ -1,4 +1,4 @@
-"""No interleaving makes or loses a slot: `ContiguousKVCacheManager` against a plain set."""
+"""No interleaving of calls loses a slot or gives it twice: `ContiguousKVCacheManager` against a plain dictionary."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,51 +10,52 @@ SEQUENCES = st.sampled_from("abcd")
 
 
 class SlotMachine(RuleBasedStateMachine):
-    """The model is which blocks each sequence was given."""
+    """The model is the blocks of each sequence."""
 
     @initialize(num_slots=st.integers(0, 3), blocks_per_slot=st.integers(1, 4), block_size=st.integers(1, 4))
     def start(self, num_slots: int, blocks_per_slot: int, block_size: int) -> None:
         self.manager = ContiguousKVCacheManager(num_slots, blocks_per_slot, block_size)
         self.num_slots, self.num_tokens = num_slots, blocks_per_slot * block_size
-        self.held: dict[str, list[int]] = {}
+        self.block_tables: dict[str, list[int]] = {}
 
-    @rule(name=SEQUENCES, num_tokens=st.integers(1, 18))
-    def admit(self, name: str, num_tokens: int) -> None:
-        if name in self.held:
+    @rule(sequence_id=SEQUENCES, num_tokens=st.integers(1, 18))
+    def admit(self, sequence_id: str, num_tokens: int) -> None:
+        if sequence_id in self.block_tables:
             return
         hit = self.manager.find([], num_tokens)
-        fits = len(self.held) < self.num_slots and num_tokens <= self.num_tokens
+        fits = len(self.block_tables) < self.num_slots and num_tokens <= self.num_tokens
         assert self.manager.fits(num_tokens, hit) is fits
         try:
-            (edit,) = self.manager.admit(name, num_tokens, hit)
+            (edit,) = self.manager.admit(sequence_id, num_tokens, hit)
         except OutOfBlocksError:
             assert not fits
         else:
             assert fits
-            self.held[name] = edit.block_ids
+            self.block_tables[sequence_id] = edit.block_ids
 
-    @rule(name=SEQUENCES, num_tokens=st.integers(1, 18))
-    def extend(self, name: str, num_tokens: int) -> None:
-        if name in self.held:
-            edits = self.manager.try_extend(name, num_tokens, first_position=0)
+    @rule(sequence_id=SEQUENCES, num_tokens=st.integers(1, 18))
+    def extend(self, sequence_id: str, num_tokens: int) -> None:
+        if sequence_id in self.block_tables:
+            edits = self.manager.try_extend(sequence_id, num_tokens, first_position=0)
             assert edits == ([] if num_tokens <= self.num_tokens else None)
 
-    @rule(name=SEQUENCES)
-    def release(self, name: str) -> None:
+    @rule(sequence_id=SEQUENCES)
+    def release(self, sequence_id: str) -> None:
         try:
-            self.manager.release(name)
+            self.manager.release(sequence_id)
         except UnknownSequenceError:
-            assert name not in self.held
+            assert sequence_id not in self.block_tables
         else:
-            del self.held[name]
+            del self.block_tables[sequence_id]
 
     @invariant()
-    def every_slot_is_free_or_held_once(self) -> None:
-        given = [block_id for block_ids in self.held.values() for block_id in block_ids]
-        assert len(set(given)) == len(given)
-        assert self.manager.num_free_blocks == self.manager.num_blocks - len(given)
-        assert self.manager.num_free_tokens == (self.num_slots - len(self.held)) * self.num_tokens
-        assert {name: list(self.manager.blocks(name)) for name in self.held} == self.held
+    def every_slot_is_free_or_of_one_sequence(self) -> None:
+        in_use = [block_id for block_ids in self.block_tables.values() for block_id in block_ids]
+        assert len(set(in_use)) == len(in_use)
+        assert self.manager.num_free_blocks == self.manager.num_blocks - len(in_use)
+        assert {
+            sequence_id: list(self.manager.blocks(sequence_id)) for sequence_id in self.block_tables
+        } == self.block_tables
         assert (self.manager.audit(), self.manager.reclaim()) == ([], 0)
 
 

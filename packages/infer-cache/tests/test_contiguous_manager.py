@@ -1,12 +1,12 @@
-"""The contiguous cache: one slot a sequence, of consecutive blocks, all of it from the start."""
+"""`ContiguousKVCacheManager`: one slot of consecutive blocks for each sequence, all of it from the start."""
 
 import pytest
 
 from infer_cache import BlockHashes, ContiguousKVCacheManager, OutOfBlocksError, UnknownSequenceError
 
 
-def slots(num_slots: int = 3) -> ContiguousKVCacheManager:
-    """Slots of 4 blocks of 2 tokens."""
+def manager_of(num_slots: int = 3) -> ContiguousKVCacheManager:
+    """A manager of slots of 4 blocks of 2 tokens."""
     return ContiguousKVCacheManager(num_slots, 4, 2)
 
 
@@ -17,15 +17,15 @@ def admit(manager: ContiguousKVCacheManager, sequence_id: str, num_tokens: int =
     return tuple(edit.block_ids)
 
 
-def test_a_slot_is_a_fixed_run_of_consecutive_blocks() -> None:
-    manager = slots()
-    runs = [admit(manager, sequence_id) for sequence_id in "abc"]
-    assert sorted(runs) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
-    assert [manager.blocks(sequence_id) for sequence_id in "abc"] == runs
+def test_a_slot_is_a_fixed_range_of_consecutive_blocks() -> None:
+    manager = manager_of()
+    slots = [admit(manager, sequence_id) for sequence_id in "abc"]
+    assert sorted(slots) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    assert [manager.blocks(sequence_id) for sequence_id in "abc"] == slots
 
 
 def test_a_slot_has_room_for_all_of_a_sequence_from_the_start() -> None:
-    manager = slots()
+    manager = manager_of()
     admit(manager, "a")
     assert manager.capacity("a") == 8
     assert [manager.try_extend("a", num_tokens, first_position=0) for num_tokens in (1, 8)] == [[], []]
@@ -33,14 +33,14 @@ def test_a_slot_has_room_for_all_of_a_sequence_from_the_start() -> None:
 
 
 def test_a_freed_slot_is_used_again_from_its_first_block() -> None:
-    manager = slots(1)
+    manager = manager_of(1)
     first = admit(manager, "a", 8)
     manager.release("a")
     assert admit(manager, "b") == first
 
 
 def test_no_more_sequences_than_slots() -> None:
-    manager = slots(2)
+    manager = manager_of(2)
     for sequence_id in "ab":
         admit(manager, sequence_id)
     assert not manager.fits(1, manager.find([], 1))
@@ -51,7 +51,7 @@ def test_no_more_sequences_than_slots() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "fits"), [(1, True), (8, True), (9, False)])
 def test_a_sequence_longer_than_a_slot_does_not_fit(num_tokens: int, fits: bool) -> None:  # noqa: FBT001 - parameters
-    manager = slots()
+    manager = manager_of()
     assert manager.fits(num_tokens, manager.find([], num_tokens)) is fits
     if not fits:
         with pytest.raises(OutOfBlocksError):
@@ -60,7 +60,7 @@ def test_a_sequence_longer_than_a_slot_does_not_fit(num_tokens: int, fits: bool)
 
 
 def test_the_budget_is_slots_and_reserves_none() -> None:
-    manager = slots()
+    manager = manager_of()
     admit(manager, "a")
     budget = manager.budget(0.9)
     costs = manager.costs(8, manager.find([], 8))
@@ -68,32 +68,34 @@ def test_the_budget_is_slots_and_reserves_none() -> None:
 
 
 def test_free_memory_is_counted_in_whole_slots() -> None:
-    manager = slots()
+    manager = manager_of()
     admit(manager, "a")
-    assert (manager.num_blocks, manager.num_free_blocks, manager.num_free_tokens) == (12, 8, 16)
+    assert (manager.num_blocks, manager.num_free_blocks) == (12, 8)
     assert manager.usage == pytest.approx(1 / 3)
     assert (manager.num_idle_blocks, manager.num_evictions, manager.block_size) == (0, 0, 2)
 
 
 def test_no_slots_are_legal_and_never_used() -> None:
-    manager = slots(0)
-    assert (manager.num_blocks, manager.num_free_tokens, manager.audit()) == (0, 0, [])
+    manager = manager_of(0)
+    assert (manager.num_blocks, manager.num_free_blocks, manager.audit()) == (0, 0, [])
     assert not manager.fits(1, manager.find([], 1))
 
 
-def test_nothing_is_ever_found_or_adopted() -> None:
-    manager, block_hashes = slots(), BlockHashes(2).upto([1, 2, 3, 4], 4)
+def test_no_block_is_ever_found_or_reused() -> None:
+    manager, hashes = manager_of(), BlockHashes(2).upto([1, 2, 3, 4], 4)
     admit(manager, "a", 4)
-    manager.cache_blocks("a", block_hashes, 4)
-    hit = manager.find(block_hashes, 4)
-    assert (hit.num_tokens, hit.blocks) == (0, ((),))
+    manager.cache_blocks("a", hashes, 4)
+    hit = manager.find(hashes, 4)
+    assert (hit.num_tokens, hit.block_ids) == (0, ((),))
     manager.admit("b", 4, hit)
-    assert manager.reuse_blocks("b", block_hashes, 0) == []
+    assert manager.reuse_blocks("b", hashes, 0) == []
     manager.uncache_blocks("a", 0)
+    manager.uncache_hashes(hashes)
+    assert (manager.num_free_blocks, manager.num_idle_blocks) == (4, 0)
 
 
 def test_a_sequence_has_one_slot() -> None:
-    manager = slots()
+    manager = manager_of()
     admit(manager, "a")
     with pytest.raises(ValueError, match="'a' has a slot already"):
         admit(manager, "a")
@@ -101,16 +103,16 @@ def test_a_sequence_has_one_slot() -> None:
 
 
 def test_an_unknown_sequence_is_an_error_that_names_it() -> None:
-    manager = slots()
+    manager = manager_of()
     for use in (manager.release, manager.blocks, manager.capacity):
-        with pytest.raises(UnknownSequenceError, match="`sequence_id` 'a' holds no blocks"):
+        with pytest.raises(UnknownSequenceError, match="`sequence_id` 'a' has no blocks"):
             use("a")
     with pytest.raises(UnknownSequenceError):
         manager.try_extend("a", 1, first_position=0)
 
 
 def test_a_sequence_is_released_once() -> None:
-    manager = slots()
+    manager = manager_of()
     admit(manager, "a")
     manager.release("a")
     assert not manager.holds("a")

@@ -1,14 +1,14 @@
-"""Block tables of sequences: growth at block boundaries, admission to all groups or none, exhaustion, leaks."""
+"""`PagedKVCacheManager`: growth at block boundaries, admission to all groups or none, exhaustion, leaks."""
 
 import pytest
 
-from infer_cache import BlockHashes, GroupSpec, OutOfBlocksError, PagedKVCacheManager, TableEdit, UnknownSequenceError
+from infer_cache import BlockHashes, OutOfBlocksError, PagedKVCacheManager, TableEdit, UnknownSequenceError
+from infer_cache.block_pool import BlockPool
 
 
 def manager_of(*num_blocks: int, block_size: int = 4, keeps_prefixes: bool = False) -> PagedKVCacheManager:
-    """Tables of groups that keep every block."""
-    groups = [GroupSpec(num_blocks=count) for count in num_blocks]
-    return PagedKVCacheManager(groups, block_size, keeps_prefixes=keeps_prefixes)
+    """A manager of groups without windows."""
+    return PagedKVCacheManager(num_blocks, block_size, keeps_prefixes=keeps_prefixes)
 
 
 def admit(manager: PagedKVCacheManager, sequence_id: str, num_tokens: int) -> list[TableEdit]:
@@ -20,7 +20,7 @@ def test_a_prompt_is_reserved_whole() -> None:
     (edit,) = admit(manager, "a", 9)
     assert (edit.group, edit.column, len(edit.block_ids)) == (0, 0, 3)
     assert manager.blocks("a") == tuple(edit.block_ids)
-    assert (manager.num_free_blocks, manager.num_free_tokens, manager.capacity("a")) == (7, 28, 12)
+    assert (manager.num_free_blocks, manager.capacity("a")) == (7, 12)
     assert manager.holds("a")
 
 
@@ -48,14 +48,14 @@ def test_a_sequence_takes_as_many_blocks_as_its_tokens_need(num_tokens: int, num
     assert len(edit.block_ids) == num_blocks
 
 
-def test_extending_to_less_than_a_sequence_holds_changes_nothing() -> None:
+def test_extending_to_less_than_the_capacity_changes_nothing() -> None:
     manager = manager_of(8)
     (edit,) = admit(manager, "a", 12)
     assert manager.try_extend("a", 1, first_position=0) == []
     assert manager.blocks("a") == tuple(edit.block_ids)
 
 
-def test_what_an_edit_lists_is_the_callers_to_keep() -> None:
+def test_the_ids_of_an_edit_are_a_copy() -> None:
     manager = manager_of(4, block_size=1)
     admit(manager, "a", 2)[0].block_ids.clear()
     edits = manager.try_extend("a", 3, first_position=2)
@@ -64,7 +64,7 @@ def test_what_an_edit_lists_is_the_callers_to_keep() -> None:
     assert len(manager.blocks("a")) == 3
 
 
-def test_admission_that_does_not_fit_leaves_the_sequence_unknown() -> None:
+def test_refused_admission_leaves_the_sequence_unknown() -> None:
     manager = manager_of(2)
     assert not manager.fits(9, manager.find([], 9))
     with pytest.raises(OutOfBlocksError, match="asked for 3 blocks but 2 of 2 are free"):
@@ -85,14 +85,14 @@ def test_admission_takes_blocks_in_all_groups_or_in_none(num_blocks: tuple[int, 
 
 
 def test_refused_admission_evicts_nothing() -> None:
-    manager, block_hashes = manager_of(4, 2, keeps_prefixes=True), BlockHashes(4).upto(list(range(16)), 16)
+    manager, hashes = manager_of(4, 2, keeps_prefixes=True), BlockHashes(4).upto(list(range(16)), 16)
     admit(manager, "a", 8)
-    manager.cache_blocks("a", block_hashes, 8)
+    manager.cache_blocks("a", hashes, 8)
     manager.release("a")
-    for hit in (manager.find(block_hashes, 16), manager.find([], 16)):
+    for hit in (manager.find(hashes, 16), manager.find([], 16)):
         with pytest.raises(OutOfBlocksError):
             manager.admit("b", 16, hit)
-        assert manager.find(block_hashes, 16).num_tokens == 8
+        assert manager.find(hashes, 16).num_tokens == 8
         assert (manager.num_evictions, manager.num_idle_blocks, manager.audit()) == (0, 4, [])
 
 
@@ -112,7 +112,7 @@ def test_exhaustion_leaves_a_growing_sequence_as_it_was() -> None:
     assert manager.try_extend("a", 8, first_position=5) == []
 
 
-def test_growth_that_one_group_cannot_give_is_given_in_none() -> None:
+def test_growth_takes_blocks_in_all_groups_or_in_none() -> None:
     manager = manager_of(8, 2)
     admit(manager, "a", 8)
     assert manager.try_extend("a", 9, first_position=8) is None
@@ -120,37 +120,50 @@ def test_growth_that_one_group_cannot_give_is_given_in_none() -> None:
     assert manager.num_free_blocks == 6
 
 
-def miscounting_tables(block_hashes: list[bytes]) -> PagedKVCacheManager:
-    """Tables that hold the sequence `a`, and whose second group counts one free block as two: it was freed twice."""
-    manager = manager_of(5, 3, keeps_prefixes=True)
-    for sequence_id, name in zip("ab", block_hashes, strict=True):
-        admit(manager, sequence_id, 4)
-        manager.cache_blocks(sequence_id, [name], 4)
-    idle = manager.blocks("b", 1)
-    manager.release("b")
-    manager.groups[1].blocks.allocator.free(idle)
-    return manager
+class MiscountingPool(BlockPool):
+    """A pool that counts one block too many as free."""
+
+    @property
+    def num_free(self) -> int:
+        return super().num_free + 1
 
 
 def test_growth_that_fails_in_the_second_group_is_undone_in_the_first() -> None:
-    manager = miscounting_tables([b"x", b"y"])
-    before, num_free = manager.blocks("a", 0), manager.groups[0].blocks.num_free
-    with pytest.raises(ValueError, match="not allocated"):
+    manager = manager_of(5, 3)
+    manager.groups[1].block_pool = MiscountingPool(3, keeps_idle=False)
+    admit(manager, "a", 4)
+    first, second = manager.blocks("a", 0), manager.blocks("a", 1)
+    with pytest.raises(OutOfBlocksError):
         manager.try_extend("a", 16, first_position=4)
-    assert (manager.blocks("a", 0), len(manager.blocks("a", 1))) == (before, 1)
-    assert manager.groups[0].blocks.num_free == num_free
+    assert (manager.blocks("a", 0), manager.blocks("a", 1)) == (first, second)
+    assert manager.groups[0].block_pool.num_free == 4
 
 
 def test_admission_that_fails_in_the_second_group_is_undone_in_both() -> None:
-    manager = miscounting_tables([b"x", b"y"])
-    num_free = manager.groups[0].blocks.num_free
-    with pytest.raises(ValueError, match="not allocated"):
-        manager.admit("c", 16, manager.find([b"x"], 16))
-    assert not manager.holds("c")
-    assert manager.groups[0].blocks.num_free == num_free
-    (found,) = manager.blocks("a", 1)
+    manager = manager_of(5, 3, keeps_prefixes=True)
+    manager.groups[1].block_pool = MiscountingPool(3, keeps_idle=True)
+    admit(manager, "a", 4)
+    manager.cache_blocks("a", [b"x"], 4)
+    with pytest.raises(OutOfBlocksError):
+        manager.admit("b", 16, manager.find([b"x"], 16))
+    assert not manager.holds("b")
+    assert manager.groups[0].block_pool.num_free == 4
+    (shared,) = manager.blocks("a", 1)
     manager.release("a")
-    assert not manager.groups[1].blocks.is_referenced(found)
+    assert not manager.groups[1].block_pool.is_referenced(shared)
+
+
+def test_a_hit_whose_block_was_evicted_is_refused() -> None:
+    manager = manager_of(5, 2, keeps_prefixes=True)
+    admit(manager, "a", 4)
+    manager.cache_blocks("a", [b"x"], 4)
+    manager.release("a")
+    hit = manager.find([b"x"], 5)
+    admit(manager, "b", 8)
+    manager.release("b")
+    with pytest.raises(ValueError, match="is free"):
+        manager.admit("c", 5, hit)
+    assert (manager.holds("c"), manager.num_free_blocks, manager.audit()) == (False, 7, [])
 
 
 def test_capacity_is_the_tokens_that_every_group_has_room_for() -> None:
@@ -161,11 +174,11 @@ def test_capacity_is_the_tokens_that_every_group_has_room_for() -> None:
     assert manager.capacity("a") == 15
 
 
-def test_free_tokens_are_the_smallest_groups() -> None:
+def test_blocks_are_counted_over_all_groups() -> None:
     manager = manager_of(8, 3)
-    assert (manager.num_free_tokens, manager.num_blocks, manager.num_free_blocks) == (12, 11, 11)
+    assert (manager.num_blocks, manager.num_free_blocks) == (11, 11)
     admit(manager, "a", 1)
-    assert manager.num_free_tokens == 8
+    assert (manager.num_blocks, manager.num_free_blocks) == (11, 9)
 
 
 def test_usage_is_the_fullest_groups() -> None:
@@ -200,7 +213,7 @@ def test_a_pool_of_no_blocks_admits_sequences_of_no_tokens() -> None:
 def test_an_unknown_sequence_is_an_error_that_names_it() -> None:
     manager = manager_of(2, 2)
     for use in (manager.release, manager.blocks, manager.capacity):
-        with pytest.raises(UnknownSequenceError, match="`sequence_id` 'a' holds no blocks"):
+        with pytest.raises(UnknownSequenceError, match="`sequence_id` 'a' has no blocks"):
             use("a")
     with pytest.raises(KeyError):
         manager.try_extend("a", 1, first_position=0)
@@ -221,18 +234,11 @@ def test_a_sequence_is_released_once() -> None:
         manager.release("a")
 
 
-def test_blocks_know_their_sequence() -> None:
-    manager = manager_of(4, 4)
-    admit(manager, "a", 8)
-    for index, group in enumerate(manager.groups):
-        assert [group.blocks.allocator.owner_of(block_id) for block_id in manager.blocks("a", index)] == ["a", "a"]
-
-
 def test_a_leak_is_found_with_its_group_and_reclaimed() -> None:
     manager = manager_of(8, 8)
     admit(manager, "alive", 8)
-    lost = manager.groups[1].blocks.allocator.allocate(3, owner="gone")
-    assert manager.audit() == [(1, block_id) for block_id in sorted(lost)]
+    leaked = manager.groups[1].block_pool.allocate(3)
+    assert manager.audit() == [(1, block_id) for block_id in sorted(leaked)]
     assert manager.reclaim() == 3
     assert (manager.audit(), manager.num_free_blocks, len(manager.blocks("alive", 1))) == ([], 12, 2)
 
@@ -244,5 +250,10 @@ def test_impossible_sizes_are_refused(num_blocks: int, block_size: int, name: st
 
 
 def test_no_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="`groups` is empty"):
+    with pytest.raises(ValueError, match="`num_blocks` is empty"):
         PagedKVCacheManager([], 4)
+
+
+def test_windows_of_another_number_of_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="`windows` is of 1 groups but `num_blocks` of 2"):
+        PagedKVCacheManager([4, 4], 4, windows=[None])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from infer_cache import GroupSpec, KVPool, LayerGroups, PagedCacheView, PagedKVCacheManager, TableEdit
+from infer_cache import KVPool, LayerGroups, PagedCacheView, PagedKVCacheManager, TableEdit
 from infer_kernels import KVSlots, NormVariant, QKNorm, Rotary, plan_attention
 from infer_models import CausalView
 from infer_models.attention import AttentionSpec
@@ -224,7 +224,7 @@ def test_any_split_into_chunks_is_dense_attention(block_size: int, chunks: list[
 
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_blocks_of_a_released_sequence_serve_the_next_one(block_size: int) -> None:
-    manager = PagedKVCacheManager([GroupSpec(num_blocks=-(-24 // block_size))], block_size)
+    manager = PagedKVCacheManager([-(-24 // block_size)], block_size)
     sequences = CachedSequences([24, 17], block_size=block_size, spec=spec_of())
     for i, seq_len in enumerate((24, 17)):
         manager.admit(str(i), seq_len, manager.find([], seq_len))
@@ -249,12 +249,8 @@ def test_layers_of_two_groups_attend_through_tables_of_their_own(block_size: int
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 def test_what_left_the_window_is_not_read_again(block_size: int, windows: list[int | None]) -> None:
     sequences = CachedSequences([30, 17], block_size=block_size, spec=spec_of(), windows=windows)
-    groups = [
-        GroupSpec(num_blocks=count, window=window)
-        for count, window in zip(sequences.pool.num_blocks, sequences.groups.windows, strict=True)
-    ]
-    manager = PagedKVCacheManager(groups, block_size, max_chunk=7)
-    sequences.rows = [[[0] * 30, [0] * 17] for _ in groups]
+    manager = PagedKVCacheManager(sequences.pool.num_blocks, block_size, windows=sequences.groups.windows, max_chunk=7)
+    sequences.rows = [[[0] * 30, [0] * 17] for _ in sequences.groups.windows]
 
     def write(i: int, edits: list[TableEdit] | None) -> None:
         assert edits is not None
@@ -273,10 +269,10 @@ def test_what_left_the_window_is_not_read_again(block_size: int, windows: list[i
 
 
 def poison_free_blocks(pool: KVPool, manager: PagedKVCacheManager) -> None:
-    """Fill the blocks that no sequence holds with keys and values that nobody could overlook."""
+    """Fill the blocks without references with keys and values that would change any result."""
     for layer in range(pool.num_layers):
         group = pool.group(layer)
-        is_held = manager.groups[group].blocks.is_referenced
-        free = [block_id for block_id in range(pool.num_blocks[group]) if not is_held(block_id)]
+        is_referenced = manager.groups[group].block_pool.is_referenced
+        free = [block_id for block_id in range(pool.num_blocks[group]) if not is_referenced(block_id)]
         pool.key_cache(layer)[free] = 1e3
         pool.value_cache(layer)[free] = 1e3
