@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from infer_models import CausalLM, ModelConfig, load_model
-from infer_models.layers import Dense
+from infer_models.layers import LinearBase
 
 BATCH_ROWS = 16
 PROMPT_ROWS = 1024
@@ -74,7 +74,7 @@ class LinearFloor:
     def __init__(self, model: CausalLM) -> None:
         """Time `model`, whose weights are as they will be used."""
         self._head = model.lm_head
-        self._layers = [each for each in model.modules() if isinstance(each, Dense) and each is not self._head]
+        self._layers = [each for each in model.modules() if isinstance(each, LinearBase) and each is not self._head]
 
     @torch.inference_mode()
     def measure_ms(self, num_rows: int, *, repeats: int) -> float:

@@ -33,7 +33,7 @@ from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule, SchedulerLimits
 from infer_kernels import plan_attention
-from infer_models.text import IncrementalDetokenizer, StopStringMatcher, stand_in_tokenizer
+from infer_models.text import IncrementalDetokenizer, StopStringMatcher, dummy_tokenizer
 from report import ROOT, save
 from shapes import SHAPES, write_shape
 
@@ -176,7 +176,7 @@ def print_steps(rows: Sequence[dict[str, Any]], steps: int) -> None:
 
 def text_cost() -> float:
     """Return the microseconds that the text of one token takes on the front's side."""
-    tokenizer = stand_in_tokenizer(VOCAB_SIZE)
+    tokenizer = dummy_tokenizer(VOCAB_SIZE)
     text = OutputProcessor(IncrementalDetokenizer(tokenizer, [65]), StopStringMatcher(("never found",)))
     outputs = [
         TokenOutput(request_id="r", token_ids=[65 + i % 26], num_prompt_tokens=1, num_completion_tokens=i)

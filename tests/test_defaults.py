@@ -13,7 +13,7 @@ from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.protocol import GenerateRequest
 from infer_engine.sizing import size_step
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
-from infer_models.text import stand_in_tokenizer
+from infer_models.text import dummy_tokenizer
 from infer_server import ServerSettings
 
 CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
@@ -101,7 +101,7 @@ def test_dtype_left_alone_is_the_checkpoints(tmp_path: Path, dtype: str) -> None
 
 def test_seed_left_alone_is_drawn_anew_at_every_start() -> None:
     request = GenerateRequest(prompt=[5], params=SamplingParams())
-    fronts = [InputProcessor(stand_in_tokenizer(300), InputLimits(vocab_size=300, max_seq_len=512)) for _ in range(4)]
+    fronts = [InputProcessor(dummy_tokenizer(300), InputLimits(vocab_size=300, max_seq_len=512)) for _ in range(4)]
     prepared = [
         input_processor.prepare(request, ids=input_processor.reserve_ids(request)) for input_processor in fronts
     ]

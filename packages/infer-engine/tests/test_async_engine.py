@@ -8,7 +8,7 @@ import pytest
 from infer_engine.ipc.messages import Finish
 from infer_engine.protocol import EngineStatus, EngineUnavailableError, FinishReason, GenerateRequest, SamplingParams
 from infer_engine.testing.cores import VOCAB_SIZE, ScriptedCore, ThreadedRig, read, scripted_tokens, tokens_of
-from infer_models.text import stand_in_tokenizer
+from infer_models.text import dummy_tokenizer
 
 
 def stop_strings(*stops: str) -> SamplingParams:
@@ -42,9 +42,9 @@ async def test_streams_are_in_the_order_of_requests_and_then_of_choices() -> Non
 
 async def test_a_stop_string_ends_the_stream_and_tells_the_core_which_tokens_count() -> None:
     rig = ThreadedRig()
-    text = stand_in_tokenizer(VOCAB_SIZE).decode(scripted_tokens([1], 40))
+    text = dummy_tokenizer(VOCAB_SIZE).decode(scripted_tokens([1], 40))
     stop = text[20:23]
-    num_tokens = next(n for n in range(40) if stop in stand_in_tokenizer(VOCAB_SIZE).decode(scripted_tokens([1], n)))
+    num_tokens = next(n for n in range(40) if stop in dummy_tokenizer(VOCAB_SIZE).decode(scripted_tokens([1], n)))
     rig.gate.allow(num_tokens)
     [stream] = await rig.submit([1], params=stop_strings(stop))
     outputs = await read(stream)
@@ -64,7 +64,7 @@ async def test_the_text_of_a_token_that_ends_a_request_by_its_id_is_not_sent() -
     [stream] = await rig.submit([1], params=SamplingParams(max_tokens=20, stop_token_ids=(token_ids[2],)))
     outputs = await read(stream)
     assert tokens_of(outputs) == token_ids
-    assert "".join(output.text for output in outputs) == stand_in_tokenizer(VOCAB_SIZE).decode(token_ids[:2])
+    assert "".join(output.text for output in outputs) == dummy_tokenizer(VOCAB_SIZE).decode(token_ids[:2])
     await rig.engine.close()
 
 
@@ -98,7 +98,7 @@ async def test_an_abort_ends_the_stream_and_frees_the_memory_by_the_next_step() 
 
 async def test_an_abort_sends_the_text_that_was_held_back() -> None:
     rig = ThreadedRig()
-    text = stand_in_tokenizer(VOCAB_SIZE).decode(scripted_tokens([5], 2))
+    text = dummy_tokenizer(VOCAB_SIZE).decode(scripted_tokens([5], 2))
     [stream] = await rig.submit([5], params=stop_strings(text + "never"))
     rig.gate.allow(2)
     outputs = []

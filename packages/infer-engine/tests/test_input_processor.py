@@ -17,7 +17,7 @@ from infer_engine.protocol import (
 )
 from infer_engine.protocol import SamplingParams as Params
 from infer_engine.testing.cores import FussyTokenizer
-from infer_models.text import Tokenizer, stand_in_tokenizer
+from infer_models.text import Tokenizer, dummy_tokenizer
 from infer_models.text.testing import byte_level, chat_tokenizer
 
 VOCAB_SIZE = 300
@@ -27,7 +27,7 @@ TENANTS_AND_SALTS = [(None, None), ("a", None), ("a", "x"), ("b", None), ("b", "
 
 def input_processor(*, seed: int | None = 0, tokenizer: Tokenizer | None = None) -> InputProcessor:
     limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
-    return InputProcessor(tokenizer or stand_in_tokenizer(VOCAB_SIZE), limits, seed=seed)
+    return InputProcessor(tokenizer or dummy_tokenizer(VOCAB_SIZE), limits, seed=seed)
 
 
 def submissions(made_by: InputProcessor, request: GenerateRequest) -> list[Submit]:
@@ -47,7 +47,7 @@ def test_a_request_becomes_one_submission_with_everything_that_the_core_needs() 
     [submit] = submissions(input_processor(), asked)
     assert submit == Submit(
         request_id="r0",
-        prompt_token_ids=stand_in_tokenizer(VOCAB_SIZE).encode("ab"),
+        prompt_token_ids=dummy_tokenizer(VOCAB_SIZE).encode("ab"),
         max_tokens=4,
         seed=7,
         params=asked.params,

@@ -15,7 +15,7 @@ from infer_engine.ipc.messages import StepResult
 from infer_engine.protocol import GenerateRequest, StepOutput
 from infer_engine.testing.cores import MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, scripted_tokens, tokens_of
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
-from infer_models.text import stand_in_tokenizer
+from infer_models.text import dummy_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ class InterruptedCore(ScriptedCore):
 def test_what_an_interrupted_step_has_computed_is_handed_over_first() -> None:
     driver = SyncEngine(InterruptedCore())
     input_processor = InputProcessor(
-        stand_in_tokenizer(VOCAB_SIZE), InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
+        dummy_tokenizer(VOCAB_SIZE), InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
     )
     request = GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=3))
     [prepared] = input_processor.prepare(request, ids=input_processor.reserve_ids(request))

@@ -30,7 +30,7 @@ from infer_engine.testing.cores import (
     read,
     tokens_of,
 )
-from infer_models.text import stand_in_tokenizer
+from infer_models.text import dummy_tokenizer
 from infer_models.text.testing import byte_level
 
 
@@ -161,7 +161,7 @@ class BrokenThreads(Executor):
 
 def engine_with(*executors: Executor) -> AsyncEngine:
     limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
-    input_processor = InputProcessor(stand_in_tokenizer(VOCAB_SIZE), limits)
+    input_processor = InputProcessor(dummy_tokenizer(VOCAB_SIZE), limits)
     supply = iter(executors)
     core = ScriptedCore()
     tokenizers = TokenizerPool(lambda: next(supply))

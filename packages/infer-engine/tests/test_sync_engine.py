@@ -12,7 +12,7 @@ from infer_engine.testing.cores import (
     scripted_tokens,
     tokens_of,
 )
-from infer_models.text import Tokenizer, stand_in_tokenizer
+from infer_models.text import Tokenizer, dummy_tokenizer
 from infer_models.text.testing import byte_level
 
 
@@ -24,7 +24,7 @@ class Calls:
         self.waits_s: list[float] = []
         self.engine = SyncEngine(self.core, sleep=self.waits_s.append)
         limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
-        self.input_processor = InputProcessor(tokenizer or stand_in_tokenizer(VOCAB_SIZE), limits, seed=0)
+        self.input_processor = InputProcessor(tokenizer or dummy_tokenizer(VOCAB_SIZE), limits, seed=0)
 
     def prepare(self, prompt: list[int], *, stop: tuple[str, ...] = ()) -> ProcessedInput:
         request = GenerateRequest(prompt=prompt, params=SamplingParams(max_tokens=6, stop=stop))
@@ -59,7 +59,7 @@ def test_a_step_returns_the_snapshot_after_it() -> None:
 
 def test_a_stop_string_frees_the_memory_and_tells_the_core_which_tokens_count() -> None:
     calls = Calls()
-    text = stand_in_tokenizer(VOCAB_SIZE).decode(scripted_tokens([5], 3))
+    text = dummy_tokenizer(VOCAB_SIZE).decode(scripted_tokens([5], 3))
     outputs = calls.start([5], stop=(text[-1],))
     calls.finish(outputs)
     assert outputs[-1].finish_reason is FinishReason.STOP
@@ -108,7 +108,7 @@ class TwoPassCore(ScriptedCore):
 
 def test_what_a_step_made_after_a_stop_string_is_dropped() -> None:
     calls = Calls(TwoPassCore())
-    outputs = calls.start([1], stop=(stand_in_tokenizer(VOCAB_SIZE).decode(scripted_tokens([1], 1)),))
+    outputs = calls.start([1], stop=(dummy_tokenizer(VOCAB_SIZE).decode(scripted_tokens([1], 1)),))
     calls.finish(outputs)
     assert tokens_of(outputs) == scripted_tokens([1], 1)
     assert calls.core.messages[-1] == Finish(request_id="r0", num_completion_tokens=1)

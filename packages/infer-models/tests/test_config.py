@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infer_models import CheckpointError, GenerationConfig, ModelConfig
-from infer_models.rope import LinearScaling, Llama3Scaling, NoScaling, RopeParameters
+from infer_models.config.rope import LinearScaling, Llama3Scaling, NoScaling, RopeParameters
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -64,7 +64,7 @@ def test_llama3_scaling_is_read_in_both_dialects(tmp_path: Path, rope: dict[str,
     scaling = Llama3Scaling(
         factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
-    assert read(tmp_path, LLAMA | rope).rope == RopeParameters(theta=5e5, scaling=scaling)
+    assert read(tmp_path, LLAMA | rope).ropes == (RopeParameters(theta=5e5, scaling=scaling),) * 16
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,9 @@ def test_the_dtype_is_read_in_both_dialects(tmp_path: Path, dialect: dict[str, A
 )
 def test_gemma_has_two_tables_in_both_dialects(tmp_path: Path, rope: dict[str, Any]) -> None:
     config = read(tmp_path, GEMMA | rope)
-    assert config.rope == RopeParameters(theta=1e6, scaling=LinearScaling(factor=8.0))
-    assert config.sliding_rope == RopeParameters(theta=2e4, scaling=NoScaling())
+    full = RopeParameters(theta=1e6, scaling=LinearScaling(factor=8.0))
+    sliding = RopeParameters(theta=2e4, scaling=NoScaling())
+    assert config.ropes == (*[sliding] * 5, full, sliding)
 
 
 @pytest.mark.parametrize(

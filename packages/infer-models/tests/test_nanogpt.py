@@ -19,17 +19,17 @@ def plain_nanogpt(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
     x = weights["model.embed_tokens.weight"][ids] + weights["model.embed_positions.weight"][: len(ids)]
     for layer in range(4):
         at = f"model.layers.{layer}"
-        normed = plain_norm(weights, f"{at}.input_layernorm", x)
+        normalized = plain_norm(weights, f"{at}.input_layernorm", x)
         heads = []
         for head in range(4):
             rows = slice(16 * head, 16 * head + 16)
-            q, k, v = (normed @ weights[f"{at}.self_attn.{name}_proj.weight"][rows].T for name in "qkv")
+            q, k, v = (normalized @ weights[f"{at}.self_attn.{name}_proj.weight"][rows].T for name in "qkv")
             scores = (q @ k.T) * 16**-0.5
             scores = scores.masked_fill(torch.ones(len(ids), len(ids)).tril() == 0, float("-inf"))
             heads.append(scores.softmax(-1) @ v)
         x = x + plain_linear(weights, f"{at}.self_attn.o_proj", torch.cat(heads, dim=-1))
-        normed = plain_norm(weights, f"{at}.post_attention_layernorm", x)
-        inner = plain_linear(weights, f"{at}.mlp.up_proj", normed).relu()
+        normalized = plain_norm(weights, f"{at}.post_attention_layernorm", x)
+        inner = plain_linear(weights, f"{at}.mlp.up_proj", normalized).relu()
         assert inner.shape[1] == 4 * hidden
         x = x + plain_linear(weights, f"{at}.mlp.down_proj", inner)
     return plain_linear(weights, "lm_head", plain_norm(weights, "model.norm", x))

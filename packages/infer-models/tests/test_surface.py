@@ -1,13 +1,15 @@
 """What the package shows, and what it costs to import."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import infer_models
-from infer_models.config import MODEL_TYPES
-from infer_models.registry import FAMILIES
+from infer_models import CheckpointError, ModelConfig
+from infer_models.families import FAMILIES
 
 
 def test_the_public_names_are_these() -> None:
@@ -35,5 +37,8 @@ def test_configuration_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-def test_every_model_type_that_is_read_has_a_family() -> None:
-    assert tuple(FAMILIES) == MODEL_TYPES
+def test_every_model_type_that_is_read_has_a_family(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "?"}')
+    with pytest.raises(CheckpointError, match="it must be one of") as caught:
+        ModelConfig.from_folder(tmp_path)
+    assert re.findall("`(.+?)`", str(caught.value).partition("one of")[2]) == list(FAMILIES)

@@ -31,7 +31,7 @@ from infer_engine.scheduling import (
 from infer_models import CheckpointError
 from infer_models.config import ModelConfig
 from infer_models.hub import resolve_checkpoint
-from infer_models.text import Tokenizer, stand_in_tokenizer
+from infer_models.text import Tokenizer, dummy_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ def load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
         CheckpointError: a file is missing or damaged.
     """
     if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
-        return stand_in_tokenizer(ModelConfig.from_folder(folder).vocab_size)
+        return dummy_tokenizer(ModelConfig.from_folder(folder).vocab_size)
     return Tokenizer.from_folder(folder)
 
 

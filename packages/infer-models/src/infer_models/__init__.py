@@ -6,15 +6,14 @@ Names that need torch are imported when they are first used, so that configurati
 from typing import TYPE_CHECKING, Any
 
 from infer_models.attention import AttentionSpec, KVCacheView
-from infer_models.config import ModelConfig
+from infer_models.config import GenerationConfig, ModelConfig
 from infer_models.errors import CheckpointError
-from infer_models.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from infer_models.causal_lm import CausalLM
     from infer_models.causal_view import CausalView
     from infer_models.checkpoint import save_model
-    from infer_models.registry import load_model
+    from infer_models.model_loader import load_model
 
 __all__ = [
     "AttentionSpec",
@@ -40,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
             return CausalView
         case "load_model":
-            from infer_models.registry import load_model  # noqa: PLC0415 - imports torch: only when used
+            from infer_models.model_loader import load_model  # noqa: PLC0415 - imports torch: only when used
 
             return load_model
         case "save_model":

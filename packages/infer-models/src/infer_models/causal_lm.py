@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers import Dense, LMHead, PackedLinear, Placement
+from infer_models.layers import LinearBase, LMHead, PackedLinear
 
 
 class CausalLM(nn.Module):
@@ -23,7 +23,7 @@ class CausalLM(nn.Module):
         ignored_tensors: patterns (as of `fnmatch`) of names that the family's checkpoints carry needlessly.
     """
 
-    ignored_tensors: ClassVar[tuple[str, ...]] = ()
+    ignored_tensors: ClassVar[tuple[str, ...]] = ("*.rotary_emb.inv_freq",)
 
     def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:
         """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""
@@ -40,7 +40,7 @@ class CausalLM(nn.Module):
         For inference, and for good: the model can then be neither trained nor saved. A tied LM head gets a copy.
         """
         for module in self.modules():
-            if isinstance(module, Dense):
+            if isinstance(module, LinearBase):
                 module.prepack()
 
     def forward(
@@ -64,12 +64,12 @@ class CausalLM(nn.Module):
         hidden: Tensor = self.model(input_ids, position_ids, cache)
         return hidden
 
-    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, logits_indices: Tensor | None = None) -> Tensor:
         """Return the logits [rows, vocab] of some rows of `hidden`, [tokens, hidden]; None: of all of them.
 
         Where many are wanted, ask for a few at a time: one row of a large vocabulary is as large as many hidden states.
         """
-        logits: Tensor = self.lm_head(hidden if rows is None else hidden.index_select(0, rows))
+        logits: Tensor = self.lm_head(hidden if logits_indices is None else hidden.index_select(0, logits_indices))
         return logits
 
     def checkpoint_tensors(self) -> Mapping[str, Tensor]:
@@ -85,10 +85,3 @@ class CausalLM(nn.Module):
             for part, weight in packed[owner].part_weights().items():
                 tensors[f"{place}.{part}.{leaf}"] = weight
         return MappingProxyType(tensors)
-
-
-class Family(Protocol):
-    """Builds a model of one architecture, its matrices still to be loaded or drawn."""
-
-    def __call__(self, config: ModelConfig, placement: Placement) -> CausalLM:
-        """Allocate the model's weights."""

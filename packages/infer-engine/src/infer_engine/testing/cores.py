@@ -24,7 +24,7 @@ from infer_engine.protocol import (
     SamplingParams,
     StepOutput,
 )
-from infer_models.text import Tokenizer, stand_in_tokenizer
+from infer_models.text import Tokenizer, dummy_tokenizer
 
 VOCAB_SIZE = 997
 MAX_SEQ_LEN = 64
@@ -257,7 +257,7 @@ class ThreadedRig:
         limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
         self.engine = AsyncEngine(
             ThreadCoreClient(self.gate, clock=clock),
-            InputProcessor(tokenizer or stand_in_tokenizer(VOCAB_SIZE), limits, seed=0),
+            InputProcessor(tokenizer or dummy_tokenizer(VOCAB_SIZE), limits, seed=0),
             info=INFO,
             stats=self.core.stats,
             max_waiting_requests=max_waiting_requests,

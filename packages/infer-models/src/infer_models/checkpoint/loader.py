@@ -9,8 +9,8 @@ from torch import Tensor
 
 from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint.safetensors_file import SafetensorsFile
+from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
-from infer_models.json_fields import JsonFields
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"

@@ -1,20 +1,29 @@
-"""The building blocks that the families share. Know shapes and weights; know no architecture."""
+"""The building blocks that the families share. Know shapes and weights; know no family and no cache."""
 
+from infer_models.layers.attention import Attention, QKNormAttention
+from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
 from infer_models.layers.embedding import Embedding, LMHead, ScaledEmbedding
-from infer_models.layers.linear import Dense, Linear, PackedLinear
+from infer_models.layers.linear import Linear, LinearBase, PackedLinear
+from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.norm import LayerNorm, RMSNorm
-from infer_models.layers.placement import Placement
+from infer_models.layers.parameters import ParameterFactory
 from infer_models.layers.rotary import RotaryTable
 
 __all__ = [
-    "Dense",
+    "Attention",
+    "Decoder",
+    "DecoderLayer",
     "Embedding",
+    "GatedMLP",
     "LMHead",
     "LayerNorm",
     "Linear",
+    "LinearBase",
     "PackedLinear",
-    "Placement",
+    "ParameterFactory",
+    "QKNormAttention",
     "RMSNorm",
     "RotaryTable",
     "ScaledEmbedding",
+    "pre_norm_decoder",
 ]

@@ -1,4 +1,4 @@
-"""Dense layers over flat tokens. Know which checkpoint tensors make up a packed weight; know no architecture."""
+"""Linear layers over flat tokens. Know which checkpoint tensors make up a packed weight; know no architecture."""
 
 from collections.abc import Mapping
 
@@ -6,45 +6,45 @@ import torch
 from torch import Tensor, nn
 
 from infer_kernels import prepack
-from infer_models.layers.placement import Placement, Product
+from infer_models.layers.parameters import LinearFunction, ParameterFactory
 
 
-class Dense(nn.Module):
+class LinearBase(nn.Module):
     """A layer that multiplies by a weight.
 
     Attributes:
         weight: [out_features, in_features].
-        product: what multiplies by it.
+        linear: what multiplies by it.
     """
 
     weight: nn.Parameter
-    product: Product
+    linear: LinearFunction
 
-    def __init__(self, weight: nn.Parameter, product: Product) -> None:
-        """Multiply by `weight` with `product`."""
+    def __init__(self, weight: nn.Parameter, linear: LinearFunction) -> None:
+        """Multiply by `weight` with `linear`."""
         super().__init__()
         self.weight = weight
-        self.product = product
+        self.linear = linear
 
     def prepack(self) -> None:
         """Bring the weight into the order that its device multiplies fastest: for inference, and for good."""
         self.weight = nn.Parameter(prepack(self.weight.detach()), requires_grad=False)
 
 
-class Linear(Dense):
+class Linear(LinearBase):
     """`y = x @ weight.T + bias`."""
 
-    def __init__(self, placement: Placement, in_features: int, out_features: int, *, bias: bool = False) -> None:
+    def __init__(self, factory: ParameterFactory, in_features: int, out_features: int, *, bias: bool = False) -> None:
         """The weight is [out_features, in_features], the bias [out_features] or none."""
-        super().__init__(placement.matrix(out_features, in_features), placement.product)
-        self.bias = placement.vector(out_features, fill=0.0) if bias else None
+        super().__init__(factory.matrix(out_features, in_features), factory.linear)
+        self.bias = factory.vector(out_features, fill=0.0) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
-        return self.product(x, self.weight, self.bias)
+        return self.linear(x, self.weight, self.bias)
 
 
-class PackedLinear(Dense):
+class PackedLinear(LinearBase):
     """Several dense layers of one input as one: their weights below each other, their outputs side by side.
 
     Attributes:
@@ -52,14 +52,14 @@ class PackedLinear(Dense):
             part as a layer of its own, in the place of this one.
     """
 
-    def __init__(self, placement: Placement, in_features: int, parts: Mapping[str, int]) -> None:
+    def __init__(self, factory: ParameterFactory, in_features: int, parts: Mapping[str, int]) -> None:
         """The weight is [sum of `parts`, in_features]."""
-        super().__init__(placement.matrix(sum(parts.values()), in_features), placement.product)
+        super().__init__(factory.matrix(sum(parts.values()), in_features), factory.linear)
         self.parts = dict(parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, in_features] to [tokens, sum of `parts`]."""
-        return self.product(x, self.weight)
+        return self.linear(x, self.weight)
 
     def part_weights(self) -> dict[str, Tensor]:
         """Return each part's rows of the weight, as views, by its name."""

@@ -4,28 +4,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from infer_kernels import NormVariant, add_rms_norm, norm_add_norm, rms_norm
-from infer_models.layers.placement import Placement
+from infer_models.layers.parameters import ParameterFactory
 
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm; `variant` says how the weight is applied (see `infer_kernels.rms_norm`)."""
 
-    def __init__(self, placement: Placement, size: int, eps: float, *, variant: NormVariant = "llama") -> None:
-        """Normalise over a last dimension of `size` elements."""
+    def __init__(self, factory: ParameterFactory, size: int, eps: float, *, variant: NormVariant = "llama") -> None:
+        """Normalize over a last dimension of `size` elements."""
         super().__init__()
         self.eps = eps
         self.variant: NormVariant = variant
-        self.weight = placement.vector(size, fill=1.0 if variant == "llama" else 0.0)
+        self.weight = factory.vector(size, fill=1.0 if variant == "llama" else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., size] to the same shape."""
         return rms_norm(x, self.weight, self.eps, variant=self.variant)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return (norm(x + residual), x + residual), both [tokens, size]."""
         return add_rms_norm(x, residual, self.weight, self.eps, variant=self.variant)
 
-    def add_then(self, following: "RMSNorm", x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def norm_add_norm(self, following: "RMSNorm", x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return (following(sum), sum) with sum = residual + norm(x), both [tokens, size]."""
         return norm_add_norm(x, residual, self.weight, following.weight, self.eps, variant=self.variant)
 
@@ -33,18 +33,18 @@ class RMSNorm(nn.Module):
 class LayerNorm(nn.Module):
     """Layer norm with weight and bias (Ba et al., 2016)."""
 
-    def __init__(self, placement: Placement, size: int, eps: float) -> None:
-        """Normalise over a last dimension of `size` elements."""
+    def __init__(self, factory: ParameterFactory, size: int, eps: float) -> None:
+        """Normalize over a last dimension of `size` elements."""
         super().__init__()
         self.eps = eps
-        self.weight = placement.vector(size, fill=1.0)
-        self.bias = placement.vector(size, fill=0.0)
+        self.weight = factory.vector(size, fill=1.0)
+        self.bias = factory.vector(size, fill=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., size] to the same shape."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return (norm(x + residual), x + residual), both [tokens, size]."""
         total = x + residual
         return self(total), total

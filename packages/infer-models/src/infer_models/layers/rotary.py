@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from infer_kernels import Rotary
-from infer_models.layers.placement import Placement
-from infer_models.rope import RopeParameters
+from infer_models.config.rope import RopeParameters
+from infer_models.layers.parameters import ParameterFactory
 
 
 class RotaryTable(nn.Module):
@@ -17,13 +17,13 @@ class RotaryTable(nn.Module):
 
     cos_sin: Tensor
 
-    def __init__(self, placement: Placement, parameters: RopeParameters, *, head_dim: int, max_positions: int) -> None:
+    def __init__(self, factory: ParameterFactory, rope: RopeParameters, *, head_dim: int, max_positions: int) -> None:
         """Fill `cos_sin`, fp32 [max_positions, head_dim]: the cosines of the head_dim / 2 angles, then the sines."""
         super().__init__()
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        inv_freq = parameters.scaling.scale(1.0 / parameters.theta**exponents).to(placement.device)
-        positions = torch.arange(max_positions, dtype=torch.float32, device=placement.device)
-        cos_sin = torch.empty(max_positions, head_dim, dtype=torch.float32, device=placement.device)
+        inv_freq = rope.scaling.scale(1.0 / rope.theta**exponents).to(factory.device)
+        positions = torch.arange(max_positions, dtype=torch.float32, device=factory.device)
+        cos_sin = torch.empty(max_positions, head_dim, dtype=torch.float32, device=factory.device)
         cos, sin = cos_sin.chunk(2, dim=-1)
         angles = torch.outer(positions, inv_freq)
         torch.cos(angles, out=cos)

@@ -100,7 +100,7 @@ def save_tiny_gemma3(
 def save_tiny_nanogpt(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
     """Save a random NanoGPT into `folder`, by default the 209,729-parameter one; return our model, on the CPU."""
     from infer_models.checkpoint import save_model  # noqa: PLC0415 - checkpoints of the other families need none of it
-    from infer_models.registry import load_model  # noqa: PLC0415 - as above
+    from infer_models.model_loader import load_model  # noqa: PLC0415 - as above
 
     fields = {
         "model_type": "nanogpt",

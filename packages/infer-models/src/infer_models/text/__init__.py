@@ -2,8 +2,8 @@
 
 from infer_models.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
 from infer_models.text.detokenizer import IncrementalDetokenizer
+from infer_models.text.dummy import dummy_tokenizer
 from infer_models.text.errors import TextTooLongError
-from infer_models.text.stand_in import stand_in_tokenizer
 from infer_models.text.stop_strings import StopStringMatcher
 from infer_models.text.tokenizer import Tokenizer
 
@@ -15,5 +15,5 @@ __all__ = [
     "StopStringMatcher",
     "TextTooLongError",
     "Tokenizer",
-    "stand_in_tokenizer",
+    "dummy_tokenizer",
 ]

@@ -9,7 +9,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from infer_models.hub import demo_model_folder
 from infer_models.text.chat_template import ChatTemplate
-from infer_models.text.stand_in import stand_in_tokenizer
+from infer_models.text.dummy import dummy_tokenizer
 from infer_models.text.tokenizer import Tokenizer
 
 CHATML = (
@@ -109,7 +109,7 @@ def every_kind() -> dict[str, Tokenizer]:
         "byte_fallback": Tokenizer(byte_fallback()),
         "word_piece": Tokenizer(word_piece()),
         "demo": Tokenizer.from_folder(demo_model_folder()),
-        "stand_in": stand_in_tokenizer(300),
+        "dummy": dummy_tokenizer(300),
     }
 
 

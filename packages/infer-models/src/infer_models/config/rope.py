@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infer_models.json_fields import JsonFields
+    from infer_models.config.json_fields import JsonFields
 
 
 class RopeScaling(Protocol):

@@ -1,4 +1,4 @@
-"""`Placement`: where weights live, in which dtype, and what multiplies by them. Knows allocation; knows no layer."""
+"""`ParameterFactory`: allocates weights on a device, in a dtype, and says which function multiplies by them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,26 +7,26 @@ import torch
 from torch import Tensor, nn
 
 
-class Product(Protocol):
-    """A dense layer's arithmetic: `infer_kernels.linear` or `linear_invariant`."""
+class LinearFunction(Protocol):
+    """What a linear layer computes: `infer_kernels.linear` or `linear_invariant`."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class ParameterFactory:
     """Allocates a model's parameters; none requires a gradient until it is asked to.
 
     Attributes:
         device: of the parameters.
         dtype: of the parameters.
-        product: what dense layers multiply with.
+        linear: multiplies by the weights.
     """
 
     device: torch.device
     dtype: torch.dtype
-    product: Product
+    linear: LinearFunction
 
     def matrix(self, rows: int, columns: int) -> nn.Parameter:
         """Return a parameter [rows, columns] whose elements are still to be loaded or drawn."""

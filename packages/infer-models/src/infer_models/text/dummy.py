@@ -6,7 +6,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from infer_models.text.tokenizer import Tokenizer
 
 
-def stand_in_tokenizer(vocab_size: int) -> Tokenizer:
+def dummy_tokenizer(vocab_size: int) -> Tokenizer:
     """Return a tokenizer of `vocab_size` ids: the bytes first, then ids that no text has and that decode to `<id>`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
     names = [*alphabet, *(f"<{token_id}>" for token_id in range(len(alphabet), vocab_size))]

@@ -6,16 +6,11 @@ from typing import Literal
 import torch
 
 from infer_kernels import linear, linear_invariant
-from infer_models.causal_lm import CausalLM, Family
+from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint import draw_weights, load_weights
 from infer_models.config import ModelConfig
-from infer_models.gemma3 import Gemma3
-from infer_models.layers import Placement
-from infer_models.llama import Llama
-from infer_models.nanogpt import NanoGPT
-from infer_models.qwen3 import Qwen3
-
-FAMILIES: dict[str, Family] = {"llama": Llama, "qwen3": Qwen3, "gemma3_text": Gemma3, "nanogpt": NanoGPT}
+from infer_models.families import FAMILIES
+from infer_models.layers import ParameterFactory
 
 
 def load_model(
@@ -41,8 +36,8 @@ def load_model(
         ValueError: `load_format` is none of the two.
     """
     config = ModelConfig.from_folder(folder)
-    placement = Placement(device=device, dtype=dtype, product=linear_invariant if batch_invariant else linear)
-    model = FAMILIES[config.model_type](config, placement)
+    factory = ParameterFactory(device=device, dtype=dtype, linear=linear_invariant if batch_invariant else linear)
+    model = FAMILIES[config.model_type](config, factory)
     match load_format:
         case "auto":
             load_weights(model, folder)

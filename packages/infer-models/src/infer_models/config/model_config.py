@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infer_models.attention import AttentionSpec
+from infer_models.config.json_fields import JsonFields
+from infer_models.config.rope import RopeParameters, read_full_and_sliding_rope, read_rope
 from infer_models.errors import CheckpointError
-from infer_models.json_fields import JsonFields
-from infer_models.rope import RopeParameters, read_full_and_sliding_rope, read_rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,7 @@ class ModelConfig:
         attention_soft_cap: caps the scores; None leaves them.
         logit_soft_cap: logits become `cap * tanh(logits / cap)`; None leaves them.
         windows: each layer's sliding window in tokens, None where it attends to all before.
-        rope: rotary table of the layers; None where positions are embedded instead.
-        sliding_rope: rotary table of the layers with a window, where it is another one.
+        ropes: each layer's rotary frequencies, None where it leaves queries and keys unrotated.
     """
 
     model_type: str
@@ -51,8 +50,7 @@ class ModelConfig:
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     windows: tuple[int | None, ...]
-    rope: RopeParameters | None = None
-    sliding_rope: RopeParameters | None = None
+    ropes: tuple[RopeParameters | None, ...]
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -69,7 +67,7 @@ class ModelConfig:
             raise fields.invalid("model_type", "one of " + ", ".join(f"`{known}`" for known in _READERS))
         if "quantization_config" in fields:
             raise CheckpointError(
-                f"{fields.path}: `quantization_config` is set; quantised checkpoints are not supported."
+                f"{fields.path}: `quantization_config` is set; quantized checkpoints are not supported."
             )
         return read(fields)
 
@@ -106,13 +104,14 @@ def _read_gemma3(fields: JsonFields) -> ModelConfig:
     _require(fields, "hidden_activation", "gelu_pytorch_tanh")
     rope, sliding_rope = read_full_and_sliding_rope(fields)
     decoder = _read_decoder(fields, _read_heads(fields, default_head_dim=256), rope, tied_by_default=True)
+    windows = _read_windows(fields, decoder.num_layers)
     return replace(
         decoder,
         attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_soft_cap=fields.optional_number("attn_logit_softcapping"),
         logit_soft_cap=fields.optional_number("final_logit_softcapping"),
-        windows=_read_windows(fields, decoder.num_layers),
-        sliding_rope=sliding_rope,
+        windows=windows,
+        ropes=tuple(rope if window is None else sliding_rope for window in windows),
     )
 
 
@@ -135,6 +134,7 @@ def _read_nanogpt(fields: JsonFields) -> ModelConfig:
         tie_word_embeddings=False,
         attention_scale=heads.head_dim**-0.5,
         windows=(None,) * num_layers,
+        ropes=(None,) * num_layers,
     )
 
 
@@ -156,7 +156,7 @@ def _read_decoder(fields: JsonFields, heads: "_Heads", rope: RopeParameters, *, 
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=tied_by_default),
         attention_scale=heads.head_dim**-0.5,
         windows=(None,) * num_layers,
-        rope=rope,
+        ropes=(rope,) * num_layers,
     )
 
 
@@ -166,9 +166,6 @@ _READERS: dict[str, Callable[[JsonFields], ModelConfig]] = {
     "gemma3_text": _read_gemma3,
     "nanogpt": _read_nanogpt,
 }
-
-MODEL_TYPES = tuple(_READERS)
-"""The `model_type`s that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

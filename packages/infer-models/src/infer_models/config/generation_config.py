@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from infer_models.json_fields import JsonFields
+from infer_models.config.json_fields import JsonFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,55 @@
+"""Attention over packed queries, keys and values: projections around the cache's `attend`."""
+
+from torch import Tensor, nn
+
+from infer_kernels import NormVariant, QKNorm, Rotary
+from infer_models.attention import KVCacheView
+from infer_models.config import ModelConfig
+from infer_models.layers.linear import Linear, PackedLinear
+from infer_models.layers.norm import RMSNorm
+from infer_models.layers.parameters import ParameterFactory
+
+
+class Attention(nn.Module):
+    """Grouped-query attention (Ainslie et al., 2023).
+
+    Attributes:
+        qk_norm: normalizes each head of queries and keys before its rotation; None leaves them.
+    """
+
+    qk_norm: QKNorm | None = None
+
+    def __init__(
+        self, config: ModelConfig, factory: ParameterFactory, layer: int, *, output_bias: bool = False
+    ) -> None:
+        """Attend as `config` says for the layer of that index."""
+        super().__init__()
+        self.layer = layer
+        self.spec = config.attention_specs[layer]
+        q_size, kv_size = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
+        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = PackedLinear(factory, config.hidden_size, parts)
+        self.o_proj = Linear(factory, q_size, config.hidden_size, bias=output_bias)
+
+    def forward(self, x: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+        """Map x [tokens, hidden] to [tokens, hidden]; `rotary` None leaves queries and keys unrotated."""
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim))
+        attended = cache.attend(self.layer, qkv, self.spec, rotary=rotary, norm=self.qk_norm)
+        out: Tensor = self.o_proj(attended.flatten(1))
+        return out
+
+
+class QKNormAttention(Attention):
+    """Attention with an RMS norm over each head of queries and keys (Henry et al., 2020)."""
+
+    def __init__(
+        self, config: ModelConfig, factory: ParameterFactory, layer: int, *, variant: NormVariant = "llama"
+    ) -> None:
+        """Attend as `config` says for the layer of that index; the norms are of `variant`."""
+        super().__init__(config, factory, layer)
+        self.q_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant=variant)
+        self.k_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant=variant)
+        # Weights are loaded and moved in place, so `qk_norm` keeps sharing those of the two norms.
+        self.qk_norm = QKNorm(
+            q_weight=self.q_norm.weight, k_weight=self.k_norm.weight, eps=config.norm_eps, variant=variant
+        )

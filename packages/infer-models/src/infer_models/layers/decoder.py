@@ -1,0 +1,113 @@
+"""Decoder layers and the loop over them.
+
+The residual stream runs beside the layers: each layer gets its input normalized and hands its output to the norm of the
+next layer, so that every addition is fused with the norm that follows it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from infer_kernels import Rotary
+from infer_models.attention import KVCacheView
+from infer_models.config import ModelConfig
+from infer_models.layers.embedding import Embedding
+from infer_models.layers.norm import LayerNorm, RMSNorm
+from infer_models.layers.parameters import ParameterFactory
+from infer_models.layers.rotary import RotaryTable
+
+NormT = TypeVar("NormT", RMSNorm, LayerNorm)
+
+
+class DecoderLayer(nn.Module, Generic[NormT]):
+    """Attention and an MLP, each with a norm before it (pre-norm) and added to the residual stream."""
+
+    def __init__(
+        self, *, input_layernorm: NormT, self_attn: nn.Module, post_attention_layernorm: NormT, mlp: nn.Module
+    ) -> None:
+        """Join the parts; checkpoints know them by the same names."""
+        super().__init__()
+        self.input_layernorm: NormT = input_layernorm
+        self.self_attn = self_attn
+        self.post_attention_layernorm: NormT = post_attention_layernorm
+        self.mlp = mlp
+
+    def forward(
+        self, x: Tensor, residual: Tensor, next_norm: NormT, rotary: Rotary | None, cache: KVCacheView
+    ) -> tuple[Tensor, Tensor]:
+        """Map (this layer's normalized input, residual) to (the next layer's normalized input, new residual)."""
+        x = self.self_attn(x, rotary, cache)
+        x, residual = self.post_attention_layernorm.add_norm(x, residual)
+        return next_norm.add_norm(self.mlp(x), residual)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        factory: ParameterFactory,
+        *,
+        embed_tokens: Embedding,
+        layers: Sequence[DecoderLayer[RMSNorm]],
+        norm: RMSNorm,
+    ) -> None:
+        """Join the parts, and make a rotary table for each kind of rotation that `config` gives to layers."""
+        super().__init__()
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.norms = [*(layer.input_layernorm for layer in layers), norm]
+        ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
+        self.rotary_tables = nn.ModuleList(
+            RotaryTable(factory, rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings)
+            for rope in ropes
+        )
+        self.table_of_layer = [None if rope is None else ropes.index(rope) for rope in config.ropes]
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
+        """Map ids [tokens] to normalized hidden states [tokens, hidden]."""
+        residual: Tensor = self.embed_tokens(input_ids)
+        x: Tensor = self.norms[0](residual)
+        rotaries: list[Rotary] = [table(position_ids) for table in self.rotary_tables]
+        for layer, next_norm, table in zip(self.layers, self.norms[1:], self.table_of_layer, strict=True):
+            x, residual = layer(x, residual, next_norm, None if table is None else rotaries[table], cache)
+        return x
+
+
+def pre_norm_decoder(
+    config: ModelConfig,
+    factory: ParameterFactory,
+    *,
+    attention: Callable[[int], nn.Module],
+    mlp: Callable[[int], nn.Module],
+) -> Decoder:
+    """Return the decoder of Llama and its relatives: plain embeddings and pre-norm layers with RMS norms.
+
+    Args:
+        config: the architecture.
+        factory: allocates the weights.
+        attention: makes the attention of the layer of an index.
+        mlp: makes the MLP of the layer of an index.
+    """
+
+    def norm() -> RMSNorm:
+        return RMSNorm(factory, config.hidden_size, config.norm_eps)
+
+    return Decoder(
+        config,
+        factory,
+        embed_tokens=Embedding(factory, config.vocab_size, config.hidden_size),
+        layers=[
+            DecoderLayer(
+                input_layernorm=norm(),
+                self_attn=attention(layer),
+                post_attention_layernorm=norm(),
+                mlp=mlp(layer),
+            )
+            for layer in range(config.num_layers)
+        ],
+        norm=norm(),
+    )

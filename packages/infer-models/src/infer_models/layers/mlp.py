@@ -1,0 +1,28 @@
+"""The gated MLP that most families share."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from infer_models.config import ModelConfig
+from infer_models.layers.linear import Linear, PackedLinear
+from infer_models.layers.parameters import ParameterFactory
+
+
+class GatedMLP(nn.Module):
+    """`down(activation(gate) * up)`: SwiGLU or GeGLU. Shazeer, "GLU Variants Improve Transformer", 2020."""
+
+    def __init__(
+        self, config: ModelConfig, factory: ParameterFactory, activation_and_mul: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Gate with `activation_and_mul`: gates, then ups, [tokens, 2 * intermediate] to [tokens, intermediate]."""
+        super().__init__()
+        self.activation_and_mul = activation_and_mul
+        parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        self.gate_up_proj = PackedLinear(factory, config.hidden_size, parts)
+        self.down_proj = Linear(factory, config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [tokens, hidden] to [tokens, hidden]."""
+        out: Tensor = self.down_proj(self.activation_and_mul(self.gate_up_proj(x)))
+        return out
