@@ -176,11 +176,11 @@ async def test_chats_are_timed_and_counted_as_completions_are() -> None:
 
 
 async def test_open_loop_sends_all_while_none_has_ended() -> None:
-    engine = FakeEngine(Script(hold_after=1))
+    engine = FakeEngine(Script(pause_after=1))
     async with running_server(engine) as url, asyncio.TaskGroup() as group:
         running = group.create_task(run_workload(url, planned(*[0.0] * 6), progress=False))
         await engine.wait_for_requests(6)
-        engine.let_go()
+        engine.resume()
     assert [one.error for one in running.result()] == [None] * 6
 
 
@@ -215,7 +215,7 @@ async def test_refusals_lost_servers_and_broken_streams_are_errors() -> None:
 
 
 async def test_a_request_that_takes_too_long_has_failed() -> None:
-    async with running_server(FakeEngine(Script(hold_after=1))) as url:
+    async with running_server(FakeEngine(Script(pause_after=1))) as url:
         [one] = await run_workload(url, planned(0), progress=False, timeout_s=0.2)
     assert one.error == "no end after 0.2 s"
 

@@ -15,7 +15,7 @@ from gpu import carry
 
 ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTIONS = [f"infer-{package}" for package in carry.PACKAGES]
-SERVING = "infer_server.cli, infer_server.app, infer_server.http.serving, infer_engine.factory, huggingface_hub"
+SERVING = "infer_server.cli, infer_server.app, infer_server.serving.server, infer_engine.factory, huggingface_hub"
 NO_ONE_IMPORTS = """
 import sys
 sys.modules.update(dict.fromkeys({names}))  # to import one of them fails

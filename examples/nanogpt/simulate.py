@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from infer_engine import EngineConfig, SamplingParams
+from infer_engine.build import CoreParts, build_core
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import ComputedPass, StepRunner
-from infer_engine.build import CoreParts, build_core
 from infer_engine.ipc.messages import Submit
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule

@@ -186,11 +186,7 @@ def test_an_empty_plan_wraps_nothing() -> None:
 
 def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
     failing = engine(Fault(stage="schedule", times=1))
-<<<<<<< HEAD
     failing.paged_manager.groups[0].block_pool.allocate(3)
-=======
-    failing.paged_manager.groups[0].blocks.allocate(3)
->>>>>>> wip-cache
     failing.submit("a", [1, 2, 3], max_tokens=2)
     failing.core.step()
     assert failing.paged_manager.audit() == []

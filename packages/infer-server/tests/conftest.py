@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from infer_server.testing import FakeEngine
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from infer_engine.protocol import GenerateRequest, RequestFailure, RequestStream, SamplingParams
 from infer_server import ServerSettings, create_app
-from infer_server.operations.access_log import AccessLog, log_prompts, note_generation
+from infer_server.operations.access_log import AccessLog, log_prompts, record_generation
 from infer_server.operations.logs import formatter
 from infer_server.operations.metrics import ServerMetrics
 from infer_server.operations.observed_engine import ObservedEngine
@@ -147,7 +147,7 @@ async def test_failed_generation_is_told_by_its_code(caplog: Records) -> None:
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_client_that_leaves_is_one_line_that_says_so(caplog: Records, *, streaming: bool) -> None:
-    engine = FakeEngine(Script(hold_after=1))
+    engine = FakeEngine(Script(pause_after=1))
     async with running_server(engine) as url:
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -201,7 +201,7 @@ async def test_long_paths_are_cut(client: httpx.AsyncClient, caplog: Records) ->
 
 def test_notes_on_a_request_that_nothing_wraps_are_dropped() -> None:
     scope: Any = {"type": "http", "state": {}, "headers": []}
-    note_generation(scope, [])
+    record_generation(scope, [])
     log_prompts(scope, [GenerateRequest(prompt=MARKER, params=SamplingParams())])
 
 
@@ -222,7 +222,7 @@ def answering(engine: ObservedEngine, *, prompt: str = "abcd", n: int = 1) -> An
         requests = [GenerateRequest(prompt=prompt, params=SamplingParams(n=n))]
         log_prompts(scope, requests)
         streams: list[RequestStream] = await engine.submit(requests)
-        note_generation(scope, streams)
+        record_generation(scope, streams)
         for stream in streams:
             async for _ in stream:
                 pass

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body
-from infer_server.openai.chat_body import ChatBody, chat_request
-from infer_server.openai.completion_body import CompletionBody, completion_requests
-from infer_server.openai.conversations import ContentPart, Message
+from infer_server.openai.chat.messages import ContentPart, Message
+from infer_server.openai.chat.request import ChatBody, chat_request
+from infer_server.openai.completions.request import CompletionBody, completion_requests
 from infer_server.openai.tokenizer_routes import DetokenizeBody, TokenizeBody
 
 JSON = st.recursive(

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from infer_server import ServerSettings, create_app
-from infer_server.http.authentication import OPEN_PATHS, authenticated, tenant
+from infer_server.http.authentication import OPEN_PATHS, tenant, with_authentication
 from infer_server.testing import FakeEngine
 
 KEYS = ("first-key", "second-key")
@@ -91,7 +91,7 @@ async def tenant_with(key: str, *, keys: tuple[str, ...]) -> str | None:
         tenants.append(tenant(scope))
 
     scope = {"type": "http", "path": "/x", "headers": [(b"authorization", f"Bearer {key}".encode())]}
-    await authenticated(remember, keys=keys)(scope, None, None)  # type: ignore[arg-type]  # it uses no more than this
+    await with_authentication(remember, keys=keys)(scope, None, None)  # type: ignore[arg-type]  # it uses no more than this
     return tenants[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from infer_engine.protocol import EngineUnavailableError, QueueFullError, RequestFailure
 from infer_server.testing import FakeEngine, Script
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
 

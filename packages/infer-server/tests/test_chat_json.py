@@ -8,7 +8,7 @@ import pytest
 from infer_engine.protocol import ChatMessage, ChatPrompt, FinishReason, SamplingParams
 from infer_server import ServerSettings
 from infer_server.testing import FakeEngine, Script
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
 

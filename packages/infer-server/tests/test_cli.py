@@ -125,7 +125,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     [
         "import infer_server.cli; infer_server.cli.main(['--help']); assert 'litestar' not in sys.modules",
         "import infer_server; infer_server.create_app",
-        "import infer_server.http.serving, infer_server.testing",
+        "import infer_server.serving.server, infer_server.testing",
     ],
 )
 def test_nothing_of_the_server_imports_torch(statement: str) -> None:

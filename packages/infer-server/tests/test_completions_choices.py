@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 
 async def complete(engine: FakeEngine | None = None, **body: Any) -> Any:

@@ -134,7 +134,7 @@ async def open_stream(
 
 
 async def test_failure_of_one_choice_aborts_the_others() -> None:
-    engine = FakeEngine(Script(hold_after=1))
+    engine = FakeEngine(Script(pause_after=1))
     async with open_stream(engine, prompt=["a", "b"]) as lines:
         engine.streams[0].fail(RequestFailure(message="It broke."))
         assert [line async for line in lines if line][-1] == "data: [DONE]"
@@ -142,7 +142,7 @@ async def test_failure_of_one_choice_aborts_the_others() -> None:
 
 
 async def test_abort_by_the_server_ends_the_choice_with_the_engines_word() -> None:
-    engine = FakeEngine(Script(hold_after=1))
+    engine = FakeEngine(Script(pause_after=1))
     async with open_stream(engine) as lines:
         engine.streams[0].abort()
         *_, last, done = [line async for line in lines if line]
@@ -151,8 +151,8 @@ async def test_abort_by_the_server_ends_the_choice_with_the_engines_word() -> No
 
 
 async def test_idle_stream_gets_comments() -> None:
-    engine = FakeEngine(Script(hold_after=1))
+    engine = FakeEngine(Script(pause_after=1))
     async with open_stream(engine, settings=ServerSettings(sse_ping_interval=0.01)) as lines:
         assert ": ping" in [await anext(lines) for _ in range(4)]
-        engine.let_go()
+        engine.resume()
         assert "data: [DONE]" in [line async for line in lines]

@@ -63,13 +63,13 @@ async def test_connection_that_never_says_anything_is_closed_without_a_word() ->
 
 
 async def test_answer_may_take_longer_than_the_request() -> None:
-    engine = FakeEngine(Script(hold_after=1))
+    engine = FakeEngine(Script(pause_after=1))
     settings = ServerSettings(receive_timeout=0.05)
     async with running_server(engine, settings) as url, httpx.AsyncClient(base_url=url) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
         await engine.wait_for_requests(1)
         assert await send_raw(url, b"") == b""  # one deadline has passed since
-        engine.let_go()
+        engine.resume()
         assert (await waiting).status_code == 200
 
 
@@ -84,7 +84,7 @@ async def test_idle_connection_outlives_the_deadline_and_takes_another_request()
 
 
 async def test_connection_over_the_limit_is_503_and_the_others_go_on() -> None:
-    engine = FakeEngine(Script(hold_after=1))
+    engine = FakeEngine(Script(pause_after=1))
     async with (
         running_server(engine, ServerSettings(max_connections=2)) as url,
         httpx.AsyncClient(base_url=url) as client,
@@ -92,7 +92,7 @@ async def test_connection_over_the_limit_is_503_and_the_others_go_on() -> None:
         running = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"})) for _ in range(2)]
         await engine.wait_for_requests(2)
         head, _, body = (await send_raw(url, HEALTH)).partition(b"\r\n\r\n")
-        engine.let_go()
+        engine.resume()
         assert [(await reply).status_code for reply in running] == [200, 200]
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"\r\nretry-after: 1\r\n" in head

@@ -9,7 +9,7 @@ import pytest
 
 from infer_server.testing import FakeEngine, Script, running_server
 
-HELD = Script(hold_after=1)
+HELD = Script(pause_after=1)
 
 
 async def open_request(url: str, **body: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -34,7 +34,7 @@ async def test_client_that_leaves_a_stream_has_its_request_aborted() -> None:
 
 
 async def test_client_that_leaves_before_the_first_token_has_its_request_aborted() -> None:
-    engine = FakeEngine(Script(hold_after=0))
+    engine = FakeEngine(Script(pause_after=0))
     async with running_server(engine) as url:
         _, writer = await open_request(url, stream=True)
         await engine.wait_for_requests(1)
@@ -72,7 +72,7 @@ async def test_client_that_leaves_does_not_disturb_the_others() -> None:
         await engine.wait_for_requests(2)
         writer.close()
         await engine.streams[1].ended.wait()
-        engine.let_go()
+        engine.resume()
         assert (await stays).json()["choices"][0]["text"] == "Hello, world"
     assert [stream.aborted for stream in engine.streams] == [False, True]
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from infer_server.http.listener import AddressUnusableError, bind_listener, leave_to_successor, url_of
+from infer_server.serving.listener import AddressUnusableError, allow_address_reuse, bind_listener, url_of
 
 
 def test_port_0_takes_a_free_one_and_the_url_has_it() -> None:
@@ -26,7 +26,7 @@ def test_bound_port_is_taken_though_nothing_listens_yet() -> None:
 def test_port_whose_last_connections_linger_can_be_had_again() -> None:
     with bind_listener("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
-        leave_to_successor(first)
+        allow_address_reuse(first)
         first.listen()
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = first.accept()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_server.http.parser import RequestParser
+from infer_server.serving.parser import RequestParser
 from infer_server.testing import FakeEngine, running_server, send_raw
 
 HOST = b"Host: x\r\n"

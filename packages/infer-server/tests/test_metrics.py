@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from infer_engine.protocol import EngineStats, EngineStatus
 from infer_server.operations.metrics import ServerMetrics
 from infer_server.testing import FakeEngine, Script, metric_samples, running_server
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 ENGINE = {"model_name", "engine"}
 
@@ -67,7 +67,7 @@ SUMMARIES = {"http_request_size_bytes": {"handler"}, "http_response_size_bytes":
 
 def metrics_of(engine: FakeEngine, *, served_model: str = "m") -> ServerMetrics:
     metrics = ServerMetrics(engine, served_model=served_model)
-    metrics.http.note(handler="/x", method="GET", status=200, duration_s=0.1, num_bytes_in=1, num_bytes_out=2)
+    metrics.http.record(handler="/x", method="GET", status=200, duration_s=0.1, num_bytes_in=1, num_bytes_out=2)
     return metrics
 
 
@@ -236,7 +236,7 @@ async def test_applications_in_one_process_measure_apart() -> None:
 
 
 async def test_metrics_are_shown_while_requests_stream() -> None:
-    engine = FakeEngine(Script(hold_after=2))
+    engine = FakeEngine(Script(pause_after=2))
     async with (
         running_server(engine) as url,
         httpx.AsyncClient(base_url=url) as client,
@@ -245,7 +245,7 @@ async def test_metrics_are_shown_while_requests_stream() -> None:
         chunks = reply.aiter_bytes()
         await anext(chunks)
         text = (await client.get("/metrics")).text
-        engine.let_go()
+        engine.resume()
         async for _ in chunks:
             pass
     assert 'infer:time_to_first_token_seconds_count{engine="0",model_name="fake-model"} 1.0' in text

@@ -156,7 +156,7 @@ async def test_unknown_code_of_a_failure_adds_no_series() -> None:
 
 
 async def test_request_that_is_aborted_is_counted_and_its_tokens_measured() -> None:
-    observed = Observed(FakeEngine(Script(hold_after=2)))
+    observed = Observed(FakeEngine(Script(pause_after=2)))
     (stream,) = await observed.submit()
     outputs = aiter(stream)
     await anext(outputs)
@@ -170,7 +170,7 @@ async def test_request_that_is_aborted_is_counted_and_its_tokens_measured() -> N
 
 
 async def test_request_that_the_engine_aborts_is_counted() -> None:
-    engine = FakeEngine(Script(hold_after=0))
+    engine = FakeEngine(Script(pause_after=0))
     observed = Observed(engine)
     (stream,) = await observed.submit()
     reading = asyncio.create_task(read(stream))

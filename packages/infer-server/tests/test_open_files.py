@@ -13,7 +13,7 @@ import httpx
 COMMAND = (
     "import resource, sys; from infer_server.cli import main; from infer_server.testing import FakeEngine, Script; "
     "resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {1})); "
-    "sys.exit(main(sys.argv[1:], build_engine=lambda config: FakeEngine(Script(hold_after=1))))"
+    "sys.exit(main(sys.argv[1:], build_engine=lambda config: FakeEngine(Script(pause_after=1))))"
 )
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -46,16 +46,16 @@ async def test_outputs_of_each_stream_come_in_order_to_the_last(count: int) -> N
 
 
 async def test_stream_that_waits_holds_up_no_other() -> None:
-    held, free = FakeEngine(Script(hold_after=1)), FakeEngine()
+    held, free = FakeEngine(Script(pause_after=1)), FakeEngine()
     streams = [*await submit(held, 1), *await submit(free, 1)]
     async with aclosing(merge_outputs(streams)) as outputs:
         arrived = [await anext(outputs) for _ in range(4)]
         assert sorted(output.text for index, output in arrived if index == 1) == [" world", ",", "Hello"]
-        held.let_go()
+        held.resume()
         assert [output.text async for _, output in outputs] == [",", " world"]
 
 
 async def test_fault_of_one_stream_is_raised() -> None:
-    streams: list[RequestStream] = [*await submit(FakeEngine(Script(hold_after=0)), 1), FaultyStream()]
+    streams: list[RequestStream] = [*await submit(FakeEngine(Script(pause_after=0)), 1), FaultyStream()]
     with pytest.raises(ConnectionError, match="faulty"):
         assert [output async for output in merge_outputs(streams)]

@@ -14,7 +14,7 @@ from infer_engine.protocol import BatchSnapshot, EngineStatus, EngineUnavailable
 from infer_server import ServerSettings
 from infer_server.playground.snapshots import SharedSnapshots
 from infer_server.testing import FakeEngine, Script
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 
 class PageParts(HTMLParser):
@@ -108,7 +108,7 @@ async def test_page_never_makes_markup_of_text() -> None:
 
 
 async def test_batch_is_the_engines_snapshot() -> None:
-    engine = FakeEngine(Script(hold_after=0))
+    engine = FakeEngine(Script(pause_after=0))
     await engine.submit([GenerateRequest(prompt=prompt, params=SamplingParams()) for prompt in ("abc", "defg")])
     async with client_of(engine) as client:
         reply = await client.get("/playground/batch")

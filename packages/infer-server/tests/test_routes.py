@@ -6,7 +6,7 @@ import pytest
 from infer_engine.protocol import EngineStatus
 from infer_server import ServerSettings
 from infer_server.testing import FakeEngine
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 
 async def test_models_lists_the_served_model(client: httpx.AsyncClient) -> None:

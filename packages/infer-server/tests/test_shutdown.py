@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import httpx
 
 from infer_server import ServerSettings
-from infer_server.http.listener import bind_listener, url_of
-from infer_server.http.serving import serve
+from infer_server.serving.listener import bind_listener, url_of
+from infer_server.serving.server import serve
 from infer_server.testing import FakeEngine, Script
 
-HELD = Script(hold_after=1)
+HELD = Script(pause_after=1)
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def test_first_signal_lets_running_requests_finish_and_takes_no_others() -
             refused = await client.post(f"{url}/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert [await get(f"{url}/health") for _ in range(40)] == [200] * 40  # it goes on listening
-        engine.let_go()
+        engine.resume()
         assert [line async for line in lines if line][-1] == "data: [DONE]"
         assert await ended == 0
     assert not engine.streams[0].aborted

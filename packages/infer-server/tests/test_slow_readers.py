@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from infer_server import ServerSettings
-from infer_server.http.listener import bind_listener, url_of
-from infer_server.http.serving import serve
+from infer_server.serving.listener import bind_listener, url_of
+from infer_server.serving.server import serve
 from infer_server.testing import FakeEngine, FakeStream, Script, running_server, send_raw
 
 IMPATIENT = ServerSettings(write_timeout=0.2)

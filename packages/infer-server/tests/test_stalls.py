@@ -7,7 +7,7 @@ import time
 import pytest
 
 from infer_server.http.disconnects import cancel_and_wait
-from infer_server.http.stalls import LONG_STALL_S, watch_for_stalls
+from infer_server.serving.stalls import LONG_STALL_S, watch_for_stalls
 
 
 async def stall(seconds: float) -> None:

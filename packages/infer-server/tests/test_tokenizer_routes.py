@@ -8,7 +8,7 @@ import pytest
 
 from infer_engine.protocol import ChatPrompt
 from infer_server.testing import FakeEngine, Script, running_server
-from infer_server.testing_client import client_of
+from infer_server.testing.client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
 

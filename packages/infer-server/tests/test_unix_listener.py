@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infer_server.http.listener import AddressUnusableError
-from infer_server.http.unix_listener import unix_listener
+from infer_server.serving.listener import AddressUnusableError
+from infer_server.serving.unix_listener import unix_listener
 
 COMMAND = (
     "import sys; from infer_server.cli import main; from infer_server.testing import FakeEngine; "

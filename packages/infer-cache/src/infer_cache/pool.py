@@ -13,13 +13,8 @@ from infer_kernels.cpu import wants_transposed_keys
 class KVPool:
     """Keys and values of all layers in blocks, zeros at the start. Layers of a group have equally many blocks.
 
-<<<<<<< HEAD
-    Each layer's cache is [blocks, kv_heads, block_size, head_dim] to look at, and each head of each block one piece of
-    memory. Inside it, keys may lie transposed, where `infer_kernels.cpu.wants_transposed_keys` says so:
-=======
     Each layer's cache has the shape [blocks, kv_heads, block_size, head_dim], and each head of each block is one piece
-    of memory. Where `infer_kernels.wants_transposed_keys` says so, keys are transposed inside that piece:
->>>>>>> wip-cache
+    of memory. Where `infer_kernels.cpu.wants_transposed_keys` says so, keys are transposed inside that piece:
 
         keys    [blocks, kv_heads, block_size, head_dim] or [blocks, kv_heads, head_dim, block_size]
         values  [blocks, kv_heads, block_size, head_dim]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infer_cache import ContiguousKVCacheManager, PagedKVCacheManager
+from infer_cache.contiguous_manager import ContiguousKVCacheManager
+from infer_cache.paged_manager import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore, Scheduler
 from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_nobody, share_with_siblings
 from infer_engine.core.step_executor import StepRunner

@@ -1,7 +1,6 @@
-"""HTTP for the engine: the OpenAI API, streaming, the command line.
+"""An HTTP server for the engine: the OpenAI API, streaming, the command line.
 
-Names are imported when they are first used, so that `infer-server --help` loads no web framework; nothing here loads
-torch.
+Names are imported at their first use, so that `infer-server --help` loads no web framework. Nothing here loads torch.
 """
 
 from typing import TYPE_CHECKING, Any

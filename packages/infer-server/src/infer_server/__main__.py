@@ -1,4 +1,4 @@
-"""`python -m infer_server`: the command line, where the `infer-server` script is not on the path."""
+"""`python -m infer_server`: the same as the `infer-server` script."""
 
 import sys
 

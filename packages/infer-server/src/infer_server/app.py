@@ -1,6 +1,6 @@
-"""`create_app`: the web application around an engine. The only place where routes, errors and documents meet.
+"""`create_app`: builds the web application around an engine.
 
-What holds for every path, known or not, is a layer around the framework, which sees only the routes that it has:
+What holds for every path, also for unknown ones, is middleware around the framework, which sees only its own routes:
 
 ```
 access log -> request ids -> CORS -> authentication -> HEAD -> routes
@@ -11,17 +11,17 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 
 from infer_engine.protocol import Engine
-from infer_server.http.authentication import OPEN_PATHS, authenticated
+from infer_server.http.authentication import OPEN_PATHS, with_authentication
 from infer_server.http.cors import with_cors
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.head_requests import with_head_requests
 from infer_server.http.request_ids import with_request_ids
-from infer_server.openai.chat_routes import chat_routes
-from infer_server.openai.completion_routes import completion_routes
+from infer_server.openai.chat.routes import chat_routes
+from infer_server.openai.completions.routes import completion_routes
 from infer_server.openai.model_routes import model_routes
 from infer_server.openai.tokenizer_routes import tokenizer_routes
-from infer_server.openapi import document_keys, openapi_config
-from infer_server.operations.access_log import AccessLog, note_route
+from infer_server.openapi import document_api_keys, openapi_config
+from infer_server.operations.access_log import AccessLog, record_route
 from infer_server.operations.metric_routes import metric_routes
 from infer_server.operations.metrics import ServerMetrics
 from infer_server.operations.observed_engine import ObservedEngine
@@ -32,7 +32,7 @@ from infer_server.settings import ServerSettings
 
 
 def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
-    """Return the ASGI application that serves `engine`, which stays the caller's to drain and close.
+    """Return the ASGI application that serves `engine`; the caller drains and closes the engine.
 
     Raises:
         TracingUnavailableError: `settings` ask for traces, and the `tracing` extra is not installed.
@@ -41,7 +41,7 @@ def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
     metrics = ServerMetrics(engine, served_model=served_model)
     observed = ObservedEngine(engine, metrics.requests)
     routes = _routes(observed, settings=settings, served_model=served_model, metrics=metrics)
-    app = authenticated(with_head_requests(routes), keys=settings.api_key)
+    app = with_authentication(with_head_requests(routes), keys=settings.api_key)
     app = with_request_ids(with_cors(app, origins=settings.cors_allow_origins))
     return AccessLog(app, engine=observed, metrics=metrics.http, settings=settings)
 
@@ -59,15 +59,15 @@ def _routes(engine: Engine, *, settings: ServerSettings, served_model: str, metr
             *playground_routes(engine),
         ],
         exception_handlers=exception_handlers(),
-        before_request=note_route,
+        before_request=record_route,
         before_send=traces.before_send,
         plugins=traces.plugins,
         on_shutdown=traces.on_shutdown,
         openapi_config=openapi_config(),
-        request_max_body_size=None,  # `read_body` counts, and answers clients that are still sending
+        request_max_body_size=None,  # `read_body` checks the size, and answers clients that are still sending
         logging_config=None,
         debug=False,
     )
     if settings.api_key:
-        document_keys(routes.openapi_schema, open_paths=OPEN_PATHS)
+        document_api_keys(routes.openapi_schema, open_paths=OPEN_PATHS)
     return routes

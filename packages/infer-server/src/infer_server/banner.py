@@ -1,15 +1,15 @@
-"""What a person reads at the start: what was loaded, where it listens, a first request to try. Words only."""
+"""The banner at startup: what was loaded, where the server listens, a first request to try."""
 
 import json
 import shlex
 
 from infer_engine.protocol import EngineInfo
-from infer_server.http.listener import Address
+from infer_server.serving.listener import Address
 from infer_server.settings import ServerSettings
 
 
 def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> str:
-    """Return the lines to print once the server listens at `address`."""
+    """Return the lines to print when the server listens at `address`."""
     tokens = info.num_kv_blocks * info.block_size
     name = settings.served_model_name or info.model
     body = json.dumps({"prompt": "To be, or not to be, ", "max_tokens": 64, "stream": True})

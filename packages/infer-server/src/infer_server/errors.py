@@ -1,7 +1,4 @@
-"""`ApiError` and the one shape that every error has on the wire. Knows HTTP statuses; knows no route.
-
-The shape is OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
-"""
+"""`ApiError`: an error reply. Every error has OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
 
 from collections.abc import Mapping
 
@@ -20,13 +17,13 @@ MAX_MESSAGE_CHARACTERS = 500
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong and what to do about it.
+    """What went wrong, and what to do about it.
 
     Attributes:
         message: for a person to read.
-        type: whose fault it is: `invalid_request_error` or `server_error`.
-        param: the request field to blame, or null.
-        code: the case, for a program to read.
+        type: `invalid_request_error` or `server_error`.
+        param: the request field that caused it, or null.
+        code: the kind of error, for a program to read.
     """
 
     message: str
@@ -42,7 +39,7 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiError(Exception):
-    """A request cannot be answered; carries what the client is told.
+    """An error that is the client's reply.
 
     Attributes:
         status: the HTTP status.
@@ -66,21 +63,21 @@ class ApiError(Exception):
         self.reply = ErrorReply(error=ErrorBody(message=shorten(message), type=kind, param=param, code=code))
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 
-    def restated(self, statuses: Mapping[str, int]) -> "ApiError":
-        """Return the same error with the status that `statuses` have for its code, if they have one."""
+    def with_status_from(self, statuses: Mapping[str, int]) -> "ApiError":
+        """Return the same error with the status that `statuses` has for its code, if any."""
         error = self.reply.error
-        told = ApiError(statuses.get(error.code, self.status), error.message, code=error.code, param=error.param)
-        told.headers = self.headers
-        return told
+        copy = ApiError(statuses.get(error.code, self.status), error.message, code=error.code, param=error.param)
+        copy.headers = self.headers
+        return copy
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """Cut `text` to `limit` characters, so that no reply echoes a megabyte of somebody's request."""
+    """Cut `text` to `limit` characters, so that no reply echoes a whole request."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def internal_error() -> ApiError:
-    """Return what a client is told of a failure that nobody foresaw; the log has the rest."""
+    """Return the reply for an unexpected failure; the log has its cause."""
     return ApiError(
         500,
         "The server failed on this request; its log has the cause under the reply's X-Request-Id.",
@@ -91,7 +88,7 @@ def internal_error() -> ApiError:
 def refusal_error(refusal: RequestRefusedError, *, params: Mapping[str, str]) -> ApiError:
     """Return the reply to a request that the engine refused before it entered the queue.
 
-    `params` has the client's name for a field that the engine knows by another.
+    `params` maps the engine's names of fields to the client's names, where they differ.
     """
     param = params.get(refusal.param, refusal.param) if refusal.param else None
     match refusal:

@@ -1,7 +1,7 @@
-"""The OpenAPI document and its page under `/schema`. Knows the document; knows no route.
+"""The OpenAPI document and its page under `/schema`.
 
-Bodies are decoded by `bodies`, not by the framework, so what they look like is told to the document here. The page is
-static: it loads nothing from anywhere.
+`http.bodies` decodes bodies, not the framework, so their schemas are added to the document here. The page is static and
+loads nothing else.
 """
 
 import html
@@ -34,12 +34,12 @@ _KEY_SCHEME = "api_key"
 
 @dataclass
 class _ReadySchema(Schema):
-    """A schema that is JSON already."""
+    """A schema that is given as JSON."""
 
     document: dict[str, Any] = field(default_factory=dict)
 
     def to_schema(self) -> dict[str, Any]:
-        """Return it as it is."""
+        """Return the JSON."""
         return self.document
 
 
@@ -75,8 +75,8 @@ def openapi_config() -> OpenAPIConfig:
     )
 
 
-def document_keys(document: OpenAPI, *, open_paths: Collection[str]) -> None:
-    """Write into `document` that every operation needs an API key, but for those of `open_paths`."""
+def document_api_keys(document: OpenAPI, *, open_paths: Collection[str]) -> None:
+    """Document that every operation needs an API key, except those of `open_paths`."""
     document.components.security_schemes = {
         _KEY_SCHEME: SecurityScheme(type="http", scheme="bearer", description="One of the server's API keys.")
     }
@@ -93,9 +93,9 @@ def document_keys(document: OpenAPI, *, open_paths: Collection[str]) -> None:
 
 
 def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = None) -> type[Operation]:
-    """Return the operation of a route that decodes its body as `struct` by itself.
+    """Return the operation class of a route that decodes its body as `struct` itself.
 
-    `events` says what its event stream is made of, if it can answer with one.
+    `events` describes its event stream, if it can answer with one.
     """
     (reference,), components = msgspec.json.schema_components([struct])
     schema = _ReadySchema(document=_inlined(reference, components))
@@ -110,7 +110,7 @@ def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = No
                 assert self.responses is not None
                 success = cast("OpenAPIResponse", self.responses["200"])
                 assert success.content is not None
-                # No type: to some readers the schema is that of the whole text, to others that of each event.
+                # No type: some tools apply the schema to the whole text, others to each event.
                 stream = _ReadySchema(document={"description": events})
                 success.content["text/event-stream"] = OpenAPIMediaType(schema=stream)
 
@@ -118,19 +118,19 @@ def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = No
 
 
 def error_responses(descriptions: dict[int, str]) -> dict[int, ResponseSpec]:
-    """Return what a route documents of its errors: when each status comes; they all look alike."""
+    """Return the documentation of a route's errors: a description for each status; all have the same body."""
     return {
         status: ResponseSpec(ErrorReply, description=text, generate_examples=False)
-        for status, text in descriptions.items()
+        for status, text in sorted(descriptions.items())
     }
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Put the schemas that `schema` refers to in its place; the framework's registry takes none but its own."""
+    """Replace references in `schema` by what they refer to; the framework's registry takes only its own schemas."""
     match schema:
         case {"$ref": reference, **beside}:
             return _inlined(components[reference.rsplit("/", 1)[1]], components) | beside
-        case {"oneOf": _, "anyOf": _}:  # a field that spells out what its type says loosely
+        case {"oneOf": _, "anyOf": _}:  # a field whose `oneOf` is more precise than the `anyOf` of its type
             return _inlined({key: value for key, value in schema.items() if key != "anyOf"}, components)
         case dict():
             return {key: _inlined(value, components) for key, value in schema.items()}
@@ -141,7 +141,7 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
 
 
 async def _no_html_error(response: Response[Any]) -> Response[Any]:
-    """Turn the framework's own page for unknown paths under `/schema` into an error like any other."""
+    """Replace the framework's HTML page for unknown paths under `/schema` by the usual error reply."""
     if response.status_code == NotFoundException.status_code:
         raise NotFoundException
     return response

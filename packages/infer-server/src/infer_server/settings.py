@@ -1,4 +1,4 @@
-"""`ServerSettings`: where and how to serve. Knows values and what is allowed; knows no engine and no framework."""
+"""`ServerSettings`: where and how to serve, with checks of every value."""
 
 import math
 import re
@@ -11,7 +11,7 @@ SseEventNames = Literal["always", "negotiated", "never"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]+")  # printable ASCII but for slashes
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]+")  # printable ASCII without slashes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,31 +24,32 @@ class ServerSettings:
         uds: Path of a Unix socket to listen on, in place of `host` and `port`. Its owner and group may connect.
         ssl_certfile: PEM file of the certificate chain: listen with TLS. Needs `ssl_keyfile`.
         ssl_keyfile: PEM file of the certificate's private key.
-        ssl_keyfile_password: What the private key is encrypted with, if it is.
-        api_key: Keys of which every request must bring one, as `Authorization: Bearer KEY`; may be repeated. `/health`,
-            `/ready`, `/metrics` and the playground's page stay open. Left out: those of the environment variable
-            `INFER_API_KEY`, separated by commas, which others on the machine cannot read; without it, everybody is
-            served.
-        cors_allow_origins: Origins, such as `https://example.com` or `*`, whose pages may call from a browser; may be
+        ssl_keyfile_password: Password of the private key, if it is encrypted.
+        api_key: API key that requests must send, as `Authorization: Bearer KEY`; may be repeated. `/health`, `/ready`,
+            `/metrics` and the playground's page need none. Left out: the keys in the environment variable
+            `INFER_API_KEY`, separated by commas, which other users of the machine cannot read; without any key, every
+            request is served.
+        cors_allow_origins: Origin, such as `https://example.com` or `*`, whose web pages may call this server; may be
             repeated. Left out: none.
         served_model_name: The model's id in the API. Left out: the `model` string as given.
         max_body_size: Largest request body, such as `10MB`.
-        sse_event_names: Who gets `event:` lines on streams: everybody, clients whose `Accept` header names
-            `text/event-stream`, or nobody.
-        sse_ping_interval: Seconds of silence after which an open stream gets a comment line, so that proxies keep it.
-        receive_timeout: Seconds in which a request must have arrived whole, from its first byte, and the first of a
-            connection must begin.
-        write_timeout: Seconds that a client may leave an answer unread before it is disconnected and its request
+        sse_event_names: Which clients get `event:` lines on streams: all, those whose `Accept` header names
+            `text/event-stream`, or none.
+        sse_ping_interval: Seconds without an event after which a stream gets a comment line, so that proxies keep it
+            open.
+        receive_timeout: Seconds within which a request must arrive completely, counted from its first byte; a
+            connection's first request must also begin within them.
+        write_timeout: Seconds after which a client that does not read its answer is disconnected and its request
             aborted.
         max_connections: Connections open at once; more are answered with 503.
-        engine_process: Compute in a process of its own, or in a thread of the server's. Left out: as the device likes.
+        engine_process: Run the engine in a process of its own (the default), or in a thread of the server's process.
         shutdown_timeout: Seconds that running requests have to finish after SIGTERM.
         log_level: What to log on standard error.
-        log_format: Lines for people, or one JSON object each.
-        access_log: Log one line for each request, with what it was and how long it took.
-        log_prompts: Log prompts and conversations too, for debugging: they may hold secrets.
-        otlp_traces_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request;
-            needs the `tracing` extra. Left out: none.
+        log_format: Lines of text, or one JSON object per line.
+        access_log: Log one line for each request, with its status and duration.
+        log_prompts: Log prompts and conversations too, for debugging; they may contain secrets.
+        otlp_traces_endpoint: URL of an OpenTelemetry collector to send traces to (OTLP over HTTP); needs the `tracing`
+            extra. Left out: no traces.
 
     Raises:
         ValueError: a value is not allowed; the message names the field, the value and what is allowed.
@@ -69,7 +70,7 @@ class ServerSettings:
     receive_timeout: float = 60.0
     write_timeout: float = 30.0
     max_connections: int = 4096
-    engine_process: bool | None = None
+    engine_process: bool = True
     shutdown_timeout: float = 30.0
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
@@ -78,7 +79,7 @@ class ServerSettings:
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that no server could honour."""
+        """Refuse values that are not allowed."""
         _check("host", self.host, bool(self.host.strip()), "an address or a host name")
         _check("uds", self.uds, self.uds is None or bool(self.uds), "the path of a socket")
         _check("port", self.port, 0 <= self.port <= 65535, "in [0, 65535]")
@@ -114,7 +115,7 @@ class ServerSettings:
 
 
 def _is_name(text: str) -> bool:
-    """Whether there is something to read; what a command line has of other encodings are lone surrogates."""
+    """Whether `text` is not blank and valid UTF-8: command lines hold bytes of other encodings as lone surrogates."""
     return bool(text.strip()) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from infer_cache import AdmissionBudget, BlockMap, PrefixHit, TableEdit
+from infer_cache.block_map import BlockMap
+from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit
 
 
 class KVCacheManager(Protocol):

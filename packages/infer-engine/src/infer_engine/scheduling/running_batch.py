@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Sequence
 
-from infer_cache import PrefixHit
+from infer_cache.paged_manager import PrefixHit
 from infer_engine.core.request import Request, RequestState
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.schedule import Schedule

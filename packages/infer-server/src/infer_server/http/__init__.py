@@ -1,1 +1,1 @@
-"""HTTP itself: the socket, bodies, streams, errors, who goes away. Knows no model and no API's shapes."""
+"""HTTP inside the ASGI application: bodies, event streams, errors, middleware. Knows no model and no API's shapes."""

@@ -1,6 +1,6 @@
-"""Request bodies: read within a limit, decoded strictly. Knows JSON and types; knows no field's meaning.
+"""Reads request bodies up to a limit, and decodes them strictly.
 
-The framework's own decoding is not used: it takes `"5"` for a number, and turns hostile bodies into status 500.
+The framework's own decoding is not used: it takes `"5"` for a number, and answers some malformed bodies with 500.
 """
 
 import re
@@ -17,20 +17,20 @@ T = TypeVar("T", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.(\w+)")
-# What is read past the limit and thrown away, so that a client which is still sending gets to read the reply.
+# How much is read past the limit and dropped, so that a client that is still sending can read the reply.
 _DISCARD_FACTOR = 4
 
 
 class ClientDisconnectedError(Exception):
-    """The client went away; there is nobody to answer."""
+    """The client closed its connection before it was answered."""
 
 
 async def read_body(request: Request[Any, Any, Any], max_bytes: int) -> bytes:
-    """Return the body of `request`, counted while it is read.
+    """Return the body of `request`.
 
     Raises:
         ApiError: 413, the body is larger than `max_bytes`.
-        ClientDisconnectedError: the client went away while it was sending.
+        ClientDisconnectedError: the client closed the connection while it was sending.
     """
     too_large = ApiError(
         413,
@@ -48,7 +48,7 @@ async def read_body(request: Request[Any, Any, Any], max_bytes: int) -> bytes:
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnectedError
-        chunk = message.get("body", b"")  # a server may leave either out
+        chunk = message.get("body", b"")  # ASGI: both keys are optional
         more = message.get("more_body", False)
         size += len(chunk)
         if size <= max_bytes:
@@ -61,11 +61,11 @@ async def read_body(request: Request[Any, Any, Any], max_bytes: int) -> bytes:
 
 
 def decode_body(body: bytes, struct: type[T]) -> T:
-    """Return `body` as a `struct` (which forbids unknown fields); `null` and a field left out are the same to it.
+    """Return `body` decoded as a `struct`, which forbids unknown fields.
 
     Raises:
-        ApiError: 400: the body is not JSON, a value has the wrong type or is missing; or, which is looked for last, it
-            has a field that nobody knows.
+        ApiError: 400: the body is not JSON, or a value has the wrong type or is missing; only if there is no such
+            error: it has an unknown field.
     """
     try:
         return msgspec.json.decode(body, type=struct, strict=True)
@@ -73,18 +73,18 @@ def decode_body(body: bytes, struct: type[T]) -> T:
         unknown = _UNKNOWN.fullmatch(str(error))
         if unknown is None:
             raise _invalid(error) from None
-        _check_the_rest(body, struct)
+        _check_known_fields(body, struct)
         raise _unknown_field(unknown[1], unknown[2] or "") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
 
 
-def _check_the_rest(body: bytes, struct: type[msgspec.Struct]) -> None:
-    """Decode `body` without the fields that `struct` does not know."""
+def _check_known_fields(body: bytes, struct: type[msgspec.Struct]) -> None:
+    """Check the fields of `body` that `struct` has, as if the others were not there."""
     try:
         msgspec.convert(_known_part(msgspec.json.decode(body), struct), struct, strict=True)
     except msgspec.ValidationError as error:
-        # Structs in lists keep what nobody knows: there may be a great many of them.
+        # Structs in lists still have their unknown fields: a list may be long, so they are not removed.
         if _UNKNOWN.fullmatch(str(error)) is None:
             raise _invalid(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -92,7 +92,7 @@ def _check_the_rest(body: bytes, struct: type[msgspec.Struct]) -> None:
 
 
 def _known_part(value: Any, kind: Any) -> Any:
-    """Drop from the decoded `value` the fields that a struct inside `kind` does not know."""
+    """Return the decoded `value` without the fields that the struct inside the type `kind` does not have."""
     struct = next(_structs_in(kind), None)
     if struct is None or not isinstance(value, dict):
         return value
@@ -101,7 +101,7 @@ def _known_part(value: Any, kind: Any) -> Any:
 
 
 def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yield the structs that the type `kind` is, or is a union of, with whatever is annotated to it."""
+    """Yield the structs in the type `kind`, which may be annotated or a union."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         yield kind
     for part in get_args(kind):

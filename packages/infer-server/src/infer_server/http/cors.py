@@ -1,7 +1,7 @@
-"""CORS: which web pages may call from a browser. Knows origins; knows no route and no key.
+"""CORS: middleware that allows web pages of configured origins to call this server from a browser.
 
-It wraps the authentication, because browsers ask for permission without a key, and show pages no error, a 401
-included, that does not name their origin. Cookies mean nothing here, so credentials are never allowed.
+It wraps the authentication: preflight requests have no key, and a browser hides an error (a 401 too) from a page unless
+the reply allows its origin. The server uses no cookies, so credentials are never allowed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 _METHODS = b"GET, HEAD, OPTIONS, POST"
 _EXPOSED = b"retry-after, x-request-id"
-_PERMISSION_S = 600
+_PREFLIGHT_MAX_AGE_S = 600
 
 
 def with_cors(app: ASGIApp, *, origins: Sequence[str]) -> ASGIApp:
-    """Return `app`, whose replies pages of `origins` may read (`*` is every origin); `app` itself if there are none."""
+    """Return `app` with CORS headers for pages of `origins` (`*`: of all); `app` itself if `origins` is empty."""
     if not origins:
         return app
     allowed = frozenset(origin.lower().encode("ascii") for origin in origins)
-    everybody = b"*" in allowed
+    allows_all = b"*" in allowed
 
     def permission(origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        vary = [] if everybody else [(b"vary", b"origin")]
-        if origin is None or not (everybody or origin.lower() in allowed):
+        vary = [] if allows_all else [(b"vary", b"origin")]
+        if origin is None or not (allows_all or origin.lower() in allowed):
             return vary
-        return [*vary, (b"access-control-allow-origin", b"*" if everybody else origin)]
+        return [*vary, (b"access-control-allow-origin", b"*" if allows_all else origin)]
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -49,11 +49,11 @@ def with_cors(app: ASGIApp, *, origins: Sequence[str]) -> ASGIApp:
 
 
 async def _answer_preflight(permission: list[tuple[bytes, bytes]], scope: Scope, send: Send) -> None:
-    """Say what the origin may send. One that may not learns it by what is missing, as browsers expect."""
+    """Answer a preflight request; for an origin that is not allowed, `permission` has no header that allows it."""
     headers = [
         *permission,
         (b"access-control-allow-methods", _METHODS),
-        (b"access-control-max-age", b"%d" % _PERMISSION_S),
+        (b"access-control-max-age", b"%d" % _PREFLIGHT_MAX_AGE_S),
     ]
     wanted = _header(scope, b"access-control-request-headers")
     if wanted:

@@ -1,4 +1,4 @@
-"""Noticing that a client went away. Knows ASGI's receive channel; knows no request and no engine."""
+"""Notices over ASGI's `receive` that a client has closed its connection."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has closed its connection; call it after the body was read."""
+    """Return when the client has closed its connection; call this after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Return the result of `work`, which is cancelled if the client goes away before it is done.
+    """Return the result of `work`, which is cancelled if the client disconnects first.
 
     Raises:
-        ClientDisconnectedError: the client went away first.
+        ClientDisconnectedError: the client disconnected first.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(wait_for_disconnect(receive))
@@ -35,7 +35,7 @@ async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) ->
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel `tasks` and wait until none of them runs; what they raise is nobody's concern any more."""
+    """Cancel `tasks` and wait until none of them runs; ignore what they raise."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

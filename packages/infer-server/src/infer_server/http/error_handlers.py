@@ -1,4 +1,4 @@
-"""From any exception to an error reply. Knows the framework's exceptions; the last line before a client sees one."""
+"""Exception handlers: turn every exception that leaves a route into an error reply."""
 
 import logging
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from infer_server.http.request_ids import request_id
 
 logger = logging.getLogger(__name__)
 
-_CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody is there to read it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status; no client reads it
 _MAX_ECHO_CHARACTERS = 100
 
 AnyRequest = Request[Any, Any, Any]
@@ -26,23 +26,23 @@ AnyRequest = Request[Any, Any, Any]
 def exception_handlers(
     statuses: Mapping[str, int] = MappingProxyType({}), *, params: Mapping[str, str] = MappingProxyType({})
 ) -> ExceptionHandlersMap:
-    """Return a handler for every exception that can leave a route, or keep a request from reaching one.
+    """Return a handler for every exception of a route, or of the routing itself.
 
-    `statuses` are a route's own, by error code, in place of OpenAI's; `params` its own names for the engine's fields.
+    `statuses` replaces the status for some error codes; `params` maps the engine's names of fields to the route's.
     """
 
     def on_api_error(_: AnyRequest, error: ApiError) -> Response[Any]:
-        return _reply(error.restated(statuses))
+        return _reply(error.with_status_from(statuses))
 
     def on_refusal(_: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
-        return _reply(refusal_error(refusal, params=params).restated(statuses))
+        return _reply(refusal_error(refusal, params=params).with_status_from(statuses))
 
     return {
         ApiError: on_api_error,
         RequestRefusedError: on_refusal,
         ClientDisconnectedError: _on_disconnect,
         HTTPException: _on_http_exception,
-        Exception: _on_unforeseen,
+        Exception: _on_unexpected,
     }
 
 
@@ -62,7 +62,7 @@ def _on_http_exception(request: AnyRequest, error: HTTPException) -> Response[An
         case MethodNotAllowedException():
             message = f"`{path}` does not take {method}; `/schema` lists what it takes."
         case _ if error.status_code >= 500:
-            return _on_unforeseen(request, error)
+            return _on_unexpected(request, error)
         case _:
             message = f"{method} `{path}` was refused: {HTTPStatus(error.status_code).phrase.lower()}."
     code = HTTPStatus(error.status_code).name.lower()
@@ -72,10 +72,10 @@ def _on_http_exception(request: AnyRequest, error: HTTPException) -> Response[An
 
 
 def _printable(text: str) -> str:
-    """Return what a client sent as an error may show it: it ends up in terminals and logs."""
+    """Return what a client sent, shortened and safe to print in terminals and logs."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shorten(text, _MAX_ECHO_CHARACTERS))
 
 
-def _on_unforeseen(request: AnyRequest, error: Exception) -> Response[Any]:
+def _on_unexpected(request: AnyRequest, error: Exception) -> Response[Any]:
     logger.error("request %s failed", request_id(request.scope), exc_info=error)
     return _reply(internal_error())

@@ -1,11 +1,11 @@
-"""HEAD: every route that takes GET takes HEAD, and answers the same without the body. Knows methods; knows no route."""
+"""HEAD: middleware that answers HEAD like GET, without the body."""
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 
 def with_head_requests(app: ASGIApp) -> ASGIApp:
-    """Return `app`, which is asked with GET where a client asks with HEAD."""
+    """Return `app`, which sees each HEAD request as a GET request."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_head(message: Message) -> None:

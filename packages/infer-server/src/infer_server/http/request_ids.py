@@ -1,4 +1,4 @@
-"""`X-Request-Id`: on every reply the client's own, if it sent a sane one. A word for logs, never a key."""
+"""`X-Request-Id`: every reply has the client's id, if it sent a valid one, or a generated one. It is only for logs."""
 
 import re
 import uuid
@@ -7,26 +7,26 @@ from typing import Any
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-_SANE = re.compile(rb"[\x21-\x7e]{1,128}")
+_VALID_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _STATE_KEY = "infer_request_id"
 
 
 def request_id(scope: Scope) -> str:
-    """Return the id of the request of `scope`: the client's, or one made up on the first call."""
+    """Return the id of the request of `scope`: the client's, or one generated on the first call."""
     state: dict[str, Any] = scope.setdefault("state", {})
     if _STATE_KEY not in state:
-        state[_STATE_KEY] = _sent_id(scope) or made_up_id()
+        state[_STATE_KEY] = _sent_id(scope) or new_request_id()
     found: str = state[_STATE_KEY]
     return found
 
 
-def made_up_id() -> str:
-    """Return an id that no request has."""
+def new_request_id() -> str:
+    """Return a unique id."""
     return f"req-{uuid.uuid4().hex}"
 
 
 def with_request_ids(app: ASGIApp) -> ASGIApp:
-    """Return `app`, whose every reply has the header."""
+    """Return `app` with the header on every reply."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_id(message: Message) -> None:
@@ -42,6 +42,6 @@ def with_request_ids(app: ASGIApp) -> ASGIApp:
 
 def _sent_id(scope: Mapping[str, Any]) -> str | None:
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and _SANE.fullmatch(value):
+        if name == b"x-request-id" and _VALID_ID.fullmatch(value):
             return str(value, "ascii")
     return None

@@ -1,6 +1,6 @@
-"""Server-sent events: framing, headers, pings, the client's disappearance. Knows bytes; knows no tokens.
+"""Server-sent events: encoding, headers, pings, disconnects.
 
-Only `event:`, `data:` and comment lines are ever written: widely used clients fail on `id:` and `retry:`.
+Only `event:`, `data:` and comment lines are written: widely used clients fail on `id:` and `retry:`.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from infer_server.http.request_ids import request_id
 
 logger = logging.getLogger(__name__)
 
+EventEncoder = Callable[[str, msgspec.Struct], bytes]
+
 MEDIA_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -29,8 +31,8 @@ _HEADERS = [
 ]
 
 
-def names_event_stream(accept: str) -> bool:
-    """Whether an `Accept` header asks for an event stream by name; `*/*` does not."""
+def accepts_event_stream(accept: str) -> bool:
+    """Return whether an `Accept` header names `text/event-stream`; `*/*` does not."""
     return any(media_range.split(";")[0].strip().lower() == MEDIA_TYPE for media_range in accept.split(","))
 
 
@@ -40,30 +42,30 @@ def named_event(name: str, data: msgspec.Struct) -> bytes:
 
 
 def plain_event(_: str, data: msgspec.Struct) -> bytes:
-    """Return one event without a name. JSON has no raw line breaks, so no text can end the event."""
+    """Return one event without an `event:` line. JSON has no raw line breaks, so no text can end the event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 class EventStreamResponse(Response[Any]):
-    """Sends `events`, one write each, and pings while there are none; calls `release` when it ends, however it ends."""
+    """Sends `events`, one write each, and pings in between; calls `release` at the end, also after an error."""
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         *,
         release: Callable[[], None],
-        frame: Callable[[str, msgspec.Struct], bytes],
+        encode: EventEncoder,
         ping_interval_s: float,
     ) -> None:
-        """`frame` makes the error event, should `events` raise; `release` is called from a `finally`."""
+        """`encode` makes the error event if `events` raises."""
         super().__init__(content=b"", media_type=MEDIA_TYPE)
         self._events = events
         self._release = release
-        self._frame = frame
+        self._encode = encode
         self._ping_interval_s = ping_interval_s
         self._last_write_s = 0.0
 
-    def to_asgi_response(self, *_: Any, **__: Any) -> ASGIApp:  # type: ignore[override]  # the framework's own signature is wider than ASGI needs
+    def to_asgi_response(self, *_: Any, **__: Any) -> ASGIApp:  # type: ignore[override]  # the framework passes more than ASGI needs
         """Return the ASGI application that writes the stream."""
         return self._run
 
@@ -88,17 +90,17 @@ class EventStreamResponse(Response[Any]):
                     await self._send(send, event)
         except Exception:
             logger.exception("stream of request %s failed", request_id(scope))
-            await self._send(send, self._frame("error", internal_error().reply) + DONE)
+            await self._send(send, self._encode("error", internal_error().reply) + DONE)
 
     async def _ping(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time
         self._last_write_s = clock()
         while True:
-            silence_s = clock() - self._last_write_s
-            if silence_s >= self._ping_interval_s:
+            idle_s = clock() - self._last_write_s
+            if idle_s >= self._ping_interval_s:
                 await self._send(send, PING)
-                silence_s = 0.0
-            await asyncio.sleep(self._ping_interval_s - silence_s)
+                idle_s = 0.0
+            await asyncio.sleep(self._ping_interval_s - idle_s)
 
     async def _send(self, send: Send, event: bytes) -> None:
         await send({"type": "http.response.body", "body": event, "more_body": True})

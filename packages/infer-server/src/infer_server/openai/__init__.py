@@ -1,1 +1,1 @@
-"""The OpenAI API: bodies, replies, routes. Knows what requests mean; leaves bytes to `infer_server.http`."""
+"""The OpenAI API: request bodies, responses, routes. Knows what requests mean; leaves bytes to `infer_server.http`."""

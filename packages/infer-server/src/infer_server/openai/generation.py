@@ -1,9 +1,9 @@
-"""The life of a request for generated text, whatever its body and its answer look like. Releases it in the end.
+"""Handles a request for generated text, from its body to the end of its response; aborts it if the client leaves.
 
 ```
-read -> decode -> check -> submit -> stream, or wait for the whole
+read -> decode -> check -> submit -> stream, or wait for the whole response
                              |              |
-                  refused: 4xx, 503     done, failed or client gone: abort what is left
+                  refused: 4xx, 503     done, failed or client disconnected: abort the rest
 ```
 """
 
@@ -18,26 +18,37 @@ from infer_engine.protocol import Engine, GenerateRequest, RequestStream
 from infer_server.http.authentication import tenant
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
-from infer_server.http.sse import EventStreamResponse, names_event_stream
-from infer_server.openai.answers import Chunks, Frame, Whole, answer_events, whole_answer
-from infer_server.openai.sampling_fields import GenerationFields, check_stream_options
-from infer_server.operations.access_log import log_prompts, note_generation
+from infer_server.http.sse import EventEncoder, EventStreamResponse, accepts_event_stream
+from infer_server.openai.builders import ChunkBuilder, ResponseBuilder, complete_response, stream_events
+from infer_server.openai.generation_fields import GenerationFields, check_stream_options
+from infer_server.operations.access_log import log_prompts, record_generation
 from infer_server.settings import ServerSettings
 
 B = TypeVar("B", bound=GenerationFields)
 B_co = TypeVar("B_co", bound=GenerationFields, covariant=True)
 B_contra = TypeVar("B_contra", bound=GenerationFields, contravariant=True)
-A = TypeVar("A", bound=msgspec.Struct)
-A_co = TypeVar("A_co", bound=msgspec.Struct, covariant=True)
+R = TypeVar("R", bound=msgspec.Struct)
+R_co = TypeVar("R_co", bound=msgspec.Struct, covariant=True)
+
+# What the OpenAPI document says of every endpoint that generates text.
+RESPONSE_DESCRIPTION = (
+    "Answers with one object, or with server-sent events where `stream` is true or `stream` is left out and `Accept` "
+    "names `text/event-stream`."
+)
+COMMON_ERRORS = {
+    413: "The body is too large.",
+    500: "The request failed.",
+    503: "The queue is full, or the server is shutting down; `Retry-After` says when to try again.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted(Generic[B_co]):
-    """A request that the engine took: whoever holds it aborts it in the end.
+class AcceptedRequest(Generic[B_co]):
+    """A request that the engine has accepted. Its handler must abort it at the end.
 
     Attributes:
         body: what the client sent.
-        requests: what was asked of the engine.
+        requests: the engine's requests, one per prompt.
         streams: one for each choice, request by request.
     """
 
@@ -47,88 +58,88 @@ class Accepted(Generic[B_co]):
 
     @property
     def choices_per_prompt(self) -> int:
-        """As many streams answer one prompt."""
+        """The number of streams that answer one prompt."""
         return len(self.streams) // len(self.requests)
 
     def abort(self) -> None:
-        """Give back what is still running; a no-op for what has ended."""
+        """Abort the streams that have not ended."""
         for stream in self.streams:
             stream.abort()
 
 
-class Kind(Protocol[B_contra, A_co]):
-    """One kind of generation: what its bodies ask, and how its answers look."""
+class Endpoint(Protocol[B_contra, R_co]):
+    """What differs between the endpoints that generate text."""
 
     def requests(self, body: B_contra) -> list[GenerateRequest]:
-        """Return what `body` asks of the engine.
+        """Return the engine's requests for `body`.
 
         Raises:
-            ApiError: it asks for what it cannot have.
+            ApiError: a value in it is not accepted.
         """
 
-    def frame(self, *, accepts_events: bool) -> Frame:
-        """Return how events are written for a client that named, or did not, event streams in its `Accept` header."""
+    def event_encoder(self, *, accepts_events: bool) -> EventEncoder:
+        """Return what encodes events; `accepts_events` says whether the `Accept` header named event streams."""
 
-    async def chunks(self, accepted: Accepted[B_contra]) -> Chunks:
-        """Return what makes the chunks of the answer."""
+    async def chunk_builder(self, accepted: AcceptedRequest[B_contra]) -> ChunkBuilder:
+        """Return the builder of a stream's chunks."""
 
-    async def whole(self, accepted: Accepted[B_contra]) -> Whole[A_co]:
-        """Return what gathers the answer."""
+    async def response_builder(self, accepted: AcceptedRequest[B_contra]) -> ResponseBuilder[R_co]:
+        """Return the builder of a response that does not stream."""
 
 
-class Generation(Generic[B, A]):
-    """Answers requests of one kind."""
+class GenerationHandler(Generic[B, R]):
+    """Handles the requests of one endpoint."""
 
-    def __init__(self, kind: Kind[B, A], body: type[B], *, engine: Engine, settings: ServerSettings) -> None:
-        """`body` is what requests are decoded as."""
-        self._kind = kind
+    def __init__(self, endpoint: Endpoint[B, R], body: type[B], *, engine: Engine, settings: ServerSettings) -> None:
+        """Bodies are decoded as `body`."""
+        self._endpoint = endpoint
         self._body = body
         self._engine = engine
         self._settings = settings
 
-    async def answer(self, request: Request[Any, Any, Any]) -> Response[A]:
-        """Return the answer to `request`, or the stream of it.
+    async def respond(self, request: Request[Any, Any, Any]) -> Response[R]:
+        """Return the response to `request`, which may be a stream.
 
         Raises:
             ApiError: the request is refused, or failed before its first byte was sent.
             RequestRefusedError: the engine refuses it.
-            ClientDisconnectedError: there is nobody to answer.
+            ClientDisconnectedError: the client disconnected.
         """
         body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
-        accepts_events = names_event_stream(request.headers.get("accept", ""))
+        accepts_events = accepts_event_stream(request.headers.get("accept", ""))
         streaming = accepts_events if body.stream is None else body.stream
-        requests = _of_tenant(self._kind.requests(body), tenant(request.scope))
+        requests = _of_tenant(self._endpoint.requests(body), tenant(request.scope))
         check_stream_options(body.stream_options, streaming=streaming)
         log_prompts(request.scope, requests)
-        accepted = Accepted(body=body, requests=requests, streams=await self._engine.submit(requests))
-        note_generation(request.scope, accepted.streams)
+        accepted = AcceptedRequest(body=body, requests=requests, streams=await self._engine.submit(requests))
+        record_generation(request.scope, accepted.streams)
         if streaming:
-            return await self._stream(accepted, frame=self._kind.frame(accepts_events=accepts_events))
+            return await self._stream(accepted, encode=self._endpoint.event_encoder(accepts_events=accepts_events))
         try:
-            return Response(await unless_disconnected(self._wait(accepted), request.receive))
+            return Response(await unless_disconnected(self._complete(accepted), request.receive))
         finally:
             accepted.abort()
 
-    async def _stream(self, accepted: Accepted[B], *, frame: Frame) -> Response[A]:
+    async def _stream(self, accepted: AcceptedRequest[B], *, encode: EventEncoder) -> Response[R]:
         try:
-            chunks = await self._kind.chunks(accepted)
+            chunks = await self._endpoint.chunk_builder(accepted)
         except BaseException:
             accepted.abort()
             raise
         options = accepted.body.stream_options
-        events = answer_events(
+        events = stream_events(
             accepted.streams,
             chunks,
-            frame=frame,
+            encode=encode,
             choices_per_prompt=accepted.choices_per_prompt,
-            total_usage=bool(options and options.include_usage),
+            include_usage=bool(options and options.include_usage),
         )
         ping_interval_s = self._settings.sse_ping_interval
-        return EventStreamResponse(events, release=accepted.abort, frame=frame, ping_interval_s=ping_interval_s)
+        return EventStreamResponse(events, release=accepted.abort, encode=encode, ping_interval_s=ping_interval_s)
 
-    async def _wait(self, accepted: Accepted[B]) -> A:
-        whole = await self._kind.whole(accepted)
-        return await whole_answer(accepted.streams, whole, choices_per_prompt=accepted.choices_per_prompt)
+    async def _complete(self, accepted: AcceptedRequest[B]) -> R:
+        builder = await self._endpoint.response_builder(accepted)
+        return await complete_response(accepted.streams, builder, choices_per_prompt=accepted.choices_per_prompt)
 
 
 def _of_tenant(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:

@@ -1,7 +1,6 @@
-"""Log-probabilities in OpenAI's two formats: lists side by side for completions, an object per token for chats.
+"""Log-probabilities in OpenAI's two formats: parallel lists for completions, an object per token for chats.
 
-Knows tokens' bytes; knows no probability's origin. A token that is a part of a character has U+FFFD in its text, in
-both formats; only chats carry the bytes too.
+In both formats, the text of a token that is a part of a character has U+FFFD; only chats have the bytes too.
 """
 
 import codecs
@@ -13,11 +12,11 @@ from infer_engine.protocol import TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
 
-_LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is the number that other servers send for it
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity; other servers send this number too
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Lists of one entry per token. The first token of an echoed prompt has nulls: nothing comes before it.
+    """Lists with one entry per token. The first token of an echoed prompt has nulls: it has no probability.
 
     `text_offset` is where in the choice's text a token begins. `top_logprobs` always has the token itself, beside the
     most probable ones.
@@ -54,12 +53,12 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobLists:
-    """Makes the lists of one choice, piece by piece: it knows where in the text the next token begins."""
+    """Makes the lists of one choice, piece by piece, and counts the offsets of tokens in its text."""
 
     __slots__ = ("_decoder", "_offset", "_token_bytes")
 
     def __init__(self, token_bytes: TokenBytes) -> None:
-        """Begin at the beginning of the text; `token_bytes` gives what a token stands for."""
+        """Begin at offset 0; `token_bytes` gives the bytes of a token."""
         self._token_bytes = token_bytes
         self._offset = 0
         self._decoder = _new_decoder()
@@ -69,7 +68,7 @@ class CompletionLogprobLists:
     ) -> CompletionLogprobs:
         """Return the lists of an echoed prompt, which is `text`; the next tokens begin after it.
 
-        A token that the text does not have, such as the one for its beginning, takes no room.
+        A token that is not in the text, such as a begin-of-sequence token, has no length.
         """
         offsets = []
         for token_id in token_ids:
@@ -81,7 +80,7 @@ class CompletionLogprobLists:
         return self._lists(token_ids, logprobs, offsets)
 
     def of_tokens(self, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        """Return the lists of the tokens that come next."""
+        """Return the lists of the next tokens."""
         offsets = []
         for entry in logprobs:
             offsets.append(self._offset)
@@ -99,7 +98,7 @@ class CompletionLogprobLists:
         )
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        # Tokens may share a text, as parts of characters do: the best one keeps it, and the chosen one before all.
+        # Tokens may have the same text, such as parts of characters: the chosen one wins, then the most probable one.
         top: dict[str, float] = {}
         for token_id, logprob in entry.top:
             top.setdefault(_text(self._token_bytes(token_id)), _finite(logprob))
@@ -107,7 +106,7 @@ class CompletionLogprobLists:
 
 
 def joined_lists(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """Return the lists of `pieces`, one after another."""
+    """Return the concatenated lists of `pieces`."""
     return CompletionLogprobs(
         text_offset=[offset for piece in pieces for offset in piece.text_offset],
         token_logprobs=[logprob for piece in pieces for logprob in piece.token_logprobs],
@@ -117,12 +116,12 @@ def joined_lists(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def chat_token_logprob(entry: TokenLogprob, token_bytes: TokenBytes) -> ChatTokenLogprob:
-    """Return what a chat says of one token; `token_bytes` gives what a token stands for."""
-    sent = token_bytes(entry.token_id)
+    """Return a chat's object for one token; `token_bytes` gives the bytes of a token."""
+    token = token_bytes(entry.token_id)
     return ChatTokenLogprob(
-        token=_text(sent),
+        token=_text(token),
         logprob=_finite(entry.logprob),
-        bytes=list(sent),
+        bytes=list(token),
         top_logprobs=[_alternative(token_bytes(token_id), logprob) for token_id, logprob in entry.top],
     )
 

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: the one model that is served, in OpenAI's shape."""
+"""`GET /v1/models` and `GET /v1/models/{id}`: the served model, in OpenAI's shape."""
 
 import time
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ from infer_server.openapi import error_responses
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model; `max_model_len` is the tokens of prompt and answer together."""
+    """A served model; `max_model_len` is the most tokens of prompt and answer together."""
 
     id: str
     object: Literal["model"] = "model"
@@ -44,7 +44,7 @@ def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]
         responses=error_responses({400: "The id cannot be read.", 404: "No such model is served."}),
     )
     async def retrieve_model(model_id: Annotated[str, PathParameter(description="The model's id.")]) -> Model:
-        # The id may be a Hub id or a folder; on the way here it loses leading and doubled slashes and `./`.
+        # The id may be a Hub id or a folder; routing removes leading and doubled slashes and `./`.
         if _segments(model_id) != _segments(served_model):
             raise ApiError(
                 404,

@@ -1,4 +1,4 @@
-"""The outputs of several requests as one sequence. Knows the engine's streams; knows no text and no HTTP."""
+"""Merges the outputs of several streams."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -8,15 +8,15 @@ from infer_server.http.disconnects import cancel_and_wait
 
 
 async def merge_outputs(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, StepOutput], None]:
-    """Yield (index into `streams`, output) as outputs come, those of one stream in order, until all have ended.
+    """Yield (index into `streams`, output) as outputs arrive, those of one stream in order, until all have ended.
 
-    An output costs the same however many streams there are. Raises what a stream raises.
+    The cost of an output does not depend on the number of streams. Raises what a stream raises.
     """
     if len(streams) == 1:
         async for output in streams[0]:
             yield 0, output
         return
-    # As large as what the streams themselves would hold for a reader that is slow: at most `max_tokens` outputs each.
+    # Unbounded, but a stream has at most `max_tokens` outputs, and would itself keep them for a slow reader.
     arrived: asyncio.Queue[tuple[int, StepOutput | None]] = asyncio.Queue()
     readers = [asyncio.create_task(_read(stream, index, arrived)) for index, stream in enumerate(streams)]
     try:
@@ -33,7 +33,7 @@ async def merge_outputs(streams: Sequence[RequestStream]) -> AsyncGenerator[tupl
 
 
 async def _read(stream: RequestStream, index: int, arrived: asyncio.Queue[tuple[int, StepOutput | None]]) -> None:
-    """Put the outputs of `stream` into `arrived`, then None, also when it fails."""
+    """Put the outputs of `stream` into `arrived`, then None, also after an error."""
     try:
         async for output in stream:
             arrived.put_nowait((index, output))

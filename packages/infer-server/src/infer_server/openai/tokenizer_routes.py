@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: text to token ids and back, in vLLM's shapes. Knows no sampling."""
+"""`POST /tokenize` and `/detokenize`: text to token ids and back, in vLLM's shapes."""
 
 import asyncio
 from typing import Annotated, Any
@@ -11,13 +11,13 @@ from infer_engine.protocol import ChatPrompt, Engine
 from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
-from infer_server.openai.conversations import MAX_MESSAGES, WholeMessage, chat_prompt
-from infer_server.openai.refusals import check_model, out_of_range
-from infer_server.openai.sampling_fields import TokenId, described
+from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
+from infer_server.openai.fields import TokenId, described
+from infer_server.openai.validation import check_model, out_of_range
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
 
-_TOKENS_AT_ONCE = 2048  # token texts made before other requests get their turn on the event loop
+_TOKENS_AT_ONCE = 2048  # token texts to make before yielding to other tasks of the event loop
 
 _ERRORS = {
     400: "Not JSON, a value that is wrong, a field that is unknown, a model without a chat template.",
@@ -34,7 +34,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
     prompt: Annotated[str | None, described("A text.")] = None
     messages: Annotated[
-        list[WholeMessage] | None,
+        list[DocumentedMessage] | None,
         described("A conversation, in place of `prompt`.", minItems=1, maxItems=MAX_MESSAGES),
     ] = None
     add_special_tokens: Annotated[
@@ -47,7 +47,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens, how many there are, how many prompt and answer may have together, and their texts if asked for."""
+    """The tokens, their number, the most tokens of prompt and answer together, and the tokens' texts if requested."""
 
     count: int
     max_model_len: int

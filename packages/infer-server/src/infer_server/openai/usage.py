@@ -1,4 +1,4 @@
-"""`Usage`: tokens read and made, as every answer reports them. Knows counts; knows no text."""
+"""`Usage`: the token counts of a response."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from infer_engine.protocol import StepOutput
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt tokens that were found in the prefix cache."""
+    """How many prompt tokens were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens that were read and made; details only where there is something to say."""
+    """Tokens of prompts and of answers. The details are there only if tokens were cached."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -22,15 +22,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
-def usage_of(lasts: Sequence[StepOutput], *, choices_per_prompt: int) -> Usage:
-    """Return the usage of the choices whose last outputs are `lasts`, prompt by prompt; a prompt counts once.
+def usage_of(last_outputs: Sequence[StepOutput], *, choices_per_prompt: int) -> Usage:
+    """Return the usage of the choices whose last outputs are `last_outputs`, prompt by prompt; a prompt counts once.
 
-    What one choice finds cached because another one computed it a moment before is no saving of the request's, so the
-    choice that found least speaks for its prompt.
+    A choice may find cached what another choice of the same prompt has just computed. That is no cache hit of the
+    request, so the choice with the fewest cached tokens counts.
     """
-    prompts = [lasts[first : first + choices_per_prompt] for first in range(0, len(lasts), choices_per_prompt)]
+    prompts = [
+        last_outputs[first : first + choices_per_prompt] for first in range(0, len(last_outputs), choices_per_prompt)
+    ]
     prompt_tokens = sum(choices[0].num_prompt_tokens for choices in prompts)
-    completion_tokens = sum(last.num_completion_tokens for last in lasts)
+    completion_tokens = sum(last.num_completion_tokens for last in last_outputs)
     cached_tokens = sum(min(last.num_cached_tokens for last in choices) for choices in prompts)
     return Usage(
         prompt_tokens=prompt_tokens,

@@ -1,1 +1,1 @@
-"""What operators need: health, metrics, logs, traces. Knows no request's meaning."""
+"""What operators need: health, metrics, logs, traces. Knows no prompt and no sampling."""

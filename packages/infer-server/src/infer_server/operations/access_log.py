@@ -1,6 +1,6 @@
-"""One log line and one measurement for each exchange with a client. Wraps the whole application; changes nothing of it.
+"""The access log: middleware that logs and measures each HTTP exchange.
 
-What it wraps may leave notes in the exchange's scope: which streams answer it, and with `--log-prompts` what was asked.
+Handlers add to the exchange through its scope: which route and which streams answer it.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope,
 from infer_engine.protocol import GenerateRequest, RequestStream
 from infer_server.errors import shorten
 from infer_server.http.request_ids import request_id
-from infer_server.operations.generation_facts import generation_facts
 from infer_server.operations.http_metrics import NO_HANDLER, HttpMetrics
+from infer_server.operations.log_fields import generation_log_fields
 from infer_server.operations.observed_engine import ObservedEngine
 from infer_server.settings import ServerSettings
 
@@ -25,17 +25,17 @@ logger = logging.getLogger("infer_server.access")
 prompt_logger = logging.getLogger("infer_server.prompts")
 
 _STATE_KEY = "infer_exchange"
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBE_PATHS = frozenset({"/health", "/ready", "/metrics"})
 _CLIENT_CLOSED_REQUEST = 499
-_UNFORESEEN = 500
+_INTERNAL_SERVER_ERROR = 500
 _MAX_PATH_CHARACTERS = 256
 
 
 class AccessLog:
-    """The outermost layer of the application: it sees unknown routes, refused keys and unforeseen failures too."""
+    """The outermost middleware: it sees unknown routes, refused keys and unexpected failures too."""
 
     def __init__(self, app: ASGIApp, *, engine: ObservedEngine, metrics: HttpMetrics, settings: ServerSettings) -> None:
-        """Wrap `app`, whose requests go to `engine`; `settings` says whether to log lines, and prompts."""
+        """Wrap `app`, which submits to `engine`; `settings` says whether to log requests, and prompts."""
         self._app = app
         self._engine = engine
         self._metrics = metrics
@@ -43,7 +43,7 @@ class AccessLog:
         self._logs_prompts = settings.log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an exchange on; measure and log it when it ends, however it ends."""
+        """Call the application; measure and log the exchange when it ends, also after an error."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
@@ -52,11 +52,11 @@ class AccessLog:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         finally:
-            self._note_end(scope, exchange)
+            self._record_end(scope, exchange)
 
-    def _note_end(self, scope: Scope, exchange: "_Exchange") -> None:
+    def _record_end(self, scope: Scope, exchange: "_Exchange") -> None:
         duration_s = exchange.duration_s()
-        self._metrics.note(
+        self._metrics.record(
             handler=exchange.handler,
             method=exchange.method,
             status=exchange.final_status(),
@@ -64,19 +64,21 @@ class AccessLog:
             num_bytes_in=exchange.num_bytes_in,
             num_bytes_out=exchange.num_bytes_out,
         )
-        level = logging.DEBUG if exchange.path in _PROBES else logging.INFO
+        level = logging.DEBUG if exchange.path in _PROBE_PATHS else logging.INFO
         if self._logs_lines and logger.isEnabledFor(level):
             streams = [self._engine.observed(stream.request_id) for stream in exchange.streams]
-            facts = exchange.facts(scope, duration_s) | generation_facts([s for s in streams if s is not None])
-            logger.log(level, "request", extra=facts)
+            fields = exchange.log_fields(scope, duration_s) | generation_log_fields(
+                [s for s in streams if s is not None]
+            )
+            logger.log(level, "request", extra=fields)
 
 
 class _Exchange:
-    """One request and its answer, counted while they pass."""
+    """One request and its response; counts their bytes."""
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send, *, logs_prompts: bool) -> None:
         self.method: str = scope["method"]
-        self.path: str = scope["path"]  # as it came: routing rewrites it in the scope
+        self.path: str = scope["path"]  # routing changes it in the scope
         self.handler = NO_HANDLER
         self.num_bytes_in = 0
         self.num_bytes_out = 0
@@ -91,7 +93,7 @@ class _Exchange:
         self._is_disconnected = False
 
     async def receive(self) -> HTTPReceiveMessage | WebSocketReceiveMessage:
-        """Return what comes from the client, counted."""
+        """Receive from the client, and count the bytes."""
         message = await self._receive()
         if message["type"] == "http.request":
             self.num_bytes_in += len(message.get("body", b""))
@@ -100,7 +102,7 @@ class _Exchange:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Count what goes to the client, and return what sends it: no coroutine of our own for each token."""
+        """Count the bytes to the client, and return what sends them; a coroutine here would cost time per token."""
         if message["type"] == "http.response.body":
             self.num_bytes_out += len(message.get("body", b""))
             self._is_answered = not message.get("more_body", False)
@@ -113,12 +115,12 @@ class _Exchange:
         return self._clock() - self._started_s
 
     def final_status(self) -> int:
-        """Return the status that was sent, or what it would have been."""
-        return self._status or (_CLIENT_CLOSED_REQUEST if self._is_disconnected else _UNFORESEEN)
+        """Return the status that was sent; if none was: 499 after a disconnect, else 500."""
+        return self._status or (_CLIENT_CLOSED_REQUEST if self._is_disconnected else _INTERNAL_SERVER_ERROR)
 
-    def facts(self, scope: Scope, duration_s: float) -> dict[str, Any]:
-        """Return what the log tells of every exchange."""
-        facts = {
+    def log_fields(self, scope: Scope, duration_s: float) -> dict[str, Any]:
+        """Return the log fields of every exchange."""
+        fields = {
             "method": self.method,
             "path": shorten(self.path, _MAX_PATH_CHARACTERS),
             "status": self.final_status(),
@@ -129,28 +131,28 @@ class _Exchange:
         }
         client = scope["client"]
         if client is not None:
-            facts["client"] = f"{client[0]}:{client[1]}"
+            fields["client"] = f"{client[0]}:{client[1]}"
         if self._is_disconnected:
-            facts["disconnected"] = True
-        return facts
+            fields["disconnected"] = True
+        return fields
 
 
-async def note_route(request: Request[Any, Any, Any]) -> None:
-    """Let the metrics tell which route takes `request`: a hook for `before_request`."""
+async def record_route(request: Request[Any, Any, Any]) -> None:
+    """Record the route of `request` for the metrics: a hook for `before_request`."""
     exchange = _exchange(request.scope)
     if exchange is not None:
         exchange.handler = request.scope["path_template"]
 
 
-def note_generation(scope: Scope, streams: Sequence[RequestStream]) -> None:
-    """Let the log tell of the `streams` that answer the request of `scope`; may be called several times."""
+def record_generation(scope: Scope, streams: Sequence[RequestStream]) -> None:
+    """Record the `streams` that answer the request of `scope` for the log; may be called several times."""
     exchange = _exchange(scope)
     if exchange is not None:
         exchange.streams += streams
 
 
 def log_prompts(scope: Scope, requests: Sequence[GenerateRequest]) -> None:
-    """Log what `requests` ask, if `--log-prompts` says so: prompts may hold secrets."""
+    """Log the prompts of `requests` if `--log-prompts` is set: prompts may contain secrets."""
     exchange = _exchange(scope)
     if exchange is not None and exchange.logs_prompts:
         prompts = [msgspec.to_builtins(request.prompt) for request in requests]
@@ -158,6 +160,6 @@ def log_prompts(scope: Scope, requests: Sequence[GenerateRequest]) -> None:
 
 
 def _exchange(scope: Mapping[str, Any]) -> _Exchange | None:
-    """Return the exchange of `scope`, or None where nothing wraps the application."""
+    """Return the exchange of `scope`, or None if the application is not wrapped."""
     exchange: _Exchange | None = scope.get("state", {}).get(_STATE_KEY)
     return exchange

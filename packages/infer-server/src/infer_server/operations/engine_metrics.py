@@ -1,6 +1,6 @@
-"""The engine's own numbers as metrics, read when somebody asks. Knows `EngineStats`; knows no request.
+"""The engine's statistics as Prometheus metrics, read at each scrape.
 
-Counters of tokens come from the engine, not from streams: tokens of requests that were aborted count too.
+Token counters come from the engine, not from streams, so that tokens of aborted requests count too.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,54 +14,60 @@ from prometheus_client.registry import Collector
 from infer_engine.protocol import Engine, EngineInfo, EngineStats, EngineStatus
 
 
-class _Number(NamedTuple):
+class _StatsMetric(NamedTuple):
     stem: str
     documentation: str
     read: Callable[[EngineStats], float]
 
 
 _GAUGES = (
-    _Number("num_requests_running", "Requests that hold KV memory.", lambda s: s.num_running),
-    _Number("num_requests_waiting", "Requests in the queue, preempted ones included.", lambda s: s.num_waiting),
-    _Number("kv_cache_usage_perc", "Share of the KV cache that requests hold; 1 is all.", lambda s: s.kv_usage),
-    _Number("num_leaked_blocks", "KV blocks held by nobody; above 0 is a bug.", lambda s: s.num_leaked_blocks),
+    _StatsMetric("num_requests_running", "Requests that hold KV memory.", lambda s: s.num_running),
+    _StatsMetric("num_requests_waiting", "Requests in the queue, preempted ones included.", lambda s: s.num_waiting),
+    _StatsMetric("kv_cache_usage_perc", "Share of the KV cache that requests hold; 1 is all.", lambda s: s.kv_usage),
+    _StatsMetric(
+        "num_leaked_blocks", "KV blocks in use without a request; above 0 is a bug.", lambda s: s.num_leaked_blocks
+    ),
 )
 
 _COUNTERS = (
-    _Number("prompt_tokens", "Prompt tokens of requests that got a first token.", lambda s: s.num_prompt_tokens),
-    _Number("generation_tokens", "Tokens generated.", lambda s: s.num_generated_tokens),
-    _Number("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
-    _Number("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.num_prompt_tokens),
-    _Number("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
-    _Number("num_preemptions", "Requests put back to the queue for want of memory.", lambda s: s.num_preemptions),
-    _Number("computed_tokens", "Tokens computed: prompts, recomputations, decodes.", lambda s: s.num_computed_tokens),
-    _Number("num_steps", "Steps computed.", lambda s: s.num_steps),
-    _Number("busy_seconds", "Seconds spent in steps.", lambda s: s.busy_s),
-    _Number("num_finished_requests", "Requests that came to their end.", lambda s: s.num_finished),
-    _Number("num_aborted_requests", "Requests that were aborted.", lambda s: s.num_aborted),
-    _Number("num_failed_requests", "Requests that failed inside a step.", lambda s: s.num_failed),
-    _Number("num_failed_passes", "Forward passes in which something failed.", lambda s: s.num_failed_passes),
-    _Number("num_evictions", "KV blocks whose prefix was given up for want of memory.", lambda s: s.num_evictions),
+    _StatsMetric("prompt_tokens", "Prompt tokens of requests that got a first token.", lambda s: s.num_prompt_tokens),
+    _StatsMetric("generation_tokens", "Tokens generated.", lambda s: s.num_generated_tokens),
+    _StatsMetric("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
+    _StatsMetric("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda s: s.num_prompt_tokens),
+    _StatsMetric("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
+    _StatsMetric(
+        "num_preemptions", "Requests put back into the queue for lack of memory.", lambda s: s.num_preemptions
+    ),
+    _StatsMetric(
+        "computed_tokens", "Tokens computed: prompts, recomputations, decodes.", lambda s: s.num_computed_tokens
+    ),
+    _StatsMetric("num_steps", "Steps computed.", lambda s: s.num_steps),
+    _StatsMetric("busy_seconds", "Seconds spent in steps.", lambda s: s.busy_s),
+    _StatsMetric("num_finished_requests", "Requests that finished.", lambda s: s.num_finished),
+    _StatsMetric("num_aborted_requests", "Requests that were aborted.", lambda s: s.num_aborted),
+    _StatsMetric("num_failed_requests", "Requests that failed inside a step.", lambda s: s.num_failed),
+    _StatsMetric("num_failed_passes", "Forward passes in which something failed.", lambda s: s.num_failed_passes),
+    _StatsMetric("num_evictions", "Cached KV blocks reused for lack of memory.", lambda s: s.num_evictions),
 )
 
 
 class EngineCollector(Collector):
-    """What an engine says of itself, each time it is asked; it never waits for the engine."""
+    """Collects the metrics of an engine; never waits for the engine."""
 
     def __init__(self, engine: Engine, *, labels: dict[str, str]) -> None:
-        """`labels` are every metric's."""
+        """Every metric has `labels`."""
         self._engine = engine
         self._names = list(labels)
         self._values = list(labels.values())
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the engine's metrics as they are."""
+        """Yield the current metrics."""
         stats = self._engine.stats
-        for number in _GAUGES:
-            yield self._gauge(number.stem, number.documentation, number.read(stats))
-        for number in _COUNTERS:
-            counter = self._counter(number.stem, number.documentation)
-            counter.add_metric(self._values, number.read(stats))
+        for metric in _GAUGES:
+            yield self._gauge(metric.stem, metric.documentation, metric.read(stats))
+        for metric in _COUNTERS:
+            counter = self._counter(metric.stem, metric.documentation)
+            counter.add_metric(self._values, metric.read(stats))
             yield counter
         is_up = self._engine.status not in (EngineStatus.DEAD, EngineStatus.STOPPED)
         yield self._gauge("engine_up", "1 while the engine lives, 0 when it is dead or stopped.", is_up)
@@ -79,13 +85,15 @@ class EngineCollector(Collector):
         return CounterMetricFamily(f"infer:{stem}", documentation, labels=[*self._names, *names])
 
     def _prompt_tokens_by_source(self, stats: EngineStats) -> Metric:
-        family = self._counter("prompt_tokens_by_source", "Prompt tokens by where their keys came from.", "source")
+        family = self._counter(
+            "prompt_tokens_by_source", "Prompt tokens by the source of their keys and values.", "source"
+        )
         family.add_metric([*self._values, "local_compute"], stats.num_prompt_tokens - stats.num_cached_tokens)
         family.add_metric([*self._values, "local_cache_hit"], stats.num_cached_tokens)
         return family
 
     def _blocks(self, stats: EngineStats) -> Metric:
-        documentation = "KV blocks: held by requests, kept for the prefix in them, or free."
+        documentation = "KV blocks: held by requests, cached, or free."
         family = GaugeMetricFamily("infer:kv_blocks", documentation, labels=[*self._names, "state"])
         family.add_metric([*self._values, "held"], stats.num_blocks - stats.num_free_blocks)
         family.add_metric([*self._values, "cached"], stats.num_idle_blocks)
@@ -101,7 +109,7 @@ class EngineCollector(Collector):
         return family
 
     def _cache_config(self, info: EngineInfo) -> Metric:
-        facts = {
+        config = {
             "architecture": info.architecture,
             "block_size": str(info.block_size),
             "device": info.device,
@@ -111,6 +119,6 @@ class EngineCollector(Collector):
             "num_kv_blocks": str(info.num_kv_blocks),
         }
         documentation = "What was loaded, in labels; the value is always 1."
-        family = GaugeMetricFamily("infer:cache_config_info", documentation, labels=[*self._names, *facts])
-        family.add_metric([*self._values, *facts.values()], 1)
+        family = GaugeMetricFamily("infer:cache_config_info", documentation, labels=[*self._names, *config])
+        family.add_metric([*self._values, *config.values()], 1)
         return family

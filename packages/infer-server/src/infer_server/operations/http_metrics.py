@@ -1,7 +1,7 @@
-"""What is measured of exchanges with clients, under the names that other servers give them. Knows no engine.
+"""Metrics of HTTP exchanges, under the names that other servers use.
 
-However inventive clients are, the number of series is bounded: a route is named by its template, or `none` where there
-is none, and methods that nothing here takes are `other`.
+The number of series is bounded, whatever clients send: `handler` is a route's template or `none`, and methods that no
+route takes are `other`.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
@@ -16,28 +16,28 @@ _FINE_DURATION_S = (
 
 
 class HttpMetrics:
-    """Counts and measures exchanges."""
+    """Counts and measures HTTP exchanges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register in `registry`."""
         self._requests = Counter("http_requests", "Requests.", ["handler", "method", "status"], registry=registry)
         self._duration = Histogram(
             "http_request_duration_seconds",
-            "From the request's head to the end of its answer.",
+            "From the request's headers to the end of the response.",
             ["handler", "method"],
             registry=registry,
             buckets=_DURATION_S,
         )
         self._fine_duration = Histogram(
             "http_request_duration_highr_seconds",
-            "The same for all handlers together, in finer steps.",
+            "The same for all handlers, with finer buckets.",
             registry=registry,
             buckets=_FINE_DURATION_S,
         )
-        self._received = Summary("http_request_size_bytes", "Bytes of bodies.", ["handler"], registry=registry)
-        self._sent = Summary("http_response_size_bytes", "Bytes of answers.", ["handler"], registry=registry)
+        self._received = Summary("http_request_size_bytes", "Bytes of request bodies.", ["handler"], registry=registry)
+        self._sent = Summary("http_response_size_bytes", "Bytes of response bodies.", ["handler"], registry=registry)
 
-    def note(
+    def record(
         self, *, handler: str, method: str, status: int, duration_s: float, num_bytes_in: int, num_bytes_out: int
     ) -> None:
         """Count one exchange that has ended; `handler` is the route's template or `NO_HANDLER`."""

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what Prometheus scrapes. Knows the route; what is measured is elsewhere."""
+"""`GET /metrics`, for Prometheus."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from infer_server.operations.metrics import ServerMetrics
 
 
 def metric_routes(metrics: ServerMetrics) -> list[HTTPRouteHandler]:
-    """Return the handler of `/metrics`, which answers whatever state the engine is in."""
+    """Return the handler of `/metrics`, which answers in every state of the engine."""
 
-    @get("/metrics", summary="What is measured, for Prometheus", media_type="text/plain")
+    @get("/metrics", summary="Show the metrics, for Prometheus", media_type="text/plain")
     async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         content, content_type = metrics.exposition(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": content_type})

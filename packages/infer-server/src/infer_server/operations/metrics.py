@@ -1,6 +1,6 @@
-"""The registry of one server's metrics, and their exposition. Knows formats; knows no request and no engine.
+"""The metrics registry of one server, and its text format.
 
-Each application has a registry of its own: nothing is global, so that two of them in one process do not collide.
+Each application has its own registry, so that two in one process do not collide.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ class ServerMetrics:
 
     Attributes:
         requests: of requests to the engine.
-        http: of exchanges with clients.
+        http: of HTTP exchanges.
     """
 
     def __init__(self, engine: Engine, *, served_model: str) -> None:
-        """Measure `engine`, whose numbers are read whenever somebody asks; `served_model` labels what is its own."""
+        """The statistics of `engine` are read at each scrape; `served_model` is a label of its metrics."""
         labels = engine_labels(served_model)
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(engine, labels=labels))
@@ -39,7 +39,7 @@ class ServerMetrics:
         """Return all metrics, and their content type: OpenMetrics for an `Accept` header that names it, else text."""
         collector = _WithoutCreationTimes(self._registry)
         if _OPENMETRICS in accept:
-            # Every name is of the classic set, in which colons are letters; the library's default turns them into `_`.
+            # The names are valid with their colons; the library's default escaping turns colons into `_`.
             text: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]  # the library has no types here
                 collector, escaping=openmetrics.ALLOWUTF8
             )
@@ -48,12 +48,12 @@ class ServerMetrics:
 
 
 def engine_labels(served_model: str) -> dict[str, str]:
-    """Return the labels of every metric about the engine. What cannot be written as UTF-8 is replaced."""
+    """Return the labels of every metric of the engine. What is not valid UTF-8 is replaced."""
     return {"model_name": served_model.encode("utf-8", "replace").decode(), "engine": "0"}
 
 
 class _WithoutCreationTimes(Collector):
-    """The metrics of a registry without the time at which each began, which doubles their number and is never read."""
+    """A registry's metrics without the `_created` samples, which would double their number."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""`ObservedEngine`: an engine around another one that measures what passes. Changes nothing of it."""
+"""`ObservedEngine`: wraps an engine and measures its requests."""
 
 from collections.abc import AsyncIterator, Sequence
 from weakref import WeakValueDictionary
@@ -20,7 +20,7 @@ from infer_server.operations.request_metrics import RequestMetrics
 
 
 class _Choices:
-    """The choices of one prompt: how many have not ended, and the most tokens that one of them came to."""
+    """The choices of one prompt: how many have not ended, and the most tokens of one."""
 
     __slots__ = ("_metrics", "_most_tokens", "_num_open")
 
@@ -29,19 +29,19 @@ class _Choices:
         self._most_tokens = 0
         self._metrics = metrics
 
-    def note_end(self, num_tokens: int = 0) -> None:
-        """One of them has ended, with `num_tokens` if it came to its end."""
+    def record_end(self, num_tokens: int = 0) -> None:
+        """Record that a choice has ended; `num_tokens` are its tokens if it finished."""
         self._num_open -= 1
         self._most_tokens = max(self._most_tokens, num_tokens)
         if self._num_open == 0 and self._most_tokens > 0:
-            self._metrics.note_choices_finished(self._most_tokens)
+            self._metrics.record_choices_finished(self._most_tokens)
 
 
 class ObservedStream:
-    """Passes everything on from one stream and to it, and measures its outputs. A `RequestStream`.
+    """Wraps a stream and measures its outputs. A `RequestStream`.
 
     Attributes:
-        is_first_choice: whether it is the first of the continuations of its prompt.
+        is_first_choice: whether it is the first choice of its prompt.
         last: the latest output that was read; None before the first.
     """
 
@@ -62,7 +62,7 @@ class ObservedStream:
     def __init__(
         self, stream: RequestStream, *, metrics: RequestMetrics, choices: _Choices, is_first_choice: bool
     ) -> None:
-        """Measure `stream`, one of `choices`, which must not be read by anybody else."""
+        """Measure `stream`, one of `choices`; it must have no other reader."""
         self.is_first_choice = is_first_choice
         self.last: StepOutput | None = None
         self._stream = stream
@@ -86,58 +86,58 @@ class ObservedStream:
 
     @property
     def times(self) -> RequestTimes:
-        """When things happened to it."""
+        """The times of the request."""
         return self._times
 
     def __aiter__(self) -> AsyncIterator[StepOutput]:
-        """Return itself: there is one reader."""
+        """Return itself: a stream has one reader."""
         return self
 
     async def __anext__(self) -> StepOutput:
-        """Return the next output, measured."""
+        """Return the next output, and measure it."""
         output = await self._next()
         self.last = output
         if output.token_ids:
             if self._token_s is None:
-                self._metrics.note_first_token(self._times)
+                self._metrics.record_first_token(self._times)
                 self._token_s = self._times.first_token_s
             else:
-                # A reader that lags sees the latest time early: its next intervals are zero, and their sum is right.
+                # `last_token_s` may be ahead of a slow reader: then the next intervals are zero, and the sum is right.
                 token_s = self._times.last_token_s or self._token_s
                 self._observe_s(token_s - self._token_s)
                 self._token_s = token_s
         if output.finished:
-            self._note_end(output)
+            self._record_end(output)
         return output
 
     def abort(self) -> None:
-        """Abort the request, and count it unless it had ended."""
+        """Abort the request, and count the abort unless it had ended."""
         self._stream.abort()
         if not self._is_over:
             self._is_over = True
-            self._metrics.note_abort()
-            self._choices.note_end()
+            self._metrics.record_abort()
+            self._choices.record_end()
 
-    def _note_end(self, output: StepOutput) -> None:
+    def _record_end(self, output: StepOutput) -> None:
         if self._is_over:
             return
         self._is_over = True
         if output.error is not None:
-            self._metrics.note_failure(output.error.code)
-            self._choices.note_end()
+            self._metrics.record_failure(output.error.code)
+            self._choices.record_end()
         elif output.finish_reason is None or output.finish_reason is FinishReason.ABORT:
-            self._metrics.note_abort()
-            self._choices.note_end()
+            self._metrics.record_abort()
+            self._choices.record_end()
         else:
-            self._metrics.note_finish(output.finish_reason, output, self._times)
-            self._choices.note_end(output.num_completion_tokens)
+            self._metrics.record_finish(output.finish_reason, output, self._times)
+            self._choices.record_end(output.num_completion_tokens)
 
 
 class ObservedEngine:
-    """Does what the engine inside does, and measures requests to it. An `infer_engine.protocol.Engine`."""
+    """Wraps an engine and measures requests to it. An `infer_engine.protocol.Engine`."""
 
     def __init__(self, engine: Engine, metrics: RequestMetrics) -> None:
-        """`engine` stays the caller's to drain and close."""
+        """The caller drains and closes `engine`."""
         self._engine = engine
         self._metrics = metrics
         self._streams: WeakValueDictionary[str, ObservedStream] = WeakValueDictionary()
@@ -158,11 +158,11 @@ class ObservedEngine:
         return self._engine.stats
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
-        """Submit `requests`, and measure what comes of them; see `infer_engine.protocol.Engine.submit`."""
+        """Submit `requests`, and measure their streams; see `infer_engine.protocol.Engine.submit`."""
         streams = iter(await self._engine.submit(requests))
         observed: list[RequestStream] = []
         for request in requests:
-            self._metrics.note_accepted(request.params)
+            self._metrics.record_accepted(request.params)
             choices = _Choices(request.params.n, metrics=self._metrics)
             for choice in range(request.params.n):
                 stream = ObservedStream(
@@ -173,7 +173,7 @@ class ObservedEngine:
         return observed
 
     def observed(self, request_id: str) -> ObservedStream | None:
-        """Return the stream with this id that `submit` gave, or None where nobody holds it any more."""
+        """Return the stream with this id that `submit` returned, or None if it was garbage-collected."""
         return self._streams.get(request_id)
 
     async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
@@ -185,7 +185,7 @@ class ObservedEngine:
         return await self._engine.detokenize(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token stands for."""
+        """Return the bytes of a token."""
         return self._engine.token_bytes(token_id)
 
     async def inspect(self) -> BatchSnapshot:
@@ -193,9 +193,9 @@ class ObservedEngine:
         return await self._engine.inspect()
 
     async def drain(self, timeout_s: float) -> None:
-        """Drain the engine inside."""
+        """Drain the wrapped engine."""
         await self._engine.drain(timeout_s)
 
     async def close(self) -> None:
-        """Close the engine inside."""
+        """Close the wrapped engine."""
         await self._engine.close()

@@ -1,9 +1,8 @@
-"""A span for each request, sent to a collector by OTLP over HTTP. Needs the `tracing` extra; knows no tokens.
+"""Sends a span for each request to an OpenTelemetry collector, by OTLP over HTTP. Needs the `tracing` extra.
 
-The instrumentation is Litestar's own. Spans carry the route, the status and the request id; never what was asked.
+The instrumentation is Litestar's own. Spans have the route, the status and the request id, but no prompt.
 """
 
-import asyncio
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -20,32 +19,41 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.semconv.attributes.http_attributes import HTTP_ROUTE
 
 from infer_server.http.request_ids import request_id
-from infer_server.operations.tracing import Tracing
 
 _TRACES_PATH = "/v1/traces"
 _EXPORT_TIMEOUT_S = 5.0
-_PROBES = ["^/health$", "^/ready$", "^/metrics$"]
+_PROBE_PATHS = ["^/health$", "^/ready$", "^/metrics$"]
 
 
-def tracing_to(endpoint: str) -> Tracing:
-    """Return what traces requests to the collector at `endpoint`; a URL without a path gets the usual one."""
+def tracer_provider(endpoint: str) -> TracerProvider:
+    """Return a provider that exports to the collector at `endpoint`; a URL without a path gets `/v1/traces`."""
     resource = Resource.create({SERVICE_NAME: "infer-server", SERVICE_VERSION: version("infer-server")})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=_traces_url(endpoint), timeout=_EXPORT_TIMEOUT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def tracing_plugin(provider: TracerProvider) -> OpenTelemetryPlugin:
+    """Return the framework's plugin that makes a span for each request, except for probes."""
     config = OpenTelemetryConfig(
         tracer_provider=provider,
-        meter_provider=NoOpMeterProvider(),  # `/metrics` has them
-        exclude=_PROBES,
+        meter_provider=NoOpMeterProvider(),  # metrics are at `/metrics`
+        exclude=_PROBE_PATHS,
         exclude_spans=["receive", "send"],  # a stream would have one for each token
         scope_span_details_extractor=_method,
-        server_request_hook_handler=_note_request_id,
+        server_request_hook_handler=_record_request_id,
     )
+    return OpenTelemetryPlugin(config)
 
-    async def flush() -> None:
-        await asyncio.to_thread(provider.shutdown)
 
-    return Tracing(plugins=(OpenTelemetryPlugin(config),), before_send=(_name_span,), on_shutdown=(flush,))
+async def name_span(message: Message, scope: Scope) -> None:
+    """Name the current span after its route, when the response starts: a hook for `before_send`."""
+    fields: Mapping[str, Any] = scope
+    if message["type"] == "http.response.start" and "path_template" in fields:
+        span = trace.get_current_span()
+        span.update_name(f"{fields['method']} {fields['path_template']}")
+        span.set_attribute(HTTP_ROUTE, fields["path_template"])
 
 
 def _traces_url(endpoint: str) -> str:
@@ -53,18 +61,9 @@ def _traces_url(endpoint: str) -> str:
 
 
 def _method(scope: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a span whose route is not known yet. A path is no name: there is no end of them."""
+    """Return the name of a span until its route is known. Not the path: the number of names must be bounded."""
     return scope.get("method", scope["type"]), {}
 
 
-def _note_request_id(span: trace.Span, scope: dict[str, Any]) -> None:
-    span.set_attribute("infer.request_id", request_id(scope))  # type: ignore[arg-type]  # the hook's own word for a scope
-
-
-async def _name_span(message: Message, scope: Scope) -> None:
-    """Name the current span when its route is known."""
-    fields: Mapping[str, Any] = scope
-    if message["type"] == "http.response.start" and "path_template" in fields:
-        span = trace.get_current_span()
-        span.update_name(f"{fields['method']} {fields['path_template']}")
-        span.set_attribute(HTTP_ROUTE, fields["path_template"])
+def _record_request_id(span: trace.Span, scope: dict[str, Any]) -> None:
+    span.set_attribute("infer.request_id", request_id(scope))  # type: ignore[arg-type]  # the hook's type of a scope is a plain dict

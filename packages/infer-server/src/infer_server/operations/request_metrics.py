@@ -1,7 +1,7 @@
-"""What is measured of requests to the engine as their outputs pass. Knows times and counts; knows no engine.
+"""Metrics of requests to the engine, measured as their outputs pass.
 
-All intervals are the event loop's monotonic time. The time in which a preempted request waited counts into its
-inter-token latency, because its reader waited too.
+All intervals are in the event loop's monotonic time. The waiting time of a preempted request is part of its inter-token
+latency.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from infer_engine.protocol import FinishReason, RequestTimes, SamplingParams, StepOutput
 
-# Dashboards of other servers know these bounds; below them are ours, for models that answer in milliseconds.
+# The bounds of vLLM's metrics, and smaller ones for models that answer in milliseconds.
 _TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
     *(0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
@@ -37,7 +37,7 @@ FAILURE_CODES = (
 
 
 class RequestMetrics:
-    """Histograms and counters of requests. Their children are looked up once: observing one costs under 1 µs."""
+    """Histograms and counters of requests. Labels are resolved once, so that an observation costs under 1 µs."""
 
     def __init__(self, registry: CollectorRegistry, *, labels: dict[str, str], max_seq_len: int) -> None:
         """Register in `registry`; no request has more tokens than `max_seq_len`."""
@@ -47,7 +47,7 @@ class RequestMetrics:
             return family.labels(**labels)
 
         def counters(stem: str, documentation: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
-            """All from the start, so that the first of each is an increase and not an appearance."""
+            """Create all counters at the start, so that the first event of each shows as an increase."""
             family = Counter(f"infer:{stem}", documentation, [*labels, label], registry=registry)
             return {value: family.labels(**labels, **{label: value}) for value in values}
 
@@ -74,36 +74,36 @@ class RequestMetrics:
         self._most_tokens = tokens(
             "request_max_num_generation_tokens", "Generated tokens of a prompt's longest choice."
         )
-        self._computed_tokens = tokens("request_prefill_kv_computed_tokens", "Prompt tokens that no cache had.")
+        self._computed_tokens = tokens("request_prefill_kv_computed_tokens", "Prompt tokens that were not cached.")
         self._max_tokens = tokens("request_params_max_tokens", "`max_tokens` of requests that set it.")
         self._choices = histogram("request_params_n", "`n` of requests.", _CHOICES)
         reasons = [reason.value for reason in FinishReason]
-        self._ended = counters("request_success", "Requests that ended, by how.", "finished_reason", reasons)
-        self._failed = counters("request_failure", "Requests that failed, by why.", "code", FAILURE_CODES)
+        self._ended = counters("request_success", "Requests that ended, by finish reason.", "finished_reason", reasons)
+        self._failed = counters("request_failure", "Requests that failed, by error code.", "code", FAILURE_CODES)
 
-    def note_accepted(self, params: SamplingParams) -> None:
-        """Count a request that was accepted, by what it asks for."""
+    def record_accepted(self, params: SamplingParams) -> None:
+        """Count an accepted request, and observe its parameters."""
         self._choices.observe(params.n)
         if params.max_tokens is not None:
             self._max_tokens.observe(params.max_tokens)
 
-    def note_first_token(self, times: RequestTimes) -> None:
-        """Measure a sequence that just got its first token."""
+    def record_first_token(self, times: RequestTimes) -> None:
+        """Measure the first token of a sequence."""
         if times.first_token_s is not None:
             self._first_token.observe(times.first_token_s - times.arrived_s)
         if times.admitted_s is not None:
             self._queue.observe(times.admitted_s - times.arrived_s)
 
-    def note_abort(self) -> None:
-        """Count a sequence that ended before its end; how long it took says nothing."""
+    def record_abort(self) -> None:
+        """Count an aborted sequence; its times are not measured."""
         self._ended[FinishReason.ABORT].inc()
 
-    def note_failure(self, code: str) -> None:
+    def record_failure(self, code: str) -> None:
         """Count a sequence that failed."""
         self._failed[code if code in self._failed else "internal_error"].inc()
 
-    def note_finish(self, reason: FinishReason, last: StepOutput, times: RequestTimes) -> None:
-        """Count and measure a sequence that came to its end."""
+    def record_finish(self, reason: FinishReason, last: StepOutput, times: RequestTimes) -> None:
+        """Count and measure a finished sequence."""
         self._ended[reason].inc()
         self._prompt_tokens.observe(last.num_prompt_tokens)
         self._generation_tokens.observe(last.num_completion_tokens)
@@ -119,8 +119,8 @@ class RequestMetrics:
             self._prefill.observe(times.first_token_s - times.admitted_s)
             self._inference.observe(times.last_token_s - times.admitted_s)
 
-    def note_choices_finished(self, most_tokens: int) -> None:
-        """Measure a prompt whose choices have all ended; the longest has `most_tokens`."""
+    def record_choices_finished(self, most_tokens: int) -> None:
+        """Measure a prompt whose choices have all ended; the longest one has `most_tokens` tokens."""
         self._most_tokens.observe(most_tokens)
 
 

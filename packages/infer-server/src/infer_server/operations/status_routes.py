@@ -1,4 +1,4 @@
-"""`GET /health`, `/ready`, `/version`: is it alive, does it take requests, what is it."""
+"""`GET /health`, `/ready` and `/version`."""
 
 from importlib.metadata import version
 
@@ -12,7 +12,7 @@ from infer_server.openapi import error_responses
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's own word for its state."""
+    """The engine's status."""
 
     status: EngineStatus
 
@@ -29,7 +29,7 @@ def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
 
     @get(
         "/health",
-        summary="Is it alive?",
+        summary="Show whether the server is alive",
         responses=error_responses({503: "The engine is dead or stopped."}),
     )
     async def health() -> Status:
@@ -39,7 +39,7 @@ def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
 
     @get(
         "/ready",
-        summary="Does it take requests?",
+        summary="Show whether the server takes requests",
         responses=error_responses({503: "The engine is draining, stopped or dead."}),
     )
     async def ready() -> Status:
@@ -47,7 +47,7 @@ def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
             raise _unavailable(engine.status, "send requests elsewhere")
         return Status(status=engine.status)
 
-    @get("/version", summary="What is it?")
+    @get("/version", summary="Show the version")
     async def show_version() -> Version:
         return server_version
 

@@ -1,5 +1,6 @@
-"""Whether requests are traced. Knows the settings; loads OpenTelemetry only where they ask for it."""
+"""Turns tracing on or off as configured. Imports OpenTelemetry only if tracing is on."""
 
+import asyncio
 import importlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class TracingUnavailableError(Exception):
-    """Requests are to be traced, but what that needs is not installed: the message is one line that says what."""
+    """Tracing is configured, but its packages are not installed; the message is one line that says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
-    """What an application needs in order to trace its requests; nothing, if it does not.
+    """What the application gets in order to trace its requests; empty if it does not trace.
 
     Attributes:
         plugins: for the application's construction.
-        before_send: are called with each message to the client.
-        on_shutdown: send what is left, at the application's end.
+        before_send: called with each message to the client.
+        on_shutdown: called at the end; sends the remaining spans.
     """
 
     plugins: tuple["InitPlugin", ...] = ()
@@ -32,7 +33,7 @@ class Tracing:
 
 
 def tracing(settings: ServerSettings) -> Tracing:
-    """Return what traces requests as `settings` say, which may be nothing.
+    """Return the tracing that `settings` configure.
 
     Raises:
         TracingUnavailableError: the `tracing` extra is not installed.
@@ -40,13 +41,18 @@ def tracing(settings: ServerSettings) -> Tracing:
     if settings.otlp_traces_endpoint is None:
         return Tracing()
     require_tracing_extra(settings)
-    from infer_server.operations.otlp import tracing_to  # noqa: PLC0415 - what it imports is an optional extra
+    from infer_server.operations import otlp  # noqa: PLC0415 - what it imports is an optional extra
 
-    return tracing_to(settings.otlp_traces_endpoint)
+    provider = otlp.tracer_provider(settings.otlp_traces_endpoint)
+
+    async def shut_down() -> None:
+        await asyncio.to_thread(provider.shutdown)
+
+    return Tracing(plugins=(otlp.tracing_plugin(provider),), before_send=(otlp.name_span,), on_shutdown=(shut_down,))
 
 
 def require_tracing_extra(settings: ServerSettings) -> None:
-    """Check, before anything slow is done, that requests can be traced if `settings` ask for it.
+    """Check that the `tracing` extra is installed if `settings` configure tracing; quick, for the start.
 
     Raises:
         TracingUnavailableError: the `tracing` extra is not installed.

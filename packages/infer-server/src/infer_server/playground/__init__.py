@@ -1,1 +1,1 @@
-"""The page at `/` and the live view behind it."""
+"""The playground: the page at `/` and the data of its live view."""

@@ -1,13 +1,13 @@
-"""The page at `/`: its files joined into one document, and the policy that keeps it to itself. Knows no engine.
+"""The page at `/`: joins its files into one document, and makes its `Content-Security-Policy`.
 
-The page is written as a handful of small files and served as a single document, so that one open path (`/`) is all that
-a browser needs before it has an API key:
+The page is written as a few small files and served as one document, so that `/` is the only path that a browser needs
+before it has an API key:
 
     parts/index.html    the skeleton, with one empty <style> and one empty <script>
-    parts/*.css, *.js   what fills them, in the order of `STYLES` and `SCRIPTS`: one scope, no imports
+    parts/*.css, *.js   their content, in the order of `STYLES` and `SCRIPTS`: one scope, no imports
 
-The policy allows exactly that style and that script, by hash: `'unsafe-inline'` would also run whatever a text of the
-model managed to smuggle into the document.
+The policy allows exactly that style and that script, by hash: `'unsafe-inline'` would also run a script that a model's
+text had injected.
 """
 
 import base64
@@ -61,12 +61,12 @@ def read_page() -> Page:
 
 
 def _fill(html: str, tag: str, text: str) -> str:
-    """Put `text` after the only `tag` of `html`."""
+    """Return `html` with `text` after its only `tag`."""
     assert html.count(tag) == 1, tag
     assert not re.search(r"</(style|script)", text, re.IGNORECASE), f"the text ends its own {tag}"
     return html.replace(tag, tag + text)
 
 
 def _hash_source(text: str) -> str:
-    """Return the policy's name for an inline element with exactly this text."""
+    """Return the policy source that allows an inline element with exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

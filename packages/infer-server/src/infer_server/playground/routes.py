@@ -1,4 +1,4 @@
-"""`GET /` and `GET /playground/batch`: the playground's page, and what its live view polls. Knows no element of it."""
+"""`GET /` and `GET /playground/batch`: the playground's page, and the data of its live view."""
 
 from litestar import MediaType, Response, get
 from litestar.handlers import HTTPRouteHandler
@@ -10,7 +10,7 @@ from infer_server.playground.snapshots import SharedSnapshots
 
 
 def playground_routes(engine: Engine) -> list[HTTPRouteHandler]:
-    """Return the handlers of the playground. The page is open to everybody; it asks for the key, where there is one."""
+    """Return the handlers of the playground. The page needs no API key; it asks the user for one."""
     page = read_page()
     snapshots = SharedSnapshots(engine)
     headers = {
@@ -26,9 +26,9 @@ def playground_routes(engine: Engine) -> list[HTTPRouteHandler]:
 
     @get(
         "/playground/batch",
-        summary="What is the engine doing?",
-        description="The sequences that run and wait and the blocks that they hold, as of at most 50 ms ago. Its shape "
-        "is the playground's own and follows the engine: programs should read `/metrics`.",
+        summary="Show what the engine is doing",
+        description="The sequences that run and wait, and the blocks that they hold, at most 50 ms old. The format is "
+        "for the playground and may change: programs should read `/metrics`.",
         responses=error_responses({503: "The engine is stopped or dead."}),
     )
     async def show_batch() -> Response[BatchSnapshot]:

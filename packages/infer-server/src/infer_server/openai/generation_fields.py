@@ -1,39 +1,33 @@
-"""The fields that completions and chats share, and what they ask of the sampler. Knows fields; knows no prompt.
+"""The fields that the bodies of completions and chats share, and the `SamplingParams` that they make.
 
-They are those of OpenAI's API (https://platform.openai.com/docs/api-reference) and those that vLLM and SGLang added to
-it. A null is the same as leaving a field out.
+They are the fields of OpenAI's API (https://platform.openai.com/docs/api-reference) and those that vLLM and SGLang have
+added. A null is the same as leaving a field out.
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_CHARACTERS
 from infer_server.errors import shorten
-from infer_server.openai.refusals import check_neutral, out_of_range
+from infer_server.openai.fields import TokenId, check_restricted, described, restricted
+from infer_server.openai.validation import out_of_range
 
-
-def described(description: str, **schema: Any) -> msgspec.Meta:
-    """Return what the OpenAPI document says of a field; `schema` is documentation, and checked nowhere."""
-    return msgspec.Meta(description=description, extra_json_schema=schema)
-
-
-TokenId = Annotated[int, described("A token id.", minimum=0)]
 StopString = Annotated[str, described("A text.", minLength=1, maxLength=MAX_STOP_CHARACTERS)]
 Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream carries beside its tokens."""
+    """What a stream has beside its tokens."""
 
     include_usage: Annotated[
         bool | None, described("End with one more chunk that has the usage of the whole request.")
     ] = None
-    include_obfuscation: Annotated[bool | None, described("Only false: chunks are not padded.", enum=[None, False])] = (
-        None
-    )
+    include_obfuscation: Annotated[
+        bool | None, restricted("Only false: chunks are not padded.", allow=(False,), send="false")
+    ] = None
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +89,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = None
     n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=16)] = None
     stream: Annotated[
-        bool | None, described("Send events as tokens are made; if left out, as the `Accept` header likes.")
+        bool | None, described("Send events as tokens are made; if left out, the `Accept` header decides.")
     ] = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
     priority: Annotated[
@@ -105,13 +99,13 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cache_salt: Annotated[
         str | None, described("Cached prefixes are shared only with requests of the same salt and API key.")
     ] = None
-    user: Annotated[str | None, described("Taken, and without effect.")] = None
-    metadata: Annotated[dict[str, str] | None, described("Taken, and without effect.")] = None
-    store: Annotated[bool | None, described("Taken, and without effect: nothing is stored.")] = None
+    user: Annotated[str | None, described("Accepted without effect.")] = None
+    metadata: Annotated[dict[str, str] | None, described("Accepted without effect.")] = None
+    store: Annotated[bool | None, described("Accepted without effect: nothing is stored.")] = None
 
 
-# Fields that `SamplingParams` has under the same name and with the same meaning; its defaults are the API's.
-_PASSED_ON = (
+# Fields with the same name, meaning and default in `SamplingParams`.
+_SAME_NAMED_FIELDS = (
     "temperature",
     "top_p",
     "top_k",
@@ -130,12 +124,12 @@ _PASSED_ON = (
 def sampling_params(
     fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
-    """Return what `fields` ask of the sampler; the other arguments are spelled differently from body to body.
+    """Return the sampling parameters of `fields`; the other arguments have other names in each kind of body.
 
     Raises:
-        ApiError: 400, `invalid_value`: out of range.
+        ApiError: 400, `invalid_value`: a value is out of range.
     """
-    given = {name: value for name in _PASSED_ON if (value := getattr(fields, name)) is not None}
+    given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(fields, name)) is not None}
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -146,19 +140,19 @@ def sampling_params(
             **given,
         )
     except ValueError as error:
-        blamed = re.match(r"`(\w+)`", str(error))
-        raise out_of_range(blamed[1] if blamed else None, str(error)) from None
+        field = re.match(r"`(\w+)`", str(error))
+        raise out_of_range(field[1] if field else None, str(error)) from None
 
 
 def check_stream_options(options: StreamOptions | None, *, streaming: bool) -> None:
-    """Refuse options that are not supported, or that an answer without a stream could not honour.
+    """Refuse options that are not supported, or that only make sense on a stream.
 
     Raises:
         ApiError: 400, `unsupported_value` or `invalid_value`.
     """
     if options is None:
         return
-    check_neutral(options, {"include_obfuscation": ((False,), "false")}, at="stream_options.")
+    check_restricted(options, prefix="stream_options.")
     if options.include_usage and not streaming:
         raise out_of_range(
             "stream_options", "`stream_options.include_usage` is for streams; send `stream` true, or leave it out."
@@ -166,7 +160,7 @@ def check_stream_options(options: StreamOptions | None, *, streaming: bool) -> N
 
 
 def _biases(logit_bias: dict[str, float]) -> dict[int, float]:
-    """Return the biases by token id; JSON has texts for keys."""
+    """Return the biases by token id; in JSON, keys are strings."""
     if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
         raise out_of_range(
             "logit_bias", f"`logit_bias` has {len(logit_bias)} entries; send at most {MAX_LOGIT_BIAS_ENTRIES}."

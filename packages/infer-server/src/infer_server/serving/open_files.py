@@ -1,4 +1,4 @@
-"""How many files this process may have open: each connection is one. Knows the operating system's limit only."""
+"""The limit on open files of this process: each connection takes one."""
 
 import asyncio
 import errno
@@ -9,11 +9,11 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _OTHER_FILES = 256  # weights, libraries, pipes, logs
-_SILENCE_S = 10.0
+_LOG_INTERVAL_S = 10.0
 
 
-def allow_connections(max_connections: int) -> int:
-    """Raise this process's own limit, as far as it may, to what `max_connections` need; return how many it allows."""
+def raise_open_file_limit(max_connections: int) -> int:
+    """Raise the process's limit for `max_connections`, as far as possible; return how many connections it allows."""
     wanted = max_connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -32,22 +32,22 @@ def allow_connections(max_connections: int) -> int:
     return allowed
 
 
-class ShortageReport:
-    """An event loop's exception handler that says once in a while, not for each attempt, that no file can be opened.
+class OpenFileLimitHandler:
+    """An exception handler of an event loop that logs "too many open files" at most once in ten seconds.
 
-    The loop itself pauses accepting then, and goes on with the connections that it has.
+    The loop itself then pauses accepting for a moment, and keeps serving open connections.
     """
 
     def __init__(self) -> None:
-        """Have said nothing yet."""
-        self._silent_until_s = 0.0
+        """Log the first shortage at once."""
+        self._quiet_until_s = 0.0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle what the loop reports in `context`."""
+        """Log an error that the loop reports in `context`."""
         match context:
             case {"socket": _, "exception": OSError(errno=errno.EMFILE | errno.ENFILE)}:
-                if loop.time() >= self._silent_until_s:
-                    self._silent_until_s = loop.time() + _SILENCE_S
+                if loop.time() >= self._quiet_until_s:
+                    self._quiet_until_s = loop.time() + _LOG_INTERVAL_S
                     logger.error("no connection can be accepted: too many files are open; raise `ulimit -n`")
             case _:
                 loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""The listening socket: bound before a model loads, so that a port in use is an error at once. Knows addresses only."""
+"""The TCP socket to listen on: bound before the model loads, so that a port in use is an error at once."""
 
 import errno
 import shlex
@@ -9,14 +9,14 @@ _MAX_UNSENT_BYTES = 64 * 1024
 
 
 class AddressUnusableError(Exception):
-    """The server cannot listen where it was told to: the message is one line that says why."""
+    """The server cannot listen on its address; the message is one line that says why."""
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
     """Return a socket bound to `host` and `port` that does not listen yet; port 0 takes any free one.
 
     Raises:
-        AddressUnusableError: the port is in use, the address is none of this machine's, or may not be used.
+        AddressUnusableError: the port is in use, or the address is not this machine's or not permitted.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -36,35 +36,35 @@ def bind_listener(host: str, port: int) -> socket.socket:
         else:
             reason = f"Cannot listen on port {port} of {host}: {error.strerror}."
         raise AddressUnusableError(reason) from error
-    # Connections inherit it. Without it the system takes megabytes that a client does not read, and it takes as long to
-    # see that one reads slowly rather than not at all.
+    # Accepted connections inherit this. Without it the system buffers megabytes that a client does not read, and a
+    # client that has stopped reading is noticed late.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_UNSENT_BYTES)
     return listener
 
 
-def leave_to_successor(listener: socket.socket) -> None:
-    """Let the next server have the port while connections of this one linger; to be called just before listening."""
+def allow_address_reuse(listener: socket.socket) -> None:
+    """Set SO_REUSEADDR, so that the next server can bind the port while this one's connections end."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _bind(listener: socket.socket, address: tuple[str | int, ...] | tuple[int, bytes]) -> None:
-    """Bind without SO_REUSEADDR first: with it, two servers that are still loading could both have the port."""
+    """Bind, first without SO_REUSEADDR: with it, two servers that are still loading could both bind the port."""
     try:
         listener.bind(address)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        leave_to_successor(listener)
+        allow_address_reuse(listener)
         listener.bind(address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens, in words for people.
+    """The address of a server, as text.
 
     Attributes:
         text: the address.
-        curl: what `curl` needs to get there, up to the path.
+        curl: arguments for `curl`, up to the path.
     """
 
     text: str
@@ -72,7 +72,7 @@ class Address:
 
 
 def address_of(listener: socket.socket, *, scheme: str) -> Address:
-    """Return the address of `listener`, which speaks `scheme`: `http` or `https`."""
+    """Return the address of `listener`; `scheme` is `http` or `https`."""
     if listener.family is socket.AF_UNIX:
         path = listener.getsockname()
         return Address(text=f"unix:{path}", curl=f"--unix-socket {shlex.quote(path)} {scheme}://localhost")
@@ -81,7 +81,7 @@ def address_of(listener: socket.socket, *, scheme: str) -> Address:
 
 
 def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
-    """Return the address of the TCP `listener` as a client on this machine would write it."""
+    """Return the URL of the TCP `listener` for clients on this machine."""
     host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
     return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"

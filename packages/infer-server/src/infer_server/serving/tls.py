@@ -1,4 +1,4 @@
-"""The certificate: tried before a model loads, so that one which cannot be used is an error at once. Knows files."""
+"""Checks the TLS certificate before the model loads, so that an unusable one is an error at once."""
 
 import ssl
 from pathlib import Path
@@ -7,15 +7,15 @@ from infer_server.settings import ServerSettings
 
 
 class CertificateUnusableError(Exception):
-    """The server cannot identify itself with the files it was given: the message is one line that says why."""
+    """The certificate or its key cannot be used; the message is one line that says why."""
 
 
 def check_certificate(settings: ServerSettings) -> None:
-    """Return if `settings` names no certificate, or one that can be used.
+    """Check the certificate and key that `settings` names, if any.
 
     Raises:
-        CertificateUnusableError: a file cannot be read, is no PEM file, needs another password, or the two do not
-            belong together.
+        CertificateUnusableError: a file cannot be read, is no PEM file or needs another password, or the two do not
+            match.
     """
     if settings.ssl_certfile is None or settings.ssl_keyfile is None:
         return
@@ -24,7 +24,7 @@ def check_certificate(settings: ServerSettings) -> None:
             Path(path).read_bytes()
         except OSError as error:
             raise CertificateUnusableError(f"`{name}` is {path!r}, which cannot be read: {error.strerror}.") from error
-    # A callback, because without one OpenSSL asks the terminal.
+    # A callback: without one, OpenSSL asks for a password on the terminal.
     password = settings.ssl_keyfile_password or ""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(

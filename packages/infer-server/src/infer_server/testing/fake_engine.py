@@ -1,20 +1,14 @@
-"""For tests: `FakeEngine`, which keeps to the engine's protocol and says what it is told, and a server around it."""
+"""`FakeEngine`: an engine without a model, which follows the engine's protocol and a script."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from infer_engine.protocol import (
     BatchSnapshot,
     ChatPrompt,
     ChatTemplateUnusableError,
     ContextLengthExceededError,
-    Engine,
     EngineInfo,
     EngineStats,
     EngineStatus,
@@ -30,10 +24,6 @@ from infer_engine.protocol import (
     StepOutput,
     TokenLogprob,
 )
-from infer_server.app import create_app
-from infer_server.http.listener import bind_listener, url_of
-from infer_server.http.serving import HttpServer
-from infer_server.settings import ServerSettings
 
 FAKE_INFO = EngineInfo(
     model="fake-model",
@@ -51,15 +41,15 @@ FAKE_INFO = EngineInfo(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a request gets, whatever it asks.
+    """The outputs of every request.
 
     Attributes:
-        steps: one output each: the token ids of the step and its text.
-        finish_reason: how the last of them ends the request.
-        failure: ends the request instead, after all steps.
+        steps: one output for each: its token ids and its text.
+        finish_reason: that of the last output.
+        failure: ends the request after all steps, in place of `finish_reason`.
         num_cached_tokens: prompt tokens that were found in a cache.
-        has_chat_template: whether conversations are taken.
-        hold_after: number of outputs after which the request waits until it is aborted or `let_go` is called.
+        has_chat_template: whether conversations are accepted.
+        pause_after: number of outputs after which the request waits for `resume` or `abort`.
     """
 
     steps: tuple[tuple[tuple[int, ...], str], ...] = (((1,), "Hello"), ((2,), ","), ((3,), " world"))
@@ -67,14 +57,14 @@ class Script:
     failure: RequestFailure | None = None
     num_cached_tokens: int = 0
     has_chat_template: bool = True
-    hold_after: int | None = None
+    pause_after: int | None = None
 
 
 class FakeStream:
     """One request of a `FakeEngine`."""
 
     def __init__(self, request_id: str, *, prompt_token_ids: list[int], params: SamplingParams, script: Script) -> None:
-        """Follow `script`; of `params` only log-probabilities matter."""
+        """Follow `script`; of `params`, only log-probabilities have an effect."""
         self._script = script
         self._params = params
         self.request_id = request_id
@@ -83,7 +73,7 @@ class FakeStream:
         self.failure = script.failure
         self.aborted = False
         self.ended = asyncio.Event()
-        self._let_go = asyncio.Event()
+        self._resumed = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[StepOutput]:
         """Yield the script's outputs."""
@@ -94,30 +84,30 @@ class FakeStream:
         if not self.ended.is_set():
             self.aborted = True
             self.ended.set()
-            self._let_go.set()
+            self._resumed.set()
 
     def fail(self, failure: RequestFailure) -> None:
-        """Let the request's next output be its failure."""
+        """Make `failure` the request's next output."""
         self.failure = failure
-        self._let_go.set()
+        self._resumed.set()
 
-    def let_go(self) -> None:
-        """Go on where the script says to hold."""
-        self._let_go.set()
+    def resume(self) -> None:
+        """Continue after the script's pause."""
+        self._resumed.set()
 
     async def _outputs(self) -> AsyncIterator[StepOutput]:
         steps, made = self._script.steps, 0
         for position, (token_ids, text) in enumerate(steps):
-            if position == self._script.hold_after:
-                await self._let_go.wait()
-            await asyncio.sleep(0)  # as between the steps of an engine, others have their turn
+            if position == self._script.pause_after:
+                await self._resumed.wait()
+            await asyncio.sleep(0)  # other tasks run between steps, as with an engine
             if self.aborted or self.failure is not self._script.failure:
                 break
             made += len(token_ids)
             is_last = position == len(steps) - 1 and self.failure is None
             if is_last:
                 self.ended.set()
-            self._note_time()
+            self._record_time()
             yield self._output(made, token_ids, text=text, reason=self._script.finish_reason if is_last else None)
             if is_last:
                 return
@@ -127,7 +117,7 @@ class FakeStream:
             self.ended.set()
             yield self._output(made, (), error=self.failure)
 
-    def _note_time(self) -> None:
+    def _record_time(self) -> None:
         now = asyncio.get_running_loop().time()
         self.times.admitted_s = self.times.admitted_s or now
         self.times.first_token_s = self.times.first_token_s or now
@@ -161,7 +151,7 @@ class FakeStream:
         return None if listed is None else [None, *listed]
 
     def _logprobs(self, token_ids: Sequence[int], num_top: int | None) -> list[TokenLogprob] | None:
-        """Every token is the most probable one, with -0.5; those after it in the vocabulary have -1.5, -2.5, ..."""
+        """Give every token -0.5, as the most probable one; the next ones of the vocabulary get -1.5, -2.5, ..."""
         if num_top is None:
             return None
         return [
@@ -171,15 +161,19 @@ class FakeStream:
 
 
 class FakeEngine:
-    """An engine without a model: each request gets `script`; what it was asked is kept for the test to read.
+    """An engine without a model: the outputs of each request are those of `script`.
 
-    A prompt's text is as many tokens as it has characters, each the character's code point modulo the vocabulary; a
-    conversation is the text of its messages, joined. The token with the id of an ASCII character stands for it; the
-    script's own tokens stand for their texts.
+    A prompt has one token for each character: its code point modulo the size of the vocabulary. A conversation is the
+    joined text of its messages. The text of a token is that in the script, or the ASCII character with its id.
+
+    Attributes:
+        refusal: what `submit` raises, if not None.
+        requests: the accepted requests.
+        streams: their streams.
     """
 
     def __init__(self, script: Script | None = None, *, info: EngineInfo = FAKE_INFO) -> None:
-        """Give every request `script`, a short greeting if None."""
+        """Use `script` for every request; None is a short greeting."""
         self._script = script or Script()
         self.info = info
         self.status = EngineStatus.READY
@@ -187,10 +181,10 @@ class FakeEngine:
         self.refusal: Exception | None = None
         self.requests: list[GenerateRequest] = []
         self.streams: list[FakeStream] = []
-        self._taken = asyncio.Condition()
+        self._submitted = asyncio.Condition()
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
-        """Take `requests`, or raise what the protocol says, or whatever `refusal` holds."""
+        """Accept `requests`, or raise what the protocol says, or `refusal`."""
         if self.refusal is not None:
             raise self.refusal
         if self.status is not EngineStatus.READY:
@@ -207,13 +201,13 @@ class FakeEngine:
             )
             for i, request in enumerate(request for request in requests for _ in range(request.params.n))
         ]
-        async with self._taken:
+        async with self._submitted:
             self.streams += streams
-            self._taken.notify_all()
+            self._submitted.notify_all()
         return list[RequestStream](streams)
 
     async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the prompt's tokens, after one of id 0 where special tokens are asked for."""
+        """Return the prompt's tokens, after token 0 if special tokens are added."""
         return [0] * (add_special_tokens and isinstance(prompt, str)) + self._encode(prompt)
 
     async def detokenize(self, token_ids: list[int]) -> str:
@@ -267,22 +261,22 @@ class FakeEngine:
             self.status = EngineStatus.STOPPED
 
     async def wait_for_requests(self, count: int) -> None:
-        """Return when `count` requests have been taken since the start."""
-        async with self._taken:
-            await self._taken.wait_for(lambda: len(self.streams) >= count)
+        """Return when `count` streams exist."""
+        async with self._submitted:
+            await self._submitted.wait_for(lambda: len(self.streams) >= count)
 
     async def wait_until_idle(self) -> None:
-        """Return when every request that was taken has ended or was aborted."""
+        """Return when every stream has ended or was aborted."""
         for stream in self.streams:
             await stream.ended.wait()
 
-    def let_go(self) -> None:
-        """Let every request go on where the script says to hold."""
+    def resume(self) -> None:
+        """Continue every request after the script's pause."""
         for stream in self.streams:
-            stream.let_go()
+            stream.resume()
 
     def die(self) -> None:
-        """Be dead: running requests fail, others are refused."""
+        """Become dead: running requests fail, further ones are refused."""
         self.status = EngineStatus.DEAD
         for stream in self.streams:
             stream.fail(RequestFailure(message="The engine died.", code="engine_dead"))
@@ -315,55 +309,3 @@ class FakeEngine:
         for token_id in token_ids:
             if not 0 <= token_id < self.info.vocab_size:
                 raise InvalidRequestError(f"`{name}` has the unknown token id {token_id}.", param=name)
-
-
-def metric_samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return every value of what `/metrics` shows as text, by its name and labels."""
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def sse_events(text: str) -> list[tuple[str | None, Any]]:
-    """Return (name, data) of each event of a whole stream; data is decoded but for `[DONE]`. Comments are left out."""
-    events: list[tuple[str | None, Any]] = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
-        data = fields.get("data", "")
-        if data:
-            events.append((fields.get("event"), data if data == "[DONE]" else msgspec.json.decode(data)))
-    return events
-
-
-@asynccontextmanager
-async def running_server(engine: Engine, settings: ServerSettings | None = None) -> AsyncIterator[str]:
-    """Serve `engine` on a free port of the loopback address, in this event loop; yields the server's URL."""
-    listening = asyncio.Event()
-    listener = bind_listener("127.0.0.1", 0)
-    settings = settings or ServerSettings()
-    server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=listening.set)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await listening.wait()
-        yield url_of(listener, scheme="https" if settings.ssl_certfile else "http")
-    finally:
-        server.should_exit = True
-        await task
-
-
-async def open_socket(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the server of `url`, to send what no HTTP client would."""
-    host, port = url.removeprefix("http://").split(":")
-    return await asyncio.open_connection(host, int(port))
-
-
-async def send_raw(url: str, request: bytes) -> bytes:
-    """Send `request` as it is, over a connection of its own; return all that comes until the server closes it."""
-    reader, writer = await open_socket(url)
-    try:
-        writer.write(request)
-        return await reader.read()
-    finally:
-        writer.close()

@@ -1,4 +1,4 @@
-"""What h11 reads from one connection, with what it cannot read as an error reply. Knows HTTP/1; knows no socket."""
+"""An HTTP/1 parser over h11 that turns malformed requests into error replies."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,12 @@ _VERSIONS = (b"1.0", b"1.1")
 
 
 class RequestParser(h11.Connection):
-    """An `h11.Connection` that says what is wrong with a request in place of raising it.
+    """An `h11.Connection` that keeps a malformed request as an error reply, and does not raise.
 
     Attributes:
-        failure: what to answer to the request that cannot be read; nothing more is read after it.
-        arriving_since_s: when the request that is under way began to arrive; None while none is. A connection's first
-            is expected from the start.
+        failure: the reply to a malformed request; nothing is parsed after it.
+        arriving_since_s: when the current request began to arrive; None between requests. For the first request of
+            a connection it is the time of connecting.
     """
 
     def __init__(self, *, max_head_bytes: int, clock: Callable[[], float]) -> None:
@@ -27,7 +27,7 @@ class RequestParser(h11.Connection):
         self.arriving_since_s: float | None = clock()
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return the next event; the need for more data, where the request cannot be read."""
+        """Return the next event; `NEED_DATA` after a malformed request."""
         if self.failure is not None:
             return h11.NEED_DATA
         try:
@@ -40,24 +40,24 @@ class RequestParser(h11.Connection):
                 self.failure = self._failure_of_head(event)
                 if self.failure is not None:
                     return h11.NEED_DATA
-                self._note_arrival()
+                self._record_arrival()
             case h11.EndOfMessage():
                 self.arriving_since_s = None
             case h11.NEED_DATA if self.their_state is h11.IDLE and self.has_leftover:
-                self._note_arrival()
+                self._record_arrival()
         return event
 
     @property
     def has_leftover(self) -> bool:
-        """Whether bytes have arrived that no event has been made of."""
+        """Whether there are received bytes that are not parsed yet."""
         return bool(self.trailing_data[0])
 
-    def _note_arrival(self) -> None:
+    def _record_arrival(self) -> None:
         if self.arriving_since_s is None:
             self.arriving_since_s = self._clock()
 
     def _failure_of_head(self, request: h11.Request) -> ApiError | None:
-        """Refuse what h11 lets pass: versions to come, and two lengths at once, of which a proxy may take the other."""
+        """Refuse what h11 allows: other versions, and two lengths, of which a proxy could take the other one."""
         if request.http_version not in _VERSIONS:
             return ApiError(505, "The server speaks HTTP/1.1 and HTTP/1.0; use one of them.", code="invalid_http")
         names = [name for name, _ in request.headers]

@@ -1,4 +1,4 @@
-"""An error as a reply, for what answers outside the framework: ASGI layers and the connection itself. Knows no case."""
+"""Sends errors from outside the framework: from ASGI middleware, and from the connection itself."""
 
 import msgspec
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Send
@@ -28,8 +28,8 @@ async def send_error(error: ApiError, send: Send) -> None:
     await send(end)
 
 
-def last_reply(error: ApiError, *, request_id: str) -> bytes:
-    """Return the whole HTTP/1.1 reply that ends a connection with `error`."""
+def closing_response(error: ApiError, *, request_id: str) -> bytes:
+    """Return the complete HTTP/1.1 response with `error`, after which the connection closes."""
     body = msgspec.json.encode(error.reply)
     headers = [*_headers(error, body), (b"x-request-id", request_id.encode("ascii")), (b"connection", b"close")]
     lines = [b"HTTP/1.1 %d %s" % (error.status, _REASONS[error.status])]

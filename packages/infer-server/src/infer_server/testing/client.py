@@ -1,4 +1,4 @@
-"""For tests: a client of the application itself, without a socket. Needs httpx, which the server does not."""
+"""A client of the application without a socket. Needs httpx, which the server does not."""
 
 import httpx
 
@@ -8,6 +8,6 @@ from infer_server.settings import ServerSettings
 
 
 def client_of(engine: Engine, settings: ServerSettings | None = None) -> httpx.AsyncClient:
-    """Return a client of an application around `engine`; it sees what a socket's client would, but for the socket."""
+    """Return an HTTP client of an application around `engine`, over ASGI in this process."""
     app = create_app(engine, settings=settings or ServerSettings())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")  # type: ignore[arg-type]  # litestar's own ASGI types

@@ -1,18 +1,18 @@
-r"""One connection: its deadlines, its errors, its end. Knows bytes and clocks; knows no route.
+r"""One HTTP connection: its deadlines, its errors, its end.
 
 ```
  connected --(over the limit)----------------------------> 503 --+
      |                                                           |
-     v        first byte           whole request                 v
-   idle --------------> arriving ----------------> answering   parting: what comes is thrown away,
-     ^                    |   \                     |    |      so that the client reads the reply
+     v        first byte        complete request                 v
+   idle --------------> arriving ----------------> answering   lingering: input is dropped, so that
+     ^                    |   \                     |    |      the client can read the reply
      |                    |    +--> 400, 431, 408 --|----|---->  |
      +--------------------|-------------------------+    |       v
-                          +--(gone)----------------------+---> closed
-                                       (reply left unread: abort)
+                          +--(client disconnects)--------+---> closed
+                                       (reply not read: abort)
 ```
 
-uvicorn does the rest: it calls the application, and holds its `send` back while the client does not read.
+uvicorn does the rest: it calls the application, and makes its `send` wait while the client does not read.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from infer_server.errors import ApiError
-from infer_server.http.error_replies import last_reply
-from infer_server.http.parser import RequestParser
-from infer_server.http.request_ids import made_up_id, request_id
+from infer_server.http.error_responses import closing_response
+from infer_server.http.request_ids import new_request_id, request_id
+from infer_server.serving.parser import RequestParser
 from infer_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-_MAX_READ_BYTES = 16 * 1024  # parsing this many at once holds nobody up for long, even as chunks of one byte each
-_PARTING_S = 1.0  # for a client that is still sending to read why it was refused
+_MAX_READ_BYTES = 16 * 1024  # takes little time to parse, even as chunks of one byte each
+_LINGER_S = 1.0  # time for a client that is still sending to read the reply
 _RETRY_AFTER_S = 1
 
 
-class Connections:
-    """Makes the connections of one server, and counts them."""
+class ConnectionFactory:
+    """Makes the connections of one server, and counts the open ones."""
 
     def __init__(self, settings: ServerSettings) -> None:
         """Take the limits from `settings`."""
@@ -48,7 +48,7 @@ class Connections:
         self.write_timeout_s = settings.write_timeout
         self.max_connections = settings.max_connections
         self.num_open = 0
-        self.read_buffer = memoryview(bytearray(_MAX_READ_BYTES))  # whoever reads is done before the next one does
+        self.read_buffer = memoryview(bytearray(_MAX_READ_BYTES))  # shared: each read is processed before the next one
 
     def __call__(
         self,
@@ -57,36 +57,36 @@ class Connections:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> H11Protocol:
-        """Return the protocol of a connection; what uvicorn calls for each."""
+        """Return the protocol of one connection; uvicorn calls this for each."""
         return Connection(self, config, server_state, app_state, _loop)
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1, which trusts no client to send, to read or to make sense."""
+    """uvicorn's HTTP/1.1 protocol with deadlines for sending and reading, and error replies for malformed requests."""
 
     conn: RequestParser
 
     def __init__(
         self,
-        limits: Connections,
+        limits: ConnectionFactory,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        """`limits` has the count of open connections; the rest is uvicorn's."""
+        """`limits` counts open connections and has the deadlines; the rest is uvicorn's."""
         super().__init__(config, server_state, app_state, loop)
         self._limits = limits
         self.conn = RequestParser(max_head_bytes=MAX_HEAD_BYTES, clock=self.loop.time)
         self._is_counted = False
-        self._is_parting = False
+        self._is_lingering = False
         self._arrival_timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
-        """Begin, or refuse to."""
+        """Start, or answer 503 if too many connections are open."""
         super().connection_made(transport)
-        # Writing counts as held up from the first byte that the client's system does not take: nothing piles up here.
+        # Pause writing from the first byte that the operating system does not take, so that nothing is buffered here.
         transport.set_write_buffer_limits(high=1, low=0)
         if self._limits.num_open < self._limits.max_connections:
             self._is_counted = True
@@ -103,7 +103,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End; a running request learns that its client is gone."""
+        """Clean up; uvicorn tells a running request that its client has disconnected."""
         super().connection_lost(exc)
         self._limits.num_open -= self._is_counted
         self._is_counted = False
@@ -112,23 +112,23 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                 timer.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Return where to put what arrives."""
+        """Return the buffer to read into."""
         return self._limits.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what has arrived, unless it is all over."""
-        if self._is_parting:
+        """Process what has arrived, unless the connection is lingering."""
+        if self._is_lingering:
             return
         self.data_received(bytes(self._limits.read_buffer[:nbytes]))
-        idle = self.conn.their_state is h11.IDLE and self.conn.arriving_since_s is None and not self._is_parting
+        idle = self.conn.their_state is h11.IDLE and self.conn.arriving_since_s is None and not self._is_lingering
         if idle and self.timeout_keep_alive_task is None:
-            # The rest of a request that was answered early: uvicorn has stopped its timer for it.
+            # This was the rest of a request that was answered early; uvicorn has stopped its timer.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def handle_events(self) -> None:
-        """Act on what has arrived, and watch over what has not."""
+        """Process parsed events, and start the deadline of a request that is incomplete."""
         super().handle_events()
         if self.conn.failure is not None:
             logger.debug("a request cannot be read: %s", self.conn.failure)
@@ -136,51 +136,51 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         elif self.conn.arriving_since_s is not None and self._arrival_timer is None:
             self._await_arrival(self._limits.receive_timeout_s)
         if self.flow.read_paused and self._has_room_for_later_requests():
-            self.flow.resume_reading()  # who does not read does not notice that the client goes
+            self.flow.resume_reading()  # a disconnect is only noticed while reading
 
     def shutdown(self) -> None:
-        """Close when the running request is answered."""
+        """Close, once a running request is answered."""
         if self.transport.is_closing():
             return  # a TLS transport that is closed twice can no longer be aborted
-        if self._is_parting:
+        if self._is_lingering:
             self.transport.close()
         else:
             super().shutdown()
 
     def pause_writing(self) -> None:
-        """Hold the application back, and give the client its time to read."""
+        """Make the application wait, and start the deadline for the client to read."""
         super().pause_writing()
         self._await_reading()
 
     def resume_writing(self) -> None:
-        """Let the application go on."""
+        """Let the application continue."""
         super().resume_writing()
         if self._reading_timer is not None:
             self._reading_timer.cancel()
             self._reading_timer = None
 
     def _should_upgrade(self) -> bool:
-        """Ignore wishes for other protocols, as HTTP allows, without a word in the log."""
+        """Ignore upgrade requests, as HTTP allows, and log nothing."""
         return False
 
     def _has_room_for_later_requests(self) -> bool:
-        """Whether the running request has arrived whole, and little of those behind it."""
+        """Return whether the running request has arrived completely, and little of the next ones is buffered."""
         return self.conn.their_state is not h11.SEND_BODY and len(self.conn.trailing_data[0]) < MAX_HEAD_BYTES
 
     def _await_arrival(self, delay_s: float) -> None:
         self._arrival_timer = self.loop.call_later(delay_s, self._on_arrival_timer)
 
     def _on_arrival_timer(self) -> None:
-        """Refuse the request under way if it is late. The timer may be older than it: one serves a whole connection."""
+        """Refuse the current request if it is late. The timer is the connection's and may be older than that."""
         self._arrival_timer = None
         since_s = self.conn.arriving_since_s
-        if since_s is None or self._is_parting:
+        if since_s is None or self._is_lingering:
             return
         left_s = since_s + self._limits.receive_timeout_s - self.loop.time()
         if left_s > 0:
             self._await_arrival(left_s)
         elif self.conn.their_state is h11.IDLE and not self.conn.has_leftover:
-            self.transport.close()  # it has sent nothing: a reply would be taken for that to its first request
+            self.transport.close()  # nothing was sent: the client would take a reply for the one to its first request
         else:
             timeout_s = self._limits.receive_timeout_s
             self._refuse(
@@ -192,7 +192,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._reading_timer = self.loop.call_later(self._limits.write_timeout_s, self._on_reading_timer, num_unread)
 
     def _on_reading_timer(self, num_unread_before: int) -> None:
-        """Cut off a client that has read nothing since; `close` would wait for it to read for ever."""
+        """Abort the connection if the client has read nothing since; `close` would wait for it for ever."""
         if self.transport.get_write_buffer_size() < num_unread_before:
             self._await_reading()
         else:
@@ -200,8 +200,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with `error`, unless an answer has begun, and part; a running request learns that nobody listens."""
-        self._is_parting = True
+        """Answer with `error`, unless an answer has begun, then linger and close; tell a running request to stop."""
+        self._is_lingering = True
         running = self._running_request()
         if running is not None:
             running.disconnected = True
@@ -209,13 +209,13 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            identity = made_up_id() if running is None else request_id(running.scope)  # type: ignore[arg-type]  # litestar's own type of the same thing
-            self.transport.write(last_reply(error, request_id=identity))
+            identity = new_request_id() if running is None else request_id(running.scope)  # type: ignore[arg-type]  # litestar's own type of the same thing
+            self.transport.write(closing_response(error, request_id=identity))
         if self.transport.can_write_eof():
-            with suppress(OSError):  # it is gone already
+            with suppress(OSError):  # the client has closed the connection
                 self.transport.write_eof()
             self.flow.resume_reading()
-            self.loop.call_later(_PARTING_S, self.transport.abort)
+            self.loop.call_later(_LINGER_S, self.transport.abort)
         else:
             self.transport.close()
 

@@ -1,14 +1,16 @@
-"""The body of `POST /v1/completions` and what it asks of the engine. Knows every field; knows no vocabulary.
+"""The body of `POST /v1/completions`, and the engine's requests that it makes.
 
-A field that asks for what this server does not do is refused by name unless it has its neutral value.
+Every field of OpenAI's own API is here. Fields that this server does not support are restricted to the values with
+which they have no effect.
 """
 
 from typing import Annotated
 
 from infer_engine.protocol import GenerateRequest
 from infer_server.errors import ApiError
-from infer_server.openai.refusals import Neutral, check_model, check_neutral, check_range, out_of_range
-from infer_server.openai.sampling_fields import GenerationFields, described, sampling_params
+from infer_server.openai.fields import check_restricted, described, restricted
+from infer_server.openai.generation_fields import GenerationFields, sampling_params
+from infer_server.openai.validation import check_model, check_range, out_of_range, unsupported
 
 MAX_PROMPTS = 64
 MAX_LOGPROBS = 5
@@ -16,11 +18,9 @@ DEFAULT_MAX_TOKENS = 128
 
 Prompt = str | list[str | int | list[int]]
 
-# The type above is as close as the decoder gets; these are what is taken.
+# The decoder cannot express the type of a prompt exactly; these schemas do.
 _TEXT = {"type": "string", "minLength": 1}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-
-_NEUTRAL: dict[str, Neutral] = {"suffix": (("",), "null")}
 
 
 class CompletionBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,10 +50,10 @@ class CompletionBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown
         ),
     ] = None
     best_of: Annotated[int | None, described("Only the value of `n`: the choices made are those sent.")] = None
-    suffix: Annotated[str | None, described('Only null or "".', enum=[None, ""])] = None
+    suffix: Annotated[str | None, restricted('Only null or "".', allow=("",))] = None
 
     def __post_init__(self) -> None:
-        """Refuse a prompt that is none: that comes before all other refusals, of unknown fields too."""
+        """Check the prompt while decoding: its errors come before those of other fields, and of unknown fields too."""
         _check_prompt(self.prompt)
 
 
@@ -68,7 +68,9 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     if len(prompts) > MAX_PROMPTS:
         raise out_of_range("prompt", f"`prompt` has {len(prompts)} prompts; send at most {MAX_PROMPTS} in one request.")
     n = 1 if body.n is None else body.n
-    check_neutral(body, _NEUTRAL | {"best_of": ((n,), f"{n}, the value of `n`")})
+    check_restricted(body)
+    if body.best_of not in (None, n):
+        raise unsupported("best_of", body.best_of, send=f"{n}, the value of `n`")
     check_range("logprobs", body.logprobs, low=0, high=MAX_LOGPROBS)
     params = sampling_params(
         body,
@@ -94,9 +96,9 @@ def _check_prompt(prompt: Prompt) -> None:
 
 
 def _prompts(prompt: Prompt) -> list[str | list[int]]:
-    """Return the prompts, of which `_check_prompt` has seen that they are of one kind and none is empty."""
+    """Return the prompts. `_check_prompt` has checked that they are of one kind and that none is empty."""
     several = isinstance(prompt, list) and not isinstance(prompt[0], int)
-    return list(prompt) if several else [prompt]  # type: ignore[list-item,arg-type]  # the one kind is `str` or `list[int]` by then
+    return list(prompt) if several else [prompt]  # type: ignore[list-item,arg-type]  # `_check_prompt` leaves `str` or `list[int]`
 
 
 def _bad_prompt(message: str, *, code: str) -> ApiError:

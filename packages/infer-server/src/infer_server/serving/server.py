@@ -1,14 +1,14 @@
-r"""One server's life: listen, serve, drain, exit. Knows signals and exit codes; knows no request.
+r"""Runs the server: listen, serve, drain, exit.
 
 ```
-            SIGTERM, SIGINT          drained, or out of time
+            SIGTERM, SIGINT          drained, or timed out
  serving ---------------> draining ---------------> exit 0
-    | \                       | the signal again
+    | \                       | a second signal
     |  engine dead            +--------------------> exit 128 + signal
     +----------------------------------------------> exit 1
 ```
 
-While it drains, running requests finish, and others are answered with 503 rather than refused connections.
+While it drains, running requests finish, and further ones are answered with 503.
 """
 
 import asyncio
@@ -24,31 +24,31 @@ from litestar.types import ASGIApp
 from infer_engine.protocol import Engine, EngineStatus
 from infer_server.app import create_app
 from infer_server.http.disconnects import cancel_and_wait
-from infer_server.http.listener import leave_to_successor
-from infer_server.http.open_files import ShortageReport
-from infer_server.http.protocol import Connections
-from infer_server.http.stalls import watch_for_stalls
+from infer_server.serving.connection import ConnectionFactory
+from infer_server.serving.listener import allow_address_reuse
+from infer_server.serving.open_files import OpenFileLimitHandler
+from infer_server.serving.stalls import watch_for_stalls
 from infer_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 EXIT_DEAD_ENGINE = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LAST_BYTES_S = 2  # for clients to read what a finished request still has under way
-_DEAD_ENGINE_GRACE_S = 2.0  # in which streams get their error event, and probes see a 503
+_LAST_BYTES_S = 2  # time for clients to read the rest of finished answers
+_DEAD_ENGINE_GRACE_S = 2.0  # time for streams to send their error event, and for probes to see a 503
 _STATUS_POLL_S = 0.25
 _KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, but for signals (it would stop listening at the first, and re-raise them all at the end)."""
+    """uvicorn without its signal handling, which stops listening at once and re-raises signals at the end."""
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings, on_listening: Callable[[], None]) -> None:
         """`on_listening` is called once, when connections are accepted."""
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connections(settings),  # type: ignore[arg-type]  # it only has to make protocols
+                http=ConnectionFactory(settings),  # type: ignore[arg-type]  # a callable that makes protocols is enough
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -65,18 +65,18 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals alone."""
+        """Do not handle signals."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start, then call `on_listening`."""
         for listener in sockets or ():
-            leave_to_successor(listener)
+            allow_address_reuse(listener)
         await super().startup(sockets)
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close, giving clients a moment for what is under way to them, and no more."""
+        """Close, after a short time for clients to read the rest of their answers."""
         cut = asyncio.get_running_loop().call_later(_LAST_BYTES_S, self._cut_off)
         try:
             await super().shutdown(sockets)
@@ -84,7 +84,7 @@ class HttpServer(uvicorn.Server):
             cut.cancel()
 
     def _cut_off(self) -> None:
-        """Drop the connections that are left: their requests end as for any client that goes away."""
+        """Abort the connections that are left; their requests end as if the client had disconnected."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -92,30 +92,30 @@ class HttpServer(uvicorn.Server):
 async def serve(
     engine: Engine, *, settings: ServerSettings, listener: socket.socket, on_listening: Callable[[], None]
 ) -> int:
-    """Serve `engine` on the bound `listener` until a signal or the engine's death; return the process's exit code.
+    """Serve `engine` on the bound `listener` until a signal or until the engine dies; return the process's exit code.
 
-    The engine is closed and the socket too when this returns.
+    Closes the engine and the socket.
     """
     server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=on_listening)
-    life = _Life(engine, server, shutdown_timeout_s=settings.shutdown_timeout)
+    lifecycle = _Lifecycle(engine, server, shutdown_timeout_s=settings.shutdown_timeout)
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(ShortageReport())
+    loop.set_exception_handler(OpenFileLimitHandler())
     for number in _SIGNALS:
-        loop.add_signal_handler(number, life.on_signal, number)
-    watches = [asyncio.create_task(life.watch_engine()), asyncio.create_task(watch_for_stalls())]
+        loop.add_signal_handler(number, lifecycle.on_signal, number)
+    watches = [asyncio.create_task(lifecycle.watch_engine()), asyncio.create_task(watch_for_stalls())]
     try:
         await server.serve(sockets=[listener])
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        await cancel_and_wait(*watches, *life.drains)
-        life.note_engine()
+        await cancel_and_wait(*watches, *lifecycle.drains)
+        lifecycle.check_engine()
         await engine.close()
-    return life.exit_code
+    return lifecycle.exit_code
 
 
-class _Life:
-    """Decides when the server ends, and with which exit code."""
+class _Lifecycle:
+    """Decides when the server ends, and its exit code."""
 
     def __init__(self, engine: Engine, server: HttpServer, *, shutdown_timeout_s: float) -> None:
         self._engine = engine
@@ -134,14 +134,14 @@ class _Life:
             logger.info("%s: finishing running requests, for at most %g s", number.name, self._shutdown_timeout_s)
             self.drains.append(asyncio.create_task(self._drain(self._shutdown_timeout_s)))
 
-    def note_engine(self) -> None:
-        """A server whose engine died has failed, however it came to end."""
+    def check_engine(self) -> None:
+        """Make the exit code that of a dead engine, if the engine is dead."""
         if self._engine.status is EngineStatus.DEAD:
             self.exit_code = EXIT_DEAD_ENGINE
 
     async def watch_engine(self) -> None:
-        """End the process when the engine dies: a supervisor restarts what exits, not what answers 503 for ever."""
-        while self._engine.status is not EngineStatus.DEAD:  # noqa: ASYNC110 - the engine tells a status, no events
+        """End the process when the engine dies, so that a supervisor restarts it."""
+        while self._engine.status is not EngineStatus.DEAD:  # noqa: ASYNC110 - the engine has a status, no event to wait for
             await asyncio.sleep(_STATUS_POLL_S)
         logger.error("the engine is dead: exiting")
         await asyncio.sleep(_DEAD_ENGINE_GRACE_S)

@@ -1,7 +1,7 @@
-"""The Unix socket to listen on: bound before a model loads, removed at the end. Knows paths; knows no HTTP.
+"""The Unix socket to listen on: bound before the model loads, removed at the end.
 
-Its owner and group may connect (mode 0660), so that a proxy of the same group can. A lock file beside it says whose it
-is: from the outside, a server that still loads its model looks like one that died.
+Its owner and group may connect (mode 0660), so that a proxy in the same group can. A lock file beside it tells a server
+that still loads its model from one that died: neither answers.
 """
 
 import fcntl
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infer_server.http.listener import AddressUnusableError
+from infer_server.serving.listener import AddressUnusableError
 
 _MODE = 0o660
 
 
 @contextmanager
 def unix_listener(path: str) -> Iterator[socket.socket]:
-    """Yield a socket bound to `path` that does not listen yet; the file goes when the context ends.
+    """Yield a socket bound to `path` that does not listen yet; the file is removed when the context ends.
 
-    What a server that died has left there is replaced.
+    The socket file of a server that died is replaced.
 
     Raises:
         AddressUnusableError: the path is in use, is no socket, is too long, or may not be used.
@@ -34,7 +34,7 @@ def unix_listener(path: str) -> Iterator[socket.socket]:
         except OSError as error:
             raise AddressUnusableError(f"Cannot listen on `--uds` {path!r}: {error.strerror or error}.") from error
         try:
-            place.chmod(_MODE)  # nobody can connect before it listens
+            place.chmod(_MODE)  # no client can connect before it listens
             yield listener
         finally:
             place.unlink(missing_ok=True)
@@ -42,7 +42,7 @@ def unix_listener(path: str) -> Iterator[socket.socket]:
 
 @contextmanager
 def _lock(place: Path) -> Iterator[None]:
-    """Own `place` until the context or the process ends."""
+    """Hold the lock of `place` until the context or the process ends."""
     lock = Path(f"{place}.lock")
     try:
         descriptor = _locked(lock)
@@ -58,12 +58,12 @@ def _lock(place: Path) -> Iterator[None]:
 
 
 def _locked(lock: Path) -> int:
-    """Return a descriptor of the file `lock`, made if need be, that holds the lock on it."""
+    """Return a descriptor of the file `lock`, created if it is missing, that holds the lock on it."""
     while True:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one who had it removes the file: a lock on a file that nobody finds any more keeps nobody out.
+            # Its last holder may have removed the file meanwhile: a lock on a removed file locks nothing.
             if lock.exists() and lock.stat().st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
         except BaseException:
@@ -73,7 +73,7 @@ def _locked(lock: Path) -> int:
 
 
 def _remove_stale(place: Path) -> None:
-    """Remove the socket at `place` if nobody answers it."""
+    """Remove the socket at `place` if no server answers on it."""
     try:
         mode = place.lstat().st_mode
     except FileNotFoundError:

@@ -1,0 +1,143 @@
+"""From the engine's outputs to a response: a stream of events, or one object at the end.
+
+What events and objects look like is up to a `ChunkBuilder` or a `ResponseBuilder` of the endpoint.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from infer_engine.protocol import FinishReason, RequestFailure, RequestStream, StepOutput, TokenLogprob
+from infer_server.errors import ApiError
+from infer_server.http.sse import DONE, EventEncoder, plain_event
+from infer_server.openai.outputs import merge_outputs
+from infer_server.openai.usage import Usage, usage_of
+
+R_co = TypeVar("R_co", bound=msgspec.Struct, covariant=True)
+
+
+class GeneratedToken(msgspec.Struct, frozen=True, gc=False):
+    """One token of a step; `text` is empty while the text that ends with it is not certain."""
+
+    token_id: int
+    text: str
+    logprob: TokenLogprob | None
+
+
+class ChunkBuilder(Protocol):
+    """Builds the chunks of a stream, each of which is one event. `index` is that of a choice."""
+
+    def start(self, index: int, first: StepOutput) -> msgspec.Struct | None:
+        """Return the chunk before the first token of a choice, whose first output is `first`; None if there is none."""
+
+    def token(self, index: int, token: GeneratedToken) -> msgspec.Struct:
+        """Return the chunk of one token."""
+
+    def finish(self, index: int, last: StepOutput, *, text: str) -> msgspec.Struct:
+        """Return the chunk that ends a choice after its `last` output; `text` is what no token's chunk had.
+
+        Raises:
+            ApiError: the API has no finish reason for this end.
+        """
+
+    def usage(self, usage: Usage) -> msgspec.Struct:
+        """Return the chunk with the usage of the whole request."""
+
+
+class ResponseBuilder(Protocol[R_co]):
+    """Collects the outputs of all choices, and builds one response of them."""
+
+    def add(self, index: int, output: StepOutput) -> None:
+        """Take the next output of the choice `index`."""
+
+    def build(self, usage: Usage) -> R_co:
+        """Return the response, after the last output of every choice."""
+
+
+async def stream_events(
+    streams: Sequence[RequestStream],
+    chunks: ChunkBuilder,
+    *,
+    encode: EventEncoder,
+    choices_per_prompt: int,
+    include_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a stream's events: one write per output, one event per token, one more at a choice's end.
+
+    `include_usage` adds a chunk with the usage of the whole request. A failure of any choice ends the stream with an
+    error event. The last event is always `data: [DONE]`.
+    """
+    last_outputs: dict[int, StepOutput] = {}
+    started: set[int] = set()
+    try:
+        async with aclosing(merge_outputs(streams)) as outputs:
+            async for index, output in outputs:
+                events: list[bytes] = []
+                if output.token_ids and index not in started:
+                    started.add(index)
+                    start = chunks.start(index, output)
+                    events += [] if start is None else [encode("token", start)]
+                events += [encode("token", chunks.token(index, token)) for token in _tokens(output)]
+                if output.finished and output.error is None:
+                    last_outputs[index] = output
+                    rest = "" if output.token_ids else output.text
+                    events.append(encode("done", chunks.finish(index, output, text=rest)))
+                if events:
+                    yield b"".join(events)
+                if output.error is not None:
+                    raise _failure_error(output.error)
+    except ApiError as error:
+        yield encode("error", error.reply) + DONE
+        return
+    if include_usage:
+        total = usage_of([last_outputs[i] for i in range(len(streams))], choices_per_prompt=choices_per_prompt)
+        yield plain_event("", chunks.usage(total)) + DONE
+    else:
+        yield DONE
+
+
+async def complete_response(
+    streams: Sequence[RequestStream], builder: ResponseBuilder[R_co], *, choices_per_prompt: int
+) -> R_co:
+    """Return the response when all of `streams` have ended.
+
+    Raises:
+        ApiError: 500, a request failed; 503, the engine aborted one.
+    """
+    last_outputs: dict[int, StepOutput] = {}
+    async with aclosing(merge_outputs(streams)) as outputs:
+        async for index, output in outputs:
+            if output.error is not None:
+                raise _failure_error(output.error)
+            if output.finish_reason is FinishReason.ABORT:
+                raise shutdown_error()
+            builder.add(index, output)
+            if output.finished:
+                last_outputs[index] = output
+    total = usage_of([last_outputs[i] for i in range(len(streams))], choices_per_prompt=choices_per_prompt)
+    return builder.build(total)
+
+
+def shutdown_error() -> ApiError:
+    """Return the error for a request that the server's shutdown has aborted."""
+    return ApiError(
+        503,
+        "The server is shutting down and could not finish this request; send it again.",
+        code="engine_unavailable",
+        retry_after_s=1,
+    )
+
+
+def _failure_error(failure: RequestFailure) -> ApiError:
+    """Return the error for a request that failed in the engine."""
+    return ApiError(500, failure.message, code=failure.code)
+
+
+def _tokens(output: StepOutput) -> list[GeneratedToken]:
+    """Return the tokens of a step. The last one has the step's text."""
+    num_tokens = len(output.token_ids)
+    texts = [""] * (num_tokens - 1) + [output.text]
+    logprobs: Sequence[TokenLogprob | None] = output.logprobs or [None] * num_tokens
+    return [GeneratedToken(*token) for token in zip(output.token_ids, texts, logprobs, strict=False)]

@@ -1,0 +1,1 @@
+"""`/v1/completions`: its body, its replies, its route."""

@@ -1,0 +1,41 @@
+"""What all replies to one request have in common: id, time and model; and the finish reasons in OpenAI's words."""
+
+import time
+import uuid
+from typing import Literal, TypedDict
+
+from infer_engine.protocol import FinishReason, StepOutput
+
+OpenAIFinishReason = Literal["stop", "length"]
+
+# OpenAI has no word for an aborted request; `length` says that the text is incomplete.
+_OPENAI_FINISH_REASONS: dict[FinishReason, OpenAIFinishReason] = {
+    FinishReason.EOS: "stop",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "length",
+}
+
+
+class ResponseHead(TypedDict):
+    """The fields that a response and all chunks of a stream have: id, time (whole seconds since 1970) and model."""
+
+    id: str
+    created: int
+    model: str
+
+
+def new_response_head(prefix: str, *, served_model: str) -> ResponseHead:
+    """Return the head of a response that begins at this moment; its id begins with `prefix`."""
+    return ResponseHead(id=f"{prefix}-{uuid.uuid4().hex}", created=int(time.time()), model=served_model)
+
+
+def finish_reason_of(last: StepOutput) -> FinishReason:
+    """Return the finish reason of the choice whose last output is `last`."""
+    assert last.finish_reason is not None, "a last output has a reason or an error"
+    return last.finish_reason
+
+
+def openai_finish_reason(last: StepOutput) -> OpenAIFinishReason:
+    """Return the same as OpenAI's API names it."""
+    return _OPENAI_FINISH_REASONS[finish_reason_of(last)]

@@ -1,0 +1,65 @@
+"""Errors for bodies with valid types but values that are not accepted, and the checks that several routes share.
+
+Statuses are OpenAI's. `/v1/completions` has other ones for the same codes: `PUBLISHED_STATUSES`, which its exception
+handlers apply.
+"""
+
+from infer_server.errors import ApiError, shorten
+
+PUBLISHED_STATUSES = {
+    "invalid_value": 422,
+    "unknown_field": 422,
+    "unsupported_value": 422,
+    "model_not_found": 422,
+    "context_length_exceeded": 422,
+}
+
+
+def out_of_range(param: str | None, message: str) -> ApiError:
+    """Return the error for a value that is not allowed, though its type is right."""
+    return ApiError(400, message, code="invalid_value", param=param)
+
+
+def unsupported(param: str, value: object, *, send: str) -> ApiError:
+    """Return the error for a `value` that the server does not support; the message proposes to send `send`."""
+    message = f"`{param}` is {_shown(value)}, which is not supported; send {send}, or leave it out."
+    return ApiError(400, message, code="unsupported_value", param=param)
+
+
+def check_model(model: str | None, *, served_model: str) -> None:
+    """Refuse a body that names another model than the served one; it need not name any.
+
+    Raises:
+        ApiError: 404, `model_not_found`.
+    """
+    if model is not None and model != served_model:
+        raise ApiError(
+            404,
+            f"The model `{shorten(model, 100)}` is not served here; send `{shorten(served_model, 200)}`, or leave "
+            "`model` out.",
+            code="model_not_found",
+            param="model",
+        )
+
+
+def check_range(name: str, value: int | None, *, low: int, high: int) -> None:
+    """Refuse a `value` outside [low, high]; None is allowed.
+
+    Raises:
+        ApiError: 400, `invalid_value`.
+    """
+    if value is not None and not low <= value <= high:
+        raise out_of_range(name, f"`{name}` is {value}; it must be in [{low}, {high}].")
+
+
+def _shown(value: object) -> str:
+    """Return a short text for `value`, which may be large and deeply nested."""
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case bool():
+            return "true" if value else "false"
+        case _:
+            return shorten(str(value), 40)

@@ -1,0 +1,20 @@
+"""For tests of what is built on the server: an engine without a model, a server around it, parsers for its replies.
+
+`infer_server.testing.client` is not imported here: it needs httpx, which the server does not.
+"""
+
+from infer_server.testing.fake_engine import FAKE_INFO, FakeEngine, FakeStream, Script
+from infer_server.testing.parsing import metric_samples, sse_events
+from infer_server.testing.server import open_socket, running_server, send_raw
+
+__all__ = [
+    "FAKE_INFO",
+    "FakeEngine",
+    "FakeStream",
+    "Script",
+    "metric_samples",
+    "open_socket",
+    "running_server",
+    "send_raw",
+    "sse_events",
+]
