@@ -59,7 +59,7 @@ class PagedMachine(RuleBasedStateMachine):
             self.sizes, block_size, windows=self.windows, max_chunk=max_chunk, keeps_prefixes=keeps_prefixes
         )
         self.max_chunk, self.keeps_prefixes = max_chunk, keeps_prefixes
-        self.names = count()
+        self.sequence_ids = count()
         self.sequences: dict[str, Sequence] = {}
         self.leaked: set[tuple[int, int]] = set()
         self.memory: dict[tuple[int, int, int], Content] = {}
@@ -67,7 +67,7 @@ class PagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sequences) < MAX_RUNNING)
     @rule(num_tokens=st.integers(1, 24), fork=st.sampled_from([None, None, 5, 13]), salt=st.sampled_from(["", "", "x"]))
     def admit(self, num_tokens: int, fork: int | None, salt: str) -> None:
-        name = str(next(self.names))
+        sequence_id = str(next(self.sequence_ids))
         tokens = [int(fork is not None and position >= fork) for position in range(num_tokens)]
         block_hashes = BlockHashes(self.manager.block_size, salt=salt)
         hit = self.manager.find(block_hashes.upto(tokens, num_tokens), num_tokens)
@@ -79,13 +79,13 @@ class PagedMachine(RuleBasedStateMachine):
         fits = self.manager.fits(num_tokens, hit)
         free = [self.num_free(group) for group in range(len(self.windows))]
         try:
-            edits = self.manager.admit(name, num_tokens, hit)
+            edits = self.manager.admit(sequence_id, num_tokens, hit)
         except OutOfBlocksError:
             assert not fits
             return
         assert fits
         added = [len(edit.block_ids) - num_shared for edit, num_shared in zip(edits, shared, strict=True)]
-        self.sequences[name] = sequence
+        self.sequences[sequence_id] = sequence
         self.write_rows(sequence, edits)
         assert [before - self.num_free(group) for group, before in enumerate(free)] == added
         for group in range(len(self.windows)):
@@ -106,12 +106,12 @@ class PagedMachine(RuleBasedStateMachine):
     @rule(which=ANY, num_tokens=st.integers(1, 16), caches=st.booleans())
     def compute(self, which: int, num_tokens: int, *, caches: bool) -> None:
         """Compute the next tokens, a generated one after the prompt's last, and read what they attend to."""
-        name, sequence = self.choose(which)
+        sequence_id, sequence = self.choose(which)
         first = sequence.num_computed
         if first == len(sequence.tokens):
             sequence.tokens.append(0)
         end = min(first + min(num_tokens, self.max_chunk or num_tokens), len(sequence.tokens))
-        if not self.extend(name, sequence, end):
+        if not self.extend(sequence_id, sequence, end):
             return
         for group, window in enumerate(self.windows):
             for position in range(first, end):
@@ -125,16 +125,16 @@ class PagedMachine(RuleBasedStateMachine):
     @SOME_RUNNING
     @rule(which=ANY, num_tokens=st.integers(0, 30))
     def cache_blocks(self, which: int, num_tokens: int) -> None:
-        name, sequence = self.choose(which)
+        sequence_id, sequence = self.choose(which)
         hashes = sequence.block_hashes.upto(sequence.tokens, len(sequence.tokens))
-        self.manager.cache_blocks(name, hashes, min(num_tokens, sequence.num_computed))
+        self.manager.cache_blocks(sequence_id, hashes, min(num_tokens, sequence.num_computed))
 
     @SOME_RUNNING
     @rule(which=ANY)
     def fail(self, which: int) -> None:
         """A step has written rubbish: its blocks are uncached, and it is computed again."""
-        name, sequence = self.choose(which)
-        self.manager.uncache_blocks(name, sequence.safe)
+        sequence_id, sequence = self.choose(which)
+        self.manager.uncache_blocks(sequence_id, sequence.safe)
         for group in range(len(self.windows)):
             counts = Counter(block_id for other in self.sequences.values() for block_id in other.rows[group].values())
             for position in range(sequence.safe, sequence.num_computed):
@@ -145,9 +145,9 @@ class PagedMachine(RuleBasedStateMachine):
     @SOME_RUNNING
     @rule(which=ANY)
     def reuse_blocks(self, which: int) -> None:
-        name, sequence = self.choose(which)
+        sequence_id, sequence = self.choose(which)
         hashes = sequence.block_hashes.upto(sequence.tokens, len(sequence.tokens))
-        edits = self.manager.reuse_blocks(name, hashes, sequence.num_computed)
+        edits = self.manager.reuse_blocks(sequence_id, hashes, sequence.num_computed)
         columns = sorted({edit.column for edit in edits})
         index, within = divmod(sequence.num_computed, self.manager.block_size)
         assert columns == list(range(index, index + len(columns)))
@@ -163,9 +163,9 @@ class PagedMachine(RuleBasedStateMachine):
     @SOME_RUNNING
     @rule(which=ANY)
     def release(self, which: int) -> None:
-        name, _ = self.choose(which)
-        self.manager.release(name)
-        del self.sequences[name]
+        sequence_id, _ = self.choose(which)
+        self.manager.release(sequence_id)
+        del self.sequences[sequence_id]
 
     @precondition(lambda self: len(self.leaked) < MAX_RUNNING)
     @rule(group=st.integers(0, 2), num_blocks=st.integers(1, 3))
@@ -197,17 +197,17 @@ class PagedMachine(RuleBasedStateMachine):
 
     @invariant()
     def block_tables_are_the_rows_that_edits_have_written(self) -> None:
-        for name, sequence in self.sequences.items():
+        for sequence_id, sequence in self.sequences.items():
             for group, row in enumerate(sequence.rows):
-                assert self.manager.blocks(name, group) == tuple(row[column] for column in sorted(row))
+                assert self.manager.blocks(sequence_id, group) == tuple(row[column] for column in sorted(row))
                 assert len(set(row.values())) == len(row)
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
             return
         self.manager.reclaim()
-        for name in self.sequences:
-            self.manager.release(name)
+        for sequence_id in self.sequences:
+            self.manager.release(sequence_id)
         assert self.manager.num_free_blocks == self.manager.num_blocks
         # All blocks are free: each group allocates all of them at once.
         for group in self.manager.groups:
@@ -219,7 +219,7 @@ class PagedMachine(RuleBasedStateMachine):
         """One of the running sequences."""
         return list(self.sequences.items())[which % len(self.sequences)]
 
-    def extend(self, name: str, sequence: Sequence, end: int) -> bool:
+    def extend(self, sequence_id: str, sequence: Sequence, end: int) -> bool:
         """Make room for the tokens before `end`; return whether there was enough."""
         size = self.manager.block_size
         for group, window in enumerate(self.windows):
@@ -234,7 +234,7 @@ class PagedMachine(RuleBasedStateMachine):
             for row, first in zip(rows, sequence.first, strict=True)
         ]
         fits = all(num_blocks <= self.num_free(group) for group, num_blocks in enumerate(missing))
-        edits = self.manager.try_extend(name, end, first_position=sequence.num_computed)
+        edits = self.manager.try_extend(sequence_id, end, first_position=sequence.num_computed)
         assert (edits is not None) is fits
         self.write_rows(sequence, edits or [])
         sequence.safe = sequence.num_computed
