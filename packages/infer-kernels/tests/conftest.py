@@ -1,7 +1,7 @@
 """What all tests here share: a fixed seed, and Triton's interpreter for those in `interpreter/`.
 
-Triton decides when a kernel is decorated whether it will be interpreted or compiled, so one process cannot do both. With
-`TRITON_INTERPRET=1` pytest runs the tests in `interpreter/`, without it all others, and skips the rest.
+Triton decides when a kernel is decorated whether it will be interpreted or compiled, so one process cannot do both.
+With `TRITON_INTERPRET=1` pytest runs the tests in `interpreter/`, without it all others, and skips the rest.
 """
 
 import os

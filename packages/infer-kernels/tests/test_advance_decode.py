@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_kernels.advance_decode import advance_decode, advance_decode_reference
-from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
+from infer_kernels.testing.ahead_of_time import compile_only
 
 CAPABILITIES = [80, 90, 120]
 
@@ -74,32 +74,12 @@ def test_many_advances_fill_the_blocks_in_order() -> None:
     assert slots == [9, 4, 5, 14, 15, -1]
 
 
-def launch_advance_decode(count: int, first: int) -> None:
-    staged = torch.zeros(5, 64, dtype=torch.int32)[:, first : first + count]
-    names = ("input_ids", "position_ids", "seq_lens", "slots")
-    # The table is as wide as the longest sequence needs.
-    table = torch.zeros(count, count + first, dtype=torch.int32)
-    advance_decode(staged[4], table, block_size=16, **dict(zip(names, staged, strict=False)))
-
-
-def compiled(capability: int, count: int, first: int = 0) -> LaunchLog:
-    """What is compiled and launched for so many rows, from `first` on in their staging buffer."""
-    with compile_only(capability) as log:
-        launch_advance_decode(count, first)
-    return log
-
-
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_kernel_compiles_without_spills_and_is_launched_once(capability: int) -> None:
-    log = compiled(capability, 7)
+    with compile_only(capability) as log:
+        advance_decode(int32(5, 6, 7), torch.zeros(3, 4, dtype=torch.int32), block_size=16, **some_step(int32(1, 2, 3)))
     assert len(log.launches) == 1
     assert [kernel.spilled_bytes for kernel in log.compiled] == [0]
-
-
-def test_nothing_is_compiled_again_for_other_numbers_or_places_of_rows() -> None:
-    compiled(90, 7)
-    for count, first in ((8, 0), (16, 16), (1, 0), (1, 1), (5, 3)):
-        assert compiled(90, count, first).compiled == []
 
 
 ADVANCE: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Every kernel in the configurations it ships with, compiled to machine code for three architectures without a GPU."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -10,10 +11,11 @@ import triton
 
 from infer_kernels.attention.triton.tile_configs import TileConfig, decode_config, prefill_config
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, CompiledKernel
-from infer_kernels.testing.shipped import SHIPPED_CASES, compile_launch
+from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, AttentionCase, attention_tiles
 
 CAPABILITIES = [80, 90, 120]
+Case = LaunchCase | AttentionCase
 
 # Bytes of stack per thread. In fp32, multiplied without tensor cores, attention stores a few values before its first
 # piece of work and reads them once for each: not in the loop over keys. Triton 3.6 does the same in bf16 for heads of
@@ -22,20 +24,33 @@ SPILLS_IN_FULL_PRECISION = 16
 SPILLS_OF_TRITON_3_6 = {80: 0, 90: 56, 120: 88}
 
 # The common case: Llama's shape, in a cache that a GPU engine lays out.
-LLAMA = {
-    prefill: AttentionCase(prefill=prefill, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+LLAMA = [
+    AttentionCase(prefill=prefill, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
     for prefill in (False, True)
-}
+]
 
 
 @cache
-def compiled(name: str, capability: int) -> CompiledKernel:
-    (case,) = [case for case in SHIPPED_CASES if str(case) == name]
+def compiled(case: Case, capability: int) -> CompiledKernel:
     return compile_launch(case.launch, capability)
 
 
-def compiled_attention(case: AttentionCase, capability: int) -> CompiledKernel:
-    return compiled(f"{case.op}: {case.label}", capability)
+def on(capabilities: Sequence[int], cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Each case on each architecture; the quick run takes all cases for sm_90 and one of each op for the others."""
+    first = {case.op: case for case in reversed(cases)}
+    return pytest.mark.parametrize(
+        ("case", "capability"),
+        [
+            pytest.param(
+                case,
+                capability,
+                id=f"{case.op}: {case.label}, sm_{capability}",
+                marks=() if capability == 90 or case is first[case.op] else pytest.mark.full,
+            )
+            for capability in capabilities
+            for case in cases
+        ],
+    )
 
 
 def shipped_config(case: AttentionCase, capability: int) -> TileConfig:
@@ -48,11 +63,11 @@ def shipped_config(case: AttentionCase, capability: int) -> TileConfig:
     )
 
 
-def allowed_spills(name: str, capability: int) -> int:
-    if "paged" not in name:
+def allowed_spills(case: Case, capability: int) -> int:
+    if "paged" not in case.op:
         return 0
     of_compiler = SPILLS_OF_TRITON_3_6[capability] if triton.__version__.startswith("3.6.") else 0
-    return max(of_compiler, SPILLS_IN_FULL_PRECISION if "fp32" in name else 0)
+    return max(of_compiler, SPILLS_IN_FULL_PRECISION if case.dtype == torch.float32 else 0)
 
 
 def test_shipped_cases_have_names_of_their_own() -> None:
@@ -60,33 +75,32 @@ def test_shipped_cases_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("name", [str(case) for case in SHIPPED_CASES])
-def test_kernel_fits_shared_memory_and_registers(name: str, capability: int) -> None:
-    kernel = compiled(name, capability)
+@on(CAPABILITIES, SHIPPED_CASES)
+def test_kernel_fits_shared_memory_and_registers(case: Case, capability: int) -> None:
+    kernel = compiled(case, capability)
     assert kernel.shared_memory <= SHARED_MEMORY[capability]
-    assert kernel.spilled_bytes <= allowed_spills(name, capability)
+    assert kernel.spilled_bytes <= allowed_spills(case, capability)
+
+
+@on([90], [case for case in SHIPPED_CASES if case.op in ("paged_prefill", "linear_invariant")])
+def test_half_precision_is_multiplied_by_warpgroups_on_hopper(case: Case, capability: int) -> None:
+    # Rows of 1000 elements do not start on multiples of 16 elements, and take a small tile of their own.
+    expected = case.dtype != torch.float32 and "1000 to" not in case.label
+    assert ("wgmma.mma_async" in compiled(case, capability).ptx) == expected
+
+
+@on([90], ATTENTION_CASES)
+def test_contiguous_caches_are_read_by_descriptors_on_hopper(case: AttentionCase, capability: int) -> None:
+    whole_tiles = case.block_size % shipped_config(case, capability).keys == 0
+    # All tiles of a window are masked, and masked ones are loaded key by key.
+    expected = whole_tiles and case.dtype.itemsize == 2 and not case.token_major and case.window is None
+    assert ("cp.async.bulk.tensor" in compiled(case, capability).ptx) == expected
 
 
 @pytest.mark.parametrize(
-    "name", [str(case) for case in SHIPPED_CASES if case.op in ("paged_prefill", "linear_invariant")]
+    "capability", [pytest.param(80, marks=pytest.mark.full), 90, pytest.param(120, marks=pytest.mark.full)]
 )
-def test_half_precision_is_multiplied_by_warpgroups_on_hopper(name: str) -> None:
-    # Rows of 1000 elements do not start on multiples of 16 elements, and take a small tile of their own.
-    expected = "fp32" not in name and "1000 to" not in name
-    assert ("wgmma.mma_async" in compiled(name, 90).ptx) == expected
-
-
-@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: f"{case.op}: {case.label}")
-def test_contiguous_caches_are_read_by_descriptors_on_hopper(case: AttentionCase) -> None:
-    whole_tiles = case.block_size % shipped_config(case, 90).keys == 0
-    # All tiles of a window are masked, and masked ones are loaded key by key.
-    expected = whole_tiles and case.dtype.itemsize == 2 and not case.token_major and case.window is None
-    assert ("cp.async.bulk.tensor" in compiled_attention(case, 90).ptx) == expected
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("case", LLAMA.values(), ids=lambda case: str(case.op))
+@pytest.mark.parametrize("case", LLAMA, ids=lambda case: str(case.op))
 def test_each_stage_holds_a_tile_of_keys_and_values(case: AttentionCase, capability: int) -> None:
     # A block id loaded in the iteration that needs it would leave one: the stages come from loading it one ahead.
     config = replace(shipped_config(case, capability), rows=64, keys=32, num_warps=4)
@@ -99,30 +113,25 @@ def test_each_stage_holds_a_tile_of_keys_and_values(case: AttentionCase, capabil
     assert three - two >= bytes_of_stage
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: f"{case.op}: {case.label}")
+@on(CAPABILITIES, ATTENTION_CASES)
 def test_keys_and_values_are_loaded_ahead_in_all_stages_but_one(case: AttentionCase, capability: int) -> None:
     # The tile that is being multiplied may be in registers.
     config = shipped_config(case, capability)
     bytes_of_stage = 2 * config.keys * case.head_dim * case.dtype.itemsize
     assert config.num_stages > 1
-    assert compiled_attention(case, capability).shared_memory >= (config.num_stages - 1) * bytes_of_stage
+    assert compiled(case, capability).shared_memory >= (config.num_stages - 1) * bytes_of_stage
 
 
-@pytest.mark.parametrize("case", LLAMA.values(), ids=lambda case: str(case.op))
-def test_two_tiles_of_keys_and_values_are_in_flight_on_hopper(case: AttentionCase) -> None:
-    bytes_of_stage = 2 * shipped_config(case, 90).keys * case.head_dim * case.dtype.itemsize
-    assert compiled_attention(case, 90).shared_memory >= 2 * bytes_of_stage
+@on([90], LLAMA)
+def test_two_tiles_of_keys_and_values_are_in_flight_on_hopper(case: AttentionCase, capability: int) -> None:
+    bytes_of_stage = 2 * shipped_config(case, capability).keys * case.head_dim * case.dtype.itemsize
+    assert compiled(case, capability).shared_memory >= 2 * bytes_of_stage
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in ATTENTION_CASES if case.head_dim % 8 == 0 and case.dtype.itemsize == 2],
-    ids=lambda case: f"{case.op}: {case.label}",
-)
-def test_copies_into_shared_memory_are_of_16_bytes_on_ampere(case: AttentionCase) -> None:
+@on([80], [case for case in ATTENTION_CASES if case.head_dim % 8 == 0 and case.dtype.itemsize == 2])
+def test_copies_into_shared_memory_are_of_16_bytes_on_ampere(case: AttentionCase, capability: int) -> None:
     widths = re.findall(
-        r"cp\.async\.c[ag]\.shared\.global [^;]*?, (0x[0-9a-f]+|\d+)[,;]", compiled_attention(case, 80).ptx
+        r"cp\.async\.c[ag]\.shared\.global [^;]*?, (0x[0-9a-f]+|\d+)[,;]", compiled(case, capability).ptx
     )
     assert widths
     assert {int(width, 0) for width in widths} == {16}

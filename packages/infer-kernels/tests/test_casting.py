@@ -39,16 +39,16 @@ def test_only_what_pytorch_converts_slowly_is_widened_first(source: torch.dtype,
     assert (cast(x, target) is x) == (source == target)
 
 
-def test_a_recorded_cast_goes_by_the_size_that_it_is_replayed_with() -> None:
+def test_a_captured_cast_goes_by_the_size_that_it_is_replayed_with() -> None:
     def cast_it(x: torch.Tensor) -> torch.Tensor:
         return cast(x, torch.bfloat16)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of its deprecation
-        recorded = torch.jit.trace(cast_it, torch.zeros(2, dtype=torch.float16))  # type: ignore[no-untyped-call]
+        captured = torch.jit.trace(cast_it, torch.zeros(2, dtype=torch.float16))  # type: ignore[no-untyped-call]
     for size, steps in ((4095, 1), (4096, 2)):
         x = torch.randn(size).half()
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            found = recorded(x)
+            found = captured(x)
         assert torch.equal(found, x.bfloat16())
         assert sum(event.count for event in seen.key_averages() if event.key == "aten::_to_copy") == steps

@@ -13,16 +13,22 @@ from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.ahead_of_time import compile_only
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
+from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
 
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1), (1, 32)]  # (rows of q, tokens) of each sequence
-TOKEN_MAJOR: dict[str, Any] = {"token_major": True}
-TRANSPOSED_KEYS: dict[str, Any] = {"transposed_keys": True}
-MEMORY_ORDERS: list[dict[str, Any]] = [{}, TOKEN_MAJOR, TRANSPOSED_KEYS, TOKEN_MAJOR | TRANSPOSED_KEYS]
+ORDERS: dict[str, dict[str, Any]] = {
+    "head_major": {},
+    "token_major": {"token_major": True},
+    "transposed_keys": {"transposed_keys": True},
+    "both": {"token_major": True, "transposed_keys": True},
+}
+BOTH_PATHS = ["token_major", "transposed_keys"]  # of decodes: SDPA, and embedding bags
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NOWHERE = 10**6  # a block that no cache has
 
-every_order = pytest.mark.parametrize("order", MEMORY_ORDERS, ids=lambda order: "+".join(order) or "head_major")
-both_paths = pytest.mark.parametrize("order", [TOKEN_MAJOR, TRANSPOSED_KEYS], ids=["as_sdpa", "as_bags"])  # decodes'
+every_order = pytest.mark.parametrize("order", ORDERS)
+both_paths = pytest.mark.parametrize("order", BOTH_PATHS)
 
 
 def attention(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
@@ -48,30 +54,36 @@ def two_threads() -> Iterator[None]:
         yield
 
 
-@both_paths
-@pytest.mark.parametrize("group", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 128, 256])
-@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
-def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int, order: dict[str, Any]) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=block_size, **order)
+@parametrize_pairwise(
+    order=BOTH_PATHS, group=[1, 2, 3, 5, 8], head_dim=[16, 48, 64, 128, 256], block_size=[1, 5, 16, 64]
+)
+def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int, order: str) -> None:
+    batch = random_paged_batch(
+        RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=block_size, **ORDERS[order]
+    )
     assert_attention_close(attention(batch), reference(batch))
 
 
 @every_order
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_memory_order_makes_no_difference(dtype: torch.dtype, order: dict[str, Any]) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, **order)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_order_makes_no_difference(dtype: torch.dtype, order: str) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, **ORDERS[order])
     assert_attention_close(attention(batch), reference(batch))
 
 
-@every_order
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@parametrize_pairwise(order=[*ORDERS], cache_dtype=DTYPES, dtype=DTYPES)
 def test_queries_of_another_dtype_than_the_cache_equal_reference(
-    dtype: torch.dtype, cache_dtype: torch.dtype, order: dict[str, Any]
+    dtype: torch.dtype, cache_dtype: torch.dtype, order: str
 ) -> None:
     batch = random_paged_batch(
-        RAGGED, q_heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, cache_dtype=cache_dtype, **order
+        RAGGED,
+        q_heads=6,
+        kv_heads=2,
+        head_dim=32,
+        block_size=16,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        **ORDERS[order],
     )
     attended, expected = attention(batch), reference(batch)
     assert attended.dtype == dtype
@@ -92,12 +104,9 @@ def test_a_kernel_takes_neither_queries_of_another_dtype_nor_transposed_keys() -
 
 
 @pytest.mark.usefixtures("two_threads")
-@both_paths
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 129, 200])
-@pytest.mark.parametrize("kv_heads", [1, 3])
+@parametrize_pairwise(order=BOTH_PATHS, dtype=[torch.float32, torch.bfloat16], window=[None, 129, 200], kv_heads=[1, 3])
 def test_long_decodes_on_two_threads_equal_reference(
-    kv_heads: int, window: int | None, dtype: torch.dtype, order: dict[str, Any]
+    kv_heads: int, window: int | None, dtype: torch.dtype, order: str
 ) -> None:
     batch = random_paged_batch(
         [(1, 128), (1, 129), (1, 40), (1, 300), (9, 140), (1, 255), (1, 1)],
@@ -106,22 +115,20 @@ def test_long_decodes_on_two_threads_equal_reference(
         head_dim=32,
         block_size=16,
         dtype=dtype,
-        **order,
+        **ORDERS[order],
     )
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
 
 
-@both_paths
-@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 32, 36, 37, 61, 1000])
-@pytest.mark.parametrize("block_size", [5, 16])
-def test_window_edges_equal_reference(window: int, block_size: int, order: dict[str, Any]) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=1, head_dim=32, block_size=block_size, **order)
+@parametrize_pairwise(order=BOTH_PATHS, window=[1, 2, 15, 16, 17, 32, 36, 37, 61, 1000], block_size=[5, 16])
+def test_window_edges_equal_reference(window: int, block_size: int, order: str) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=1, head_dim=32, block_size=block_size, **ORDERS[order])
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
 
 
 @every_order
-def test_window_reads_no_block_before_its_first(order: dict[str, Any]) -> None:
-    batch = random_paged_batch([(1, 90), (3, 70)], q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
+def test_window_reads_no_block_before_its_first(order: str) -> None:
+    batch = random_paged_batch([(1, 90), (3, 70)], q_heads=2, kv_heads=1, head_dim=16, block_size=16, **ORDERS[order])
     expected = attention(batch, window=20)
     batch.block_table[0, : (90 - 20) // 16] = NOWHERE
     batch.block_table[1, : (70 - 22) // 16] = NOWHERE
@@ -130,8 +137,10 @@ def test_window_reads_no_block_before_its_first(order: dict[str, Any]) -> None:
 
 @every_order
 @pytest.mark.parametrize("window", [None, 20])
-def test_unused_entries_of_the_block_table_are_never_followed(window: int | None, order: dict[str, Any]) -> None:
-    batch = random_paged_batch([(1, 90), (3, 70), (1, 20)], q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
+def test_unused_entries_of_the_block_table_are_never_followed(window: int | None, order: str) -> None:
+    batch = random_paged_batch(
+        [(1, 90), (3, 70), (1, 20)], q_heads=2, kv_heads=1, head_dim=16, block_size=16, **ORDERS[order]
+    )
     expected = attention(batch, window=window)
     for row, length in enumerate((90, 70, 20)):
         batch.block_table[row, -(-length // 16) :] = NOWHERE
@@ -140,8 +149,8 @@ def test_unused_entries_of_the_block_table_are_never_followed(window: int | None
 
 @every_order
 @pytest.mark.parametrize("stale", [float("inf"), -float("inf"), 65504.0])
-def test_memory_that_belongs_to_no_sequence_may_hold_anything(stale: float, order: dict[str, Any]) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=16, block_size=16, **order)
+def test_memory_that_belongs_to_no_sequence_may_hold_anything(stale: float, order: str) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=16, block_size=16, **ORDERS[order])
     expected = attention(batch)  # over NaN
     for cache in (batch.k_cache, batch.v_cache):
         cache.nan_to_num_(nan=stale)
@@ -150,14 +159,14 @@ def test_memory_that_belongs_to_no_sequence_may_hold_anything(stale: float, orde
 
 @both_paths
 @pytest.mark.parametrize("window", [None, 9])
-def test_soft_cap_equals_reference(window: int | None, order: dict[str, Any]) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=32, block_size=16, **order)
+def test_soft_cap_equals_reference(window: int | None, order: str) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=32, block_size=16, **ORDERS[order])
     assert_attention_close(attention(batch, window=window, soft_cap=0.7), reference(batch, window=window, soft_cap=0.7))
 
 
 @both_paths
-def test_layers_of_different_windows_share_a_plan(order: dict[str, Any]) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
+def test_layers_of_different_windows_share_a_plan(order: str) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **ORDERS[order])
     plan = plan_attention(**batch.layout, block_size=16, device="cpu")
     for window in (None, 5, 20, 5, None):
         out = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.25, window=window)
@@ -167,7 +176,9 @@ def test_layers_of_different_windows_share_a_plan(order: dict[str, Any]) -> None
 def test_layers_of_different_heads_share_a_plan() -> None:
     shapes = [(2, 1, 16), (4, 2, 32), (4, 1, 16), (2, 1, 16)]
     batches = [
-        random_paged_batch(RAGGED, q_heads=q_heads, kv_heads=kv_heads, head_dim=dim, block_size=16, **TRANSPOSED_KEYS)
+        random_paged_batch(
+            RAGGED, q_heads=q_heads, kv_heads=kv_heads, head_dim=dim, block_size=16, transposed_keys=True
+        )
         for q_heads, kv_heads, dim in shapes
     ]
     plan = plan_attention(**batches[0].layout, block_size=16, device="cpu")
@@ -178,8 +189,8 @@ def test_layers_of_different_heads_share_a_plan() -> None:
 
 
 @both_paths
-def test_result_goes_to_out_or_to_a_fresh_tensor(order: dict[str, Any]) -> None:
-    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **order)
+def test_result_goes_to_out_or_to_a_fresh_tensor(order: str) -> None:
+    batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **ORDERS[order])
     plan = plan_attention(**batch.layout, block_size=16, device="cpu")
     out = torch.empty_like(batch.q)
     assert paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.25, out=out) is out
@@ -202,7 +213,7 @@ def test_batch_of_no_tokens_is_empty() -> None:
     block_size=st.integers(1, 33),
     window=st.none() | st.integers(1, 50),
     soft_cap=st.none() | st.floats(0.5, 50),
-    order=st.sampled_from(MEMORY_ORDERS),
+    order=st.sampled_from([*ORDERS]),
     seed=st.integers(0, 1000),
 )
 def test_any_batch_equals_reference(
@@ -211,7 +222,7 @@ def test_any_batch_equals_reference(
     block_size: int,
     window: int | None,
     soft_cap: float | None,
-    order: dict[str, Any],
+    order: str,
     seed: int,
 ) -> None:
     batch = random_paged_batch(
@@ -221,19 +232,22 @@ def test_any_batch_equals_reference(
         head_dim=16,
         block_size=block_size,
         seed=seed,
-        **order,
+        **ORDERS[order],
     )
     expected = reference(batch, window=window, soft_cap=soft_cap)
     assert_attention_close(attention(batch, window=window, soft_cap=soft_cap), expected)
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(1, 1), (6, 2), (5, 5)])
-@pytest.mark.parametrize("tokens", [1, 2, 31])
-@pytest.mark.parametrize("window", [None, 1, 7, 31, 100])
-@pytest.mark.parametrize("soft_cap", [None, 0.7])
+@parametrize_pairwise(
+    heads=[(1, 1), (6, 2), (5, 5)],
+    tokens=[1, 2, 31],
+    window=[None, 1, 7, 31, 100],
+    soft_cap=[None, 0.7],
+)
 def test_causal_attention_equals_paged_reference(
-    q_heads: int, kv_heads: int, tokens: int, window: int | None, soft_cap: float | None
+    heads: tuple[int, int], tokens: int, window: int | None, soft_cap: float | None
 ) -> None:
+    q_heads, kv_heads = heads
     batch = random_paged_batch([(tokens, tokens)], q_heads=q_heads, kv_heads=kv_heads, head_dim=16, block_size=tokens)
     k, v = (cache[batch.block_table[0, 0]].transpose(0, 1) for cache in (batch.k_cache, batch.v_cache))
     attended = causal_attention(batch.q, k, v, scale=0.25, window=window, soft_cap=soft_cap)
@@ -247,8 +261,10 @@ def test_causal_attention_of_no_tokens_is_empty() -> None:
 
 @both_paths
 @pytest.mark.parametrize("window", [None, 9])
-def test_one_row_of_a_prompt_equals_reference(window: int | None, order: dict[str, Any]) -> None:
-    batch = random_paged_batch([(1, 37), (1, 1), (3, 8)], q_heads=6, kv_heads=2, head_dim=32, block_size=16, **order)
+def test_one_row_of_a_prompt_equals_reference(window: int | None, order: str) -> None:
+    batch = random_paged_batch(
+        [(1, 37), (1, 1), (3, 8)], q_heads=6, kv_heads=2, head_dim=32, block_size=16, **ORDERS[order]
+    )
     plan = plan_attention(**batch.layout, block_size=16, device="cpu", is_prefill=torch.tensor([True, True, True]))
     attended = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=32**-0.5, window=window)
     assert_attention_close(attended, reference(batch, window=window))

@@ -1,6 +1,6 @@
 """Attention whose rows have the same bits in every batch, on a CPU. What belongs to no sequence is NaN."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -13,17 +13,11 @@ from infer_kernels import paged_attention, plan_attention
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
+from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 161), (1, 1), (1, 300)]  # (rows of q, tokens) of each sequence
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Run with this many threads."""
-    with torch_threads(request.param) as count:
-        yield count
 
 
 def attend(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> Tensor:
@@ -66,13 +60,16 @@ def in_chunks(batch: PagedBatch, chunks: Sequence[int], *, window: int | None) -
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group", [1, 3, 8, 20])
-@pytest.mark.parametrize("head_dim", [16, 48, 256])
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (130, None), (9, 0.7)])
+@parametrize_pairwise(
+    dtype=DTYPES,
+    group=[1, 3, 8, 20],
+    head_dim=[16, 48, 256],
+    options=[(None, None), (130, None), (9, 0.7)],
+)
 def test_ragged_batch_equals_reference(
-    head_dim: int, group: int, dtype: torch.dtype, window: int | None, soft_cap: float | None
+    head_dim: int, group: int, dtype: torch.dtype, options: tuple[int | None, float | None]
 ) -> None:
+    window, soft_cap = options
     batch = random_paged_batch(
         RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=16, dtype=dtype, token_major=True
     )
@@ -82,42 +79,51 @@ def test_ragged_batch_equals_reference(
     assert_attention_close(attend(batch, window=window, soft_cap=soft_cap), expected)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 4, 16), (9, 3, 64), (8, 1, 128)])
-@pytest.mark.parametrize("window", [None, 50])
+@parametrize_pairwise(
+    threads=[1, 2],
+    dtype=[torch.float32, torch.bfloat16],
+    heads=[(4, 4, 16), (9, 3, 64), (8, 1, 128)],
+    window=[None, 50],
+)
 def test_chunked_prefill_equals_whole_bit_for_bit(
-    q_heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
+    heads: tuple[int, int, int], window: int | None, dtype: torch.dtype, threads: int
 ) -> None:
+    q_heads, kv_heads, head_dim = heads
     batch = random_paged_batch(
         [(300, 300)], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, block_size=16, dtype=dtype
     )
-    whole = attend(batch, window=window)
-    for chunks in ([37, 50, 62, 1, 150], [128, 172], [127, 2, 171]):
-        assert torch.equal(in_chunks(batch, chunks, window=window), whole)
+    with torch_threads(threads):
+        whole = attend(batch, window=window)
+        for chunks in ([37, 50, 62, 1, 150], [128, 172], [127, 2, 171]):
+            assert torch.equal(in_chunks(batch, chunks, window=window), whole)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (33, None), (None, 5.0)])
-def test_row_by_row_equals_whole_bit_for_bit(dtype: torch.dtype, window: int | None, soft_cap: float | None) -> None:
+@parametrize_pairwise(
+    threads=[1, 2], dtype=[torch.float32, torch.bfloat16], options=[(None, None), (33, None), (None, 5.0)]
+)
+def test_row_by_row_equals_whole_bit_for_bit(
+    dtype: torch.dtype, options: tuple[int | None, float | None], threads: int
+) -> None:
+    window, soft_cap = options
     batch = random_paged_batch([(140, 140)], q_heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype)
-    whole = attend(batch, window=window, soft_cap=soft_cap)
-    rows = [attend_part(batch, 0, i, i + 1, window=window, soft_cap=soft_cap) for i in range(140)]
+    with torch_threads(threads):
+        whole = attend(batch, window=window, soft_cap=soft_cap)
+        rows = [attend_part(batch, 0, i, i + 1, window=window, soft_cap=soft_cap) for i in range(140)]
     assert torch.equal(torch.cat(rows), whole)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 20])
-def test_a_sequence_alone_equals_itself_in_company_bit_for_bit(dtype: torch.dtype, window: int | None) -> None:
+@parametrize_pairwise(threads=[1, 2], dtype=[torch.float32, torch.bfloat16], window=[None, 20])
+def test_a_sequence_alone_equals_itself_in_company_bit_for_bit(
+    dtype: torch.dtype, window: int | None, threads: int
+) -> None:
     sequences = [(1, 600), (1, 3), (20, 40), (1, 260), (64, 200), (1, 128), (1, 129)]
     batch = random_paged_batch(sequences, q_heads=4, kv_heads=2, head_dim=64, block_size=32, dtype=dtype)
-    together = attend(batch, window=window)
-    for sequence, (rows, length) in enumerate(sequences):
-        first = int(batch.query_start[sequence])
-        alone = attend_part(batch, sequence, length - rows, length, window=window)
-        assert torch.equal(alone, together[first : first + rows])
+    with torch_threads(threads):
+        together = attend(batch, window=window)
+        for sequence, (rows, length) in enumerate(sequences):
+            first = int(batch.query_start[sequence])
+            alone = attend_part(batch, sequence, length - rows, length, window=window)
+            assert torch.equal(alone, together[first : first + rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -144,7 +150,7 @@ def test_blocks_and_memory_order_change_no_bit(dtype: torch.dtype, window: int |
     assert all(torch.equal(other, results[0]) for other in results[1:])
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     length=st.integers(1, 270),
     cuts=st.lists(st.integers(1, 269), max_size=5),

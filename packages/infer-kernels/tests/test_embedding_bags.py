@@ -1,4 +1,4 @@
-"""Decodes as embedding bags: what is filled step after step, how exact it is, and which caches want it."""
+"""Decodes as embedding bags: what is built step after step, how exact it is, and which caches want it."""
 
 import warnings
 from typing import Any
@@ -23,6 +23,7 @@ from infer_kernels.cpu import (
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LENGTHS = [37, 1, 16, 17, 15, 32, 130, 2]
@@ -63,7 +64,7 @@ def small_shape(*, window: int | None) -> EmbeddingBagSpec:
 
 
 def attend(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> Tensor:
-    """Through a plan of decodes, with bags filled for it."""
+    """Through a plan of decodes, with bags built for it."""
     bags = EmbeddingBagBuilder(shape_of(batch, window=window)).build(batch.seq_lens, batch.block_table)
     plan = DecodePlan({window: bags}, num_tokens=len(batch.q), block_size=batch.block_size, device=CPU)
     scale = batch.q.shape[2] ** -0.5
@@ -77,9 +78,9 @@ def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float |
     )
 
 
-def fill(filler: EmbeddingBagBuilder, step: Step) -> EmbeddingBags:
+def build(builder: EmbeddingBagBuilder, step: Step) -> EmbeddingBags:
     lengths, table = (torch.tensor(rows, dtype=torch.int32) for rows in step)
-    return filler.build(lengths, table)
+    return builder.build(lengths, table)
 
 
 def assert_same(actual: EmbeddingBags, expected: EmbeddingBags) -> None:
@@ -90,7 +91,7 @@ def assert_same(actual: EmbeddingBags, expected: EmbeddingBags) -> None:
 
 @pytest.mark.parametrize("group", range(1, 9))
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
-def test_decodes_over_filled_bags_equal_reference(group: int, block_size: int) -> None:
+def test_decodes_over_embedding_bags_equal_reference(group: int, block_size: int) -> None:
     batch = some_decodes(q_heads=2 * group, block_size=block_size)
     assert_attention_close(attend(batch), reference(batch))
 
@@ -130,10 +131,12 @@ def test_plan_of_decodes_serves_layers_of_several_windows_and_writes_to_out() ->
         assert torch.equal(out, attend(batch, window=window))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("stale", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("window", [None, 1, 5, 16, 20])
-@pytest.mark.parametrize("q_heads", [6, 12])  # many scores are hidden in another way than few
+@parametrize_pairwise(
+    dtype=[torch.float32, torch.float16],
+    stale=[float("nan"), float("inf"), -float("inf")],
+    window=[None, 1, 5, 16, 20],
+    q_heads=[6, 12],  # many scores are masked in another way than few
+)
 def test_what_a_sequence_does_not_see_may_be_anything(
     q_heads: int, window: int | None, stale: float, dtype: torch.dtype
 ) -> None:
@@ -149,19 +152,19 @@ def test_what_a_sequence_does_not_see_may_be_anything(
     assert torch.equal(attend(batch, window=window), expected)
 
 
-def test_recorded_scores_are_hidden_by_how_many_a_replay_has() -> None:
-    hidden = torch.tensor([False, True]).expand(1, 1, 2)
-    bits = [torch.where(hidden, there, elsewhere).short() for there, elsewhere in ((0, -1), (-0x400, 0))]
+def test_captured_scores_are_masked_by_how_many_a_replay_has() -> None:
+    masked = torch.tensor([False, True]).expand(1, 1, 2)
+    bits = [torch.where(masked, there, elsewhere).short() for there, elsewhere in ((0, -1), (-0x400, 0))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of its deprecation
-        recorded = torch.jit.trace(  # type: ignore[no-untyped-call]
-            _mask_scores, (torch.zeros(1, 1, 2).half(), hidden, *bits), check_trace=False
+        captured = torch.jit.trace(  # type: ignore[no-untyped-call]
+            _mask_scores, (torch.zeros(1, 1, 2).half(), masked, *bits), check_trace=False
         )
     for heads, by_bits in ((4095, False), (4096, True)):
         scores = torch.full((1, heads, 2), torch.nan, dtype=torch.float16)
         scores[..., 0] = 3
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            found = recorded(scores, hidden, *bits)
+            found = captured(scores, masked, *bits)
         assert torch.equal(found, torch.tensor([3, -torch.inf]).half().expand(1, heads, 2))
         assert ("aten::bitwise_and_" in {event.key for event in seen.key_averages()}) == by_bits
 
@@ -205,28 +208,29 @@ OTHER_PART_OF_A_BLOCK: list[Step] = [([length], [[1, 2, 3]]) for length in (5, 6
 @given(steps=histories(), window=st.none() | st.integers(1, 12))
 @example(steps=INTO_BLOCK_0, window=None)
 @example(steps=OTHER_PART_OF_A_BLOCK, window=4)
-def test_bags_filled_step_after_step_are_those_of_each_step_alone(steps: list[Step], window: int | None) -> None:
-    filler = EmbeddingBagBuilder(small_shape(window=window))
-    filled = []
+def test_bags_built_step_after_step_are_those_of_each_step_alone(steps: list[Step], window: int | None) -> None:
+    builder = EmbeddingBagBuilder(small_shape(window=window))
+    built = []
     for step in steps:
-        filled.append(fill(filler, step))
-        assert_same(filled[-1], fill(EmbeddingBagBuilder(small_shape(window=window)), step))
-    for bags, step in zip(filled, steps, strict=True):  # later steps left them alone
-        assert_same(bags, fill(EmbeddingBagBuilder(small_shape(window=window)), step))
+        built.append(build(builder, step))
+        assert_same(built[-1], build(EmbeddingBagBuilder(small_shape(window=window)), step))
+    for bags, step in zip(built, steps, strict=True):  # later steps left them alone
+        assert_same(bags, build(EmbeddingBagBuilder(small_shape(window=window)), step))
 
 
 def test_steps_in_the_same_blocks_share_their_bags_of_keys() -> None:
-    filler = EmbeddingBagBuilder(small_shape(window=None))
-    first = fill(filler, ([3, 9], [[1, 2, 0], [5, 3, 4]]))
-    grown = fill(filler, ([4, 10], [[1, 6, 7], [5, 3, 4]]))  # other entries that nobody uses
-    into_its_next_block = fill(filler, ([5, 11], [[1, 6, 7], [5, 3, 4]]))
+    builder = EmbeddingBagBuilder(small_shape(window=None))
+    first = build(builder, ([3, 9], [[1, 2, 0], [5, 3, 4]]))
+    grown = build(builder, ([4, 10], [[1, 6, 7], [5, 3, 4]]))  # other entries that nobody uses
+    into_its_next_block = build(builder, ([5, 11], [[1, 6, 7], [5, 3, 4]]))
     assert grown.key_rows is first.key_rows
     assert into_its_next_block.key_rows is not grown.key_rows
 
 
 def test_blocks_that_a_window_has_left_are_in_no_bag() -> None:
-    filler = EmbeddingBagBuilder(small_shape(window=4))
-    bags = fill(filler, ([11, 2], [[7, 6, 5], [4, 0, 0]]))  # the window reaches from 7 to 10: the last token of block 6
+    builder = EmbeddingBagBuilder(small_shape(window=4))
+    # The window reaches from 7 to 10: the last token of block 6 is the first that it holds.
+    bags = build(builder, ([11, 2], [[7, 6, 5], [4, 0, 0]]))
     assert bags.masked.shape[-1] == 2 * BLOCK_SIZE
     kv_heads, head_dim = small_shape(window=4).kv_heads, small_shape(window=4).head_dim
     assert {row // (kv_heads * head_dim) for row in bags.key_rows.tolist()} == {6, 5, 4}
@@ -258,7 +262,7 @@ def test_rows_of_giant_pools_are_counted_in_64_bits(num_blocks: int, block_size:
     )
     rows = torch.arange(8)[:, None] + last * 8
     assert torch.equal(bags.key_rows.long(), (rows * 128 + torch.arange(128)).flatten())
-    of_unit = torch.arange(16).clamp(max=1)  # hidden tokens have the newest one's row
+    of_unit = torch.arange(16).clamp(max=1)  # masked tokens have the newest one's row
     assert torch.equal(bags.value_rows.long(), (rows * block_size + of_unit).flatten())
     # An embedding bag takes rows and offsets of one dtype.
     for indices in (bags.key_rows, bags.key_offsets, bags.value_rows, bags.value_offsets):

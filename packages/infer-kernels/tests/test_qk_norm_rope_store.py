@@ -12,6 +12,7 @@ from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.reference import store_kv_reference
 from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]
@@ -244,18 +245,23 @@ def compiled(
     return log
 
 
-@pytest.mark.parametrize("capability", [80, 90, 120])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_one_launch_that_spills_nothing(variant: NormVariant | None, dtype: torch.dtype, capability: int) -> None:
-    for q_heads, kv_heads, head_dim in ((9, 3, 64), (32, 8, 96), (64, 16, 256)):
-        log = compiled(capability, q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
-        assert [launch.name for launch in log.launches] == ["_qk_norm_rope_store_kernel"]
-        (kernel,) = log.compiled
-        assert kernel.spilled_bytes == 0
-        # Halves of heads move 16 bytes at a time.
-        assert "ld.global.v4" in kernel.ptx
-        assert "st.global.v4" in kernel.ptx
+@parametrize_pairwise(
+    capability=[80, 90, 120],
+    variant=VARIANTS,
+    dtype=[torch.bfloat16, torch.float32],
+    heads=[(9, 3, 64), (32, 8, 96), (64, 16, 256)],
+)
+def test_one_launch_that_spills_nothing(
+    variant: NormVariant | None, dtype: torch.dtype, heads: tuple[int, int, int], capability: int
+) -> None:
+    q_heads, kv_heads, head_dim = heads
+    log = compiled(capability, q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
+    assert [launch.name for launch in log.launches] == ["_qk_norm_rope_store_kernel"]
+    (kernel,) = log.compiled
+    assert kernel.spilled_bytes == 0
+    # Halves of heads move 16 bytes at a time.
+    assert "ld.global.v4" in kernel.ptx
+    assert "st.global.v4" in kernel.ptx
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -270,16 +276,6 @@ def test_nothing_is_compiled_again_for_other_tokens(variant: NormVariant | None,
         for tokens, first in ((7, 0), (8, 0), (16, 4), (1, 0), (1, 3), (33, 1))
     ]
     assert counts == [1, 0, 0, 0, 0, 0]
-
-
-def test_store_kv_is_not_compiled_again_for_other_tokens() -> None:
-    caches, staged = some_caches(3, 64, torch.float16), torch.zeros(64, dtype=torch.int32)
-    with compile_only(90) as log:
-        for tokens, first in ((7, 0), (8, 0), (16, 4), (1, 0), (1, 3), (33, 1)):
-            k, v = torch.split(torch.empty(tokens, 9 + 6, 64, dtype=torch.float16), [12, 3], dim=1)
-            store_kv(k[:, 9:], v, *caches, staged[first : first + tokens])
-    assert len(log.launches) == 6
-    assert len(log.compiled) == 1
 
 
 def test_queries_with_nothing_to_prepare_take_no_programs() -> None:

@@ -10,6 +10,7 @@ from infer_kernels import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
 from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -84,9 +85,11 @@ def compiled(capability: int, batch: int, seq: int, *, dtype: torch.dtype, heads
     return log
 
 
-@pytest.mark.parametrize("capability", [80, 90, 120])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("heads", [(9, 3, 64), (32, 8, 96), (64, 8, 128), (4, 1, 256)])
+@parametrize_pairwise(
+    capability=[80, 90, 120],
+    dtype=[torch.bfloat16, torch.float32],
+    heads=[(9, 3, 64), (32, 8, 96), (64, 8, 128), (4, 1, 256)],
+)
 def test_one_launch_that_spills_nothing(heads: tuple[int, int, int], dtype: torch.dtype, capability: int) -> None:
     log = compiled(capability, 2, 7, dtype=dtype, heads=heads)
     assert [launch.grid for launch in log.launches] == [(14, 1, 1)]
@@ -94,23 +97,6 @@ def test_one_launch_that_spills_nothing(heads: tuple[int, int, int], dtype: torc
     assert kernel.spilled_bytes == 0
     assert "ld.global.v4" in kernel.ptx
     assert "st.global.v4" in kernel.ptx
-
-
-def test_nothing_is_compiled_again_for_other_batches_and_lengths() -> None:
-    compiled(90, 2, 7, dtype=torch.float16, heads=(9, 3, 64))
-    for batch, seq in ((2, 8), (1, 16), (1, 1), (16, 1), (3, 5)):
-        assert compiled(90, batch, seq, dtype=torch.float16, heads=(9, 3, 64)).compiled == []
-
-
-def test_flat_rotation_is_not_compiled_again_for_other_tokens_and_places_in_a_staging_buffer() -> None:
-    staged, cos_sin = torch.zeros(64, dtype=torch.int32), torch.empty(9, 64)
-    compilations = []
-    for tokens, first in ((7, 0), (8, 0), (16, 3), (1, 1), (1, 0)):
-        q, k, _ = torch.split(torch.empty(tokens, 15, 64, dtype=torch.float16), [9, 3, 3], dim=1)
-        with compile_only(90) as log:
-            apply_rope(q, k, staged[first : first + tokens], cos_sin)
-        compilations.append(len(log.compiled))
-    assert compilations == [1, 0, 0, 0, 0]
 
 
 HEADS = torch.zeros(2, 4, 3, 16)

@@ -1,6 +1,6 @@
 """Ops whose rows have the same bits in every batch, on a CPU: all that a model applies beside dense layers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from infer_kernels import (
     rms_norm,
     silu_and_mul,
 )
+from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
 
 HEAD_DIM = 16
@@ -70,27 +71,20 @@ OPS: dict[str, Callable[[int, torch.dtype], Op]] = {
 }
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Run with this many threads."""
-    with torch_threads(request.param) as count:
-        yield count
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [64, 192, 320, 576, 1152])
-@pytest.mark.parametrize("op", OPS)
-def test_rows_of_every_slice_equal_rows_of_the_whole(op: str, width: int, dtype: torch.dtype) -> None:
+@parametrize_pairwise(
+    threads=[1, 2, 3], dtype=[torch.float32, torch.bfloat16], width=[64, 192, 320, 576, 1152], op=[*OPS]
+)
+def test_rows_of_every_slice_equal_rows_of_the_whole(op: str, width: int, dtype: torch.dtype, threads: int) -> None:
     function = OPS[op](width, dtype)
     x, position_ids = (torch.randn(ROWS, width) * 2).to(dtype), torch.randint(0, ROWS, (ROWS,))
-    whole = function(x, position_ids)
-    for start, stop in ((0, 1), (7, 8), (3, 5), (0, 255), (11, 266), (1, 400), (0, 399), (200, 233), (5, 106)):
-        part = function(x[start:stop].clone(), position_ids[start:stop])
-        assert torch.equal(part, whole[start:stop]), (start, stop)
+    with torch_threads(threads):
+        whole = function(x, position_ids)
+        for start, stop in ((0, 1), (7, 8), (3, 5), (0, 255), (11, 266), (1, 400), (0, 399), (200, 233), (5, 106)):
+            part = function(x[start:stop].clone(), position_ids[start:stop])
+            assert torch.equal(part, whole[start:stop]), (start, stop)
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 4)
 @given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("gate", [silu_and_mul, gelu_tanh_and_mul])

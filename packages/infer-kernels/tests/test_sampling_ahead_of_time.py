@@ -8,6 +8,7 @@ import torch
 from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
 from infer_kernels.testing.draws import random_draws
+from infer_kernels.testing.pairwise import parametrize_each_value
 
 FILTERS = ["top_k", "top_p", "min_p"]
 
@@ -27,9 +28,11 @@ def launch_all(rows: int, vocab: int, dtype: torch.dtype) -> None:
     topk_logprobs(logits, state["slots"], k=3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("capability", "vocab"), [(80, 128_256), (90, 128_256), (90, 50_257), (120, 128_256)])
-def test_sampling_compiles_once_for_all_batches_without_spills(capability: int, vocab: int, dtype: torch.dtype) -> None:
+@parametrize_each_value(
+    target=[(80, 128_256), (90, 128_256), (90, 50_257), (120, 128_256)], dtype=[torch.bfloat16, torch.float32]
+)
+def test_sampling_compiles_once_for_all_batches_without_spills(target: tuple[int, int], dtype: torch.dtype) -> None:
+    capability, vocab = target
     with compile_only(capability) as first:
         launch_all(7, vocab, dtype)
     with compile_only(capability) as others:
@@ -39,17 +42,6 @@ def test_sampling_compiles_once_for_all_batches_without_spills(capability: int, 
     assert {kernel.name: kernel.spilled_bytes for kernel in first.compiled if kernel.spilled_bytes} == {}
     assert all(kernel.shared_memory <= SHARED_MEMORY[capability] for kernel in first.compiled)
     assert others.compiled == []
-
-
-def test_slices_of_a_staging_buffer_compile_nothing_again() -> None:
-    logits, draws = torch.empty(5, 4096), random_draws(9, vocab=4096)
-    compiled = []
-    for start in (0, 1, 3):
-        with compile_only(90) as log:
-            sample(logits, **draws.rows(slice(start, start + 5)).arguments)
-            topk_logprobs(logits, draws.positions[start : start + 5], k=0)
-        compiled.append(len(log.compiled))
-    assert compiled[1:] == [0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -1,11 +1,11 @@
-"""A step of steady decode prepared on the device: tokens fed back, positions advanced. Knows rows; knows no sampler.
+"""A step of steady decode prepared on the device: tokens fed back, positions advanced.
 
 For each row whose seq_len is not 0:
 
     input_id = next_id;  position += 1;  seq_len += 1
     slot     = block_table[row, position // block_size] * block_size + position % block_size
 
-With this between two steps the host need not know a token before it launches the step that takes it. Bytes moved:
+With this op between two steps, the host can launch a step before it knows the tokens that go in. Bytes moved:
 about 40 for each row: the time is that of one launch.
 
 Precision: integers.
@@ -159,7 +159,7 @@ def advance_decode(
 ) -> None:
     """Turn a decode step's inputs, in place, into those of the next: each row takes its sampled token.
 
-    Rows with seq_len 0 are the padding of a captured graph: they stay as they are, with slot -1. A row whose position
+    Rows with seq_len 0 are the padding of a captured step: they stay as they are, with slot -1. A row whose position
     comes to lie past the table's last column gets slot -1 too, so that nothing is written: the host has to give it a
     block, and a wider table, before that step. Within the table, that the column holds the row's own block is the
     host's part as well.

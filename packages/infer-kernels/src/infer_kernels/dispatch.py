@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 TRITON_DEVICES = {"cuda"}
-"""Types of the devices whose tensors Triton's active driver takes; `infer_kernels.testing` adds "cpu" for a while."""
+"""Device types that take the Triton path; `infer_kernels.testing` adds "cpu" while it interprets or compiles."""
 
 
 def wants_grad(*tensors: Tensor) -> bool:

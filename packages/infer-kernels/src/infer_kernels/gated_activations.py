@@ -1,4 +1,4 @@
-"""Gated activations on packed gate-up rows. Knows two activations; knows no MLP.
+"""Gated activations on packed gate-up rows.
 
 With gate, up the halves of a row:
 

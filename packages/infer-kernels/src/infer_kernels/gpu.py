@@ -21,7 +21,7 @@ def describe_gpu(device: torch.device) -> Gpu:
         properties = torch.cuda.get_device_properties(device)
         return Gpu((properties.major, properties.minor), properties.multi_processor_count)
     if triton.knobs.runtime.interpret:
-        return Gpu((9, 0), 132)
+        return Gpu((9, 0), 4)
     simulated = driver.active
     properties = simulated.utils.get_device_properties(simulated.get_current_device())
     return Gpu(divmod(simulated.get_current_target().arch, 10), properties["multiprocessor_count"])

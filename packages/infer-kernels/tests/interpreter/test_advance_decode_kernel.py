@@ -1,15 +1,18 @@
 """The kernel that advances decodes on the device, interpreted, against its reference."""
 
-import pytest
 import torch
 
 from infer_kernels.advance_decode import advance_decode, advance_decode_reference
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 
-@pytest.mark.parametrize("seqs", [0, 1, 7, 128, 129])
-@pytest.mark.parametrize(("block_size", "columns"), [(1, 40), (5, 3), (16, 1), (64, 2), (4, 0)])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_advanced_rows_equal_reference(seqs: int, block_size: int, columns: int, dtype: torch.dtype) -> None:
+@parametrize_pairwise(
+    seqs=[0, 1, 7, 128, 129],
+    blocks=[(1, 40), (5, 3), (16, 1), (64, 2), (4, 0)],
+    dtype=[torch.int32, torch.int64],
+)
+def test_advanced_rows_equal_reference(seqs: int, blocks: tuple[int, int], dtype: torch.dtype) -> None:
+    block_size, columns = blocks
     seq_lens = torch.randint(0, 41, (seqs,), dtype=torch.int32)
     position_ids, next_ids = (seq_lens - 1).clamp(min=0), torch.randint(1000, (seqs,), dtype=dtype)
     block_table = torch.randint(1000, (seqs, columns + 3), dtype=torch.int32)[:, :columns]

@@ -5,17 +5,19 @@ import torch
 
 from infer_kernels.dense.linear_invariant import linear_invariant, linear_invariant_reference
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (33, 130), (80, 37), (144, 129)])
-@pytest.mark.parametrize("rows", [0, 1, 7, 65])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_layer_equals_reference(
-    rows: int, in_features: int, out_features: int, dtype: torch.dtype, *, with_bias: bool
-) -> None:
+@parametrize_pairwise(
+    dtype=DTYPES,
+    features=[(1, 1), (33, 130), (80, 37), (144, 129)],
+    rows=[0, 1, 7, 65],
+    with_bias=[True, False],
+)
+def test_layer_equals_reference(rows: int, features: tuple[int, int], dtype: torch.dtype, *, with_bias: bool) -> None:
+    in_features, out_features = features
     x = torch.randn(rows, in_features).to(dtype)
     weight = (torch.randn(out_features, in_features) / in_features**0.5).to(dtype)
     bias = torch.randn(out_features).to(dtype) if with_bias else None

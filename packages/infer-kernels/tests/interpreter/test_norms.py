@@ -9,15 +9,14 @@ from infer_kernels.norm.norm_add_norm import norm_add_norm_triton
 from infer_kernels.norm.rms_norm import rms_norm_triton
 from infer_kernels.reference import add_rms_norm_reference, norm_add_norm_reference, rms_norm_reference
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant] = ["llama", "gemma"]
 SHAPES = [(1, 1), (1, 16), (3, 17), (7, 96), (33, 128), (5, 576), (2, 2049)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_pairwise(shape=SHAPES, variant=VARIANTS, dtype=DTYPES)
 def test_rms_norm_equals_reference(shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype) -> None:
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
     out = rms_norm_triton(x, weight, 1e-6, variant=variant, out=torch.empty_like(x))
@@ -41,9 +40,7 @@ def test_rms_norm_takes_more_than_three_dimensions() -> None:
     assert_within_roundings(out, rms_norm_reference(x, weight, 1e-6))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_pairwise(shape=SHAPES, variant=VARIANTS, dtype=DTYPES)
 def test_add_rms_norm_in_place_equals_reference(
     shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype
 ) -> None:
@@ -55,9 +52,7 @@ def test_add_rms_norm_in_place_equals_reference(
     assert torch.equal(residual, expected[1])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_pairwise(shape=SHAPES, variant=VARIANTS, dtype=DTYPES)
 def test_norm_add_norm_in_place_equals_reference(
     shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype
 ) -> None:

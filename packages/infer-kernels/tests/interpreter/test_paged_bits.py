@@ -8,6 +8,7 @@ from infer_kernels import AttentionBuffers, AttentionPlan, paged_attention, plan
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -36,7 +37,7 @@ def attend(batch: PagedBatch, made: AttentionPlan, *, window: int | None = None)
 def sequence_of(tokens: int, *, head_dim: int, block_size: int, dtype: torch.dtype) -> PagedBatch:
     """One prompt whose keys and values do not depend on `block_size`."""
     return random_paged_batch(
-        [(tokens, tokens)], q_heads=4, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=dtype
+        [(tokens, tokens)], q_heads=2, kv_heads=1, head_dim=head_dim, block_size=block_size, dtype=dtype
     )
 
 
@@ -58,26 +59,23 @@ def in_chunks(batch: PagedBatch, chunks: list[int], *, window: int | None) -> Te
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 64), (128, 64), (256, 32), (64, 16)])
+@parametrize_pairwise(window=[None, 50], dtype=DTYPES, shape=[(64, 64), (128, 64), (256, 32), (64, 16)])
 def test_chunked_prefill_equals_whole_bit_for_bit(
-    head_dim: int, block_size: int, dtype: torch.dtype, window: int | None
+    shape: tuple[int, int], dtype: torch.dtype, window: int | None
 ) -> None:
+    head_dim, block_size = shape
     batch = sequence_of(150, head_dim=head_dim, block_size=block_size, dtype=dtype)
     whole = run(batch, window=window, prefill=True)
     for chunks in ([37, 50, 62, 1], [64, 64, 22], [1, 149], [62, 88], [63, 87]):
         assert torch.equal(in_chunks(batch, chunks, window=window), whole)
 
 
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("prefill", [True, False])
+@parametrize_pairwise(window=[None, 50], dtype=DTYPES, prefill=[True, False])
 def test_block_size_changes_no_bit(dtype: torch.dtype, window: int | None, *, prefill: bool) -> None:
     results = []
+    rows, length = (40, 150) if prefill else (1, 300)  # a decode of two splits
     for block_size in (64, 16, 5, 128):
-        batch = sequence_of(300, head_dim=64, block_size=block_size, dtype=dtype)
-        rows = 40 if prefill else 1
+        batch = sequence_of(length, head_dim=64, block_size=block_size, dtype=dtype)
         made = plan_attention(
             query_start=torch.tensor([0, rows], dtype=torch.int32),
             seq_lens=batch.seq_lens,
@@ -91,9 +89,7 @@ def test_block_size_changes_no_bit(dtype: torch.dtype, window: int | None, *, pr
     assert all(torch.equal(other, results[0]) for other in results[1:])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("length", [255, 256, 257, 512, 700])
+@parametrize_pairwise(dtype=DTYPES, window=[None, 300], length=[255, 256, 257, 512, 700])
 def test_decode_in_splits_equals_reference(length: int, window: int | None, dtype: torch.dtype) -> None:
     batch = random_paged_batch([(1, length), (1, 9)], q_heads=6, kv_heads=2, head_dim=64, block_size=64, dtype=dtype)
     expected = paged_attention_reference(
@@ -143,8 +139,10 @@ def test_a_layer_that_attends_later_reads_the_last_plan_made_into_its_buffers() 
 
 def test_one_plan_serves_all_layers() -> None:
     first, second = (
-        random_paged_batch([(1, 700), (1, 300), (3, 3)], q_heads=4, kv_heads=2, head_dim=32, block_size=64, seed=seed)
-        for seed in (1, 1)
+        random_paged_batch(
+            [(1, 600), (1, 300), (3, 3)], q_heads=4, kv_heads=2, head_dim=32, block_size=64, dtype=torch.float16
+        )
+        for _ in range(2)
     )
     second.k_cache.neg_()
     made = plan(first)

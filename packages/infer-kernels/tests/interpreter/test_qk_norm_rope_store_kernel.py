@@ -8,6 +8,7 @@ from infer_kernels import NormVariant
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]
@@ -35,9 +36,7 @@ def some_slots(tokens: int) -> Tensor:
     return slots
 
 
-@pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_pairwise(rotated=[True, False], variant=VARIANTS, dtype=DTYPES)
 def test_all_modes_equal_the_reference(variant: NormVariant | None, dtype: torch.dtype, *, rotated: bool) -> None:
     qkv, caches, slots = torch.randn(7, 9 + 6, 48).to(dtype), some_caches(3, 48, dtype), some_slots(7)
     rotary = some_rotary(7, 48) if rotated else None

@@ -1,11 +1,11 @@
 """Rotary embedding on batched heads, interpreted, against its reference."""
 
-import pytest
 import torch
 from torch import Tensor
 
 from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -16,22 +16,19 @@ def some_angles(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Ten
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (3, 5), (0, 4)])
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(1, 1, 2), (3, 1, 48), (9, 3, 128)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("per_sequence", "full_angles"), [(True, False), (False, True)])
+@parametrize_pairwise(
+    size=[(1, 1), (3, 5), (0, 4)],
+    heads=[(1, 1, 2), (3, 1, 48), (9, 3, 128)],
+    dtype=DTYPES,
+    angles=[(True, False), (False, True)],
+)
 def test_rotation_equals_reference(
-    batch: int,
-    seq: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    *,
-    per_sequence: bool,
-    full_angles: bool,
+    size: tuple[int, int], heads: tuple[int, int, int], dtype: torch.dtype, *, angles: tuple[bool, bool]
 ) -> None:
     # As projections leave them: [batch, seq, heads, head_dim] in memory, q and k side by side.
+    batch, seq = size
+    q_heads, kv_heads, head_dim = heads
+    per_sequence, full_angles = angles
     qk = torch.randn(batch, seq, q_heads + kv_heads, head_dim).to(dtype).transpose(1, 2)
     q, k = torch.split(qk, [q_heads, kv_heads], dim=1)
     shape = (batch, seq, head_dim) if per_sequence else (seq, head_dim)

@@ -13,14 +13,14 @@ from infer_kernels.reference import (
     store_kv_reference,
 )
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(1, 1), (3, 1), (9, 3), (8, 8)])
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 96, 128, 256])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_on_packed_qkv_equals_reference(q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+@parametrize_pairwise(heads=[(1, 1), (3, 1), (9, 3), (8, 8)], head_dim=[16, 48, 64, 96, 128, 256], dtype=DTYPES)
+def test_rope_on_packed_qkv_equals_reference(heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
+    q_heads, kv_heads = heads
     qkv = torch.randn(5, (q_heads + 2 * kv_heads) * head_dim).to(dtype)
     q, k, _ = torch.split(qkv.view(5, -1, head_dim), [q_heads, kv_heads, kv_heads], dim=1)
     angles = torch.randn(40, head_dim // 2)
@@ -44,12 +44,11 @@ def test_gated_activations_equal_references(shape: tuple[int, int], dtype: torch
     )
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
-@pytest.mark.parametrize(("kv_heads", "head_dim"), [(1, 16), (3, 48), (8, 256)])
-@pytest.mark.parametrize("token_major", [False, True])
+@parametrize_pairwise(block_size=[1, 5, 16, 64], heads=[(1, 16), (3, 48), (8, 256)], token_major=[False, True])
 def test_store_kv_writes_its_slots_and_nothing_else(
-    block_size: int, kv_heads: int, head_dim: int, *, token_major: bool
+    block_size: int, heads: tuple[int, int], *, token_major: bool
 ) -> None:
+    kv_heads, head_dim = heads
     shape = (130 // block_size, block_size, kv_heads, head_dim)
     k_cache = torch.randn(shape).transpose(1, 2) if token_major else torch.randn(shape).transpose(1, 2).contiguous()
     v_cache = torch.randn_like(k_cache)

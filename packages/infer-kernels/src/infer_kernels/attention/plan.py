@@ -29,7 +29,7 @@ class HostMetadata:
     Attributes:
         query_start: [seqs + 1] int32.
         seq_lens: [seqs] int32, this step's tokens included.
-        is_prefill: [seqs] bool: whose rows belong to a prompt; a sequence of any other kind has one row or none.
+        is_prefill: [seqs] bool: whether the sequence's rows belong to a prompt; if not, it has one row or none.
     """
 
     query_start: Tensor

@@ -1,4 +1,4 @@
-"""Dense layers. Knows a weight matrix; knows no kernel of its own: all devices' libraries are faster.
+"""Dense layers, computed by the device's library.
 
     y = x @ weight.T + bias
 

@@ -1,4 +1,4 @@
-"""Residual add, then RMSNorm, in one pass. Knows two streams of rows; knows no layer.
+"""Residual add, then RMSNorm, in one pass.
 
     new_residual = x + residual
     normalized       = rms_norm(new_residual, weight)

@@ -1,4 +1,4 @@
-"""RMSNorm, residual add, RMSNorm, in one pass: the sandwich of Gemma 3. Knows two streams of rows; knows no layer.
+"""RMSNorm, residual add, RMSNorm, in one pass: the sandwich of Gemma 3.
 
     new_residual = residual + rms_norm(x, post_weight)
     normalized       = rms_norm(new_residual, next_weight)

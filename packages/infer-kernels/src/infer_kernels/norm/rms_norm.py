@@ -1,4 +1,4 @@
-"""RMSNorm over the last dimension. Knows one row's arithmetic in two roundings; knows no residual.
+"""RMSNorm over the last dimension.
 
     y = x / sqrt(mean(x^2) + eps) * weight        ("llama")
     y = x / sqrt(mean(x^2) + eps) * (1 + weight)  ("gemma")
@@ -125,7 +125,7 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, variant: NormVaria
 
 
 def normalize_rows(x: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x * x) + eps), row by row, in the place of x: fp32 [..., hidden], nobody else's."""
+    """Return x / sqrt(mean(x * x) + eps), row by row, in place: x is fp32 [..., hidden] and changes."""
     # One pass over the row where `square().mean()` takes two and a temporary of its size.
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x.mul_(torch.addcmul(fp32_scalar(eps), norm, norm, value=1.0 / int(x.shape[-1])).rsqrt_())

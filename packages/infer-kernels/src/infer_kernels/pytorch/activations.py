@@ -1,4 +1,4 @@
-"""Activations on a CPU, by whole rows. Knows how PyTorch shares work out over threads; knows no gate and no MLP.
+"""Activations on a CPU, by whole rows.
 
 A thread's share of an elementwise operation ends in a remainder that is computed without vector instructions, to other
 bits. Where a share ends inside a row, which of the row's columns those are depends on the other rows.

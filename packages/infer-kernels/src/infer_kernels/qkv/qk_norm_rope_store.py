@@ -1,4 +1,4 @@
-"""From packed qkv to prepared queries and a written cache, in one pass. Knows heads and slots; knows no sequence.
+"""From packed qkv to prepared queries and a written cache, in one pass.
 
     q, k, v = the q_heads, kv_heads and kv_heads heads of a token
     q, k    = rms_norm of each head               (where `norm` is given)

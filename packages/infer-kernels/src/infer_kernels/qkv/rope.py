@@ -1,4 +1,4 @@
-"""Rotary position embedding on flat tokens. Knows positions and a table of angles; knows no cache.
+"""Rotary position embedding on flat tokens.
 
 With x1, x2 the halves of a head and angles cos, sin of the token's position ("rotate half" pairing, as in GPT-NeoX):
 

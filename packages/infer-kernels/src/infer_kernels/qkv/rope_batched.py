@@ -1,11 +1,11 @@
-"""Rotary position embedding on batched heads, as `transformers` lays them out. Knows angles; knows no position.
+"""Rotary position embedding on batched heads, as `transformers` lays them out.
 
 With x1, x2 the halves of a head, and cos1, cos2, sin1, sin2 those of the rows of `cos` and `sin` for its place:
 
     y1 = x1 * cos1 - x2 * sin1
     y2 = x2 * cos2 + x1 * sin2
 
-The pairing ("rotate half") is that of `infer_kernels.rope`, whose table holds each angle once where `cos` and `sin`
+The pairing ("rotate half") is that of `infer_kernels.qkv.rope`, whose table holds each angle once where `cos` and `sin`
 hold it twice. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. Bytes moved: q and k
 read and written, a row of cos and of sin for each place:
 batch * seq * head_dim * 2 * ((q_heads + kv_heads) * itemsize + angle_itemsize).

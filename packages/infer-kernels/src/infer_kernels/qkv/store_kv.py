@@ -1,4 +1,4 @@
-"""Writing keys and values into a paged cache. Knows slots; knows no sequence.
+"""Writing keys and values into a paged cache.
 
     k_cache[slot // block_size, :, slot % block_size] = k        (v likewise; slot -1 is skipped)
 
@@ -111,7 +111,7 @@ def store_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot
 
 
 class KVSlots:
-    """A step's slots, looked into once for all of its layers.
+    """A step's slots, decoded into blocks and offsets once for all layers.
 
     Attributes:
         slots: [tokens], as for `store_kv`.
@@ -121,7 +121,7 @@ class KVSlots:
     __slots__ = ("_may_skip", "_places", "block_size", "slots")
 
     def __init__(self, slots: Tensor, *, block_size: int, may_skip: bool = True) -> None:
-        """Take slots in a cache whose blocks have `block_size` tokens; without `may_skip` none of them is -1."""
+        """Take slots of a cache with blocks of `block_size` tokens; `may_skip=False` promises that none is -1."""
         self.slots = slots
         self.block_size = block_size
         self._may_skip = may_skip
@@ -170,7 +170,7 @@ def require_storable(name: str, heads: Tensor, k_cache: Tensor) -> None:
 
 
 def resolve_slots(slots: Tensor | KVSlots, k_cache: Tensor, *, tokens: int) -> KVSlots:
-    """Return `slots` as looked into, or raise unless there is one for each of `tokens` tokens."""
+    """Return `slots` as `KVSlots`, or raise unless there is one for each of `tokens` tokens."""
     block_size = k_cache.shape[2]
     if isinstance(slots, Tensor):
         slots = KVSlots(slots, block_size=block_size)

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen and of most probable tokens. Knows raw logits; knows no temperature and no filter.
+"""Log-probabilities of chosen and of most probable tokens.
 
     logprob = logit - ln(sum(exp(logits)))        rank = 1 + number of tokens before it in descending order
 

@@ -1,4 +1,4 @@
-"""Penalties on tokens that a sequence has already. Knows slots of per-sequence state; knows no draw.
+"""Penalties on tokens that a sequence has already.
 
     logit = logit / repetition if logit > 0 else logit * repetition     (tokens of the prompt, or generated)
     logit = logit - frequency * count - presence * (count > 0)          (generated tokens only)
@@ -7,7 +7,7 @@ The first is of Keskar et al., "CTRL", 2019, the others are OpenAI's; vLLM appli
 
 State is dense: a byte and a count for every token of the vocabulary, in each slot. Lists of tokens would be smaller,
 but to count them costs a sequence's length in each step, and their lengths differ; dense state costs one increment per
-token generated and the same read for every row, wherever the sequence stands, so a captured graph can hold it.
+token generated and the same read for every row, wherever the sequence stands, so a captured step can hold it.
 
 Bytes moved: rows * vocab * (2 * itemsize + 5), of rows with a penalty alone; counting moves next to nothing.
 
@@ -212,7 +212,7 @@ def apply_penalties(
 
     Args:
         logits: [rows, vocab], fp32, bf16 or fp16; rows may be strided views. Changed in place.
-        slots: [rows] int32 or int64: whose state belongs to each row; -1 leaves the row as it is. That they lie inside
+        slots: [rows] int32 or int64: the slot of each row's state; -1 leaves the row as it is. That they lie inside
             the state is not checked: it would stall the device.
         in_prompt: [slots, vocab] bool: tokens of the prompt.
         generated_counts: [slots, vocab] int32: how often each token was generated; see `count_tokens`.

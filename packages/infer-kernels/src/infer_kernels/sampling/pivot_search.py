@@ -1,4 +1,4 @@
-"""Finding where a row of logits is cut, without sorting it. Knows counts and masses of values; knows no token ids.
+"""The value at which top-k or top-p cuts a row of logits, found by pivots instead of sorting.
 
 Where the k-th largest value lies, and where the largest values have a share of the mass, is the same question: which
 is the largest value `v` for which the sum of f over all values >= v reaches what is wanted? f is 1 for a count and

@@ -1,4 +1,4 @@
-"""Choosing a token from each row of logits. Knows filters and one draw per row; knows no request.
+"""Choosing a token from each row of logits.
 
 Of one row, in this order:
 

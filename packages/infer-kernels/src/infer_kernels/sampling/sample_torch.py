@@ -1,10 +1,10 @@
-"""Sampling in plain PyTorch. Knows batches of rows and their filters; what is drawn is defined in `sample.py`.
+"""Sampling in plain PyTorch; what is drawn is defined in `sample.py`.
 
 Only rows that need a step take part in it: greedy rows are one search for the largest, rows without top-k or top-p one
 sum in order of ids. Rows that are cut take the largest values from `torch.topk`, eight times as many if their top-p
-reaches beyond those, and are sorted only if that is not enough. Of both only the values count, not the ids, whose order
-among equals is anyone's: the cut is a value and a number of tokens of that value, and comparing the row with it finds
-the lowest.
+reaches beyond those, and are sorted only if that is not enough. Only the values of both count, not the ids, whose order
+among equals is not defined: the cut is a value and a number of tokens of that value, and comparing the row with it
+finds the lowest.
 """
 
 from dataclasses import dataclass

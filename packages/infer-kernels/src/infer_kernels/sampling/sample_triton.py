@@ -1,4 +1,4 @@
-"""The sampling kernel and its launcher: one program per row. Knows one row; what is drawn is defined in `sample.py`.
+"""The sampling kernel and its launcher: one program per row. What is drawn is defined in `sample.py`.
 
 A row is read at most three times, whatever its values, if few tokens can be at the cut:
 

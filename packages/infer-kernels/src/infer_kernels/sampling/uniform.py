@@ -1,4 +1,4 @@
-"""One uniform number per (seed, position). Knows a hash; knows no logits.
+"""One uniform number per (seed, position).
 
     SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) of
     seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xBF58476D1CE4E5B9 mod 2^64, its upper 53 bits over 2^53.

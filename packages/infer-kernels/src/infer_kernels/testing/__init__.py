@@ -1,5 +1,5 @@
-"""What tests of kernels need: a faithful interpreter, ahead-of-time compilation, random batches and draws.
+"""What tests of kernels need: a faithful interpreter, ahead-of-time compilation, random batches, coverings of grids.
 
-Shipped so that other packages' tests can use it. Imports nothing here: `interpreter` also needs numpy,
-`draw_strategies` hypothesis.
+Other packages' tests use it too. It imports nothing here: `interpreter` also needs numpy, `draw_strategies` hypothesis,
+`pairwise` pytest and allpairspy.
 """

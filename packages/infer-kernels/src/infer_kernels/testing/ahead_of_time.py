@@ -1,4 +1,4 @@
-"""Launching kernels on a machine without a GPU, up to the point where a GPU would run them. Knows Triton's driver.
+"""Launching kernels on a machine without a GPU, up to the point where a GPU would run them.
 
 Inside `compile_only(capability)` every launcher runs on CPU tensors as it would on the device: real grid, strides and
 specialization, compiled to machine code for that architecture. Nothing is computed.

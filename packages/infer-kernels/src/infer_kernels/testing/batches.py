@@ -1,4 +1,4 @@
-"""Random paged batches: sequences in shuffled blocks, as a cache would hold them. Knows shapes; knows no kernel."""
+"""Random paged batches: sequences in shuffled blocks, as a cache would hold them."""
 
 from dataclasses import dataclass
 from typing import TypedDict

@@ -1,4 +1,4 @@
-"""How far two results may be apart, by dtype. Knows roundings; knows no kernel."""
+"""How far two results may be apart, by dtype."""
 
 import torch
 from torch import Tensor

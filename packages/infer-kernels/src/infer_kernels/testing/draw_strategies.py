@@ -1,4 +1,4 @@
-"""Hypothesis strategies for rows to sample. Knows what is hard: equal logits, steps between magnitudes, infinities."""
+"""Hypothesis strategies for rows to sample."""
 
 import torch
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Batches of rows to sample, and which tokens a draw may give. Knows the definition of `sample`; knows no kernel."""
+"""Batches of rows to sample, and which tokens a draw may give."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The Triton interpreter made faithful. Knows its number handling; knows no kernel.
+"""The Triton interpreter made faithful.
 
 The interpreter keeps bf16 as uint16 and gets two things wrong: `tl.dot` multiplies the raw bits, and casts from fp32
 truncate. Arithmetic on bf16 values themselves stays wrong: kernels convert to fp32 right after a load, and should.

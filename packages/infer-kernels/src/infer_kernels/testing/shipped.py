@@ -1,4 +1,4 @@
-"""Every kernel in every configuration that ships, as launches to be compiled. Knows public ops; knows no device.
+"""Every kernel in every configuration that ships, as launches to be compiled.
 
 A case launches one kernel through its public op on a tiny batch: a variant depends on the model, on dtypes and on
 modes, not on the batch. Adding an op is adding its cases to `SHIPPED_CASES`.

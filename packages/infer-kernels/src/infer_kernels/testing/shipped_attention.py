@@ -1,4 +1,4 @@
-"""The attention kernels in every configuration that ships, and in any other. Knows models' heads; knows no device."""
+"""The attention kernels in every configuration that ships, and in any other."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Running with a number of torch threads: what a CPU's bits may depend on. Knows nothing of what runs."""
+"""Running with a given number of torch threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -42,7 +42,7 @@ class KeySpan:
     """The keys of one sequence that a window leaves in reach.
 
     Attributes:
-        sequence: whose they are.
+        sequence: the sequence that they belong to.
         first_key: the first position that any of the sequence's rows attends to.
         blocks: [columns] int32, the sequence's blocks in order; valid from `first_key` on.
     """

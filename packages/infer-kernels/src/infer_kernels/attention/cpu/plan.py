@@ -49,7 +49,7 @@ class DecodePlan(AttentionPlan):
 
 
 class CpuAttentionPlan(AttentionPlan):
-    """A plan whose decodes are attended together and whose prompts one after another."""
+    """A plan that attends decodes together and prompts one after another."""
 
     __slots__ = ("_bags", "_block_table", "_decode_rows", "_decodes", "_empty_rows", "_masks", "_prompts", "_spans")
 

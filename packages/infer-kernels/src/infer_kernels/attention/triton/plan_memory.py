@@ -101,7 +101,7 @@ class FreshMemory:
         return self._semaphores[kv_heads]
 
     def num_programs(self, needed: int, at_once: int) -> int:
-        """One for each: the device hands them out as programs finish."""
+        """One program per item and head."""
         del at_once
         return needed
 
@@ -253,7 +253,7 @@ class AttentionBuffers:
         return self._semaphores[kv_heads]
 
     def num_programs(self, needed: int, at_once: int) -> int:
-        """As many as run at once, whatever the step: each takes work until none is left."""
+        """As many as run at once, for every step: each program takes items until none are left."""
         del needed
         return at_once
 
