@@ -1,9 +1,9 @@
-"""Continues a prompt with a trained NanoGPT, through `LLM`. Knows text; knows no step and no cache.
+"""Continues a prompt with a trained NanoGPT, through `LLM`.
 
     uv run python examples/nanogpt/sample.py --model nanogpt --prompt "O Romeo, " --length 200
 
 The model sees no more than its context of 32 characters. What is longer is written in rounds, each of which continues
-the end of what is there already.
+the end of the text so far.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Three requests through the engine's continuous batching, step by step. Knows the core; knows no thread and no HTTP.
+"""Runs three requests through the engine's continuous batching, step by step, and prints what happens.
 
     uv run python examples/nanogpt/simulate.py --model nanogpt
 
@@ -6,9 +6,9 @@ Two requests arrive before step 0, one before step 3, with `prefill_first` and a
 them to an `EngineCore`, calls `step()` until there is nothing left to do, and prints who was admitted, prefilled,
 decoded and completed in each step, and how many positions of the KV cache each request then has.
 
-Nothing of that is foretold: admissions and tokens are what `step()` returns, and a runner around the engine's own notes
+Nothing of that is assumed: admissions and tokens are what `step()` returns, and a runner around the engine's own notes
 what each forward pass computes and the position up to which it fills the cache. (A snapshot of the engine would not do:
-it is taken after the step, when whoever completed has given back its memory.)
+it is taken after the step, when a completed request has given back its memory.)
 """
 
 import argparse

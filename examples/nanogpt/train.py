@@ -1,4 +1,4 @@
-"""Trains a character-level GPT on one text file and saves a checkpoint that the engine loads. Knows no engine.
+"""Trains a character-level GPT on one text file and saves a checkpoint that the engine loads.
 
     uv run python examples/nanogpt/train.py --text tinyshakespeare.txt --out nanogpt
 

@@ -1,4 +1,4 @@
-"""What a model asks of its KV cache: one verb. Knows attention's parameters by layer; knows no cache."""
+"""What a model asks of its KV cache: one verb, `attend`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -31,7 +31,7 @@ class AttentionSpec:
 
 
 class KVCacheView(Protocol):
-    """The cache as one step's model sees it: which rows belong to whom is the cache's business."""
+    """The cache in one step: it knows which rows of the batch belong to which sequence."""
 
     def attend(
         self,
@@ -45,7 +45,7 @@ class KVCacheView(Protocol):
         """Prepare this step's queries and keys, store keys and values, then attend causally.
 
         Args:
-            layer: whose keys and values these are.
+            layer: index of the layer.
             qkv: [tokens, q_heads + 2 * kv_heads, head_dim]: a token's queries, then its keys, then its values.
             spec: the layer's attention.
             rotary: rotates queries and keys by position, after the norm; None leaves them.

@@ -1,4 +1,4 @@
-"""`CausalLM`: what every family's model is to an engine. Knows a decoder and an LM head; knows no architecture."""
+"""`CausalLM`: the interface that every family's model has to an engine."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -35,9 +35,9 @@ class CausalLM(nn.Module):
         self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
     def prepack(self) -> None:
-        """Bring all matrices into the order that their device multiplies fastest.
+        """Reorder all matrices as their device multiplies them fastest.
 
-        For inference, and for good: the model can then be neither trained nor saved. A tied LM head gets a copy.
+        This cannot be undone: the model can then be neither trained nor saved. A tied LM head gets a copy.
         """
         for module in self.modules():
             if isinstance(module, LinearBase):
@@ -51,7 +51,7 @@ class CausalLM(nn.Module):
         Args:
             input_ids: [tokens], int32 or int64.
             position_ids: [tokens], each token's position in its own sequence, int32 or int64.
-            cache: knows which tokens belong to whom, and attends.
+            cache: knows which tokens belong to which sequence, and attends.
             logits_indices: [rows], the tokens whose logits are wanted; None: all of them.
 
         Returns:

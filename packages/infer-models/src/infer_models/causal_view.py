@@ -1,4 +1,4 @@
-"""`CausalView`: attention without a cache. Knows whole sequences, for training and parity tests; keeps nothing."""
+"""`CausalView`: attention over whole sequences without a cache, for training and parity tests."""
 
 from collections.abc import Sequence
 

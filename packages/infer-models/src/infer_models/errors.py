@@ -1,4 +1,4 @@
-"""What goes wrong with a checkpoint. Knows no file format."""
+"""The error that every damaged or unsupported checkpoint raises."""
 
 
 class CheckpointError(Exception):

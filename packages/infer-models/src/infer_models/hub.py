@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder on this machine. Knows the Hub and the demo model; reads no checkpoint."""
+"""Finds the folder of a checkpoint: a local one, the demo model's, or one downloaded from the Hugging Face Hub."""
 
 import re
 from pathlib import Path
@@ -63,6 +63,6 @@ def _download(hub_id: str) -> Path:
     except LocalEntryNotFoundError as error:
         cause = "the Hub cannot be reached and the model is not in the local cache; it is no folder here either"
         raise CheckpointError(f"`{hub_id}` cannot be downloaded: {cause}.") from error
-    except Exception as error:  # whatever the Hub's transports raise, which are not ours to know
+    except Exception as error:  # the Hub's transports raise errors of many types
         raise CheckpointError(f"`{hub_id}` cannot be downloaded: {' '.join(str(error).split())[:300]}") from error
     return Path(folder)

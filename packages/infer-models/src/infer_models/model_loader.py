@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model. Knows which family a `model_type` is; knows no architecture."""
+"""`load_model`: from a checkpoint folder to a model."""
 
 from pathlib import Path
 from typing import Literal

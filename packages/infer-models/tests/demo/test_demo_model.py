@@ -78,6 +78,7 @@ def test_it_says_how_an_answer_ends(tokenizer: Tokenizer) -> None:
     assert list(GenerationConfig.from_folder(FOLDER).eos_token_ids) == [tokenizer.eos_token_id]
 
 
+@pytest.mark.full
 def test_it_writes_words_of_its_play(model: CausalLM, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("ROMEO:\n")
     text = tokenizer.decode(sampled(model, prompt, seed=0, num_tokens=200, end=None))
@@ -87,6 +88,7 @@ def test_it_writes_words_of_its_play(model: CausalLM, tokenizer: Tokenizer) -> N
     assert sum(word in common for word in words) >= len(words) / 8
 
 
+@pytest.mark.full
 def test_in_a_chat_its_answer_ends(model: CausalLM, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode_chat(CHAT)
     answers = [sampled(model, prompt, seed=seed, num_tokens=200, end=tokenizer.eos_token_id) for seed in range(4)]

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
@@ -172,7 +172,6 @@ def test_a_text_changed_in_slices_is_changed_as_a_whole(text: str, num_before: i
     assert change_in_slices(long_text, str.upper) == long_text.upper()
 
 
-@settings(max_examples=10)
 @given(
     num_before=st.integers(SLICE_LENGTH - 60, SLICE_LENGTH), content=st.sampled_from(["<|im_end|>", "é<|bos|>", "\n"])
 )

@@ -1,4 +1,4 @@
-"""Random weights instead of a checkpoint's. Knows shapes; knows no file."""
+"""Random weights in place of a checkpoint's."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Fills a model's weights from a checkpoint folder. Knows files and names; knows no architecture."""
+"""Fills a model's weights from a checkpoint folder."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""`SafetensorsFile`: one file's header and its tensors' bytes. Knows the format; knows no model.
+"""`SafetensorsFile`: one file's header and the bytes of its tensors.
 
 The format is https://github.com/huggingface/safetensors#format: the header's length as 8 bytes, little-endian; the
 header, a JSON object of `{name: {"dtype", "shape", "data_offsets"}}`; the data. It is read, not mapped: a file that
@@ -49,7 +49,7 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """An open safetensors file whose header was checked against its size; a context manager.
+    """An open safetensors file whose header was checked against its size. A context manager.
 
     Attributes:
         path: of the file.
@@ -175,5 +175,5 @@ class SafetensorsFile:
             except OSError as error:
                 raise CheckpointError(f"{self.path}: {what} cannot be read: {error.strerror}.") from error
             if not count:
-                raise CheckpointError(f"{self.path} ended while {what} was read: somebody is changing it.")
+                raise CheckpointError(f"{self.path} ended while {what} was read: the file is being changed.")
             done += count

@@ -1,4 +1,4 @@
-"""Saves a model's weights. Knows the names that checkpoints use; writes no `config.json`."""
+"""Saves a model's weights under the names that checkpoints use."""
 
 from pathlib import Path
 

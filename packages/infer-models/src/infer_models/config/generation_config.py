@@ -1,4 +1,4 @@
-"""`GenerationConfig`: which tokens end a sequence. Knows two files; knows no sampling."""
+"""`GenerationConfig`: which tokens end a sequence."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reads a JSON object field by field. Knows types and file names; knows no model."""
+"""Reads a JSON object field by field, and checks each field's type."""
 
 import json
 import math
@@ -40,7 +40,7 @@ class JsonFields:
         return cls(path, fields)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is present and not null."""
         return name in self._fields
 
     def count(self, name: str, default: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""`ModelConfig`: what `config.json` says of a model's architecture. Knows the families' fields; knows no tensor."""
+"""`ModelConfig`: the architecture that a `config.json` describes, with one reader for each family."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

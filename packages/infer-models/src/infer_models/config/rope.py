@@ -1,4 +1,4 @@
-"""`RopeParameters`: rotary frequencies as `config.json` gives them. Knows the scalings' formulas; builds no table."""
+"""`RopeParameters`: rotary frequencies and their scalings, as `config.json` gives them."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Linear layers over flat tokens. Know which checkpoint tensors make up a packed weight; know no architecture."""
+"""Linear layers over flat tokens, alone or several packed into one."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ class LinearBase(nn.Module):
         self.linear = linear
 
     def prepack(self) -> None:
-        """Bring the weight into the order that its device multiplies fastest: for inference, and for good."""
+        """Reorder the weight as its device multiplies it fastest; this cannot be undone."""
         self.weight = nn.Parameter(prepack(self.weight.detach()), requires_grad=False)
 
 
@@ -45,7 +45,7 @@ class Linear(LinearBase):
 
 
 class PackedLinear(LinearBase):
-    """Several dense layers of one input as one: their weights below each other, their outputs side by side.
+    """Several linear layers of one input as one: their weights below each other, their outputs side by side.
 
     Attributes:
         parts: the rows of each part, by its name in checkpoints, in the order of the outputs. A checkpoint has each

@@ -1,4 +1,4 @@
-"""Norms over the hidden state, some fused with the residual stream's addition. Know weights; know no architecture."""
+"""Norms over the hidden state; some are fused with an addition to the residual stream."""
 
 from torch import Tensor, nn
 from torch.nn import functional

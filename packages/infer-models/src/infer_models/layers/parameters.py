@@ -34,6 +34,6 @@ class ParameterFactory:
         return nn.Parameter(storage, requires_grad=False)
 
     def vector(self, size: int, *, fill: float) -> nn.Parameter:
-        """Return a parameter [size] that holds `fill` everywhere: the value that makes its layer neutral."""
+        """Return a parameter [size] that holds `fill` everywhere: the value with which its layer changes nothing."""
         storage = torch.full((size,), fill, dtype=self.dtype, device=self.device)
         return nn.Parameter(storage, requires_grad=False)

@@ -1,4 +1,4 @@
-"""`RotaryTable`: the cosines and sines of every position. Knows angles; knows no query and no key."""
+"""`RotaryTable`: the cosines and sines of every position."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, as `transformers` saves them. Knows the families' shapes; knows no loader of ours.
+"""Tiny random checkpoints, as `transformers` saves them.
 
 The weights are spread widely, so that attention matters and the two best logits of a position are no ties. Each
 function takes what `config.json` may hold as keyword arguments, under its names there, and returns the saved model.

@@ -1,4 +1,4 @@
-"""A tiny byte-level BPE tokenizer for tests. Knows every byte and pairs of letters; was trained on nothing."""
+"""A tiny byte-level BPE tokenizer for tests: every byte and pairs of letters, not trained on anything."""
 
 import json
 import string

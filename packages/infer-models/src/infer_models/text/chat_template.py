@@ -1,4 +1,4 @@
-"""Chat templates: from messages to a prompt's text. Knows Jinja2 and its sandbox; knows no tokens."""
+"""Chat templates: from messages to a prompt's text, in Jinja2's sandbox."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

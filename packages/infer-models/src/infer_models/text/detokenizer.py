@@ -1,4 +1,4 @@
-"""From tokens that arrive one by one to text that is never taken back. Knows one request; knows no stop strings."""
+"""From tokens that arrive one by one to text that is never taken back."""
 
 from collections.abc import Sequence
 

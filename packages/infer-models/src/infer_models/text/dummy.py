@@ -1,4 +1,4 @@
-"""A tokenizer for models that come without one: random weights from `config.json` alone. Knows bytes."""
+"""A byte tokenizer for models that come without one, such as random weights from `config.json` alone."""
 
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers

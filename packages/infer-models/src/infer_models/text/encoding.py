@@ -1,4 +1,4 @@
-"""Texts to ids, within a limit and beside other threads. Knows `tokenizers` and its locks; knows no chats."""
+"""Encodes texts to ids, within a limit and without holding up other threads."""
 
 import itertools
 from collections.abc import Sequence
@@ -42,22 +42,22 @@ class TextEncoder:
 
 
 def with_special_tokens_as_text(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return a twin for which special tokens are text like any other. It has no decoder and adds nothing to a text.
+    """Return a copy that encodes special tokens as any other text. It has no decoder and adds nothing to a text.
 
-    A twin, because a switch on the shared one would race. Both share the model, the largest part by far.
+    A switch on the shared tokenizer would race, hence a copy. Both share the model, the largest part by far.
     """
-    twin = tokenizers.Tokenizer(tokenizer.model)
+    copy = tokenizers.Tokenizer(tokenizer.model)
     if tokenizer.normalizer is not None:
-        twin.normalizer = tokenizer.normalizer
+        copy.normalizer = tokenizer.normalizer
     if tokenizer.pre_tokenizer is not None:
-        twin.pre_tokenizer = tokenizer.pre_tokenizer
+        copy.pre_tokenizer = tokenizer.pre_tokenizer
     # Tokens outside of the model get their ids in the order in which they are added.
     in_order = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
     for special, group in itertools.groupby(in_order, key=lambda token: token.special):
-        add = twin.add_special_tokens if special else twin.add_tokens
+        add = copy.add_special_tokens if special else copy.add_tokens
         add(list(group))
-    twin.encode_special_tokens = True
-    return twin
+    copy.encode_special_tokens = True
+    return copy
 
 
 def _check_length(num_tokens: int, max_tokens: int) -> None:

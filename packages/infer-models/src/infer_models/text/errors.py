@@ -1,4 +1,4 @@
-"""What can be wrong with a text. Knows numbers; knows no tokenizer."""
+"""The error of a text that has too many tokens."""
 
 
 class TextTooLongError(ValueError):

@@ -1,4 +1,4 @@
-"""Long texts in slices, between which other threads run. Knows characters only."""
+"""Goes through long texts in slices, so that other threads can run in between."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Which special tokens of a rendered chat are the template's own. Knows text and special tokens; knows no template."""
+"""Tells the special tokens that a chat template wrote from those that messages spell out."""
 
 import itertools
 import re
@@ -32,8 +32,8 @@ class MessageMarks:
     marked; white space and letters stay, and with them most of what templates do with their messages (trim, compare).
     """
 
-    def __init__(self, telling: Collection[str], messages: Sequence[Message]) -> None:
-        """Choose characters that do not occur in `messages` to stand for those of `telling_characters`."""
+    def __init__(self, distinctive: Collection[str], messages: Sequence[Message]) -> None:
+        """Choose characters that do not occur in `messages` to stand for those of `distinctive_characters`."""
         used: set[str] = set()
 
         def note_characters(text: str) -> str:
@@ -45,12 +45,12 @@ class MessageMarks:
         for message in messages:
             map_text(message, note_characters)
         free = (character for character in map(chr, _PRIVATE_CHARACTERS) if character not in used)
-        marks = dict(zip(telling, itertools.islice(free, len(telling)), strict=True))
+        marks = dict(zip(distinctive, itertools.islice(free, len(distinctive)), strict=True))
         self._to_marks = str.maketrans(marks)
         self._from_marks = str.maketrans({mark: character for character, mark in marks.items()})
 
     def mark(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` with the telling characters replaced everywhere but in roles, which templates compare.
+        """Return `messages` with the distinctive characters replaced everywhere but in roles, which templates compare.
 
         Raises:
             ChatTemplateError: a role is no plain name, so that it could spell a special token.
@@ -108,13 +108,13 @@ class SpecialTokenScanner:
                 start = end
 
 
-def telling_characters(special_tokens: Sequence[SpecialToken]) -> list[str]:
+def distinctive_characters(special_tokens: Sequence[SpecialToken]) -> list[str]:
     """Return the characters by which special tokens are told from other text: punctuation, where they have any."""
-    telling: set[str] = set()
+    found: set[str] = set()
     for special in special_tokens:
         visible = {character for character in special.content if not character.isspace()}
-        telling |= {character for character in visible if not character.isalnum()} or visible
-    return sorted(telling)
+        found |= {character for character in visible if not character.isalnum()} or visible
+    return sorted(found)
 
 
 def _longest_of(texts: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Stop strings in text that arrives in pieces. Knows text only; knows no tokens."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind for tests, trained on the spot. Knows how they are built; knows no checkpoint."""
+"""Small tokenizers of every kind for tests, trained when they are asked for."""
 
 import json
 from collections.abc import Mapping, Sequence

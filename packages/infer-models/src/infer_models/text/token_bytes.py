@@ -1,4 +1,4 @@
-"""The bytes that tokens stand for. Knows a decoder by what it makes of tokens; knows no text."""
+"""Finds the bytes that tokens stand for, by what a decoder makes of the tokens."""
 
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel

@@ -1,4 +1,4 @@
-"""How few tokens a text can have, by its length. Knows what each part of a tokenizer does to text; knows no ids."""
+"""A lower bound of the number of tokens of a text, from its length alone."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ _NFC_SHRINKING = 4
 
 
 def max_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """Return how many bytes of a text's UTF-8 a token can stand for at most, or None where that cannot be said.
+    """Return how many bytes of a text's UTF-8 a token can stand for at most, or None where it is not known.
 
     A text of `num_bytes` then has at least `ceil(num_bytes / max_bytes_per_token)` tokens. That is sound where nothing
     of a text can get lost or shrink on its way to the tokens, so a number is returned only if all of this holds:

@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, and chats to prompts. Knows one vocabulary; knows no model."""
+"""`Tokenizer`: text to token ids and back, and chats to prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -7,12 +7,12 @@ import tokenizers
 
 from infer_models.text.chat_template import ChatTemplate, ChatTemplateMissingError, Message
 from infer_models.text.encoding import TextEncoder, with_special_tokens_as_text
-from infer_models.text.special_tokens import MessageMarks, SpecialToken, SpecialTokenScanner, telling_characters
+from infer_models.text.special_tokens import MessageMarks, SpecialToken, SpecialTokenScanner, distinctive_characters
 from infer_models.text.token_bytes import TokenBytes
 from infer_models.text.token_count_bound import max_bytes_per_token
 from infer_models.text.tokenizer_files import read_tokenizer_files
 
-# More ids than this are decoded without Python's global lock, which takes longer to set about.
+# More ids than this are decoded without Python's global lock; for fewer that costs more than it gives.
 _MANY_TOKENS = 4096
 
 
@@ -25,8 +25,8 @@ class Tokenizer:
         special_ids: ids of the special tokens, which have no text in answers.
         fallback_byte_ids: ids of tokens such as `<0xE2>` that stand for one byte each; empty where there are none.
         bos_token_id: of the token that begins a text, by `tokenizer_config.json`; None where there is none.
-        eos_token_id: of the token that ends a text, by `tokenizer_config.json`; None where there is none. What ends an
-            answer is the business of `generation_config.json`.
+        eos_token_id: of the token that ends a text, by `tokenizer_config.json`; None where there is none. Which
+            tokens end an answer is in `generation_config.json`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Tokenizer:
             if token.special
         ]
         self._scanner = SpecialTokenScanner(special_tokens)
-        self._telling_characters = telling_characters(special_tokens)
+        self._distinctive_characters = distinctive_characters(special_tokens)
         bytes_per_token = max_bytes_per_token(tokenizer)
         self._encoder = TextEncoder(tokenizer, max_bytes_per_token=bytes_per_token)
         self._plain_encoder = TextEncoder(with_special_tokens_as_text(tokenizer), max_bytes_per_token=bytes_per_token)
@@ -124,7 +124,7 @@ class Tokenizer:
             TextTooLongError: there are more than `max_tokens` ids.
         """
         template = self._require_template()
-        marks = MessageMarks(self._telling_characters, messages)
+        marks = MessageMarks(self._distinctive_characters, messages)
         marked_text = template.render(marks.mark(messages), add_generation_prompt=add_generation_prompt)
         pieces = list(self._scanner.split(marked_text))
         special_ids = _special_ids(pieces)

@@ -1,4 +1,4 @@
-"""The files of a tokenizer: `tokenizer.json`, `tokenizer_config.json`, the chat template. Knows their formats only."""
+"""Reads the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and the chat template."""
 
 import json
 from collections.abc import Mapping
