@@ -95,7 +95,7 @@ def test_every_metric_for_which_vllm_users_are_sent_here_is_there() -> None:
 
 
 def test_alerts_are_about_metrics_that_the_page_lists() -> None:
-    alerts = text_of("docs/operations.md").split("### Worth an alert")[1].split("\n## ")[0]
+    alerts = text_of("docs/operations.md").split("### Alerts")[1].split("\n## ")[0]
     named = {name.removesuffix("_bucket") for name in re.findall(r"(?:infer:|http_)\w+", alerts)}
     assert len(named) >= 5
     assert named - listed_metrics() == set()

@@ -1,4 +1,4 @@
-"""An engine without a model, and a client of the application around it."""
+"""Engines without a model, and clients of applications around them."""
 
 from collections.abc import AsyncIterator
 
@@ -11,12 +11,18 @@ from infer_server.testing.client import client_of
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    """An engine that says hello."""
+    """An engine of the test's own, with the default script."""
     return FakeEngine()
 
 
+@pytest.fixture(scope="session")
+def client() -> httpx.AsyncClient:
+    """A client of an application that tests share: they send requests, and do not look at its engine."""
+    return client_of(FakeEngine())
+
+
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application around `engine`."""
+async def own_client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application of the test's own, around `engine`."""
     async with client_of(engine) as client:
         yield client

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -37,13 +36,11 @@ def client_of(app: object, *, fails: bool = False) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://server")
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(
-        create_app(FakeEngine(), settings=ServerSettings(api_key=("k",), max_body_size=100))
-    ) as client:
-        client.headers["Authorization"] = "Bearer k"
-        yield client
+@pytest.fixture(scope="module")
+def client() -> httpx.AsyncClient:
+    client = client_of(create_app(FakeEngine(), settings=ServerSettings(api_key=("k",), max_body_size=100)))
+    client.headers["Authorization"] = "Bearer k"
+    return client
 
 
 @pytest.mark.parametrize(

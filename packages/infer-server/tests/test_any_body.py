@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_server.errors import ApiError
@@ -41,7 +41,6 @@ SOUND_MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(objects(CompletionBody, prompt=st.text(min_size=1)), st.text(min_size=1))
 def test_any_completion_is_taken_or_refused(fields: dict[str, Any], prompt: str) -> None:
     with suppress(ApiError):
@@ -49,7 +48,6 @@ def test_any_completion_is_taken_or_refused(fields: dict[str, Any], prompt: str)
         assert completion_requests(body, served_model="m")
 
 
-@settings(max_examples=60)
 @given(objects(ChatBody), MESSAGES | SOUND_MESSAGES)
 def test_any_chat_is_taken_or_refused(fields: dict[str, Any], messages: list[Any]) -> None:
     with suppress(ApiError):

@@ -56,10 +56,10 @@ async def test_messages_that_are_no_conversation_of_texts_are_400(
     ],
 )
 async def test_parts_that_are_not_text_are_400_and_nothing_is_fetched(
-    client: httpx.AsyncClient, engine: FakeEngine, part: object
+    own_client: httpx.AsyncClient, engine: FakeEngine, part: object
 ) -> None:
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]}
-    assert await refusal(client, body) == (400, "unsupported_value", "messages[0].content[1]")
+    assert await refusal(own_client, body) == (400, "unsupported_value", "messages[0].content[1]")
     assert engine.requests == []
 
 
@@ -156,10 +156,10 @@ async def test_model_without_a_chat_template_is_400() -> None:
     ],
 )
 async def test_full_queue_and_draining_are_503(
-    client: httpx.AsyncClient, engine: FakeEngine, refused: Exception, code: str
+    own_client: httpx.AsyncClient, engine: FakeEngine, refused: Exception, code: str
 ) -> None:
     engine.refusal = refused
-    assert await refusal(client, {"messages": HI}) == (503, code, None)
+    assert await refusal(own_client, {"messages": HI}) == (503, code, None)
 
 
 async def test_failed_request_is_500_with_the_engines_words() -> None:

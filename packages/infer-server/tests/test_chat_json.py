@@ -33,7 +33,7 @@ async def test_chat_completion_is_openais_object(client: httpx.AsyncClient) -> N
 
 
 async def test_conversation_reaches_the_engine_with_developers_as_the_system(
-    client: httpx.AsyncClient, engine: FakeEngine
+    own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [
@@ -42,7 +42,7 @@ async def test_conversation_reaches_the_engine_with_developers_as_the_system(
         {"role": "assistant", "content": "y"},
         {"role": "system", "content": []},
     ]
-    await chat(client, messages=messages)
+    await chat(own_client, messages=messages)
     expected = [("system", "x"), ("user", "ab"), ("assistant", "y"), ("system", "")]
     conversation = ChatPrompt(messages=tuple(ChatMessage(role=role, content=text) for role, text in expected))
     assert engine.requests[0].prompt == conversation
@@ -55,18 +55,18 @@ async def test_answer_can_be_sent_back_as_it_came(client: httpx.AsyncClient) -> 
 
 
 async def test_answer_is_as_long_as_the_context_leaves_unless_told(
-    client: httpx.AsyncClient, engine: FakeEngine
+    own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     for limit in ({}, {"max_tokens": 3}, {"max_completion_tokens": 4}, {"max_tokens": 5, "max_completion_tokens": 5}):
-        await chat(client, **limit)
+        await chat(own_client, **limit)
     assert [request.params.max_tokens for request in engine.requests] == [None, 3, 4, 5]
 
 
-async def test_sampling_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_sampling_fields_reach_the_engine(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     sampling = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1, "min_tokens": 2, "n": 2}
     sampling |= {"presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1}
     lists = {"stop": ["a"], "stop_token_ids": [5], "logit_bias": {7: -3.5}}
-    await chat(client, ignore_eos=True, priority=4, cache_salt="s", **lists, **sampling)
+    await chat(own_client, ignore_eos=True, priority=4, cache_salt="s", **lists, **sampling)
     expected = SamplingParams(max_tokens=None, **lists, **sampling, ignore_eos=True)  # type: ignore[arg-type]  # mixed values
     (request,) = engine.requests
     assert (request.params, request.priority, request.cache_salt) == (expected, 4, "s")
@@ -120,10 +120,10 @@ NEUTRAL = {
 
 
 async def test_fields_of_openai_at_their_neutral_values_change_nothing(
-    client: httpx.AsyncClient, engine: FakeEngine
+    own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    await chat(client, **NEUTRAL)
-    await chat(client, **dict.fromkeys(NEUTRAL))
+    await chat(own_client, **NEUTRAL)
+    await chat(own_client, **dict.fromkeys(NEUTRAL))
     assert [request.params for request in engine.requests] == [SamplingParams(max_tokens=None)] * 2
 
 

@@ -157,28 +157,28 @@ async def test_more_than_64_prompts_are_422(client: httpx.AsyncClient) -> None:
 )
 @pytest.mark.parametrize("stream", [True, False])
 async def test_full_queue_and_draining_are_503_with_retry_after(
-    client: httpx.AsyncClient,
+    own_client: httpx.AsyncClient,
     engine: FakeEngine,
     refusal: Exception,
     code: str,
     stream: bool,  # noqa: FBT001 - a table of cases
 ) -> None:
     engine.refusal = refusal
-    reply = await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
+    reply = await own_client.post("/v1/completions", json={"prompt": "x", "stream": stream})
     assert (reply.status_code, error_of(reply)["code"], reply.headers["retry-after"]) == (503, code, "3")
 
 
-async def test_a_prompt_that_tokenizes_to_nothing_is_400(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_a_prompt_that_tokenizes_to_nothing_is_400(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.refusal = EmptyPromptError()
-    reply = await client.post("/v1/completions", json={"prompt": "\u200b"})
+    reply = await own_client.post("/v1/completions", json={"prompt": "\u200b"})
     assert (reply.status_code, error_of(reply)["code"]) == (400, "empty_prompt")
 
 
 async def test_unforeseen_failure_is_500_and_its_cause_goes_to_the_log_alone(
-    client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+    own_client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.refusal = KeyError("secret")
-    reply = await client.post("/v1/completions", json={"prompt": "x"}, headers={"X-Request-Id": "mine-1"})
+    reply = await own_client.post("/v1/completions", json={"prompt": "x"}, headers={"X-Request-Id": "mine-1"})
     assert (reply.status_code, error_of(reply)["code"]) == (500, "internal_error")
     assert "secret" not in reply.text
     assert "mine-1" in caplog.text

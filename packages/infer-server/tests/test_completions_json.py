@@ -41,9 +41,9 @@ async def test_completion_is_openais_object(client: httpx.AsyncClient) -> None:
 
 
 async def test_prompts_of_a_batch_get_a_choice_each_and_one_usage(
-    client: httpx.AsyncClient, engine: FakeEngine
+    own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    answer = await complete(client, prompt=["a", "bcd"])
+    answer = await complete(own_client, prompt=["a", "bcd"])
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
     assert [request.prompt for request in engine.requests] == ["a", "bcd"]
@@ -59,23 +59,23 @@ async def test_prompts_of_a_batch_get_a_choice_each_and_one_usage(
     ],
 )
 async def test_prompt_may_be_text_or_token_ids(
-    client: httpx.AsyncClient, engine: FakeEngine, prompt: object, received: list[object]
+    own_client: httpx.AsyncClient, engine: FakeEngine, prompt: object, received: list[object]
 ) -> None:
-    await complete(client, prompt=prompt)
+    await complete(own_client, prompt=prompt)
     assert [request.prompt for request in engine.requests] == received
 
 
-async def test_sampling_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_sampling_fields_reach_the_engine(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     sampling = {"max_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1, "min_tokens": 2}
     sampling |= {"presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1}
     lists = {"stop": ["a", "b"], "stop_token_ids": [5], "logit_bias": {"7": -3.5}}
-    await complete(client, prompt="x", ignore_eos=True, **lists, **sampling)
+    await complete(own_client, prompt="x", ignore_eos=True, **lists, **sampling)
     expected = SamplingParams(stop=("a", "b"), stop_token_ids=(5,), logit_bias={7: -3.5}, ignore_eos=True, **sampling)  # type: ignore[arg-type]  # mixed values
     assert engine.requests[0].params == expected
 
 
-async def test_priority_and_cache_salt_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    await complete(client, prompt=["x", "y"], priority=-3, cache_salt="tenant")
+async def test_priority_and_cache_salt_reach_the_engine(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await complete(own_client, prompt=["x", "y"], priority=-3, cache_salt="tenant")
     assert [(request.priority, request.cache_salt) for request in engine.requests] == [(-3, "tenant")] * 2
 
 
@@ -86,19 +86,19 @@ async def test_usage_says_how_much_of_the_prompt_was_cached() -> None:
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
-async def test_null_means_the_default(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_null_means_the_default(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "seed", "ignore_eos")
-    await complete(client, prompt="x", **dict.fromkeys(names))
+    await complete(own_client, prompt="x", **dict.fromkeys(names))
     assert engine.requests[0].params == SamplingParams(max_tokens=128)
 
 
 async def test_fields_of_openai_at_their_neutral_values_change_nothing(
-    client: httpx.AsyncClient, engine: FakeEngine
+    own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     neutral = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": "", "priority": 0}
     penalties = {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "stop": [], "logit_bias": {}}
-    await complete(client, prompt="x", stream_options={"include_usage": False}, **neutral, **penalties, **ignored)
+    await complete(own_client, prompt="x", stream_options={"include_usage": False}, **neutral, **penalties, **ignored)
     assert engine.requests[0].params == SamplingParams()
 
 

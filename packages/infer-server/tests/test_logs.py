@@ -2,19 +2,18 @@
 
 import json
 import logging
-import signal
-import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_server.operations.logs import formatter
 from infer_server.settings import LogFormat
+from infer_server.testing import server_process
 
 TEXT, JSON = formatter("text"), formatter("json")
 
@@ -74,7 +73,6 @@ def test_text_indents_tracebacks_so_that_nothing_in_them_begins_a_line() -> None
     assert all(line.startswith("    ") for line in rest)
 
 
-@settings(max_examples=100)
 @given(st.text(), st.text())
 def test_text_is_one_line_that_begins_with_the_time_whatever_is_logged(message: str, fact: str) -> None:
     lines = TEXT.format(record("%s", message, fact=fact)).splitlines()
@@ -112,7 +110,6 @@ def test_json_has_a_traceback_in_one_field() -> None:
     assert fields["request_id"] == "r-1"
 
 
-@settings(max_examples=100)
 @given(st.text(), st.text())
 def test_json_is_one_object_whatever_is_logged(message: str, fact: str) -> None:
     fields = json_of(record("%s", message, fact=fact))
@@ -125,20 +122,10 @@ def test_second_copies_of_messages_in_colour_are_left_out(log_format: LogFormat)
     assert "color" not in formatter(log_format).format(record("x", color_message="y"))
 
 
-COMMAND = (
-    "import sys; from infer_server.cli import main; from infer_server.testing import FakeEngine; "
-    "sys.exit(main(sys.argv[1:], build_engine=lambda config: FakeEngine()))"
-)
-
-
 def test_server_logs_nothing_but_objects_if_asked_for_json() -> None:
-    command = [sys.executable, "-W", "always", "-c", COMMAND, "--port", "0", "--log-format", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        url = next(line.split()[-1] for line in server.stdout if line.startswith("listens on"))
-        httpx.post(f"{url}/v1/completions", json={"prompt": "x"})
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate()
+    with server_process("--log-format", "json", interpreter_flags=("-W", "always")) as server:
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
+        _, errors = server.terminate()
     logged = [json.loads(line) for line in errors.splitlines()]
     (access,) = [fields for fields in logged if fields.get("path") == "/v1/completions"]
     assert (access["logger"], access["status"], access["completion_tokens"]) == ("infer_server.access", 200, 3)

@@ -1,20 +1,9 @@
 """Methods beside GET and POST, and paths that nobody has: what a prober or a load balancer finds."""
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
-from infer_server import ServerSettings, create_app
 from infer_server.testing import FakeEngine, running_server, send_raw
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(FakeEngine(), settings=ServerSettings())
-    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # litestar's own ASGI types
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-        yield client
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/schema", "/metrics"])

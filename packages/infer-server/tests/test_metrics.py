@@ -196,11 +196,11 @@ async def test_metrics_are_shown_whatever_is_accepted(client: httpx.AsyncClient,
     assert (await client.get("/metrics", headers={b"Accept": accept.encode()})).status_code == 200
 
 
-async def test_http_requests_are_counted_by_route_however_inventive_clients_are(client: httpx.AsyncClient) -> None:
+async def test_http_requests_are_counted_by_route_however_inventive_clients_are(own_client: httpx.AsyncClient) -> None:
     for path in ("/health", "/health", "/nothing/1", "/nothing/2", "/v1/models/a", "/v1/models/b"):
-        await client.get(path)
-    await client.request("BREW", "/health")
-    samples = await scrape(client)
+        await own_client.get(path)
+    await own_client.request("BREW", "/health")
+    samples = await scrape(own_client)
     counted = {
         tuple(dict(labels)[name] for name in ("handler", "method", "status")): value
         for (name, labels), value in samples.items()
@@ -214,10 +214,10 @@ async def test_http_requests_are_counted_by_route_however_inventive_clients_are(
     }
 
 
-async def test_bytes_and_durations_of_exchanges_are_measured(client: httpx.AsyncClient) -> None:
+async def test_bytes_and_durations_of_exchanges_are_measured(own_client: httpx.AsyncClient) -> None:
     body = b'{"prompt": "x"}'
-    reply = await client.post("/v1/completions", content=body)
-    samples = await scrape(client)
+    reply = await own_client.post("/v1/completions", content=body)
+    samples = await scrape(own_client)
     handler = frozenset({("handler", "/v1/completions")})
     assert samples["http_request_size_bytes_sum", handler] == len(body)
     assert samples["http_response_size_bytes_sum", handler] == len(reply.content)

@@ -41,11 +41,11 @@ async def test_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_health_and_ready_follow_the_engine(
-    client: httpx.AsyncClient, engine: FakeEngine, status: EngineStatus, health: int, ready: int
+    own_client: httpx.AsyncClient, engine: FakeEngine, status: EngineStatus, health: int, ready: int
 ) -> None:
     engine.status = status
-    assert (await client.get("/health")).status_code == health
-    assert (await client.get("/ready")).status_code == ready
+    assert (await own_client.get("/health")).status_code == health
+    assert (await own_client.get("/ready")).status_code == ready
 
 
 async def test_version_is_the_packages(client: httpx.AsyncClient) -> None:

@@ -17,7 +17,7 @@ HELD = Script(pause_after=1)
 
 @asynccontextmanager
 async def serving(engine: FakeEngine, **settings: float) -> AsyncIterator[tuple[str, asyncio.Task[int]]]:
-    """Run the whole server in this event loop; yields its URL and the task of its exit code."""
+    """Run the whole server in this event loop; yield its URL and the task of its exit code."""
     listening = asyncio.Event()
     listener = bind_listener("127.0.0.1", 0)
     url = url_of(listener)
@@ -39,9 +39,16 @@ async def open_stream(url: str) -> AsyncIterator[AsyncIterator[str]]:
         yield lines
 
 
-async def get(url: str) -> int:
-    async with httpx.AsyncClient() as client:
-        return (await client.get(url)).status_code
+async def get(url: str, *, count: int = 1) -> list[int]:
+    """Return the statuses of `count` requests."""
+    async with httpx.AsyncClient(headers={"Connection": "close"}) as client:
+        return [(await client.get(url)).status_code for _ in range(count)]
+
+
+async def wait_until_draining(url: str) -> None:
+    async with httpx.AsyncClient(headers={"Connection": "close"}) as client:
+        while (await client.get(f"{url}/ready")).status_code == 200:
+            pass
 
 
 async def test_idle_server_ends_at_once_with_exit_code_0() -> None:
@@ -54,12 +61,11 @@ async def test_first_signal_lets_running_requests_finish_and_takes_no_others() -
     engine = FakeEngine(HELD)
     async with serving(engine) as (url, ended), open_stream(url) as lines:
         signal.raise_signal(signal.SIGTERM)
-        while await get(f"{url}/ready") == 200:
-            pass
+        await wait_until_draining(url)
         async with httpx.AsyncClient() as client:
             refused = await client.post(f"{url}/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert [await get(f"{url}/health") for _ in range(40)] == [200] * 40  # it goes on listening
+        assert await get(f"{url}/health", count=40) == [200] * 40  # it goes on listening
         engine.resume()
         assert [line async for line in lines if line][-1] == "data: [DONE]"
         assert await ended == 0
@@ -91,8 +97,7 @@ async def test_second_signal_ends_the_server_now_and_tells_its_streams() -> None
     engine = FakeEngine(HELD)
     async with serving(engine) as (url, ended), open_stream(url) as lines:
         signal.raise_signal(signal.SIGTERM)
-        while await get(f"{url}/ready") == 200:
-            pass
+        await wait_until_draining(url)
         signal.raise_signal(signal.SIGTERM)
         *_, last, _ = [line async for line in lines if line]
         assert '"finish_reason":"abort"' in last
@@ -104,8 +109,7 @@ async def test_an_engine_that_dies_while_draining_is_exit_code_1() -> None:
     engine = FakeEngine(HELD)
     async with serving(engine) as (url, ended), open_stream(url):
         signal.raise_signal(signal.SIGTERM)
-        while await get(f"{url}/ready") == 200:
-            pass
+        await wait_until_draining(url)
         engine.die()
         assert await ended == 1
 
@@ -115,7 +119,7 @@ async def test_dead_engine_fails_its_streams_and_ends_the_server_with_exit_code_
     async with serving(engine) as (url, ended), open_stream(url) as lines:
         engine.die()
         received = [line async for line in lines if line]
-        assert await get(f"{url}/health") == 503
+        assert await get(f"{url}/health") == [503]
         assert await ended == 1
     assert "engine_dead" in received[-2]
     assert received[-1] == "data: [DONE]"

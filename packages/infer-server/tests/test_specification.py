@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -11,19 +10,11 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from infer_server import ServerSettings, create_app
 from infer_server.testing import FakeEngine, running_server
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 CHAT = [{"role": "user", "content": "x"}]
 LONG = ["😀" * 5000, "\x01" * 5000, '"\\' * 5000]
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(FakeEngine(), settings=ServerSettings())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as client:  # type: ignore[arg-type]  # litestar's own ASGI types
-        yield client
 
 
 def error_of(reply: httpx.Response) -> Any:

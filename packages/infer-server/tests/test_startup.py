@@ -7,6 +7,8 @@ import sys
 
 import httpx
 
+from infer_server.testing import server_process
+
 LOADS_FOR_EVER = """
 import sys, time
 from infer_server.cli import main
@@ -16,13 +18,6 @@ def load(config):
     time.sleep(600)
 
 sys.exit(main(sys.argv[1:], build_engine=load))
-"""
-SERVES = """
-import sys
-from infer_server.cli import main
-from infer_server.testing import FakeEngine
-
-sys.exit(main(sys.argv[1:], build_engine=lambda config: FakeEngine()))
 """
 
 
@@ -38,15 +33,8 @@ def test_sigterm_while_the_model_loads_is_exit_code_143_at_once() -> None:
 
 def test_name_that_the_terminal_has_no_letters_for_is_spelled_out() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
-    command = [sys.executable, "-c", SERVES, "--port", "0", "--served-model-name", "模型", "--log-level", "warning"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as server:
-        assert server.stdout
-        lines = [server.stdout.readline() for _ in range(8)]
-        url = next(line.split()[-1] for line in lines if line.startswith("listens on"))
-        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "模型"
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=30)
-    assert lines[0].startswith("model      \\u6a21\\u578b")
-    assert (server.returncode, errors) == (0, "")
+    flags = ("--served-model-name", "模型", "--log-level", "warning")
+    with server_process(*flags, environment=environment) as server:
+        assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "模型"
+        assert server.terminate() == (0, "")
+    assert server.banner[0].startswith("model      \\u6a21\\u578b")

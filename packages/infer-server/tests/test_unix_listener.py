@@ -1,10 +1,7 @@
 """The Unix socket: whose the path is, and when; who may connect; that nothing is left behind."""
 
-import signal
 import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -12,11 +9,7 @@ import pytest
 
 from infer_server.serving.listener import AddressUnusableError
 from infer_server.serving.unix_listener import unix_listener
-
-COMMAND = (
-    "import sys; from infer_server.cli import main; from infer_server.testing import FakeEngine; "
-    "sys.exit(main(sys.argv[1:], build_engine=lambda config: FakeEngine()))"
-)
+from infer_server.testing import server_process
 
 
 @pytest.fixture
@@ -77,15 +70,10 @@ def test_folder_is_refused_and_left_as_it_is(path: str, tmp_path: Path, monkeypa
 
 
 def test_command_serves_on_it_and_removes_it_at_the_end(path: Path) -> None:
-    command = [sys.executable, "-c", COMMAND, "--uds", str(path), "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        lines = [server.stdout.readline() for _ in range(8)]
+    with server_process("--uds", str(path), "--log-level", "warning") as server:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
             assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate()
-    assert (server.returncode, errors) == (0, "")
-    assert lines[4].split() == ["listens", "on", f"unix:{path}"]
-    assert f"curl -N --unix-socket {path} http://localhost/v1/completions" in lines[7]
+        assert server.terminate() == (0, "")
+    assert server.banner[4].split() == ["listens", "on", f"unix:{path}"]
+    assert f"curl -N --unix-socket {path} http://localhost/v1/completions" in server.banner[7]
     assert list(path.parent.iterdir()) == []

@@ -5,6 +5,7 @@
 
 from infer_server.testing.fake_engine import FAKE_INFO, FakeEngine, FakeStream, Script
 from infer_server.testing.parsing import metric_samples, sse_events
+from infer_server.testing.process import ServerProcess, server_process
 from infer_server.testing.server import open_socket, running_server, send_raw
 
 __all__ = [
@@ -12,9 +13,11 @@ __all__ = [
     "FakeEngine",
     "FakeStream",
     "Script",
+    "ServerProcess",
     "metric_samples",
     "open_socket",
     "running_server",
     "send_raw",
+    "server_process",
     "sse_events",
 ]
