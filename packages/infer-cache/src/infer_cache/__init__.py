@@ -1,6 +1,7 @@
-"""Who owns which KV memory: blocks, block tables, and the views that models attend through.
+"""KV cache memory: blocks, block tables, prefix caching, and the view that models attend through.
 
-The names that hold tensors are imported when they are first used, so that bookkeeping alone never imports torch.
+Knows tokens, blocks and the tensors that hold them; knows no model, no request and no schedule. `KVPool` and
+`PagedCacheView` are imported when they are first used, so that the managers alone never import torch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
 from infer_cache.block_hashes import BlockHashes
 from infer_cache.block_map import BlockMap
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
-from infer_cache.group_tables import GroupSpec
 from infer_cache.layer_groups import LayerGroups
 from infer_cache.paged_manager import AdmissionBudget, PagedKVCacheManager, PrefixHit, TableEdit, UnknownSequenceError
 from infer_cache.sliding_window import max_blocks_in_window
@@ -24,7 +24,6 @@ __all__ = [
     "BlockHashes",
     "BlockMap",
     "ContiguousKVCacheManager",
-    "GroupSpec",
     "KVPool",
     "LayerGroups",
     "OutOfBlocksError",

@@ -1,10 +1,10 @@
-"""Names for blocks: a digest of all tokens up to a block's end. Knows token ids; knows no blocks' memory.
+"""`BlockHashes`: a hash for each full block of a sequence, over all tokens up to the block's end.
 
-    digest 0 = SHA-256(root, tokens of block 0)    digest 1 = SHA-256(digest 0, tokens of block 1)    ...
+    hash 0 = SHA-256(root, tokens of block 0)    hash 1 = SHA-256(hash 0, tokens of block 1)    ...
 
-Two blocks have one name only if everything before them is equal too, which is what their keys and values depend on.
-The root comes from a salt, so that tenants with different salts never share a block, and cannot tell by timing what
-others have sent. A cryptographic hash: a collision would give one request another's context.
+Two blocks have the same hash only if all tokens before them are equal too, as their keys and values depend on those.
+The root comes from a salt: tenants with different salts never share a block, and cannot tell by timing what others have
+sent. The hash is a cryptographic one, because a collision would give one request another's context.
 """
 
 import hashlib
@@ -13,23 +13,23 @@ from collections.abc import Sequence
 
 
 class BlockHashes:
-    """The names of one sequence's full blocks, computed once as its tokens come."""
+    """The hashes of one sequence's full blocks, each computed once."""
 
-    __slots__ = ("_block_size", "_digests", "_root")
+    __slots__ = ("_block_size", "_hashes", "_root")
 
     def __init__(self, block_size: int, *, salt: str = "") -> None:
-        """Name blocks of `block_size` tokens; only sequences of the same `salt` have names in common."""
+        """Hash blocks of `block_size` tokens; only sequences with the same `salt` have hashes in common."""
         self._block_size = block_size
         self._root = hashlib.sha256(salt.encode()).digest()
-        self._digests: list[bytes] = []
+        self._hashes: list[bytes] = []
 
     def upto(self, token_ids: Sequence[int], num_tokens: int) -> list[bytes]:
-        """Return the names of all full blocks among the first `num_tokens` tokens, or of more where they are known.
+        """Return the hashes of all full blocks among the first `num_tokens` tokens, and of later ones already computed.
 
         `token_ids` must begin with the tokens of every earlier call.
         """
-        digests, size = self._digests, self._block_size
-        for start in range(len(digests) * size, num_tokens - size + 1, size):
-            parent = digests[-1] if digests else self._root
-            digests.append(hashlib.sha256(parent + array("q", token_ids[start : start + size]).tobytes()).digest())
-        return digests
+        hashes, size = self._hashes, self._block_size
+        for start in range(len(hashes) * size, num_tokens - size + 1, size):
+            parent = hashes[-1] if hashes else self._root
+            hashes.append(hashlib.sha256(parent + array("q", token_ids[start : start + size]).tobytes()).digest())
+        return hashes

@@ -1,4 +1,4 @@
-"""`BlockMap`: who holds which blocks, for people to look at. Knows numbers; decides nothing."""
+"""`BlockMap`: a copy of block tables and reference counts, for people to look at."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMap:
-    """One group of layers' blocks: of the group that keeps the longest part of a sequence.
+    """The blocks of one group of layers: the group that keeps the longest part of a sequence.
 
     Attributes:
         num_blocks: blocks of the group.
-        holders: for each of its first blocks, how many sequences hold it; -1 for a block that nobody holds and that is
-            kept for its content.
-        held_by: by sequence, the blocks that it holds, in order.
+        ref_counts: for each of its first blocks, how many sequences reference it; -1 for an idle block, which no
+            sequence references but which is kept for its content.
+        block_tables: by sequence, the ids of its blocks, in order.
     """
 
     num_blocks: int
-    holders: list[int]
-    held_by: Mapping[str, list[int]]
+    ref_counts: list[int]
+    block_tables: Mapping[str, list[int]]

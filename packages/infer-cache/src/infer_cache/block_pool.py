@@ -1,28 +1,33 @@
-"""Blocks that several sequences may hold, and that keep their content when nobody does. Knows ids, holders and names.
+"""`BlockPool`: blocks with reference counts, which prefix caching finds by their hashes.
 
-free ──allocate──> held by 1 <──hold, drop──> held by n
- ^                    │  drop of the last holder
- │                    v
- └──no name──────── named? ──> idle: still found by its name, first to be evicted the longer nobody held it
- └──────────────────evict───────┘
+free ──allocate──> 1 reference <──add_reference, release──> n references
+ ^                      │ release of the last reference
+ │                      v
+ ├──no────────── has a hash and idle blocks are kept?
+ │                      │ yes
+ │                      v
+ └──evict───────────── idle ──add_reference──> 1 reference
+
+An idle block is a cached free block: it has no references and counts as free, but keeps its content and is found by its
+hash. Idle blocks are evicted when an allocation needs them, least recently used first.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
 
 
 class BlockPool:
-    """A pool's blocks with their holders and names. Idle blocks count as free.
+    """Blocks with reference counts and hashes. Idle blocks count as free.
 
     Attributes:
-        num_evictions: idle blocks that were given to somebody else, since the start.
+        num_evictions: idle blocks that were evicted for an allocation, since the start.
     """
 
     __slots__ = ("_allocator", "_block_of", "_hash_of", "_idle", "_keeps_idle", "_ref_counts", "num_evictions")
 
     def __init__(self, num_blocks: int, *, keeps_idle: bool) -> None:
-        """Start with all blocks free. `keeps_idle`: named blocks that nobody holds are kept as long as memory lasts.
+        """Start with all blocks free. `keeps_idle`: cached blocks without references stay idle until they are evicted.
 
         Raises:
             ValueError: `num_blocks` is negative.
@@ -32,13 +37,8 @@ class BlockPool:
         self._ref_counts: dict[int, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
-        self._idle: dict[int, None] = {}  # in the order in which they became idle
+        self._idle: dict[int, None] = {}  # a set in the order in which the blocks became idle
         self.num_evictions = 0
-
-    @property
-    def allocator(self) -> BlockAllocator:
-        """The allocator beneath; a block's owner is who allocated it."""
-        return self._allocator
 
     @property
     def num_blocks(self) -> int:
@@ -47,33 +47,33 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, idle ones included."""
+        """Blocks without references, idle ones included."""
         return self._allocator.num_free + len(self._idle)
 
     @property
     def num_idle(self) -> int:
-        """Blocks that nobody holds, but that can still be found."""
+        """Cached free blocks: without references, but found by their hashes."""
         return len(self._idle)
 
     def is_referenced(self, block_id: int) -> bool:
-        """Return whether a sequence holds the block."""
+        """Return whether a sequence references the block."""
         return block_id in self._ref_counts
 
     def ref_counts(self, max_blocks: int) -> list[int]:
-        """Return how many hold each block below `max_blocks`; -1 for an idle one, 0 for one that is free."""
+        """Return the reference count of each block below `max_blocks`; -1 for an idle block."""
         return [
             -1 if block_id in self._idle else self._ref_counts.get(block_id, 0)
             for block_id in range(min(max_blocks, self.num_blocks))
         ]
 
-    def find(self, name: bytes) -> int | None:
-        """Return the block of this name, held or idle, or None."""
-        return self._block_of.get(name)
+    def find(self, block_hash: bytes) -> int | None:
+        """Return the block that is cached under this hash, referenced or idle, or None."""
+        return self._block_of.get(block_hash)
 
-    def allocate(self, count: int, *, owner: Hashable, after: int | None = None) -> list[int]:
-        """Give `count` blocks without names to one holder; arguments as for `BlockAllocator.allocate`.
+    def allocate(self, count: int, *, after: int | None = None) -> list[int]:
+        """Allocate `count` blocks with one reference and no hash; arguments as for `BlockAllocator.allocate`.
 
-        Idle blocks are evicted where too few are free, those first that were idle longest.
+        Where too few blocks are free otherwise, idle ones are evicted, least recently used first.
 
         Raises:
             OutOfBlocksError: fewer than `count` blocks are free or idle; nothing has changed.
@@ -82,24 +82,23 @@ class BlockPool:
         if num_missing > len(self._idle):
             raise OutOfBlocksError(num_asked=count, num_free=self.num_free, num_blocks=self.num_blocks)
         for _ in range(num_missing):
-            block_id = next(iter(self._idle))
-            self.uncache_block(block_id)
+            self.uncache_block(next(iter(self._idle)))
             self.num_evictions += 1
-        given = self._allocator.allocate(count, owner=owner, after=after)
-        for block_id in given:
+        block_ids = self._allocator.allocate(count, after=after)
+        for block_id in block_ids:
             self._ref_counts[block_id] = 1
-        return given
+        return block_ids
 
     def add_reference(self, block_ids: Sequence[int]) -> None:
-        """Add a holder to each of these blocks, which are held or idle.
+        """Add a reference to each of these blocks, which are referenced or idle.
 
         Raises:
-            ValueError: one of them is free: what was found has been given up since. Nothing has changed.
+            ValueError: one of them is free: it was evicted or released after it was found. Nothing has changed.
         """
         for block_id in block_ids:
             if block_id not in self._ref_counts and block_id not in self._idle:
                 raise ValueError(
-                    f"`block_id` {block_id} is free; hold what `find` returns before others are given out."
+                    f"`block_id` {block_id} is free; reference what `find` returns before other blocks are allocated."
                 )
         for block_id in block_ids:
             ref_count = self._ref_counts.get(block_id, 0)
@@ -108,15 +107,18 @@ class BlockPool:
             self._ref_counts[block_id] = ref_count + 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Take a holder from each of these blocks, the last of them first: the ends of prefixes are evicted first.
+        """Remove a reference from each of these blocks, in reverse order: the end of a prefix is evicted first.
 
         Raises:
-            ValueError: nobody holds one of them.
+            ValueError: one of them has no references.
         """
         for block_id in reversed(block_ids):
             ref_count = self._ref_counts.get(block_id, 0)
             if not ref_count:
-                raise ValueError(f"`block_id` {block_id} is held by nobody; drop only what was allocated or held.")
+                raise ValueError(
+                    f"`block_id` {block_id} has no references; release a block once for each `allocate` or "
+                    "`add_reference`."
+                )
             if ref_count > 1:
                 self._ref_counts[block_id] = ref_count - 1
                 continue
@@ -128,13 +130,13 @@ class BlockPool:
                 self._allocator.free((block_id,))
 
     def cache_block(self, block_id: int, block_hash: bytes) -> None:
-        """Let `find` return this referenced block, unless the hash is taken or the block has one already."""
+        """Let `find` return this referenced block, unless the block has a hash or another block has this one."""
         if block_hash not in self._block_of and block_id not in self._hash_of:
             self._hash_of[block_id] = block_hash
             self._block_of[block_hash] = block_id
 
     def uncache_block(self, block_id: int) -> None:
-        """Take away the block's hash, if it has one; an idle block becomes free."""
+        """Remove the block's hash, if it has one; an idle block becomes free."""
         block_hash = self._hash_of.pop(block_id, None)
         if block_hash is not None:
             del self._block_of[block_hash]
@@ -143,7 +145,7 @@ class BlockPool:
             self._allocator.free((block_id,))
 
     def audit(self, reachable: Iterable[int]) -> list[int]:
-        """Return the leaked blocks: allocated, but neither idle nor among the `reachable` ones; ascending."""
+        """Return the leaked blocks, ascending: allocated, but neither idle nor among the `reachable` ones."""
         return self._allocator.audit({*reachable, *self._idle})
 
     def reclaim(self, reachable: Iterable[int]) -> int:

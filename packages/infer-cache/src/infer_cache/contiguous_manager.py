@@ -1,9 +1,9 @@
-"""The contiguous cache: a fixed run of consecutive blocks for each of a fixed number of sequences. Knows integers.
+"""`ContiguousKVCacheManager`: the contiguous KV cache, a slot of consecutive blocks for each of a number of sequences.
 
     slot      0          1          2
     blocks    0  1  2  3 4  5  6  7 8  9  10 11      a sequence of up to 4 blocks takes one slot
 
-It has the methods of `PagedKVCacheManager`. A sequence gets its whole slot at admission, and prefixes are never cached.
+It has the methods of `PagedKVCacheManager`. A sequence gets its whole slot at admission, and no block is ever cached.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
 from infer_cache.block_map import BlockMap
 from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit, UnknownSequenceError
 
-_NOTHING_FOUND = PrefixHit(0, (0,), ((),), (0,))
+_NO_HIT = PrefixHit(0, (0,), ((),), (0,))
 
 
 class ContiguousKVCacheManager:
-    """Block tables that are slots."""
+    """Slots of consecutive blocks, one for each sequence."""
 
     __slots__ = ("_block_size", "_blocks_per_slot", "_slot_of", "_slots")
 
     def __init__(self, num_slots: int, blocks_per_slot: int, block_size: int) -> None:
-        """Give `num_slots` sequences `blocks_per_slot` blocks of `block_size` tokens each.
+        """Start with `num_slots` free slots of `blocks_per_slot` blocks of `block_size` tokens.
 
         Raises:
             ValueError: `num_slots` is negative, or one of the others is not positive.
@@ -53,7 +53,7 @@ class ContiguousKVCacheManager:
 
     @property
     def num_idle_blocks(self) -> int:
-        """Always 0: what a free slot holds is not kept."""
+        """Always 0: the content of a free slot is not kept."""
         return 0
 
     @property
@@ -62,22 +62,17 @@ class ContiguousKVCacheManager:
         return 0
 
     @property
-    def num_free_tokens(self) -> int:
-        """Tokens that the free slots have room for."""
-        return self.num_free_blocks * self._block_size
-
-    @property
     def usage(self) -> float:
-        """Share of the slots that sequences hold, in [0, 1]."""
+        """Share of the slots that sequences have, in [0, 1]."""
         return 1 - self._slots.num_free / max(1, self._slots.num_blocks)
 
     def find(self, block_hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
-        """Find nothing."""
+        """Return a hit of no tokens."""
         del block_hashes, num_tokens
-        return _NOTHING_FOUND
+        return _NO_HIT
 
     def budget(self, reserve: float) -> AdmissionBudget:
-        """Return the free slots: nothing is reserved, as no sequence grows beyond its slot."""
+        """Return the free slots; none is reserved, as no sequence grows beyond its slot."""
         del reserve
         return AdmissionBudget([self._slots.num_free])
 
@@ -87,7 +82,7 @@ class ContiguousKVCacheManager:
         return [1]
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
-        """Return whether a slot is free that holds `num_tokens` tokens."""
+        """Return whether a slot is free and has room for `num_tokens` tokens."""
         del hit
         return self._slots.num_free > 0 and num_tokens <= self._blocks_per_slot * self._block_size
 
@@ -95,20 +90,19 @@ class ContiguousKVCacheManager:
         """Give a sequence a slot.
 
         Raises:
-            OutOfBlocksError: no slot is free, or none holds as many tokens.
+            OutOfBlocksError: no slot is free, or a slot has no room for `num_tokens` tokens.
             ValueError: the sequence has a slot already.
         """
         if self.holds(sequence_id):
             raise ValueError(f"`sequence_id` {sequence_id!r} has a slot already; `release` it first.")
         if not self.fits(num_tokens, hit):
-            needed = -(-num_tokens // self._block_size)
-            raise OutOfBlocksError(num_asked=needed, num_free=self.num_free_blocks, num_blocks=self.num_blocks)
-        (slot,) = self._slots.allocate(1, owner=sequence_id)
-        self._slot_of[sequence_id] = slot
+            num_asked = -(-num_tokens // self._block_size)
+            raise OutOfBlocksError(num_asked=num_asked, num_free=self.num_free_blocks, num_blocks=self.num_blocks)
+        (self._slot_of[sequence_id],) = self._slots.allocate(1)
         return [TableEdit(0, 0, list(self.blocks(sequence_id)))]
 
     def capacity(self, sequence_id: str) -> int:
-        """Return how many tokens a slot has room for.
+        """Return how many tokens the sequence's slot has room for.
 
         Raises:
             UnknownSequenceError: the sequence has no slot.
@@ -117,7 +111,7 @@ class ContiguousKVCacheManager:
         return self._blocks_per_slot * self._block_size
 
     def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> list[TableEdit] | None:
-        """Return no edits, or None where `num_tokens` exceed the slot.
+        """Return no edits, or None where the slot has no room for `num_tokens` tokens.
 
         Raises:
             UnknownSequenceError: the sequence has no slot.
@@ -126,21 +120,21 @@ class ContiguousKVCacheManager:
         return [] if num_tokens <= self.capacity(sequence_id) else None
 
     def reuse_blocks(self, sequence_id: str, block_hashes: Sequence[bytes], num_computed: int) -> list[TableEdit]:
-        """Take nothing from others."""
+        """Return no edits."""
         del sequence_id, block_hashes, num_computed
         return []
 
     def cache_blocks(self, sequence_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Keep no names."""
+        """Do nothing."""
 
     def uncache_blocks(self, sequence_id: str, num_tokens: int) -> None:
-        """Keep no names."""
+        """Do nothing."""
 
     def uncache_hashes(self, block_hashes: Sequence[bytes]) -> None:
-        """Keep no names."""
+        """Do nothing."""
 
     def release(self, sequence_id: str) -> None:
-        """Give back a sequence's slot.
+        """Free a sequence's slot.
 
         Raises:
             UnknownSequenceError: the sequence has no slot.
@@ -153,7 +147,7 @@ class ContiguousKVCacheManager:
         return sequence_id in self._slot_of
 
     def blocks(self, sequence_id: str, group: int = 0) -> tuple[int, ...]:
-        """Return the blocks of a sequence's slot, in order; there is one group.
+        """Return the ids of the blocks of a sequence's slot, in order; there is one group.
 
         Raises:
             UnknownSequenceError: the sequence has no slot.
@@ -163,15 +157,15 @@ class ContiguousKVCacheManager:
         return tuple(range(first, first + self._blocks_per_slot))
 
     def map_blocks(self, max_blocks: int) -> BlockMap:
-        """Return who holds which blocks, those below `max_blocks`: a slot's blocks have one holder. For people."""
-        held_by = {sequence_id: list(self.blocks(sequence_id)) for sequence_id in self._slot_of}
-        holders = [0] * self.num_blocks
-        for block_ids in held_by.values():
-            holders[block_ids[0] : block_ids[-1] + 1] = [1] * len(block_ids)
-        return BlockMap(num_blocks=self.num_blocks, holders=holders[:max_blocks], held_by=held_by)
+        """Return a map of all slots, with the reference counts of blocks below `max_blocks`."""
+        block_tables = {sequence_id: list(self.blocks(sequence_id)) for sequence_id in self._slot_of}
+        ref_counts = [0] * self.num_blocks
+        for block_ids in block_tables.values():
+            ref_counts[block_ids[0] : block_ids[-1] + 1] = [1] * len(block_ids)
+        return BlockMap(num_blocks=self.num_blocks, ref_counts=ref_counts[:max_blocks], block_tables=block_tables)
 
     def audit(self) -> list[tuple[int, int]]:
-        """Return the blocks of leaked slots as (0, id): allocated, but no sequence's."""
+        """Return the blocks of leaked slots as (0, id): allocated, but of no sequence."""
         return [
             (0, slot * self._blocks_per_slot + index)
             for slot in self._slots.audit(self._slot_of.values())

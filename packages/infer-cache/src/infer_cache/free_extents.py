@@ -1,17 +1,17 @@
-"""The free ids as maximal runs of consecutive ones. Knows integers; knows no owners.
+"""`FreeExtents`: the free ids as extents, which are maximal ranges of consecutive ids.
 
-    id      0  1  2  3  4  5  6  7  8  9        a run is known by its first id (with its length)
+    id      0  1  2  3  4  5  6  7  8  9        an extent is found by its first id (with its length)
     free    .  .  x  x  x  .  .  x  x  .        and by its last id (with its first), so that an id
                   ^-----^        ^--^           that is freed finds both neighbours in O(1)
                   2: 3           7: 2
 
-Runs are kept in classes of length, 2^(k-1) <= length < 2^k, and a bit mask says which classes have members: a run at
-least half as long as the longest is found without a search. (The two-level idea of TLSF, Masmano et al. 2004.)
+Extents are kept in size classes, 2^(k-1) <= length < 2^k, and a bit mask says which classes have members. So an extent
+at least half as long as the longest is found without a search. (The two-level idea of TLSF, Masmano et al. 2004.)
 """
 
 
 class FreeExtents:
-    """A set of free ids that gives out consecutive ones."""
+    """A set of free ids from which consecutive ones are taken."""
 
     __slots__ = ("_classes", "_classes_mask", "_first_of", "_length_of", "_num_free")
 
@@ -31,7 +31,7 @@ class FreeExtents:
         return self._num_free
 
     def add(self, block_id: int) -> None:
-        """Put back an id that is not in the set."""
+        """Add an id that is not in the set."""
         first, length = block_id, 1
         if block_id - 1 in self._first_of:
             first = self._first_of[block_id - 1]
@@ -42,15 +42,15 @@ class FreeExtents:
         self._num_free += 1
 
     def take_at(self, first: int, count: int) -> range:
-        """Take up to `count` consecutive ids from `first` on; none if no run begins there."""
+        """Take up to `count` consecutive ids from `first` on; none if no extent begins there."""
         length = self._length_of.get(first, 0)
         return self._take(first, 0, min(count, length)) if length and count else range(0)
 
     def take_from_longest(self, count: int) -> range:
-        """Take up to `count` consecutive ids from one of the longest runs; at least one where any id is free.
+        """Take up to `count` consecutive ids from one of the longest extents; at least one where any id is free.
 
-        They come from its middle: whoever owns the ids before the run can grow into its first part, and the taker into
-        its last. Nobody owns ids before 0.
+        They come from its middle: the sequence that has the ids before the extent can grow into its first part, and
+        the one that these ids are for into its last part. No sequence has ids before 0, so there they are the first.
         """
         first = next(iter(self._classes[self._classes_mask.bit_length() - 1]))
         length = self._length_of[first]

@@ -1,9 +1,10 @@
-"""One group of layers' block tables: which blocks each sequence holds. Knows one window; knows no other group.
+"""The block tables of one group of layers.
 
-A table holds a stretch of its sequence's blocks: those that the window has left are given back, those that no token has
-reached are still to come.
+A table has a range of its sequence's blocks: blocks that the window has left are freed, later ones are not yet
+allocated.
 
-    blocks of the sequence   0  1  2 |3  4  5| 6  7         first = 3, blocks = the ids of 3, 4 and 5
+    blocks of the sequence   0  1  2 |3  4  5| 6  7         first_block = 3, block_ids = the ids of 3, 4 and 5
+                               freed            later
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,48 +15,45 @@ from infer_cache.block_pool import BlockPool
 from infer_cache.sliding_window import first_block_in_window, max_blocks_in_window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSpec:
-    """A group of layers that attend alike.
-
-    Attributes:
-        num_blocks: blocks of the group's pool.
-        window: the layers' sliding window in tokens; None keeps every block of a sequence.
-    """
-
-    num_blocks: int
-    window: int | None = None
-
-
 @dataclass(slots=True)
 class BlockTable:
     """One sequence's blocks in one group.
 
     Attributes:
-        first: which of the sequence's blocks `blocks[0]` is.
-        blocks: ids of the blocks from there on.
-        num_cached: blocks of the sequence, from its beginning, that have been offered their names.
+        first_block: which of the sequence's blocks `block_ids[0]` is.
+        block_ids: ids of the blocks from there on.
+        num_cached: blocks of the sequence, from its beginning, that have been cached under their hashes.
     """
 
-    first: int = 0
-    blocks: list[int] = field(default_factory=list)
+    first_block: int = 0
+    block_ids: list[int] = field(default_factory=list)
     num_cached: int = 0
 
     @property
     def end(self) -> int:
-        """One past the last of the sequence's blocks that the table holds."""
-        return self.first + len(self.blocks)
+        """One past the last of the sequence's blocks that the table has."""
+        return self.first_block + len(self.block_ids)
 
 
 class GroupBlockTables:
-    """The tables of all sequences in one group, over the group's own blocks."""
+    """The block tables of all sequences in one group, over the group's own pool of blocks."""
 
-    __slots__ = ("_block_size", "_max_chunk", "_tables", "blocks", "window")
+    __slots__ = ("_block_size", "_max_chunk", "_tables", "block_pool", "window")
 
-    def __init__(self, spec: GroupSpec, block_size: int, *, max_chunk: int | None, keeps_idle: bool) -> None:
-        """Share out the group's blocks; `max_chunk` is the most tokens of a sequence that one step computes."""
-        self.blocks = BlockPool(spec.num_blocks, keeps_idle=keeps_idle)
-        self.window = spec.window
+    def __init__(
+        self, num_blocks: int, block_size: int, *, window: int | None, max_chunk: int | None, keeps_idle: bool
+    ) -> None:
+        """Start with no tables and `num_blocks` free blocks of `block_size` tokens.
+
+        Args:
+            num_blocks: blocks of the group.
+            block_size: tokens of a block.
+            window: sliding window of the group's layers, in tokens; None keeps all blocks of a sequence.
+            max_chunk: most tokens of a sequence that one step computes; None: all of them.
+            keeps_idle: keep cached blocks without references until they are evicted.
+        """
+        self.block_pool = BlockPool(num_blocks, keeps_idle=keeps_idle)
+        self.window = window
         self._block_size = block_size
         self._max_chunk = max_chunk
         self._tables: dict[str, BlockTable] = {}
@@ -71,50 +69,48 @@ class GroupBlockTables:
     @property
     def num_free_tokens(self) -> int:
         """Tokens that the free blocks have room for."""
-        return self.blocks.num_free * self._block_size
+        return self.block_pool.num_free * self._block_size
 
     def first_block_in_window(self, first_position: int) -> int:
         """Return the first block that tokens from `first_position` on attend to."""
         return first_block_in_window(first_position, window=self.window, block_size=self._block_size)
 
-    def num_reserved(self, num_tokens: int, *, first: int) -> int:
-        """Return one past the last block that a sequence of `num_tokens` tokens reserves from block `first` on."""
-        whole = -(-num_tokens // self._block_size)
+    def reserved_end(self, num_tokens: int, *, first_block: int) -> int:
+        """Return one past the last block that admitting `num_tokens` tokens reserves, from `first_block` on."""
+        num_blocks = -(-num_tokens // self._block_size)
         most = max_blocks_in_window(
             num_tokens, window=self.window, max_chunk=self._max_chunk, block_size=self._block_size
         )
-        return min(whole, first + most)
+        return min(num_blocks, first_block + most)
 
     def find(self, block_hashes: Sequence[bytes]) -> list[int | None]:
-        """Return the block of each name, or None."""
-        return [self.blocks.find(name) for name in block_hashes]
+        """Return the block that is cached under each hash, or None."""
+        return [self.block_pool.find(block_hash) for block_hash in block_hashes]
 
-    def open(self, sequence_id: str, *, first: int, found: Sequence[int], end: int) -> BlockTable:
-        """Start a sequence's table with the blocks `found`, from block `first` on, and others up to block `end`.
+    def open(self, sequence_id: str, *, first_block: int, found: Sequence[int], end: int) -> BlockTable:
+        """Start a sequence's table with the blocks `found` from `first_block` on, and allocate others up to `end`.
 
         Raises:
             OutOfBlocksError: not enough blocks are free; nothing has changed.
         """
-        self.blocks.add_reference(found)
+        self.block_pool.add_reference(found)
         try:
-            added = self.blocks.allocate(
-                max(0, end - first - len(found)), owner=sequence_id, after=found[-1] if found else None
-            )
+            added = self.block_pool.allocate(max(0, end - first_block - len(found)), after=found[-1] if found else None)
         except BaseException:
-            self.blocks.release(found)
+            self.block_pool.release(found)
             raise
-        table = BlockTable(first=first, blocks=[*found, *added], num_cached=first + len(found))
+        table = BlockTable(first_block=first_block, block_ids=[*found, *added], num_cached=first_block + len(found))
         self._tables[sequence_id] = table
         return table
 
     def free_outside_window(self, sequence_id: str, first_position: int) -> None:
-        """Give back the blocks that the window has left once tokens from `first_position` on are computed."""
+        """Release the blocks that tokens from `first_position` on do not attend to."""
         table = self._tables[sequence_id]
-        num_left = min(self.first_block_in_window(first_position) - table.first, len(table.blocks))
-        if num_left > 0:
-            self.blocks.release(table.blocks[:num_left])
-            del table.blocks[:num_left]
-            table.first += num_left
+        count = min(self.first_block_in_window(first_position) - table.first_block, len(table.block_ids))
+        if count > 0:
+            self.block_pool.release(table.block_ids[:count])
+            del table.block_ids[:count]
+            table.first_block += count
 
     def num_missing(self, sequence_id: str, num_tokens: int) -> int:
         """Return how many more blocks a sequence needs for `num_tokens` tokens."""
@@ -127,54 +123,53 @@ class GroupBlockTables:
             OutOfBlocksError: not enough blocks are free; nothing has changed.
         """
         table = self._tables[sequence_id]
-        added = self.blocks.allocate(count, owner=sequence_id, after=table.blocks[-1] if table.blocks else None)
-        table.blocks += added
+        added = self.block_pool.allocate(count, after=table.block_ids[-1] if table.block_ids else None)
+        table.block_ids += added
         return added
 
     def shrink(self, sequence_id: str, count: int) -> None:
-        """Take back the last `count` blocks of a table."""
-        if count:
-            table = self._tables[sequence_id]
-            self.blocks.release(table.blocks[-count:])
-            del table.blocks[-count:]
+        """Release the last `count` blocks of a table, at least one."""
+        table = self._tables[sequence_id]
+        self.block_pool.release(table.block_ids[-count:])
+        del table.block_ids[-count:]
 
     def replace(self, sequence_id: str, index: int, block_id: int) -> None:
-        """Hold `block_id` in place of the sequence's own block `index`, of which nothing is computed."""
+        """Put the cached block `block_id` in place of the sequence's block `index`, of which nothing is computed."""
         table = self._tables[sequence_id]
-        self.blocks.add_reference((block_id,))
-        self.blocks.release((table.blocks[index - table.first],))
-        table.blocks[index - table.first] = block_id
+        self.block_pool.add_reference((block_id,))
+        self.block_pool.release((table.block_ids[index - table.first_block],))
+        table.block_ids[index - table.first_block] = block_id
         table.num_cached = max(table.num_cached, index + 1)
 
     def cache_blocks(self, sequence_id: str, block_hashes: Sequence[bytes], count: int) -> None:
-        """Let the sequence's first `count` blocks be found by their names."""
+        """Cache the sequence's first `count` blocks under their hashes."""
         table = self._tables[sequence_id]
-        for index in range(max(table.num_cached, table.first), count):
-            self.blocks.cache_block(table.blocks[index - table.first], block_hashes[index])
+        for index in range(max(table.num_cached, table.first_block), count):
+            self.block_pool.cache_block(table.block_ids[index - table.first_block], block_hashes[index])
         table.num_cached = max(table.num_cached, count)
 
     def uncache_blocks(self, sequence_id: str, count: int) -> None:
-        """Take away the names of a sequence's blocks from block `count` on."""
+        """Remove the hashes of a sequence's blocks from block `count` on."""
         table = self._tables[sequence_id]
-        for block_id in table.blocks[max(0, count - table.first) :]:
-            self.blocks.uncache_block(block_id)
+        for block_id in table.block_ids[max(0, count - table.first_block) :]:
+            self.block_pool.uncache_block(block_id)
         table.num_cached = min(table.num_cached, count)
 
     def close(self, sequence_id: str) -> None:
-        """Give back all blocks of a sequence and forget it; one that has no table is left alone."""
+        """Release all blocks of a sequence and remove its table, if it has one."""
         table = self._tables.pop(sequence_id, None)
         if table is not None:
-            self.blocks.release(table.blocks)
+            self.block_pool.release(table.block_ids)
 
     def map_blocks(self, max_blocks: int) -> BlockMap:
-        """Return who holds which blocks, those below `max_blocks`; by sequence all of them."""
+        """Return all block tables, and the reference counts of the blocks below `max_blocks`."""
         return BlockMap(
-            num_blocks=self.blocks.num_blocks,
-            holders=self.blocks.ref_counts(max_blocks),
-            held_by={sequence_id: table.blocks.copy() for sequence_id, table in self._tables.items()},
+            num_blocks=self.block_pool.num_blocks,
+            ref_counts=self.block_pool.ref_counts(max_blocks),
+            block_tables={sequence_id: table.block_ids.copy() for sequence_id, table in self._tables.items()},
         )
 
     def reachable(self) -> Iterator[int]:
-        """Yield the blocks that sequences hold."""
+        """Yield the blocks of all tables."""
         for table in self._tables.values():
-            yield from table.blocks
+            yield from table.block_ids

@@ -1,4 +1,4 @@
-"""Which layers share a block table: those of equal window. Knows windows; knows no block and no tensor."""
+"""`LayerGroups`: which layers share block tables, namely those of equal sliding window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroups:
-    """Layers in groups.
+    """Layers in groups; the layers of a group share block tables and have equally many blocks.
 
     Attributes:
-        windows: by group, its layers' sliding window in tokens; None keeps all blocks.
+        windows: by group, the sliding window of its layers in tokens; None keeps all blocks.
         group_of_layer: by layer, its group.
     """
 
@@ -18,19 +18,19 @@ class LayerGroups:
 
     @classmethod
     def by_window(cls, windows: Sequence[int | None]) -> "LayerGroups":
-        """Group layers of equal window, so that those with one can give back blocks that left it.
+        """Group layers of equal window, given by layer, so that blocks outside a group's window can be freed.
 
-        The group that keeps everything, or has the longest window, is the first.
+        The group without a window comes first, then the others, longest window first.
         """
         distinct = sorted(set(windows), key=lambda window: -float("inf") if window is None else -window)
         return cls(windows=tuple(distinct), group_of_layer=tuple(distinct.index(window) for window in windows))
 
     @classmethod
     def all_in_one(cls, num_layers: int) -> "LayerGroups":
-        """Keep all blocks of all layers, whatever their windows."""
+        """Put all layers into one group that keeps all blocks, whatever the layers' windows are."""
         return cls(windows=(None,), group_of_layer=(0,) * num_layers)
 
     @property
     def num_layers(self) -> tuple[int, ...]:
-        """By group, its layers."""
+        """By group, its number of layers."""
         return tuple(self.group_of_layer.count(group) for group in range(len(self.windows)))

@@ -1,7 +1,7 @@
-"""Which blocks each sequence holds, in every group of layers. Knows sequences, tokens and ids; no tensors, no schedule.
+"""`PagedKVCacheManager`: which blocks each sequence has, in every group of layers.
 
-`PagedKVCacheManager` gives any free block on demand and finds cached blocks by their hashes. `ContiguousKVCacheManager`
-(in `contiguous_manager.py`) has the same methods and gives each sequence a fixed extent of consecutive blocks.
+It allocates any free blocks on demand and finds cached ones by their hashes. `ContiguousKVCacheManager` has the same
+methods and gives each sequence a slot of consecutive blocks.
 """
 
 import math
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 from infer_cache.block_allocator import OutOfBlocksError
 from infer_cache.block_map import BlockMap
-from infer_cache.group_tables import BlockTable, GroupBlockTables, GroupSpec
+from infer_cache.group_tables import BlockTable, GroupBlockTables
 
 
 class UnknownSequenceError(KeyError):
-    """A sequence that holds no table was named."""
+    """A sequence was named that has no blocks."""
 
     def __init__(self, sequence_id: str) -> None:
-        """Say which one."""
+        """Say which sequence."""
         super().__init__(sequence_id)
         self.sequence_id = sequence_id
 
     def __str__(self) -> str:
         """Return the message; a `KeyError` would show the bare key."""
-        return f"`sequence_id` {self.sequence_id!r} holds no blocks; `admit` it first, and `release` it once."
+        return f"`sequence_id` {self.sequence_id!r} has no blocks; `admit` it first, and `release` it once."
 
 
 @dataclass(frozen=True, slots=True)
 class TableEdit:
-    """Write `block_ids` into a sequence's row of group `group`'s block table, from column `column` on."""
+    """Write `block_ids` into a sequence's row of the block table of group `group`, from column `column` on."""
 
     group: int
     column: int
@@ -37,18 +37,18 @@ class TableEdit:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The blocks of a sequence's beginning that were found.
+    """The cached blocks that were found for the beginning of a sequence.
 
     Attributes:
-        num_tokens: tokens whose keys and values are there, a multiple of the block size.
-        firsts: by group, the first block that is still in reach.
-        blocks: by group, the ids from there on.
-        num_shared_tokens: by group, tokens of those blocks that others hold: they cost no free memory.
+        num_tokens: tokens whose keys and values are cached, a multiple of the block size.
+        first_blocks: by group, the first block that the other tokens attend to.
+        block_ids: by group, the cached blocks from there on.
+        num_shared_tokens: by group, tokens of those blocks that other sequences reference: they cost no free memory.
     """
 
     num_tokens: int
-    firsts: tuple[int, ...]
-    blocks: tuple[tuple[int, ...], ...]
+    first_blocks: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
     num_shared_tokens: tuple[int, ...]
 
 
@@ -68,37 +68,48 @@ class AdmissionBudget:
 
 
 class PagedKVCacheManager:
-    """Block tables over pools that give any free block on demand, one pool for each group of layers."""
+    """Block tables over pools of blocks that are allocated on demand, one pool for each group of layers."""
 
     __slots__ = ("_block_size", "_groups")
 
     def __init__(
         self,
-        groups: Sequence[GroupSpec],
+        num_blocks: Sequence[int],
         block_size: int,
         *,
+        windows: Sequence[int | None] | None = None,
         max_chunk: int | None = None,
         keeps_prefixes: bool = False,
     ) -> None:
-        """Share out the groups' blocks of `block_size` tokens each.
+        """Start with no sequences and all blocks free.
 
         Args:
-            groups: one or more; entry 0 of every edit's `group` is the first.
+            num_blocks: by group, its blocks; at least one group.
             block_size: tokens of a block.
-            max_chunk: most tokens of a sequence that one step computes: with a window, no more than these and the
-                window's are held at a time. None: a sequence may be computed whole.
-            keeps_prefixes: keep named blocks that nobody holds, as long as memory lasts.
+            windows: by group, the sliding window of its layers in tokens; None keeps all blocks of a sequence. Without
+                this argument no group has a window.
+            max_chunk: most tokens of a sequence that one step computes; a group with a window has room for these and
+                for the window. None: a sequence may be computed whole.
+            keeps_prefixes: keep cached blocks without references until they are evicted.
 
         Raises:
-            ValueError: a number of blocks is negative, `block_size` is not positive, or there is no group.
+            ValueError: a number of blocks is negative, `block_size` is not positive, there is no group, or `windows`
+                are of another number of groups.
         """
         if block_size < 1:
             raise ValueError(f"`block_size` is {block_size}; it must be at least 1.")
-        if not groups:
-            raise ValueError("`groups` is empty; give at least one.")
+        if not num_blocks:
+            raise ValueError("`num_blocks` is empty; give the blocks of at least one group.")
+        if windows is None:
+            windows = [None] * len(num_blocks)
+        if len(windows) != len(num_blocks):
+            raise ValueError(
+                f"`windows` is of {len(windows)} groups but `num_blocks` of {len(num_blocks)}; give both by group."
+            )
         self._block_size = block_size
         self._groups = [
-            GroupBlockTables(spec, block_size, max_chunk=max_chunk, keeps_idle=keeps_prefixes) for spec in groups
+            GroupBlockTables(count, block_size, window=window, max_chunk=max_chunk, keeps_idle=keeps_prefixes)
+            for count, window in zip(num_blocks, windows, strict=True)
         ]
 
     @property
@@ -108,92 +119,94 @@ class PagedKVCacheManager:
 
     @property
     def groups(self) -> Sequence[GroupBlockTables]:
-        """The groups, in order."""
+        """The block tables of each group."""
         return self._groups
 
     @property
     def num_blocks(self) -> int:
         """Blocks of all groups, free or not."""
-        return sum(group.blocks.num_blocks for group in self._groups)
+        return sum(group.block_pool.num_blocks for group in self._groups)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks of all groups that no sequence holds, those that are kept for their content included."""
-        return sum(group.blocks.num_free for group in self._groups)
+        """Blocks of all groups that no sequence has, idle ones included."""
+        return sum(group.block_pool.num_free for group in self._groups)
 
     @property
     def num_idle_blocks(self) -> int:
-        """Free blocks that are kept for their content."""
-        return sum(group.blocks.num_idle for group in self._groups)
+        """Cached free blocks of all groups: kept for their content until they are evicted."""
+        return sum(group.block_pool.num_idle for group in self._groups)
 
     @property
     def num_evictions(self) -> int:
-        """Blocks whose kept content was given up, since the start."""
-        return sum(group.blocks.num_evictions for group in self._groups)
-
-    @property
-    def num_free_tokens(self) -> int:
-        """Tokens that there is room for: the least of any group."""
-        return min(group.num_free_tokens for group in self._groups)
+        """Idle blocks that were evicted for an allocation, since the start."""
+        return sum(group.block_pool.num_evictions for group in self._groups)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that sequences hold, in [0, 1]: the highest of any group."""
-        return max(1 - group.blocks.num_free / max(1, group.blocks.num_blocks) for group in self._groups)
+        """Share of the blocks that sequences have, in [0, 1]: the highest of any group."""
+        return max(1 - group.block_pool.num_free / max(1, group.block_pool.num_blocks) for group in self._groups)
 
     def find(self, block_hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
-        """Return the longest beginning that is there of a sequence of `num_tokens` tokens, until blocks change hands.
+        """Return the longest cached prefix of a sequence; it is valid until blocks are allocated or released.
 
         Args:
-            block_hashes: of the sequence's full blocks, from `BlockHashes`; none of them finds nothing.
-            num_tokens: of the sequence. At least its last one will be computed, so that much must be in reach.
+            block_hashes: of the sequence's full blocks, from `BlockHashes`; an empty list finds nothing.
+            num_tokens: of the sequence. At least its last token will be computed, so the hit has the blocks that this
+                token attends to.
         """
         found = [group.find(block_hashes) for group in self._groups]
-        count = self._longest(found, num_tokens)
-        firsts = tuple(self._first(group, count, num_tokens) if count else 0 for group in self._groups)
-        blocks = tuple(
+        count = self._longest_hit(found, num_tokens)
+        first_blocks = tuple(
+            self._first_block_after(group, count, num_tokens) if count else 0 for group in self._groups
+        )
+        block_ids = tuple(
             tuple(block_id for block_id in ids[first:count] if block_id is not None)
-            for ids, first in zip(found, firsts, strict=True)
+            for ids, first in zip(found, first_blocks, strict=True)
         )
-        num_held = tuple(
-            sum(map(group.blocks.is_referenced, ids)) * self._block_size
-            for group, ids in zip(self._groups, blocks, strict=True)
+        num_shared_tokens = tuple(
+            sum(map(group.block_pool.is_referenced, ids)) * self._block_size
+            for group, ids in zip(self._groups, block_ids, strict=True)
         )
-        return PrefixHit(count * self._block_size, firsts, blocks, num_held)
+        return PrefixHit(count * self._block_size, first_blocks, block_ids, num_shared_tokens)
 
     def budget(self, reserve: float) -> AdmissionBudget:
-        """Return what a step's admissions may take, leaving the share `reserve` of the free tokens."""
+        """Return what one step's admissions may take: the free tokens, less the share `reserve` of them."""
         return AdmissionBudget([int(group.num_free_tokens * (1 - reserve)) for group in self._groups])
 
     def costs(self, num_tokens: int, hit: PrefixHit) -> list[int]:
         """Return the tokens of free memory that admitting a sequence takes, by group."""
-        ends = self._ends(num_tokens, hit)
+        ends = self._reserved_ends(num_tokens, hit)
         return [
-            max(0, min(num_tokens, end * self._block_size) - first * self._block_size - held)
-            for end, first, held in zip(ends, hit.firsts, hit.num_shared_tokens, strict=True)
+            max(0, min(num_tokens, end * self._block_size) - first * self._block_size - num_shared)
+            for end, first, num_shared in zip(ends, hit.first_blocks, hit.num_shared_tokens, strict=True)
         ]
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
-        """Return whether `admit` would succeed."""
+        """Return whether enough blocks are free to `admit` a sequence."""
         return self._shortage(num_tokens, hit) is None
 
     def admit(self, sequence_id: str, num_tokens: int, hit: PrefixHit) -> list[TableEdit]:
-        """Reserve blocks for `num_tokens` tokens, those of `hit` among them; in groups with a window what it reaches.
+        """Reserve blocks for `num_tokens` tokens, those of `hit` among them.
+
+        In a group with a window, that is no more than `max_blocks_in_window`.
 
         Raises:
             OutOfBlocksError: not enough blocks are free; nothing has changed.
-            ValueError: the sequence has blocks already.
+            ValueError: the sequence has blocks already, or a block of `hit` was evicted since; nothing has changed.
         """
         if self.holds(sequence_id):
             raise ValueError(f"`sequence_id` {sequence_id!r} has blocks already; `release` it first.")
         shortage = self._shortage(num_tokens, hit)
-        if shortage is not None:  # found out before any group evicts a block for it
+        if shortage is not None:  # raised before any group evicts a block
             raise shortage
         edits = []
         try:
-            for index, (group, end) in enumerate(zip(self._groups, self._ends(num_tokens, hit), strict=True)):
-                table = group.open(sequence_id, first=hit.firsts[index], found=hit.blocks[index], end=end)
-                edits.append(TableEdit(index, table.first, table.blocks.copy()))
+            for index, (group, end) in enumerate(zip(self._groups, self._reserved_ends(num_tokens, hit), strict=True)):
+                table = group.open(
+                    sequence_id, first_block=hit.first_blocks[index], found=hit.block_ids[index], end=end
+                )
+                edits.append(TableEdit(index, table.first_block, table.block_ids.copy()))
         except BaseException:
             for group in self._groups:
                 group.close(sequence_id)
@@ -201,7 +214,7 @@ class PagedKVCacheManager:
         return edits
 
     def capacity(self, sequence_id: str) -> int:
-        """Return how many tokens of the sequence have room as it is.
+        """Return how many tokens the sequence's blocks have room for.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
@@ -211,8 +224,8 @@ class PagedKVCacheManager:
     def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> list[TableEdit] | None:
         """Make room for `num_tokens` tokens in total, of which those from `first_position` on are still to compute.
 
-        Blocks that no window reaches from there are given back first. Returns what changed, or None where not enough
-        blocks are free: then nothing was added.
+        First releases the blocks that those tokens do not attend to. Returns what changed, or None where not enough
+        blocks are free; then nothing was added.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
@@ -221,7 +234,7 @@ class PagedKVCacheManager:
         for group in self._groups:
             group.free_outside_window(sequence_id, first_position)
         missing = [group.num_missing(sequence_id, num_tokens) for group in self._groups]
-        if any(count > group.blocks.num_free for group, count in zip(self._groups, missing, strict=True)):
+        if any(count > group.block_pool.num_free for group, count in zip(self._groups, missing, strict=True)):
             return None
         edits: list[TableEdit] = []
         try:
@@ -236,14 +249,14 @@ class PagedKVCacheManager:
         return edits
 
     def reuse_blocks(self, sequence_id: str, block_hashes: Sequence[bytes], num_computed: int) -> list[TableEdit]:
-        """Take blocks that others have computed in the meantime in place of the sequence's own next ones.
+        """Replace the sequence's next blocks by cached ones, which other sequences have computed since its admission.
 
-        Each edit column adopted in the first group stands for `block_size` more tokens that need not be computed.
+        For each column of the edits, `block_size` more tokens need not be computed.
 
         Args:
-            sequence_id: whose.
+            sequence_id: the sequence.
             block_hashes: of the sequence's full blocks.
-            num_computed: its computed tokens; nothing is adopted within a block.
+            num_computed: its computed tokens; where these end within a block, nothing is replaced.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
@@ -254,11 +267,11 @@ class PagedKVCacheManager:
         if within:
             return edits
         while index < len(block_hashes) and all(table.end > index for table in tables):
-            found = [group.blocks.find(block_hashes[index]) for group in self._groups]
-            own = [table.blocks[index - table.first] for table in tables]
-            if None in found or any(theirs == ours for theirs, ours in zip(found, own, strict=True)):
+            cached = [group.block_pool.find(block_hashes[index]) for group in self._groups]
+            own = [table.block_ids[index - table.first_block] for table in tables]
+            if None in cached or any(one == other for one, other in zip(cached, own, strict=True)):
                 break
-            for number, (group, block_id) in enumerate(zip(self._groups, found, strict=True)):
+            for number, (group, block_id) in enumerate(zip(self._groups, cached, strict=True)):
                 assert block_id is not None
                 group.replace(sequence_id, index, block_id)
                 edits.append(TableEdit(number, index, [block_id]))
@@ -266,7 +279,7 @@ class PagedKVCacheManager:
         return edits
 
     def cache_blocks(self, sequence_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Let the sequence's full blocks among its first `num_tokens` tokens be found by their names.
+        """Cache the sequence's full blocks among its first `num_tokens` tokens under their hashes.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
@@ -276,7 +289,7 @@ class PagedKVCacheManager:
             group.cache_blocks(sequence_id, block_hashes, min(num_tokens // self._block_size, group[sequence_id].end))
 
     def uncache_blocks(self, sequence_id: str, num_tokens: int) -> None:
-        """Let only the blocks of the sequence's first `num_tokens` tokens be found.
+        """Remove the hashes of the sequence's blocks but the full ones among its first `num_tokens` tokens.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
@@ -286,14 +299,14 @@ class PagedKVCacheManager:
             group.uncache_blocks(sequence_id, num_tokens // self._block_size)
 
     def uncache_hashes(self, block_hashes: Sequence[bytes]) -> None:
-        """Let no block be found by any of `names`; names that no block has are left alone."""
+        """Remove these hashes, so that they find no block; those under which no block is cached are left out."""
         for group in self._groups:
             for block_id in group.find(block_hashes):
                 if block_id is not None:
-                    group.blocks.uncache_block(block_id)
+                    group.block_pool.uncache_block(block_id)
 
     def release(self, sequence_id: str) -> None:
-        """Give back a sequence's blocks and forget it.
+        """Release a sequence's blocks and remove its tables.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
@@ -303,69 +316,77 @@ class PagedKVCacheManager:
             group.close(sequence_id)
 
     def holds(self, sequence_id: str) -> bool:
-        """Return whether the sequence has blocks in any group."""
+        """Return whether the sequence has a table in any group."""
         return any(sequence_id in group for group in self._groups)
 
     def blocks(self, sequence_id: str, group: int = 0) -> tuple[int, ...]:
-        """Return the blocks that a sequence holds in a group, in order.
+        """Return the ids of a sequence's blocks in a group, in order.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
         """
-        return tuple(self._tables(sequence_id)[group].blocks)
+        return tuple(self._tables(sequence_id)[group].block_ids)
 
     def map_blocks(self, max_blocks: int) -> BlockMap:
-        """Return who holds which blocks of the group with the widest window, those below `max_blocks`. For people."""
+        """Return a map of the group with the widest window, with the reference counts of blocks below `max_blocks`."""
         widest = max(self._groups, key=lambda group: math.inf if group.window is None else group.window)
         return widest.map_blocks(max_blocks)
 
     def audit(self) -> list[tuple[int, int]]:
-        """Return the leaked blocks as (group, id): allocated, but reachable from no sequence. Reads the whole pool."""
+        """Return the leaked blocks as (group, id): allocated, but in no table and not idle. Reads all pools."""
         return [
             (index, block_id)
             for index, group in enumerate(self._groups)
-            for block_id in group.blocks.audit(group.reachable())
+            for block_id in group.block_pool.audit(group.reachable())
         ]
 
     def reclaim(self) -> int:
         """Free the blocks that `audit` finds and return how many they were."""
-        return sum(group.blocks.reclaim(group.reachable()) for group in self._groups)
+        return sum(group.block_pool.reclaim(group.reachable()) for group in self._groups)
 
-    def _longest(self, found: Sequence[Sequence[int | None]], num_tokens: int) -> int:
-        """How many blocks can be skipped where `found` are there, by group: every group has those in reach."""
+    def _longest_hit(self, found: Sequence[Sequence[int | None]], num_tokens: int) -> int:
+        """Return how many blocks need not be computed, where `found` are cached, by group.
+
+        Every group must have the blocks that the token after them attends to.
+        """
         count = len(found[0])
-        runs_by_group = []
+        # By group and number of blocks, how many of the last of these are cached without a gap.
+        consecutive = []
         for ids in found:
-            runs = [0]  # by number of blocks, how many of the last of them are there without a gap
+            counts = [0]
             for block_id in ids:
-                runs.append(0 if block_id is None else runs[-1] + 1)
-            runs_by_group.append(runs)
+                counts.append(0 if block_id is None else counts[-1] + 1)
+            consecutive.append(counts)
         while count and any(
-            runs[count] < count - self._first(group, count, num_tokens)
-            for group, runs in zip(self._groups, runs_by_group, strict=True)
+            counts[count] < count - self._first_block_after(group, count, num_tokens)
+            for group, counts in zip(self._groups, consecutive, strict=True)
         ):
             count -= 1
         return count
 
-    def _first(self, group: GroupBlockTables, count: int, num_tokens: int) -> int:
-        """The first block in reach of what is computed after `count` found blocks: at least the last token."""
+    def _first_block_after(self, group: GroupBlockTables, count: int, num_tokens: int) -> int:
+        """Return the first block attended to by the tokens after `count` cached blocks, at least by the last token."""
         return group.first_block_in_window(min(count * self._block_size, num_tokens - 1))
 
     def _shortage(self, num_tokens: int, hit: PrefixHit) -> OutOfBlocksError | None:
-        """What is wrong with admitting a sequence: the first group that has too few free blocks."""
-        for group, end, first, num_held in zip(
-            self._groups, self._ends(num_tokens, hit), hit.firsts, hit.num_shared_tokens, strict=True
+        """Return the error of admitting a sequence for the first group that has too few free blocks, or None."""
+        for group, end, first, num_shared in zip(
+            self._groups,
+            self._reserved_ends(num_tokens, hit),
+            hit.first_blocks,
+            hit.num_shared_tokens,
+            strict=True,
         ):
-            num_asked, blocks = end - first - num_held // self._block_size, group.blocks
-            if num_asked > blocks.num_free:
-                return OutOfBlocksError(num_asked=num_asked, num_free=blocks.num_free, num_blocks=blocks.num_blocks)
+            num_asked, pool = end - first - num_shared // self._block_size, group.block_pool
+            if num_asked > pool.num_free:
+                return OutOfBlocksError(num_asked=num_asked, num_free=pool.num_free, num_blocks=pool.num_blocks)
         return None
 
-    def _ends(self, num_tokens: int, hit: PrefixHit) -> list[int]:
-        """By group, one past the last block that admitting a sequence reserves."""
+    def _reserved_ends(self, num_tokens: int, hit: PrefixHit) -> list[int]:
+        """Return, by group, one past the last block that admitting a sequence reserves."""
         return [
-            max(group.num_reserved(num_tokens, first=first), first + len(found))
-            for group, first, found in zip(self._groups, hit.firsts, hit.blocks, strict=True)
+            max(group.reserved_end(num_tokens, first_block=first), first + len(block_ids))
+            for group, first, block_ids in zip(self._groups, hit.first_blocks, hit.block_ids, strict=True)
         ]
 
     def _tables(self, sequence_id: str) -> list[BlockTable]:

@@ -1,4 +1,4 @@
-"""The KV memory: keys and values of every layer, in blocks. Knows shapes and strides; knows no sequence."""
+"""`KVPool`: the tensors of the KV cache, keys and values of every layer, in blocks."""
 
 import math
 import mmap
@@ -13,8 +13,8 @@ from infer_kernels import wants_transposed_keys
 class KVPool:
     """Keys and values of all layers in blocks, zeros at the start. Layers of a group have equally many blocks.
 
-    Each layer's cache is [blocks, kv_heads, block_size, head_dim] to look at, and each head of each block one piece of
-    memory. Inside it, keys may lie transposed, where `infer_kernels.wants_transposed_keys` says so:
+    Each layer's cache has the shape [blocks, kv_heads, block_size, head_dim], and each head of each block is one piece
+    of memory. Where `infer_kernels.wants_transposed_keys` says so, keys are transposed inside that piece:
 
         keys    [blocks, kv_heads, block_size, head_dim] or [blocks, kv_heads, head_dim, block_size]
         values  [blocks, kv_heads, block_size, head_dim]
@@ -40,7 +40,7 @@ class KVPool:
             block_size: tokens of a block.
             head_dim: elements of a head.
             dtype: of keys and values.
-            device: where they are.
+            device: of keys and values.
 
         Raises:
             ValueError: a size is out of range, or a layer's group has no number of blocks.
@@ -68,8 +68,8 @@ class KVPool:
         def allocate(num_layers: int, num_blocks: int, rows: int, columns: int) -> Tensor:
             shape = (num_layers, num_blocks, kv_heads, rows, columns)
             if device.type == "cpu":
-                # The system's untouched pages: memory is taken as blocks are first written, and in small pages, for
-                # blocks of one layer that are used together lie far from those of the next.
+                # Fresh pages of the operating system: a page takes memory when it is first written. Small pages,
+                # because a block of one layer is far from the same block of the next layer.
                 pages = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
                 return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)

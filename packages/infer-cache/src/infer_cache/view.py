@@ -1,4 +1,4 @@
-"""One step's view of the pool: what a model attends through. Knows tensors and one step's plan; knows no policy."""
+"""`PagedCacheView`: one step's view of a `KVPool`, through which a model attends."""
 
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,13 @@ class PagedCacheView:
     __slots__ = ("_plans", "_pool", "_slots")
 
     def __init__(self, pool: "KVPool", *, slots: "Sequence[KVSlots]", plans: "Sequence[AttentionPlan]") -> None:
-        """View `pool` as one step does.
+        """View `pool` for one step.
 
         Args:
-            pool: where keys and values are.
-            slots: by group of layers, where each of this step's tokens is stored.
-            plans: by group of layers, which rows belong to which sequence and which blocks hold it, from
-                `infer_kernels.plan_attention` with lengths that include this step's tokens.
+            pool: keys and values of all layers.
+            slots: by group of layers, the slot where the keys and values of each of this step's tokens are stored.
+            plans: by group of layers, the rows and the blocks of each sequence, from `infer_kernels.plan_attention`
+                with lengths that include this step's tokens.
         """
         self._pool = pool
         self._slots = slots
@@ -41,7 +41,7 @@ class PagedCacheView:
         rotary: "Rotary | None" = None,
         norm: "QKNorm | None" = None,
     ) -> "Tensor":
-        """Prepare this step's queries and keys, store keys and values, then attend over all that each sequence has.
+        """Normalize and rotate queries and keys, store keys and values, then attend to all tokens of each sequence.
 
         qkv is [tokens, q_heads + 2 * kv_heads, head_dim], the result [tokens, q_heads, head_dim].
         """
