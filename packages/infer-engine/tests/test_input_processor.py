@@ -31,7 +31,7 @@ def input_processor(*, seed: int | None = 0, tokenizer: Tokenizer | None = None)
 
 
 def submissions(made_by: InputProcessor, request: GenerateRequest) -> list[Submit]:
-    prepared = made_by.prepare(request, ids=made_by.reserve_ids(request))
+    prepared = made_by.process(request, ids=made_by.reserve_ids(request))
     return [sequence.submission for sequence in prepared]
 
 

@@ -81,7 +81,7 @@ def test_what_an_interrupted_step_has_computed_is_handed_over_first() -> None:
         stand_in_tokenizer(VOCAB_SIZE), InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
     )
     request = GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=3))
-    [prepared] = input_processor.prepare(request, ids=input_processor.reserve_ids(request))
+    [prepared] = input_processor.process(request, ids=input_processor.reserve_ids(request))
     outputs: list[StepOutput] = []
     driver.submit(prepared, outputs.append)
     for num_steps in range(1, 4):

@@ -46,7 +46,7 @@ def run(
             num_completion_tokens=num_tokens,
             num_cached_tokens=2,
         )
-        outputs.append(text.advance(produced))
+        outputs.append(text.process(produced))
         if outputs[-1].finished:
             break
     return outputs
@@ -81,7 +81,7 @@ def test_the_text_ends_before_the_stop_string_across_any_token_boundary(
 
 
 @given(text=TEXTS, min_tokens=st.integers(0, 12))
-@settings(max_examples=100)
+@settings(max_examples=4 * settings().max_examples)
 def test_no_stop_string_ends_within_the_first_min_tokens_tokens(text: str, min_tokens: int) -> None:
     token_ids = BYTE_LEVEL.encode(text)
     outputs = run(request_text(stops=("E", "x"), min_tokens=min_tokens), [*singly(token_ids), []])
@@ -149,14 +149,14 @@ def test_prompt_logprobs_are_passed_on_whatever_becomes_of_the_text() -> None:
         num_prompt_tokens=2,
         num_completion_tokens=1,
     )
-    assert request_text().advance(produced).prompt_logprobs == told
-    assert request_text(stops=("x",)).advance(produced).prompt_logprobs == told
+    assert request_text().process(produced).prompt_logprobs == told
+    assert request_text(stops=("x",)).process(produced).prompt_logprobs == told
 
 
 def test_a_failed_request_is_passed_on_without_text() -> None:
     failure = RequestFailure(message="no", code="not_finite")
     produced = TokenOutput(request_id="r", token_ids=[], error=failure, num_prompt_tokens=3, num_completion_tokens=5)
-    output = request_text().advance(produced)
+    output = request_text().process(produced)
     assert (output.finished, output.error, output.finish_reason, output.text) == (True, failure, None, "")
     assert output.num_completion_tokens == 5
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from infer_cache import GroupSpec, PagedKVCacheManager
+from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.core.prefix_sharing import share_with_nobody
+from infer_engine.core.prefix_sharing import share_with_none
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Policy, SchedulerLimits
@@ -102,7 +102,7 @@ def test_no_decode_waits_where_prompts_take_what_decodes_leave(policy: str) -> N
 
 def longest_wait(policy: Policy) -> int:
     """Return the most steps between two tokens of any decode, of six where a pass computes two."""
-    kv_cache_manager = PagedKVCacheManager([GroupSpec(num_blocks=200)], 1)
+    kv_cache_manager = PagedKVCacheManager([200], 1)
     scheduler = ContinuousScheduler(
         kv_cache_manager, SchedulerLimits(max_batch_size=6, max_num_batched_tokens=2), policy
     )
@@ -111,7 +111,7 @@ def longest_wait(policy: Policy) -> int:
         scheduler,
         kv_cache_manager,
         eos_token_ids=frozenset(),
-        share_prefix=share_with_nobody,
+        share_prefix=share_with_none,
     )
     for i in range(6):
         params = SamplingParams(temperature=0)

@@ -171,7 +171,7 @@ def engine_with(*executors: Executor) -> AsyncEngine:
         info=INFO,
         stats=core.stats,
         max_waiting_requests=9,
-        tokenizers=tokenizers,
+        tokenizer_pool=tokenizers,
     )
 
 

@@ -28,7 +28,7 @@ class Calls:
 
     def prepare(self, prompt: list[int], *, stop: tuple[str, ...] = ()) -> ProcessedInput:
         request = GenerateRequest(prompt=prompt, params=SamplingParams(max_tokens=6, stop=stop))
-        [prepared] = self.input_processor.prepare(request, ids=self.input_processor.reserve_ids(request))
+        [prepared] = self.input_processor.process(request, ids=self.input_processor.reserve_ids(request))
         return prepared
 
     def start(self, prompt: list[int], *, stop: tuple[str, ...] = ()) -> list[StepOutput]:

@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from infer_engine.build import CoreParts
-from infer_engine.core.engine_core import Scheduler
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import StepRunner
 from infer_engine.sampling.sampler_output import SamplerOutput
-from infer_engine.scheduling import KVCacheManager, Schedule
+from infer_engine.scheduling import BaseScheduler, KVCacheManager, Schedule
 
 Stage = Literal["schedule", "grow", "allocate", "forward", "sample"]
 Action = Literal["raise", "refuse", "sleep", "nan"]
@@ -108,7 +107,9 @@ class FaultPlan:
         return CoreParts(
             runner=_FaultyRunner(parts.runner, self),
             kv_cache_manager=cast("KVCacheManager", _FaultyKVCacheManager(parts.kv_cache_manager, self)),
-            build_scheduler=lambda manager: cast("Scheduler", _FaultyScheduler(parts.build_scheduler(manager), self)),
+            build_scheduler=lambda manager: cast(
+                "BaseScheduler", _FaultyScheduler(parts.build_scheduler(manager), self)
+            ),
         )
 
 
@@ -161,7 +162,7 @@ class _FaultyKVCacheManager:
 class _FaultyScheduler:
     """Everything is the inner scheduler's but the making of schedules."""
 
-    def __init__(self, inner: Scheduler, plan: FaultPlan) -> None:
+    def __init__(self, inner: BaseScheduler, plan: FaultPlan) -> None:
         self._inner = inner
         self._plan = plan
 
