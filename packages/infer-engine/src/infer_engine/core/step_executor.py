@@ -119,7 +119,7 @@ class StepExecutor:
         try:
             self._runner.probe()
         except Exception as error:
-            raise EngineFailedError("even a step without requests fails") from error
+            raise EngineFailedError("not even a step without a request succeeds") from error
 
     def _retry(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
         """Compute `items`, in halves where they fail together."""
@@ -135,7 +135,7 @@ class StepExecutor:
                 self._retry_halves(schedule, items, outcome)
                 return
             request = items[0][0]
-            logger.exception("Request %s fails alone too; it is aborted.", request.request_id)
+            logger.exception("Request %s fails alone too; it is given up.", request.request_id)
             outcome.failures.append((request, _failure(error)))
 
     def _retry_halves(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
