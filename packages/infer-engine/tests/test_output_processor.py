@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import FinishReason, RequestFailure, StepOutput, TokenLogprob
-from infer_engine.testing.cores import FussyTokenizer
+from infer_engine.testing.cores import FailingTokenizer
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
 from infer_models.text.testing import byte_fallback, byte_level
 
@@ -163,7 +163,7 @@ def test_a_failed_request_is_passed_on_without_text() -> None:
 
 def test_text_that_fails_is_an_output_with_an_error_and_none_of_its_tokens(caplog: pytest.LogCaptureFixture) -> None:
     [bad] = BYTE_LEVEL.encode("b")
-    text = request_text(FussyTokenizer(byte_level(), token_id=bad))
+    text = request_text(FailingTokenizer(byte_level(), token_id=bad))
     first, last = run(text, singly([*BYTE_LEVEL.encode("a"), bad, *BYTE_LEVEL.encode("c")]))
     assert (first.text, first.error) == ("a", None)
     assert last.error is not None

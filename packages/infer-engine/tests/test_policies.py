@@ -1,4 +1,4 @@
-"""The four policies of continuous batching: who is computed when."""
+"""The four policies of continuous batching: which request is computed when."""
 
 from dataclasses import replace
 from typing import Any
@@ -238,12 +238,12 @@ def overload(policy: str) -> tuple[dict[str, tuple[int, int]], list[str]]:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first", "decode_round_robin"])
-def test_under_sustained_overload_everybody_accepted_is_served_in_order_of_arrival(policy: str) -> None:
+def test_under_sustained_overload_all_accepted_requests_are_served_in_order_of_arrival(policy: str) -> None:
     accepted, admitted = overload(policy)
     assert admitted == list(accepted)
 
 
-def test_under_sustained_overload_with_priorities_nobody_is_overtaken_beyond_its_age() -> None:
+def test_under_sustained_overload_with_priorities_no_request_is_overtaken_beyond_its_age() -> None:
     accepted, admitted = overload("priority")
     place = {name: index for index, name in enumerate(admitted)}
     for name, (priority, arrival) in accepted.items():
