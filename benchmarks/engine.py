@@ -184,7 +184,7 @@ def text_cost() -> float:
     ]
     started = time.perf_counter()
     for output in outputs:
-        text.advance(output)
+        text.process(output)
     return (time.perf_counter() - started) / len(outputs) * 1e6
 
 

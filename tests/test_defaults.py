@@ -103,6 +103,6 @@ def test_seed_left_alone_is_drawn_anew_at_every_start() -> None:
     request = GenerateRequest(prompt=[5], params=SamplingParams())
     fronts = [InputProcessor(dummy_tokenizer(300), InputLimits(vocab_size=300, max_seq_len=512)) for _ in range(4)]
     prepared = [
-        input_processor.prepare(request, ids=input_processor.reserve_ids(request)) for input_processor in fronts
+        input_processor.process(request, ids=input_processor.reserve_ids(request)) for input_processor in fronts
     ]
     assert len({sequence.submission.seed for [sequence] in prepared}) == 4

@@ -21,7 +21,8 @@ async def complete(client: httpx.AsyncClient, prompt: str) -> httpx.Response:
 
 async def answers(folder: Path, *faults: Fault) -> list[httpx.Response]:
     """Return the answers to `PROMPTS`, sent together, and check that the engine serves on."""
-    engine = build_engine(EngineConfig(model=str(folder), dtype="float32"), wrap_parts=FaultPlan(list(faults)).wrap_parts)
+    plan = FaultPlan(list(faults))
+    engine = build_engine(EngineConfig(model=str(folder), dtype="float32"), wrap_parts=plan.wrap_parts)
     async with running_server(engine) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         replies = await asyncio.gather(*(complete(client, prompt) for prompt in PROMPTS))
         assert (await client.get("/health")).status_code == 200

@@ -1,22 +1,55 @@
-"""Checkpoints that several modules serve, written once."""
+"""Checkpoints that several modules serve, written once in each process that runs tests."""
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from infer_engine.testing.models import save_servable
+if TYPE_CHECKING:
+    from infer_engine.testing.models import Twin
+
+FAMILIES = ("llama", "qwen3", "gemma3")
+WHOLE = "gemma3"  # with windows in some layers and none in others it has the most to go wrong
 
 
 @pytest.fixture(scope="session")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What gives each family's checkpoint."""
+def twin_of(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], Twin]":
+    """Return a function that gives each family's checkpoint and its `transformers` model."""
+    from infer_engine.testing.models import (  # noqa: PLC0415 - the process that only hands out tests needs no torch
+        Twin,
+        save_servable,
+    )
 
     @cache
-    def folder_of(family: str) -> Path:
+    def twin_of(family: str) -> "Twin":
         folder = tmp_path_factory.mktemp(family)
-        save_servable(family, folder)
-        return folder
+        return Twin(folder=folder, model=save_servable(family, folder))
 
-    return folder_of
+    return twin_of
+
+
+@pytest.fixture(scope="session")
+def folder_of(twin_of: "Callable[[str], Twin]") -> Callable[[str], Path]:
+    """Return a function that gives each family's checkpoint."""
+    return lambda family: twin_of(family).folder
+
+
+@pytest.fixture(params=[pytest.param(name, marks=() if name == WHOLE else pytest.mark.full) for name in FAMILIES])
+def family(request: pytest.FixtureRequest) -> str:
+    """Every family, one of them in the quick run; a test that says more parametrizes `family` itself."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def twin(family: str, twin_of: "Callable[[str], Twin]") -> "Twin":
+    """The family's checkpoint and its `transformers` model."""
+    return twin_of(family)
+
+
+@pytest.fixture
+def folder(family: str, folder_of: Callable[[str], Path]) -> Path:
+    """The family's checkpoint."""
+    return folder_of(family)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_engine.protocol import SamplingParams
+from infer_engine.testing.grids import parametrize_each_once, parametrize_one_in_all_ways
 from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
 from infer_kernels.testing.threads import torch_threads
 
@@ -20,6 +22,13 @@ NUM_TOKENS = 5
 PROMPTS = {"short": random_prompt(3), "of a window": random_prompt(8), "long": random_prompt(43)}
 PLAIN: dict[str, Any] = {"use_prefix_caching": False, "block_size": 16}
 Logits = dict[tuple[str, int], Tensor]
+
+
+MODELS = [f"{family} {dtype}" for dtype in DTYPES for family in FAMILIES]
+WHOLE = "gemma3 bfloat16"
+SOME_MODELS = pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=() if m in ("llama float32", WHOLE) else pytest.mark.full) for m in MODELS]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +43,23 @@ class Checkpoint:
         return ModelEngine(self.folder, dtype=self.dtype, batch_invariant=batch_invariant, **config)
 
 
-@pytest.fixture(scope="module", params=[(family, dtype) for dtype in DTYPES for family in FAMILIES], ids="-".join)
-def checkpoint(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Checkpoint:
-    """Every family in every dtype."""
-    family, dtype = request.param
+@pytest.fixture
+def checkpoint(model: str, folder_of: Callable[[str], Path]) -> Checkpoint:
+    """The checkpoint of one of `MODELS`."""
+    family, dtype = model.split()
     return Checkpoint(folder=folder_of(family), dtype=dtype)
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Checkpoint) -> Logits:
-    """The logits of each prompt alone, whole, in a cache that nobody used before."""
-    return alone(checkpoint)
+def expected_of() -> Callable[[Checkpoint], Logits]:
+    """Return a function that gives the logits of each prompt alone, whole, in an unused cache."""
+    return cache(alone)
+
+
+@pytest.fixture
+def expected(checkpoint: Checkpoint, expected_of: Callable[[Checkpoint], Logits]) -> Logits:
+    """The logits of each prompt alone."""
+    return expected_of(checkpoint)
 
 
 @pytest.fixture
@@ -108,16 +123,19 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("way", "num_others"),
-    [*((way, 9) for way in WAYS), ("chunks of 1", 0), ("chunks of a window", 0), ("contiguous", 0)],
-)
-def test_logits_are_those_of_the_request_alone(
-    checkpoint: Checkpoint, expected: Logits, way: str, num_others: int
+@parametrize_one_in_all_ways(whole=WHOLE, model=MODELS, way=list(WAYS))
+def test_logits_beside_others_are_those_of_the_request_alone(
+    checkpoint: Checkpoint, expected: Logits, way: str
 ) -> None:
-    assert are_equal(together(checkpoint.engine(**WAYS[way]), num_others=num_others), expected)
+    assert are_equal(together(checkpoint.engine(**WAYS[way]), num_others=9), expected)
 
 
+@parametrize_each_once(model=MODELS, way=["chunks of 1", "chunks of a window", "contiguous"])
+def test_logits_of_three_prompts_are_those_of_each_alone(checkpoint: Checkpoint, expected: Logits, way: str) -> None:
+    assert are_equal(together(checkpoint.engine(**WAYS[way])), expected)
+
+
+@SOME_MODELS
 def test_logits_are_the_same_in_scattered_blocks(checkpoint: Checkpoint, expected: Logits) -> None:
     engine = checkpoint.engine(use_prefix_caching=False, block_size=2, num_kv_blocks=70, kv_reserve=0.0)
     for number in range(8):
@@ -137,7 +155,7 @@ def test_logits_are_the_same_in_scattered_blocks(checkpoint: Checkpoint, expecte
     assert are_equal(of_prompts(engine), expected)
 
 
-@pytest.mark.parametrize("num_shared", [20, 43])
+@parametrize_each_once(model=MODELS[::-1], num_shared=[20, 43])
 def test_logits_are_the_same_where_a_prefix_was_found(
     checkpoint: Checkpoint, expected: Logits, num_shared: int
 ) -> None:
@@ -149,7 +167,7 @@ def test_logits_are_the_same_where_a_prefix_was_found(
     assert are_equal(logits, expected)
 
 
-@pytest.mark.parametrize("caches", [True, False], ids=["caching", "not caching"])
+@parametrize_each_once(model=MODELS, caches=[True, False])
 def test_logits_are_the_same_after_a_preemption(checkpoint: Checkpoint, expected: Logits, *, caches: bool) -> None:
     engine = checkpoint.engine(
         use_prefix_caching=caches, block_size=2, num_kv_blocks=34, max_seq_len=60, kv_reserve=0.0, prefill_chunk_size=9
@@ -160,8 +178,9 @@ def test_logits_are_the_same_after_a_preemption(checkpoint: Checkpoint, expected
     assert engine.core.stats.num_preemptions > 0
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_are_the_same_in_company_on_two_threads(folder_of: Callable[[str], Path], dtype: str) -> None:
     checkpoint = Checkpoint(folder=folder_of("gemma3"), dtype=dtype)
     batched = checkpoint.engine(block_size=5, prefill_chunk_size=13)
@@ -189,7 +208,7 @@ def test_without_the_flag_some_bits_depend_on_the_company(folder_of: Callable[[s
 prompts = st.builds(random_prompt, st.integers(1, 50), seed=st.integers(0, 2))
 
 
-@settings(max_examples=settings().max_examples // 16)
+@settings(max_examples=max(2, settings().max_examples // 16))
 @given(
     family=st.sampled_from(list(FAMILIES)),
     dtype=st.sampled_from(DTYPES),

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.testing.models import FAMILIES, random_prompt, save_servable
+from infer_engine.testing.grids import parametrize_each_once
+from infer_engine.testing.models import FAMILIES, random_prompt
 
 PROMPT = random_prompt(30)
 NUM_TOKENS = 10
@@ -20,14 +21,6 @@ MODES: dict[str, dict[str, Any]] = {
     "prefill first": {"scheduler_policy": "prefill_first", "block_size": 4, "prefill_chunk_size": 8},
     "tiny pool": {"block_size": 4, "num_kv_blocks": 16, "kv_reserve": 0.0, "max_seq_len": 60},
 }
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every family's checkpoint."""
-    folder = tmp_path_factory.mktemp(request.param)
-    save_servable(request.param, folder)
-    return folder
 
 
 def drawn(*, n: int = 1, seed: int | None = 7, temperature: float = 1.0) -> SamplingParams:
@@ -46,7 +39,7 @@ def load(folder: Path, **switches: Any) -> LLM:
     return LLM(str(folder), dtype="float32", **config)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@parametrize_each_once(family=list(FAMILIES), mode=list(MODES))
 def test_choices_differ_and_each_is_what_its_seed_gives_alone(folder: Path, mode: str) -> None:
     found = choices(load(folder, **MODES[mode]), drawn(n=4))
     alone = load(folder, use_prefix_caching=False)

@@ -181,7 +181,7 @@ def test_a_switch_turns_off_nothing_but_what_needs_it() -> None:
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_steps_are_recorded_unless_they_are_to_be_invariant_or_it_is_switched_off(device: str) -> None:
+def test_steps_are_captured_unless_they_are_to_be_invariant_or_it_is_switched_off(device: str) -> None:
     assert config_of(device=device).captures_cpu_graphs
     assert config_of(device=device, use_cpu_graphs=True).captures_cpu_graphs
     assert not config_of(device=device, use_cpu_graphs=False).captures_cpu_graphs

@@ -1,4 +1,4 @@
-"""The contiguous cache under continuous batching: slots in place of blocks, nothing shared, nobody preempted."""
+"""The contiguous cache under continuous batching: slots in place of blocks, nothing shared, no preemption."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_a_slot_is_used_again_from_position_0() -> None:
     assert tokens_of(served.run()["b"]) == expected_tokens([2] * 5, 11)
 
 
-def test_a_request_fills_its_slot_to_the_last_position_and_nobody_is_preempted() -> None:
+def test_a_request_fills_its_slot_to_the_last_position_without_preemption() -> None:
     served = engine()
     for name in "ab":
         served.submit(name, [ord(name)] * 6, max_tokens=10)

@@ -59,7 +59,7 @@ def test_a_request_id_in_use_is_refused() -> None:
 def test_an_abort_of_an_unknown_id_changes_nothing() -> None:
     engine = FormulaEngine(num_blocks=64, limits=LIMITS)
     engine.submit("a", [1], max_tokens=2)
-    engine.abort("nobody")
+    engine.abort("unknown")
     assert tokens_of(engine.run()["a"]) == expected_tokens([1], 2)
 
 

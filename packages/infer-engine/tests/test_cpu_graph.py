@@ -1,9 +1,7 @@
 """A replayed step gives the logits that the model gives without it. Knows pools and models; knows no engine."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,27 +10,23 @@ from torch import Tensor, nn
 from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.cpu_graph import CPUGraph
 from infer_engine.model_runner.input_buffers import ForwardBatch
+from infer_engine.testing.models import FAMILIES
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import kv_cache_dtype
 from infer_models import CausalLM, load_model
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+from infer_models.testing import save_tiny_nanogpt
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 MAX_SEQ_LEN = 32
 COLUMNS = MAX_SEQ_LEN // BLOCK_SIZE + 1  # of a block table: one more than a sequence needs
-NUM_BLOCKS = 1 + 32 * COLUMNS  # enough for 32 sequences beside the one that a recording writes to
-SAVE: dict[str, Callable[..., Any]] = {
-    "llama": save_tiny_llama,
-    "qwen3": save_tiny_qwen3,
-    "gemma3": save_tiny_gemma3,
-    "nanogpt": save_tiny_nanogpt,
-}
+NUM_BLOCKS = 1 + 32 * COLUMNS  # enough for 32 sequences beside the block that a capture writes to
+QUICK = ("llama paged float32", "qwen3 paged bfloat16", "gemma3 paged bfloat16", "gemma3 contiguous float32")
 BUILDS = [
-    (family, backend, dtype)
-    for family in SAVE
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.full)
+    for family in (*FAMILIES, "nanogpt")
     for backend in ("paged", "contiguous")
-    for dtype in (torch.float32, torch.bfloat16)
+    for name in (f"{family} {backend} float32", f"{family} {backend} bfloat16")
     if family == "gemma3" or backend == "paged"  # without windows both backends are one group
 ]
 
@@ -116,28 +110,24 @@ class Build:
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What gives each family's checkpoint."""
-
-    @cache
-    def folder_of(family: str) -> Path:
-        folder = tmp_path_factory.mktemp(family)
-        SAVE[family](folder)
-        return folder
-
-    return folder_of
+def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A NanoGPT's checkpoint."""
+    folder = tmp_path_factory.mktemp("nanogpt")
+    save_tiny_nanogpt(folder)
+    return folder
 
 
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1]}-{build[2]}")
-def build(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Build:
+@pytest.fixture(scope="module", params=BUILDS)
+def build(request: pytest.FixtureRequest, folder_of: Callable[[str], Path], nanogpt: Path) -> Build:
     """Every family in both dtypes, over every grouping of its layers."""
-    family, backend, dtype = request.param
-    return Build(folder_of(family), backend=backend, dtype=dtype)
+    family, backend, dtype = request.param.split()
+    folder = nanogpt if family == "nanogpt" else folder_of(family)
+    return Build(folder, backend=backend, dtype=getattr(torch, dtype))
 
 
 @pytest.fixture(scope="module")
 def graph(build: Build) -> CPUGraph:
-    """The one recording that all of a build's steps replay."""
+    """The one graph that all of a build's steps replay."""
     return CPUGraph(build.model, build.pool)
 
 
@@ -198,15 +188,15 @@ def test_a_result_stays_as_it_is_when_the_next_step_is_replayed(build: Build, gr
     assert first.equal(kept)
 
 
-def test_a_recording_writes_to_no_block_but_the_first(build: Build) -> None:
+def test_a_capture_writes_to_no_block_but_the_first(build: Build) -> None:
     for memory in build.caches():
-        memory.neg_()  # an earlier recording of this pool wrote what this one writes
+        memory.neg_()  # an earlier capture of this pool wrote what this one writes
     before = [memory.clone() for memory in build.caches()]
     CPUGraph(build.model, build.pool)
     assert all(memory[1:].equal(old[1:]) for memory, old in zip(build.caches(), before, strict=True))
 
 
-def test_a_recording_leaves_the_models_parameters_in_their_places(build: Build) -> None:
+def test_a_capture_leaves_the_models_parameters_in_their_places(build: Build) -> None:
     before = dict(build.model.named_parameters())
     replay(CPUGraph(build.model, build.pool), build.step([3, 9]))
     after = dict(build.model.named_parameters())
@@ -216,19 +206,19 @@ def test_a_recording_leaves_the_models_parameters_in_their_places(build: Build) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_recording_that_fails_leaves_the_models_parameters_in_their_places(
-    folder_of: Callable[[str], Path], dtype: torch.dtype
+def test_a_capture_that_fails_leaves_the_models_parameters_in_their_places(
+    folder_of: Callable[[str], Path], nanogpt: Path, dtype: torch.dtype
 ) -> None:
     model = Build(folder_of("llama"), backend="paged", dtype=dtype).model
     before = dict(model.named_parameters())
-    other = Build(folder_of("nanogpt"), backend="paged", dtype=dtype)
+    other = Build(nanogpt, backend="paged", dtype=dtype)
     with pytest.raises(ValueError, match="head_dim as of `k_cache`"):
         CPUGraph(model, other.pool)
     after = dict(model.named_parameters())
     assert all(after[name] is parameter for name, parameter in before.items())
 
 
-def test_two_recordings_of_one_model_each_know_their_own_pool(folder_of: Callable[[str], Path]) -> None:
+def test_two_graphs_of_one_model_each_use_their_own_pool(folder_of: Callable[[str], Path]) -> None:
     one, two = (Build(folder_of("llama"), backend="paged", dtype=torch.bfloat16) for _ in range(2))
     two.model = one.model
     for memory in two.caches():
@@ -251,13 +241,16 @@ def plain_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _packs_bf16.cache_clear()
 
 
-@pytest.mark.parametrize("family", SAVE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "gemma3" else pytest.mark.full) for name in (*FAMILIES, "nanogpt")]
+)
 def test_a_machine_without_bf16_instructions_replays_a_step_over_plain_weights(
-    folder_of: Callable[[str], Path], family: str, request: pytest.FixtureRequest
+    folder_of: Callable[[str], Path], nanogpt: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
-    by_default = Build(folder_of(family), backend="paged", dtype=torch.bfloat16)
+    folder = nanogpt if name == "nanogpt" else folder_of(name)
+    by_default = Build(folder, backend="paged", dtype=torch.bfloat16)
     request.getfixturevalue("plain_weights")
-    plain = Build(folder_of(family), backend="paged", dtype=torch.bfloat16)
+    plain = Build(folder, backend="paged", dtype=torch.bfloat16)
     assert not any(parameter.is_mkldnn for parameter in plain.model.parameters())
     inputs = plain.step(lengths_of(7), seed=7)
     logits = replay(CPUGraph(plain.model, plain.pool), inputs)

@@ -59,7 +59,7 @@ def test_a_step_that_fails_by_one_request_fails_that_one_alone(stage: Any, polic
 
 
 @pytest.mark.parametrize("stage", ["forward", "sample"])
-def test_a_step_that_fails_once_fails_nobody(stage: Any) -> None:
+def test_a_step_that_fails_once_fails_no_request(stage: Any) -> None:
     outputs = serve(engine(Fault(stage=stage, times=1)))
     assert codes(outputs) == {}
     assert_served(outputs, NAMES)

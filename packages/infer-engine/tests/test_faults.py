@@ -1,4 +1,4 @@
-"""Failures while a schedule is made: who is given up, and that everybody else gets the same tokens."""
+"""Failures while a schedule is made: which request fails, and that all others get the same tokens."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def serve(served: FormulaEngine, names: str = NAMES, *, max_tokens: int = 8) -> 
 
 
 def failed(outputs: dict[str, list[TokenOutput]]) -> str:
-    """Return who failed, after a check that everybody else got what it gets alone."""
+    """Return which requests failed, after a check that all others got what they get alone."""
     names = ""
     for name, out in outputs.items():
         if error := out[-1].error:
@@ -76,14 +76,14 @@ ONCE, ALWAYS = 1, None
     ],
 )
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first", "priority"])
-def test_a_fault_of_any_stage_fails_who_caused_it_and_nobody_else(
+def test_a_fault_of_any_stage_fails_the_request_that_caused_it_alone(
     stage: Any, request_id: str | None, times: int | None, expected: str, policy: str
 ) -> None:
     failing = engine(Fault(stage=stage, request_id=request_id, times=times), scheduler_policy=policy)
     outputs = serve(failing, max_tokens=20)
     assert failed(outputs) == expected
     assert set(outputs) == set(NAMES)
-    assert failing.faults.struck
+    assert failing.faults.triggered
     failing.faults.faults.clear()
     assert failed(serve(failing, "efgh")) == ""
 
@@ -99,7 +99,7 @@ def test_a_fault_of_any_stage_fails_who_caused_it_and_nobody_else(
     ],
 )
 @pytest.mark.parametrize("mode", ["static", "continuous"])
-def test_a_fault_over_slots_fails_who_caused_it_and_nobody_else(
+def test_a_fault_over_slots_fails_the_request_that_caused_it_alone(
     stage: Any, request_id: str | None, times: int | None, expected: str, mode: Any
 ) -> None:
     config: dict[str, Any] = {"batching_mode": "static", "batch_wait_timeout_s": 0} if mode == "static" else {}
@@ -133,7 +133,7 @@ def test_scheduling_that_fails_now_and_then_goes_on() -> None:
     assert failed(serve(engine(*faults))) == ""
 
 
-def test_a_failure_of_nobody_after_one_of_somebody_blames_nobody() -> None:
+def test_a_failure_without_a_culprit_after_one_with_a_culprit_fails_no_request() -> None:
     failing = engine(Fault(stage="allocate", request_id="a", step=0), Fault(stage="schedule", step=1))
     assert failed(serve(failing)) == ""
 
@@ -143,7 +143,7 @@ def test_refused_memory_preempts_and_changes_no_token(step: int) -> None:
     failing = engine(Fault(stage="grow", action="refuse", step=step, times=1))
     outputs = serve(failing)
     assert failed(outputs) == ""
-    assert failing.core.step().stats.num_preemptions == len(failing.faults.struck)
+    assert failing.core.step().stats.num_preemptions == len(failing.faults.triggered)
 
 
 def test_refused_memory_of_one_request_for_ever_costs_no_other_its_tokens() -> None:
@@ -164,14 +164,14 @@ def test_refusals_from_a_given_block_on_are_preemptions_until_one_is_alone() -> 
     assert failing.core.step().stats.num_preemptions > 0
 
 
-def test_a_plan_strikes_only_where_when_and_as_often_as_it_says() -> None:
+def test_a_plan_triggers_faults_only_where_when_and_as_often_as_it_says() -> None:
     plan = FaultPlan([Fault(stage="forward", request_id="a", step=2, times=1)], step=2)
-    assert plan.strike("sample", ["a"]) == []
-    assert plan.strike("forward", ["b"]) == []
+    assert plan.trigger("sample", ["a"]) == []
+    assert plan.trigger("forward", ["b"]) == []
     with pytest.raises(InjectedFaultError, match="a fault on purpose"):
-        plan.strike("forward", ["a", "b"])
-    assert plan.strike("forward", ["a"]) == []
-    assert plan.struck == ["forward"]
+        plan.trigger("forward", ["a", "b"])
+    assert plan.trigger("forward", ["a"]) == []
+    assert plan.triggered == ["forward"]
 
 
 def test_an_empty_plan_wraps_nothing() -> None:
@@ -184,7 +184,7 @@ def test_an_empty_plan_wraps_nothing() -> None:
     assert FaultPlan().wrap_parts(parts) is parts
 
 
-def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
+def test_starting_over_reclaims_memory_that_no_request_holds() -> None:
     failing = engine(Fault(stage="schedule", times=1))
     failing.paged_manager.groups[0].block_pool.allocate(3)
     failing.submit("a", [1, 2, 3], max_tokens=2)
@@ -192,7 +192,7 @@ def test_starting_over_takes_back_memory_that_nobody_owns() -> None:
     assert failing.paged_manager.audit() == []
 
 
-def test_a_step_that_sleeps_where_it_grows_refuses_nobody() -> None:
+def test_a_step_that_sleeps_where_a_request_grows_preempts_no_request() -> None:
     clock = ManualClock()
     slow = FormulaEngine(
         num_blocks=200,

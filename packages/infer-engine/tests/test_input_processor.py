@@ -16,7 +16,7 @@ from infer_engine.protocol import (
     InvalidRequestError,
 )
 from infer_engine.protocol import SamplingParams as Params
-from infer_engine.testing.cores import FussyTokenizer
+from infer_engine.testing.cores import FailingTokenizer
 from infer_models.text import Tokenizer, dummy_tokenizer
 from infer_models.text.testing import byte_level, chat_tokenizer
 
@@ -31,7 +31,7 @@ def input_processor(*, seed: int | None = 0, tokenizer: Tokenizer | None = None)
 
 
 def submissions(made_by: InputProcessor, request: GenerateRequest) -> list[Submit]:
-    prepared = made_by.prepare(request, ids=made_by.reserve_ids(request))
+    prepared = made_by.process(request, ids=made_by.reserve_ids(request))
     return [sequence.submission for sequence in prepared]
 
 
@@ -131,7 +131,7 @@ def test_the_longest_prompt_and_the_last_ids_are_taken() -> None:
 def test_a_prompt_is_tokenized_once_whatever_n() -> None:
     texts: list[str] = []
 
-    class Counting(FussyTokenizer):
+    class Counting(FailingTokenizer):
         def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
             texts.append(text)
             return super().encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
@@ -141,7 +141,7 @@ def test_a_prompt_is_tokenized_once_whatever_n() -> None:
 
 
 def test_a_tokenizer_that_fails_is_a_refusal_in_our_own_words(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = FussyTokenizer(byte_level(), text="!", token_id=5)
+    tokenizer = FailingTokenizer(byte_level(), text="!", token_id=5)
     for prompt in ("a!", [5]):
         with pytest.raises(InvalidRequestError, match=r"^`prompt` cannot be tokenized") as refusal:
             submissions(input_processor(tokenizer=tokenizer), request(prompt))
@@ -153,7 +153,7 @@ def test_a_panic_of_the_tokenizer_is_a_refusal_too() -> None:
     class Panic(BaseException):
         """Like pyo3's `PanicException`, no `Exception`."""
 
-    class Panicking(FussyTokenizer):
+    class Panicking(FailingTokenizer):
         def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
             raise Panic(text, add_special_tokens, max_tokens)
 
@@ -170,7 +170,7 @@ def test_a_chat_is_rendered_by_the_template_and_refused_without_one() -> None:
     assert refusal.value.param == "messages"
 
 
-def test_a_tenants_salt_is_no_other_tenants_and_nobodys() -> None:
+def test_a_tenants_salt_differs_from_every_other_tenants_and_from_none() -> None:
     params = Params(max_tokens=1)
     asked = [GenerateRequest(prompt="ab", params=params, tenant=t, cache_salt=s) for t, s in TENANTS_AND_SALTS]
     salts = [submission.cache_salt for each in asked for submission in submissions(input_processor(), each)]

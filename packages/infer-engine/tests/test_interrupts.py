@@ -1,21 +1,26 @@
-"""An interrupt waits for the end of a step: whoever is not interrupted loses nothing."""
+"""An interrupt waits for the end of a step: no other call loses an output."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from infer_engine import LLM, SamplingParams
+from infer_engine.build import build_core
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.frontend.interrupts import deferred_interrupts
 from infer_engine.frontend.sync_engine import SyncEngine
 from infer_engine.ipc.messages import StepResult
 from infer_engine.protocol import GenerateRequest, StepOutput
 from infer_engine.testing.cores import MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, scripted_tokens, tokens_of
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_engine.testing.faults import Fault, FaultPlan
 from infer_models.text import dummy_tokenizer
+
+Interrupted = tuple[LLM, FaultPlan]
+NEVER = Fault(stage="forward", action="sleep", request_id="none")
 
 
 @pytest.fixture(autouse=True)
@@ -76,41 +81,57 @@ class InterruptedCore(ScriptedCore):
 
 
 def test_what_an_interrupted_step_has_computed_is_handed_over_first() -> None:
-    driver = SyncEngine(InterruptedCore())
+    engine = SyncEngine(InterruptedCore())
     input_processor = InputProcessor(
         dummy_tokenizer(VOCAB_SIZE), InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
     )
     request = GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=3))
-    [prepared] = input_processor.prepare(request, ids=input_processor.reserve_ids(request))
+    [prepared] = input_processor.process(request, ids=input_processor.reserve_ids(request))
     outputs: list[StepOutput] = []
-    driver.submit(prepared, outputs.append)
+    engine.submit(prepared, outputs.append)
     for num_steps in range(1, 4):
         with pytest.raises(KeyboardInterrupt):
-            driver.step()
+            engine.step()
         assert tokens_of(outputs) == scripted_tokens([1], num_steps)
 
 
-@pytest.fixture
-def interrupted_soon() -> Iterator[None]:
-    """Send this process an interrupt after a tenth of a second."""
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+def interrupted_llm(folder: Path, monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[float], None]) -> Interrupted:
+    """Return an engine in which `interrupt` is called in a pass that the test chooses."""
+    plan = FaultPlan([NEVER], sleep=interrupt)
+    monkeypatch.setattr("infer_engine.llm.build_core", partial(build_core, wrap_parts=plan.wrap_parts))
+    return LLM(str(folder), dtype="float32", batch_invariant=True), plan
 
 
-def test_a_stream_outlives_the_interrupt_of_a_call_beside_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    save_tiny_llama(tmp_path)
-    save_tiny_tokenizer(tmp_path)
-    llm = LLM(str(tmp_path), dtype="float32", batch_invariant=True)
+def interrupt_soon(plan: FaultPlan) -> None:
+    plan.faults = [Fault(stage="forward", action="sleep", step=plan.step + 5, times=1)]
+
+
+def test_a_stream_outlives_the_interrupt_of_a_call_beside_it(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, plan = interrupted_llm(folder_of("llama"), monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     [alone] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
     stream = llm.stream([5, 6, 7], params)
     token_ids = list(next(stream).token_ids)
-    request.getfixturevalue("interrupted_soon")
+    interrupt_soon(plan)
     with pytest.raises(KeyboardInterrupt):
-        llm.generate([[8, 9]] * 100, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+        llm.generate([[8, 9]] * 10, SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
     token_ids += [token_id for output in stream for token_id in output.token_ids]
     assert token_ids == alone.token_ids
     assert (llm.stats.num_running, llm.stats.num_free_blocks) == (0, llm.stats.num_blocks)
+
+
+def test_an_interrupted_call_leaves_nothing_behind_for_the_next(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    llm, plan = interrupted_llm(folder_of("llama"), monkeypatch, interrupt)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    interrupt_soon(plan)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5], [6, 7]], params, use_tqdm=False)
+    assert llm.stats.num_running == llm.stats.num_waiting == 0
+    assert len(llm.generate([[5]], params, use_tqdm=False)[0].token_ids) == 20

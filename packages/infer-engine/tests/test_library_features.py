@@ -1,7 +1,7 @@
 """Sampling over a model's own logits: log-probabilities, seeds, penalties, biases and ends, against `transformers`."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from infer_engine import LLM, SamplingParams
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import FinishReason
-from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, random_prompt, save_servable, twin_prompt_logprobs
+from infer_engine.testing.grids import parametrize_each_once
+from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, random_prompt, twin_prompt_logprobs
 
 EOS = 2
 NUM_TOKENS = 12
@@ -27,36 +28,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Twin:
-    """A checkpoint and its `transformers` model."""
-
-    folder: Path
-    model: Any
-
-    def load(self, **switches: Any) -> LLM:
-        """Return an engine over the checkpoint."""
-        config: dict[str, Any] = {"max_seq_len": 128, "max_batch_size": 8, **switches}
-        return LLM(str(self.folder), dtype="float32", **config)
-
-    @torch.inference_mode()
-    def logits(self, token_ids: list[int]) -> Tensor:
-        """Return the logits after `token_ids`, [vocab]."""
-        logits: Tensor = self.model(torch.tensor([token_ids])).logits[0, -1]
-        return logits
+def load(twin: Twin, **switches: Any) -> LLM:
+    """Return an engine over the checkpoint."""
+    config: dict[str, Any] = {"max_seq_len": 128, "max_batch_size": 8, **switches}
+    return LLM(str(twin.folder), dtype="float32", **config)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def twin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """Every family's."""
-    folder = tmp_path_factory.mktemp(request.param)
-    return Twin(folder=folder, model=save_servable(request.param, folder))
+@torch.inference_mode()
+def logits_after(twin: Twin, token_ids: list[int]) -> Tensor:
+    """Return the `transformers` model's logits after `token_ids`, [vocab]."""
+    logits: Tensor = twin.model(torch.tensor([token_ids])).logits[0, -1]
+    return logits
 
 
 @pytest.fixture(scope="module")
-def llm(twin: Twin) -> LLM:
-    """An engine that most tests share."""
-    return twin.load(block_size=4)
+def llm_of(twin_of: Callable[[str], Twin]) -> Callable[[str], LLM]:
+    """Return a function that gives each family's engine; most tests share it."""
+    return cache(lambda family: load(twin_of(family), block_size=4))
+
+
+@pytest.fixture
+def llm(family: str, llm_of: Callable[[str], LLM]) -> LLM:
+    """The family's engine."""
+    return llm_of(family)
 
 
 def greedy(**params: Any) -> SamplingParams:
@@ -73,12 +67,12 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_logprobs_are_those_of_the_twin_s_logits(twin: Twin, llm: LLM, temperature: float) -> None:
+@parametrize_each_once(family=list(FAMILIES), temperature=[0.0, 1.3])
+def test_logprobs_are_those_of_transformers(twin: Twin, llm: LLM, temperature: float) -> None:
     params = greedy(temperature=temperature, seed=3, logprobs=4, repetition_penalty=1.4, logit_bias={9: 5.0})
     for prompt, completion in zip(PROMPTS, run(llm, params), strict=True):
         for index, listed in enumerate(completion.logprobs or ()):
-            expected = twin.logits([*prompt, *completion.token_ids[:index]]).log_softmax(dim=-1)
+            expected = logits_after(twin, [*prompt, *completion.token_ids[:index]]).log_softmax(dim=-1)
             assert listed.token_id == completion.token_ids[index]
             assert listed.logprob == pytest.approx(float(expected[listed.token_id]), abs=1e-4)
             assert listed.rank == 1 + int((expected > expected[listed.token_id]).sum())
@@ -89,7 +83,7 @@ def test_logprobs_are_those_of_the_twin_s_logits(twin: Twin, llm: LLM, temperatu
         assert len(completion.logprobs) == NUM_TOKENS
 
 
-def test_prompt_logprobs_are_those_of_the_twin_s_logits_for_every_choice(twin: Twin, llm: LLM) -> None:
+def test_prompt_logprobs_are_those_of_transformers_for_every_choice(twin: Twin, llm: LLM) -> None:
     params = greedy(temperature=1.3, seed=3, prompt_logprobs=2, n=2, repetition_penalty=1.4, logit_bias={9: 5.0})
     completions = run(llm, params)
     assert [completion.prompt for completion in completions] == [prompt for prompt in PROMPTS for _ in range(2)]
@@ -111,54 +105,52 @@ def test_prompt_logprobs_are_there_where_they_were_asked_for(llm: LLM) -> None:
     assert does_not.prompt_logprobs is None
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@parametrize_each_once(family=list(FAMILIES), setting=list(SETTINGS))
 def test_a_seed_gives_the_same_tokens_in_every_setting(twin: Twin, setting: str) -> None:
     params = [greedy(temperature=0.9, top_p=0.95, seed=number) for number in range(len(PROMPTS))]
-    alone = twin.load(use_prefix_caching=False, batch_invariant=True)
+    alone = load(twin, use_prefix_caching=False, batch_invariant=True)
     expected = [tokens(run(alone, param, [prompt]))[0] for param, prompt in zip(params, PROMPTS, strict=True)]
-    batched = twin.load(batch_invariant=True, **SETTINGS[setting])
+    batched = load(twin, batch_invariant=True, **SETTINGS[setting])
     assert tokens(run(batched, params)) == expected
     assert tokens(run(batched, params[::-1], PROMPTS[::-1])) == expected[::-1]
 
 
 def test_the_settings_preempt_and_find_prefixes(twin: Twin) -> None:
-    batched = twin.load(**SETTINGS["preempted"])
+    batched = load(twin, **SETTINGS["preempted"])
     run(batched, greedy())
     run(batched, greedy(), PROMPTS[-1:])
     assert batched.stats.num_preemptions > 0
     assert run(batched, greedy(), PROMPTS[-1:])[0].num_cached_tokens >= 36
 
 
-def penalised(twin: Twin, prompt: list[int], params: SamplingParams) -> list[int]:
+def penalized(twin: Twin, prompt: list[int], params: SamplingParams) -> list[int]:
     """Return the greedy tokens of the twin's logits under the penalties: the repetition's is `transformers`' own."""
     repetition = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
     generated: list[int] = []
     for _ in range(NUM_TOKENS):
         known = [*prompt, *generated]
-        logits = repetition(torch.tensor([known]), twin.logits(known)[None])[0]
+        logits = repetition(torch.tensor([known]), logits_after(twin, known)[None])[0]
         counts = torch.bincount(torch.tensor(generated, dtype=torch.int64), minlength=VOCAB_SIZE)
         logits = logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
         generated.append(int(logits.argmax()))
     return generated
 
 
-@pytest.mark.parametrize(
-    "penalties",
-    [
-        {"repetition_penalty": 1.5},
-        {"presence_penalty": 1.7},
-        {"frequency_penalty": 0.6},
-        {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.9},
-    ],
-    ids=["repetition", "presence", "frequency", "all"],
+PENALTIES: dict[str, dict[str, float]] = {
+    "repetition": {"repetition_penalty": 1.5},
+    "presence": {"presence_penalty": 1.7},
+    "frequency": {"frequency_penalty": 0.6},
+    "all": {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.9},
+}
+
+
+@parametrize_each_once(
+    family=list(FAMILIES), setting=["in a batch", "in chunks", "preempted"], penalties=list(PENALTIES)
 )
-@pytest.mark.parametrize("setting", ["in a batch", "in chunks", "preempted"])
-def test_penalties_give_the_tokens_that_the_twin_s_logits_give(
-    twin: Twin, setting: str, penalties: dict[str, float]
-) -> None:
-    params = greedy(**penalties)
-    engine = twin.load(**SETTINGS[setting])
-    expected = [penalised(twin, prompt, params) for prompt in PROMPTS]
+def test_penalties_give_the_tokens_of_transformers(twin: Twin, setting: str, penalties: str) -> None:
+    params = greedy(**PENALTIES[penalties])
+    engine = load(twin, **SETTINGS[setting])
+    expected = [penalized(twin, prompt, params) for prompt in PROMPTS]
     assert tokens(run(engine, params)) == expected
     assert tokens(run(engine, greedy())) != expected
 
@@ -196,6 +188,6 @@ def test_stop_token_ids_end_a_request_and_min_tokens_holds_them_back(llm: LLM) -
 def test_filters_draw_from_the_best_tokens_alone(twin: Twin, llm: LLM) -> None:
     for completion, prompt in zip(run(llm, greedy(temperature=1.5, top_k=3, seed=1)), PROMPTS, strict=True):
         for index, token_id in enumerate(completion.token_ids):
-            assert token_id in twin.logits([*prompt, *completion.token_ids[:index]]).topk(3).indices
+            assert token_id in logits_after(twin, [*prompt, *completion.token_ids[:index]]).topk(3).indices
     assert tokens(run(llm, greedy(temperature=1.5, top_k=1, seed=1))) == tokens(run(llm, greedy()))
     assert tokens(run(llm, greedy(temperature=1.5, top_p=1e-6, seed=1))) == tokens(run(llm, greedy()))

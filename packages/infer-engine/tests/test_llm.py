@@ -1,13 +1,11 @@
 """The engine over real (tiny) models: `transformers`' own tokens, and the same ones in whatever company."""
 
-import random
-import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from infer_engine import LLM, SamplingParams
@@ -18,73 +16,58 @@ from infer_engine.protocol import (
     FinishReason,
     InvalidRequestError,
 )
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3, save_tiny_tokenizer
+from infer_engine.testing.grids import parametrize_each_once
+from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, greedy_tokens, random_prompt
+from infer_models.testing import save_tiny_tokenizer
 
-FAMILIES: dict[str, Callable[..., Any]] = {
-    "llama": save_tiny_llama,
-    "qwen3": save_tiny_qwen3,
-    "gemma3": save_tiny_gemma3,
-}
-VOCAB_SIZE = 320
 NUM_TOKENS = 16
-PROMPTS = [
-    [random.Random(length).randrange(3, VOCAB_SIZE) for _ in range(length)]  # noqa: S311 - a test's choices
-    for length in (1, 3, 8, 9, 17, 40)
-]
+PROMPTS = [random_prompt(length) for length in (1, 3, 8, 9, 17, 40)]
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A checkpoint, and what transformers generates from it for each prompt."""
-    folder = tmp_path_factory.mktemp(request.param)
-    model = FAMILIES[request.param](folder)
-    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
-    model.generation_config.eos_token_id = None
-    expected = []
-    for prompt in PROMPTS:
-        out = model.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0)
-        expected.append(out[0, len(prompt) :].tolist())
-    return folder, expected
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A servable tiny Llama."""
-    folder = tmp_path_factory.mktemp("servable")
-    save_tiny_llama(folder)
-    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
-    return folder
+def expected_of(twin_of: Callable[[str], Twin]) -> Callable[[str], list[list[int]]]:
+    """Return a function that gives what `transformers` generates from each family's checkpoint for each prompt."""
+    return cache(lambda family: [greedy_tokens(twin_of(family).model, prompt, NUM_TOKENS) for prompt in PROMPTS])
+
+
+@pytest.fixture
+def expected(family: str, expected_of: Callable[[str], list[list[int]]]) -> list[list[int]]:
+    """What `transformers` generates from the family's checkpoint for each prompt."""
+    return expected_of(family)
+
+
+@pytest.fixture
+def folder(folder_of: Callable[[str], Path]) -> Path:
+    """The checkpoint of one family, where any will do."""
+    return folder_of("llama")
 
 
 def token_ids(completions: list[Completion]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-@pytest.mark.parametrize(
-    "switches",
-    [
-        {},
-        {"max_batch_size": 1},
-        {"prefill_chunk_size": 4},
-        {"use_chunked_prefill": False},
-        {"block_size": 1, "prefill_chunk_size": 5},
-        {"block_size": 5, "max_num_batched_tokens": 7},
-        {"block_size": 4, "num_kv_blocks": 15, "kv_reserve": 0.0, "max_seq_len": 60},
-    ],
-    ids=["default", "one by one", "chunks of 4", "whole prompts", "block size 1", "block size 5", "tiny pool"],
-)
+SWITCHES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "one by one": {"max_batch_size": 1},
+    "chunks of 4": {"prefill_chunk_size": 4},
+    "whole prompts": {"use_chunked_prefill": False},
+    "block size 1": {"block_size": 1, "prefill_chunk_size": 5},
+    "block size 5": {"block_size": 5, "max_num_batched_tokens": 7},
+    "tiny pool": {"block_size": 4, "num_kv_blocks": 15, "kv_reserve": 0.0, "max_seq_len": 60},
+}
+
+
+@parametrize_each_once(family=list(FAMILIES), switches=list(SWITCHES))
 def test_greedy_tokens_are_those_of_transformers_with_every_switch(
-    family: tuple[Path, list[list[int]]], switches: dict[str, Any]
+    twin: Twin, expected: list[list[int]], switches: str
 ) -> None:
-    folder, expected = family
-    llm = LLM(str(folder), dtype="float32", **switches)
+    llm = LLM(str(twin.folder), dtype="float32", **SWITCHES[switches])
     assert token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-def test_a_pool_too_small_for_all_preempts_and_changes_nothing(family: tuple[Path, list[list[int]]]) -> None:
-    folder, expected = family
-    llm = LLM(str(folder), dtype="float32", block_size=4, num_kv_blocks=15, kv_reserve=0.0, max_seq_len=60)
+def test_a_pool_too_small_for_all_preempts_and_changes_nothing(twin: Twin, expected: list[list[int]]) -> None:
+    llm = LLM(str(twin.folder), dtype="float32", block_size=4, num_kv_blocks=15, kv_reserve=0.0, max_seq_len=60)
     assert token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
     stats = llm.stats
     assert stats.num_preemptions > 0
@@ -182,23 +165,6 @@ def test_a_tokenizer_with_added_tokens_beyond_the_embedding_is_usable_without_th
     assert llm.info.vocab_size == VOCAB_SIZE
     with pytest.raises(InvalidRequestError, match=f"token id {VOCAB_SIZE}"):
         llm.generate("<image>", GREEDY, use_tqdm=False)
-
-
-def test_an_interrupted_call_leaves_nothing_behind_for_the_next(folder: Path) -> None:
-    llm = LLM(str(folder), dtype="float32")
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert llm.stats.num_running == llm.stats.num_waiting == 0
-    assert len(llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].token_ids) == NUM_TOKENS
 
 
 def test_prompts_may_be_tuples_of_ids(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a process logs, told to another: every record arrives, or is told to standard error; none ends who logs it."""
+"""Log records sent to another process: each arrives or goes to standard error; none raises in its caller."""
 
 import logging
 
@@ -22,7 +22,7 @@ def test_a_record_is_sent_with_its_traceback() -> None:
     assert line.message == "It failed 2 times.\nValueError: the cause"
 
 
-def test_a_record_that_cannot_be_formatted_raises_nothing_in_who_logs_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_cannot_be_formatted_raises_nothing_in_its_caller(capsys: pytest.CaptureFixture[str]) -> None:
     assert told("%d tokens", "many") == []
     assert "%d format" in capsys.readouterr().err
 

@@ -1,5 +1,7 @@
-"""Faults over real models: who fails, whose tokens do not change, and what is free afterwards."""
+"""Faults over real models: which request fails, that other tokens do not change, and what is free afterwards."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ from infer_engine.core.step_executor import EngineFailedError
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, save_servable, sound_tokens
+from infer_engine.testing.grids import parametrize_each_once
+from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
+from infer_kernels.testing.pairwise import parametrize_pairwise
 
 NUM_TOKENS = 8
 PROMPTS = {"one": random_prompt(5), "two": random_prompt(20), "three": random_prompt(9), "four": random_prompt(33)}
@@ -21,19 +25,22 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every family's checkpoint."""
-    folder = tmp_path_factory.mktemp(request.param)
-    save_servable(request.param, folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> dict[str, list[int]]:
+def expected_of(folder_of: Callable[[str], Path]) -> Callable[[str], dict[str, list[int]]]:
+    """Return a function that gives what each family generates."""
+
+    @cache
+    def expected_of(family: str) -> dict[str, list[int]]:
+        engine = ModelEngine(folder_of(family), use_prefix_caching=False)
+        return {name: engine.complete(prompt, max_tokens=NUM_TOKENS) for name, prompt in PROMPTS.items()}
+
+    return expected_of
+
+
+@pytest.fixture
+def expected(family: str, expected_of: Callable[[str], dict[str, list[int]]]) -> dict[str, list[int]]:
     """Every prompt's tokens, one by one, where nothing goes wrong."""
-    engine = ModelEngine(folder, use_prefix_caching=False)
-    return {name: engine.complete(prompt, max_tokens=NUM_TOKENS) for name, prompt in PROMPTS.items()}
+    return expected_of(family)
 
 
 def run(engine: ModelEngine) -> dict[str, list[TokenOutput]]:
@@ -54,43 +61,42 @@ def error_codes(outputs: dict[str, list[TokenOutput]]) -> dict[str, str]:
     return {name: of_one[-1].error.code for name, of_one in outputs.items() if of_one[-1].error}
 
 
-@pytest.mark.parametrize("switches", SWITCHES)
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        (Fault(stage="forward", request_id="two"), "step_failed"),
-        (Fault(stage="sample", request_id="two"), "step_failed"),
-        (Fault(stage="sample", action="nan", request_id="two"), "not_finite"),
-    ],
-    ids=["forward", "sample", "nan"],
-)
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "forward": ({"stage": "forward"}, "step_failed"),
+    "sample": ({"stage": "sample"}, "step_failed"),
+    "nan": ({"stage": "sample", "action": "nan"}, "not_finite"),
+}
+"""Faults by name, each with the code that its request ends with."""
+
+
+@parametrize_pairwise(family=list(FAMILIES), switches=list(SWITCHES), fault=list(FAULTS))
 def test_a_fault_of_one_request_ends_it_alone(
-    folder: Path, expected: dict[str, list[int]], fault: Fault, code: str, switches: str
+    folder: Path, expected: dict[str, list[int]], fault: str, switches: str
 ) -> None:
-    engine = ModelEngine(folder, faults=[fault], **SWITCHES[switches])
+    where, code = FAULTS[fault]
+    engine = ModelEngine(folder, faults=[Fault(**where, request_id="two")], **SWITCHES[switches])
     outputs = run(engine)
     assert error_codes(outputs) == {"two": code}
     assert {name: tokens_of(of_one) for name, of_one in outputs.items()} == expected | {"two": []}
 
 
-@pytest.mark.parametrize(
-    ("stage", "action"),
-    [("forward", "raise"), ("sample", "raise"), ("sample", "nan")],
-    ids=["forward", "sample", "nan"],
-)
+@parametrize_each_once(family=list(FAMILIES), fault=list(FAULTS))
 def test_a_request_that_fails_in_its_decodes_keeps_what_it_had(
-    folder: Path, expected: dict[str, list[int]], stage: Any, action: Any
+    folder: Path, expected: dict[str, list[int]], fault: str
 ) -> None:
-    fault = Fault(stage=stage, action=action, request_id="three", step=4)
-    outputs = run(ModelEngine(folder, block_size=4, faults=[fault]))
+    where, _ = FAULTS[fault]
+    outputs = run(ModelEngine(folder, block_size=4, faults=[Fault(**where, request_id="three", step=4)]))
     assert error_codes(outputs).keys() == {"three"}
     kept = {name: tokens_of(of_one) for name, of_one in outputs.items()}
     assert kept == expected | {"three": expected["three"][:4]}
 
 
-@pytest.mark.parametrize("stage", ["forward", "sample", "schedule", "allocate"])
-@pytest.mark.parametrize("step", [0, 1, 5])
-@pytest.mark.parametrize("switches", SWITCHES)
+@parametrize_pairwise(
+    family=list(FAMILIES),
+    switches=list(SWITCHES),
+    stage=["forward", "sample", "schedule", "allocate"],
+    step=[0, 1, 5],
+)
 def test_a_failure_that_passes_changes_no_token(
     folder: Path, expected: dict[str, list[int]], stage: Any, step: int, switches: str
 ) -> None:
@@ -131,7 +137,7 @@ def test_siblings_of_a_failed_request_read_nothing_that_it_did_not_write(
     assert tokens_of(outputs["second"]) == tokens_of(outputs["third"]) == expected["four"]
 
 
-@pytest.mark.parametrize("switches", SWITCHES)
+@parametrize_each_once(family=list(FAMILIES), switches=list(SWITCHES))
 def test_a_probe_touches_no_request(folder: Path, expected: dict[str, list[int]], switches: str) -> None:
     engine = ModelEngine(folder, **SWITCHES[switches])
     for name, prompt in PROMPTS.items():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
 from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, ModelEngine, random_prompt, save_servable
+from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, ModelEngine, random_prompt
 
 MAX_LEN = 48
 
@@ -126,23 +126,16 @@ class Alone:
         self._engine = ModelEngine(folder, batch_invariant=True, use_prefix_caching=False, max_seq_len=MAX_LEN)
 
     def outputs(self, arrival: Arrival) -> list[TokenOutput]:
-        """Return what `arrival` gets with nobody else."""
+        """Return what `arrival` gets alone."""
         request_id = self._engine.fresh_id()
         submit(self._engine, request_id, arrival)
         return self._engine.run()[request_id]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Alone]]:
-    """What gives each family's checkpoint and how its requests fare alone."""
-
-    @cache
-    def checkpoint(family: str) -> tuple[Path, Alone]:
-        folder = tmp_path_factory.mktemp(family)
-        save_servable(family, folder)
-        return folder, Alone(folder)
-
-    return checkpoint
+def alone_of(folder_of: Callable[[str], Path]) -> Callable[[str], Alone]:
+    """Return a function that gives each family's engine for one request at a time."""
+    return cache(lambda family: Alone(folder_of(family)))
 
 
 def submit(engine: ModelEngine, request_id: str, arrival: Arrival) -> None:
@@ -166,7 +159,7 @@ def play(engine: ModelEngine, script: list[Arrival]) -> dict[str, list[TokenOutp
     def run_steps(until: int | None) -> None:
         nonlocal step
         while engine.core.has_work if until is None else step < until:
-            assert step < 2000, "somebody never ends"
+            assert step < 2000, "a request never ends"
             for request_id in aborts.pop(step, ()):
                 engine.abort(request_id)
             if engine.core.has_work:
@@ -187,13 +180,17 @@ def logprobs_of(outputs: list[TokenOutput]) -> list[TokenLogprob]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=settings().max_examples // 10)
+@settings(max_examples=max(2, settings().max_examples // 10))
 @given(config=configs(), script=st.lists(arrivals(), min_size=1, max_size=8))
 def test_any_traffic_gives_every_request_what_it_gets_alone(
-    checkpoint: Callable[[str], tuple[Path, Alone]], family: str, config: dict[str, Any], script: list[Arrival]
+    folder_of: Callable[[str], Path],
+    alone_of: Callable[[str], Alone],
+    family: str,
+    config: dict[str, Any],
+    script: list[Arrival],
 ) -> None:
-    folder, alone = checkpoint(family)
-    engine = ModelEngine(folder, batch_invariant=True, max_seq_len=MAX_LEN, **config)
+    alone = alone_of(family)
+    engine = ModelEngine(folder_of(family), batch_invariant=True, max_seq_len=MAX_LEN, **config)
     outputs = play(engine, script)
     for number, arrival in enumerate(script):
         found, expected = outputs[f"{number}"], alone.outputs(arrival)
@@ -208,11 +205,7 @@ def test_any_traffic_gives_every_request_what_it_gets_alone(
     assert (stats.num_free_blocks, stats.num_running, stats.num_waiting) == (stats.num_blocks, 0, 0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_script_played_twice_gives_the_same_outputs(
-    checkpoint: Callable[[str], tuple[Path, Alone]], family: str
-) -> None:
-    folder, _ = checkpoint(family)
+def test_a_script_played_twice_gives_the_same_outputs(folder: Path) -> None:
     script = [
         Arrival(
             length=3 + 5 * number,

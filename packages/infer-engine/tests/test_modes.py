@@ -1,21 +1,25 @@
 """Every mode of the engine gives `transformers`' own greedy tokens, for every family."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from infer_engine.testing.grids import parametrize_each_once, parametrize_one_in_all_ways
 from infer_engine.testing.models import (
     FAMILIES,
     VOCAB_SIZE,
     ModelEngine,
+    Twin,
     greedy_tokens,
     random_prompt,
-    save_servable,
     sound_tokens,
 )
+from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_models import CausalView
 from infer_models.testing import save_tiny_nanogpt, save_tiny_tokenizer
 
@@ -57,25 +61,35 @@ TINY_POOLS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Twin:
-    """A checkpoint, and what `transformers` makes of its prompts."""
+class Reference:
+    """A checkpoint, prompts, and what the reference model generates for each."""
 
     folder: Path
     prompts: dict[str, list[int]]
     expected: dict[str, list[int]]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def twin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """One family's checkpoint, with prompts around a chunk and a window in length, some with a common beginning."""
-    folder = tmp_path_factory.mktemp(request.param)
-    model = save_servable(request.param, folder)
-    prompts = {f"of {length}": random_prompt(length) for length in LENGTHS}
-    prompts["the longest again"] = random_prompt(41)
-    prompts["half of it"] = random_prompt(41)[:20]
-    prompts["another end"] = [*random_prompt(41)[:30], *random_prompt(6)]
-    expected = {name: greedy_tokens(model, prompt, NUM_TOKENS) for name, prompt in prompts.items()}
-    return Twin(folder=folder, prompts=prompts, expected=expected)
+@pytest.fixture(scope="module")
+def reference_of(twin_of: Callable[[str], Twin]) -> Callable[[str], Reference]:
+    """Return a function that gives each family's reference."""
+
+    @cache
+    def reference_of(family: str) -> Reference:
+        twin = twin_of(family)
+        prompts = {f"of {length}": random_prompt(length) for length in LENGTHS}
+        prompts["the longest again"] = random_prompt(41)
+        prompts["half of it"] = random_prompt(41)[:20]
+        prompts["another end"] = [*random_prompt(41)[:30], *random_prompt(6)]
+        expected = {name: greedy_tokens(twin.model, prompt, NUM_TOKENS) for name, prompt in prompts.items()}
+        return Reference(folder=twin.folder, prompts=prompts, expected=expected)
+
+    return reference_of
+
+
+@pytest.fixture
+def reference(family: str, reference_of: Callable[[str], Reference]) -> Reference:
+    """The family's reference: prompts around a chunk and a window in length, some with a common beginning."""
+    return reference_of(family)
 
 
 def generate(engine: ModelEngine, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -86,66 +100,66 @@ def generate(engine: ModelEngine, prompts: dict[str, list[int]]) -> dict[str, li
     return {ids[request_id]: tokens for request_id, tokens in sound_tokens(engine.run()).items()}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_greedy_tokens_are_those_of_transformers_in_every_mode(twin: Twin, mode: str) -> None:
-    assert generate(ModelEngine(twin.folder, **MODES[mode]), twin.prompts) == twin.expected
+@parametrize_one_in_all_ways(whole="gemma3", family=list(FAMILIES), mode=list(MODES))
+def test_greedy_tokens_are_those_of_transformers_in_every_mode(reference: Reference, mode: str) -> None:
+    assert generate(ModelEngine(reference.folder, **MODES[mode]), reference.prompts) == reference.expected
 
 
-@pytest.mark.parametrize("pool", TINY_POOLS)
-def test_a_pool_too_small_for_all_preempts_and_changes_no_token(twin: Twin, pool: str) -> None:
-    engine = ModelEngine(twin.folder, **TINY_POOLS[pool], kv_reserve=0.0, max_seq_len=60)
-    assert generate(engine, twin.prompts) == twin.expected
+@parametrize_each_once(family=list(FAMILIES), pool=list(TINY_POOLS))
+def test_a_pool_too_small_for_all_preempts_and_changes_no_token(reference: Reference, pool: str) -> None:
+    engine = ModelEngine(reference.folder, **TINY_POOLS[pool], kv_reserve=0.0, max_seq_len=60)
+    assert generate(engine, reference.prompts) == reference.expected
     assert engine.core.stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 16])
-@pytest.mark.parametrize("chunk", [3, CHUNK, 512])
-def test_cached_prefixes_change_no_token(twin: Twin, block_size: int, chunk: int) -> None:
-    engine = ModelEngine(twin.folder, block_size=block_size, prefill_chunk_size=chunk, use_prefix_caching=True)
-    assert generate(engine, twin.prompts) == twin.expected
+@parametrize_pairwise(family=list(FAMILIES), block_size=[1, 5, 16], chunk=[3, CHUNK, 512])
+def test_cached_prefixes_change_no_token(reference: Reference, block_size: int, chunk: int) -> None:
+    engine = ModelEngine(reference.folder, block_size=block_size, prefill_chunk_size=chunk, use_prefix_caching=True)
+    assert generate(engine, reference.prompts) == reference.expected
     before = engine.core.stats.num_cached_tokens
-    assert generate(engine, twin.prompts) == twin.expected
+    assert generate(engine, reference.prompts) == reference.expected
     assert engine.core.stats.num_cached_tokens > before
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 16])
-def test_a_prompt_that_comes_again_is_found_but_for_its_last_block(twin: Twin, block_size: int) -> None:
-    engine = ModelEngine(twin.folder, block_size=block_size, use_prefix_caching=True)
+@parametrize_each_once(family=list(FAMILIES), block_size=[1, 5, 16])
+def test_a_prompt_that_comes_again_is_found_but_for_its_last_block(reference: Reference, block_size: int) -> None:
+    engine = ModelEngine(reference.folder, block_size=block_size, use_prefix_caching=True)
     for name in ("of 16", "of 41"):
-        for num_cached in (0, min(len(twin.prompts[name]) - 1, len(twin.prompts[name]) // block_size * block_size)):
+        prompt = reference.prompts[name]
+        for num_cached in (0, min(len(prompt) - 1, len(prompt) // block_size * block_size)):
             before = engine.core.stats.num_cached_tokens
-            assert engine.complete(twin.prompts[name], max_tokens=NUM_TOKENS) == twin.expected[name]
+            assert engine.complete(prompt, max_tokens=NUM_TOKENS) == reference.expected[name]
             assert engine.core.stats.num_cached_tokens - before == num_cached
 
 
-def test_a_turn_finds_the_answer_of_the_turn_before(twin: Twin) -> None:
-    engine = ModelEngine(twin.folder, block_size=4, use_prefix_caching=True)
-    prompt = twin.prompts["of 41"]
+def test_a_turn_finds_the_answer_of_the_turn_before(reference: Reference) -> None:
+    engine = ModelEngine(reference.folder, block_size=4, use_prefix_caching=True)
+    prompt = reference.prompts["of 41"]
     answer = engine.complete(prompt, max_tokens=NUM_TOKENS)
     following = [*prompt, *answer, *random_prompt(5)]
     before = engine.core.stats.num_cached_tokens
     tokens = engine.complete(following, max_tokens=NUM_TOKENS)
     assert engine.core.stats.num_cached_tokens - before >= len(prompt) + len(answer) - 1 - 4
-    plain = ModelEngine(twin.folder, use_prefix_caching=False)
+    plain = ModelEngine(reference.folder, use_prefix_caching=False)
     assert tokens == plain.complete(following, max_tokens=NUM_TOKENS)
 
 
-def test_prefixes_that_are_evicted_change_no_token(twin: Twin) -> None:
-    engine = ModelEngine(twin.folder, block_size=4, num_kv_blocks=16, max_seq_len=60, max_batch_size=2)
+def test_prefixes_that_are_evicted_change_no_token(reference: Reference) -> None:
+    engine = ModelEngine(reference.folder, block_size=4, num_kv_blocks=16, max_seq_len=60, max_batch_size=2)
     for _ in range(2):
-        assert generate(engine, twin.prompts) == twin.expected
+        assert generate(engine, reference.prompts) == reference.expected
     assert engine.core.stats.num_evictions > 0
 
 
 @pytest.mark.parametrize("switches", [{"use_prefix_caching": True}, {"use_prefix_caching": False}], ids=["on", "off"])
-def test_siblings_share_their_prompt_and_change_no_token(twin: Twin, switches: dict[str, Any]) -> None:
-    engine = ModelEngine(twin.folder, block_size=4, prefill_chunk_size=CHUNK, **switches)
+def test_siblings_share_their_prompt_and_change_no_token(reference: Reference, switches: dict[str, Any]) -> None:
+    engine = ModelEngine(reference.folder, block_size=4, prefill_chunk_size=CHUNK, **switches)
     for choice in range(4):
-        engine.submit(f"choice {choice}", twin.prompts["of 41"], max_tokens=NUM_TOKENS, sibling_group="g")
-    engine.submit("company", twin.prompts["of 9"], max_tokens=NUM_TOKENS)
+        engine.submit(f"choice {choice}", reference.prompts["of 41"], max_tokens=NUM_TOKENS, sibling_group="g")
+    engine.submit("company", reference.prompts["of 9"], max_tokens=NUM_TOKENS)
     tokens = sound_tokens(engine.run())
-    assert tokens.pop("company") == twin.expected["of 9"]
-    assert list(tokens.values()) == [twin.expected["of 41"]] * 4
+    assert tokens.pop("company") == reference.expected["of 9"]
+    assert list(tokens.values()) == [reference.expected["of 41"]] * 4
     assert engine.core.stats.num_computed_tokens < 3 * 41 + 9 + 5 * (NUM_TOKENS - 1)
 
 
@@ -153,8 +167,8 @@ NANOGPT_MODES = {name: MODES[name] for name in ("plain", "static", "contiguous",
 
 
 @pytest.fixture(scope="module")
-def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """A NanoGPT, and what it generates when all is computed anew for every token."""
+def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A NanoGPT, and what it generates without a cache: it computes the whole sequence for every token."""
     folder = tmp_path_factory.mktemp("nanogpt")
     model = save_tiny_nanogpt(folder, vocab_size=VOCAB_SIZE, max_position_embeddings=64)
     save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
@@ -166,10 +180,10 @@ def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Twin:
             logits = model(token_ids, torch.arange(len(token_ids)), CausalView())
             token_ids = torch.cat([token_ids, logits[-1:].argmax(dim=-1)])
         expected[name] = token_ids[len(prompt) :].tolist()
-    return Twin(folder=folder, prompts=prompts, expected=expected)
+    return Reference(folder=folder, prompts=prompts, expected=expected)
 
 
 @pytest.mark.parametrize("mode", NANOGPT_MODES)
-def test_a_nanogpt_gives_the_tokens_that_it_gives_without_a_cache(nanogpt: Twin, mode: str) -> None:
+def test_a_nanogpt_gives_the_tokens_that_it_gives_without_a_cache(nanogpt: Reference, mode: str) -> None:
     engine = ModelEngine(nanogpt.folder, max_seq_len=64, **NANOGPT_MODES[mode])
     assert generate(engine, nanogpt.prompts) == nanogpt.expected

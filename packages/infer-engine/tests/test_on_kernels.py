@@ -8,13 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infer_engine.testing.interpreted import ANSWER_TOKENS, answer
-from infer_engine.testing.models import save_servable
 
 CASES: dict[str, dict[str, Any]] = {
     "paged": {"block_size": 16, "prefill_chunk_size": 8},
@@ -26,13 +26,14 @@ CASES: dict[str, dict[str, Any]] = {
     "contiguous, static": {"batching_mode": "static", "max_batch_size": 3},
     "batch_invariant": {"batch_invariant": True, "block_size": 16, "prefill_chunk_size": 7},
 }
-RUNS = [
+Run = tuple[str, str, str]
+QUICK: list[Run] = [("gemma3", "float32", "paged")]
+OTHERS: list[Run] = [
     ("llama", "float32", "paged"),
     ("llama", "float32", "contiguous, static"),
     ("llama", "bfloat16", "batch_invariant"),
     ("qwen3", "float32", "blocks of 5, decodes in turns"),
     ("qwen3", "bfloat16", "paged"),
-    ("gemma3", "float32", "paged"),
     ("gemma3", "float32", "batch_invariant"),
     ("gemma3", "bfloat16", "blocks of 5, decodes in turns"),
 ]
@@ -40,26 +41,18 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 """Of a log-probability."""
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every family's checkpoint."""
-    made = {family: tmp_path_factory.mktemp(family) for family in ("llama", "qwen3", "gemma3")}
-    for family, folder in made.items():
-        save_servable(family, folder)
-    return made
-
-
-def answer_interpreted(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+def answer_interpreted(engines: list[tuple[Path, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what each engine answers, all in one process: to start it takes longer than to answer."""
+    arguments = [argument for folder, config in engines for argument in (str(folder), json.dumps(config))]
     completed = subprocess.run(
-        [sys.executable, "-m", "infer_engine.testing.interpreted", str(folder), json.dumps(config)],
+        [sys.executable, "-m", "infer_engine.testing.interpreted", *arguments],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"TRITON_INTERPRET": "1"},
     )
     assert completed.returncode == 0, completed.stderr
-    answered: dict[str, Any] = json.loads(completed.stdout)
-    return answered
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 def assert_alike(found: list[int], right: list[int], got: list[float], wanted: list[float], tolerance: float) -> None:
@@ -72,19 +65,19 @@ def assert_alike(found: list[int], right: list[int], got: list[float], wanted: l
         assert logprob == pytest.approx(expected, abs=tolerance)
 
 
-@pytest.mark.parametrize(("family", "dtype", "case"), RUNS)
-def test_requests_get_what_they_get_on_a_cpu(folders: dict[str, Path], family: str, dtype: str, case: str) -> None:
-    config = {"dtype": dtype, **CASES[case]}
-    found = answer_interpreted(folders[family], config)
-    right = answer(folders[family], config)
-    assert found["num_cached_tokens"] == right["num_cached_tokens"]
-    if dtype == "float32":
-        assert found["tokens"] == right["tokens"]
-    for name, token_ids in right["tokens"].items():
-        logprobs = found["logprobs"][name], right["logprobs"][name]
-        assert_alike(found["tokens"][name], token_ids, *logprobs, tolerance=TOLERANCES[dtype])
+@pytest.mark.parametrize("runs", [QUICK, pytest.param(OTHERS, marks=pytest.mark.full)], ids=["quick", "others"])
+def test_requests_get_what_they_get_on_a_cpu(folder_of: Callable[[str], Path], runs: list[Run]) -> None:
+    engines = [(folder_of(family), {"dtype": dtype, **CASES[case]}) for family, dtype, case in runs]
+    for run, (folder, config), found in zip(runs, engines, answer_interpreted(engines), strict=True):
+        expected = answer(folder, config)
+        assert found["num_cached_tokens"] == expected["num_cached_tokens"], run
+        if config["dtype"] == "float32":
+            assert found["tokens"] == expected["tokens"], run
+        for name, token_ids in expected["tokens"].items():
+            logprobs = found["logprobs"][name], expected["logprobs"][name]
+            assert_alike(found["tokens"][name], token_ids, *logprobs, tolerance=TOLERANCES[config["dtype"]])
 
 
-def test_prefixes_are_found_in_what_kernels_stored(folders: dict[str, Path]) -> None:
-    found = answer_interpreted(folders["llama"], {"dtype": "float32", **CASES["paged"]})
-    assert found["num_cached_tokens"] == 16
+def test_the_quick_run_finds_a_prefix(folder_of: Callable[[str], Path]) -> None:
+    config = {"dtype": "float32", **CASES["paged"]}
+    assert answer(folder_of("gemma3"), config)["num_cached_tokens"] == 16

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import FinishReason, RequestFailure, StepOutput, TokenLogprob
-from infer_engine.testing.cores import FussyTokenizer
+from infer_engine.testing.cores import FailingTokenizer
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
 from infer_models.text.testing import byte_fallback, byte_level
 
@@ -46,7 +46,7 @@ def run(
             num_completion_tokens=num_tokens,
             num_cached_tokens=2,
         )
-        outputs.append(text.advance(produced))
+        outputs.append(text.process(produced))
         if outputs[-1].finished:
             break
     return outputs
@@ -81,7 +81,7 @@ def test_the_text_ends_before_the_stop_string_across_any_token_boundary(
 
 
 @given(text=TEXTS, min_tokens=st.integers(0, 12))
-@settings(max_examples=100)
+@settings(max_examples=4 * settings().max_examples)
 def test_no_stop_string_ends_within_the_first_min_tokens_tokens(text: str, min_tokens: int) -> None:
     token_ids = BYTE_LEVEL.encode(text)
     outputs = run(request_text(stops=("E", "x"), min_tokens=min_tokens), [*singly(token_ids), []])
@@ -149,21 +149,21 @@ def test_prompt_logprobs_are_passed_on_whatever_becomes_of_the_text() -> None:
         num_prompt_tokens=2,
         num_completion_tokens=1,
     )
-    assert request_text().advance(produced).prompt_logprobs == told
-    assert request_text(stops=("x",)).advance(produced).prompt_logprobs == told
+    assert request_text().process(produced).prompt_logprobs == told
+    assert request_text(stops=("x",)).process(produced).prompt_logprobs == told
 
 
 def test_a_failed_request_is_passed_on_without_text() -> None:
     failure = RequestFailure(message="no", code="not_finite")
     produced = TokenOutput(request_id="r", token_ids=[], error=failure, num_prompt_tokens=3, num_completion_tokens=5)
-    output = request_text().advance(produced)
+    output = request_text().process(produced)
     assert (output.finished, output.error, output.finish_reason, output.text) == (True, failure, None, "")
     assert output.num_completion_tokens == 5
 
 
 def test_text_that_fails_is_an_output_with_an_error_and_none_of_its_tokens(caplog: pytest.LogCaptureFixture) -> None:
     [bad] = BYTE_LEVEL.encode("b")
-    text = request_text(FussyTokenizer(byte_level(), token_id=bad))
+    text = request_text(FailingTokenizer(byte_level(), token_id=bad))
     first, last = run(text, singly([*BYTE_LEVEL.encode("a"), bad, *BYTE_LEVEL.encode("c")]))
     assert (first.text, first.error) == ("a", None)
     assert last.error is not None

@@ -1,13 +1,13 @@
-"""The four policies of continuous batching: who is computed when."""
+"""The four policies of continuous batching: which request is computed when."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from infer_cache import GroupSpec, PagedKVCacheManager
+from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.core.prefix_sharing import share_with_nobody
+from infer_engine.core.prefix_sharing import share_with_none
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Policy, SchedulerLimits
@@ -102,7 +102,7 @@ def test_no_decode_waits_where_prompts_take_what_decodes_leave(policy: str) -> N
 
 def longest_wait(policy: Policy) -> int:
     """Return the most steps between two tokens of any decode, of six where a pass computes two."""
-    kv_cache_manager = PagedKVCacheManager([GroupSpec(num_blocks=200)], 1)
+    kv_cache_manager = PagedKVCacheManager([200], 1)
     scheduler = ContinuousScheduler(
         kv_cache_manager, SchedulerLimits(max_batch_size=6, max_num_batched_tokens=2), policy
     )
@@ -111,7 +111,7 @@ def longest_wait(policy: Policy) -> int:
         scheduler,
         kv_cache_manager,
         eos_token_ids=frozenset(),
-        share_prefix=share_with_nobody,
+        share_prefix=share_with_none,
     )
     for i in range(6):
         params = SamplingParams(temperature=0)
@@ -238,12 +238,12 @@ def overload(policy: str) -> tuple[dict[str, tuple[int, int]], list[str]]:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first", "decode_round_robin"])
-def test_under_sustained_overload_everybody_accepted_is_served_in_order_of_arrival(policy: str) -> None:
+def test_under_sustained_overload_all_accepted_requests_are_served_in_order_of_arrival(policy: str) -> None:
     accepted, admitted = overload(policy)
     assert admitted == list(accepted)
 
 
-def test_under_sustained_overload_with_priorities_nobody_is_overtaken_beyond_its_age() -> None:
+def test_under_sustained_overload_with_priorities_no_request_is_overtaken_beyond_its_age() -> None:
     accepted, admitted = overload("priority")
     place = {name: index for index, name in enumerate(admitted)}
     for name, (priority, arrival) in accepted.items():

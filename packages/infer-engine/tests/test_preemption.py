@@ -1,4 +1,4 @@
-"""Memory pressure: who gives way, that nobody's tokens change, and that everybody gets on."""
+"""Memory pressure: which request is preempted, that no token changes, and that all requests finish."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_a_pool_of_little_more_than_one_request_serves_all_without_a_livelock(
 ) -> None:
     served = engine(num_blocks=num_blocks, block_size=block_size, scheduler_policy=policy, use_prefix_caching=caching)
     expected = submit_all(served, 6, length=10, max_tokens=30)
-    # In every step the request that runs longest computes a token at least, and nobody takes its memory.
+    # In every step the request that runs longest computes a token at least, and no other takes its memory.
     assert tokens(served.run(max_steps=6 * (10 + 30))) == expected
     stats = served.step().stats
     assert 0 < stats.num_preemptions <= 6 * 30
@@ -102,7 +102,7 @@ def test_a_preempted_request_goes_before_all_that_have_not_run() -> None:
     assert order == ["young", "urgent"]
 
 
-def test_who_is_preempted_in_the_middle_of_its_prompt_begins_it_anew() -> None:
+def test_a_request_that_is_preempted_in_its_prompt_begins_it_again() -> None:
     served = engine(num_blocks=24, chunk=2, batch=2)
     served.submit("old", [1] * 2, max_tokens=20)
     served.step()
@@ -134,7 +134,7 @@ def test_rows_and_blocks_are_all_there_after_many_preemptions() -> None:
     served.run()
 
 
-def test_who_reads_what_its_victim_was_to_write_in_the_same_step_begins_anew_too() -> None:
+def test_a_reader_of_what_a_preempted_request_was_to_write_in_the_same_step_begins_again_too() -> None:
     served = FormulaEngine(
         num_blocks=40,
         block_size=8,

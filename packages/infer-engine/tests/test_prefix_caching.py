@@ -1,4 +1,4 @@
-"""Blocks of a common prefix are shared: who finds what, who does not, and that no token differs."""
+"""Blocks of a common prefix are shared: which request reuses what, and that no token differs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def engine(
 
 
 def serve(served: FormulaEngine, name: str, prompt: list[int], *, max_tokens: int = 5, **more: Any) -> int:
-    """Serve a request alone, check its tokens, and return how many of its prompt's it found."""
+    """Serve a request alone, check its tokens, and return how many tokens of its prompt it reused."""
     served.submit(name, prompt, max_tokens=max_tokens, **more)
     outputs = served.run()[name]
     assert tokens_of(outputs) == expected_tokens(prompt, max_tokens)
@@ -72,7 +72,7 @@ def test_a_salt_separates_tenants() -> None:
     assert serve(served, "e", PROMPT, cache_salt="x") == 8
 
 
-def test_who_is_still_computing_shares_what_it_has_come_to() -> None:
+def test_a_request_that_is_still_computing_shares_the_blocks_that_it_has_filled() -> None:
     served = engine(chunk=4)
     served.submit("first", PROMPT, max_tokens=3)
     served.step()
@@ -171,7 +171,7 @@ def test_tokens_found_again_after_a_preemption_are_not_counted_as_cached() -> No
 
 
 @pytest.mark.parametrize("num_kept", range(13))
-def test_tokens_that_an_abort_discards_are_found_by_nobody(num_kept: int) -> None:
+def test_tokens_that_an_abort_discards_are_not_reused(num_kept: int) -> None:
     served = engine()
     served.submit("a", PROMPT, max_tokens=50)
     for _ in range(12):
@@ -215,7 +215,7 @@ def test_outputs_with_and_without_prefix_caching_are_equal_over_a_conversation()
 
 
 @pytest.mark.parametrize("num_kept", range(13))
-def test_tokens_after_the_end_of_a_text_are_found_by_nobody_though_the_core_ended_first(num_kept: int) -> None:
+def test_tokens_after_the_end_of_a_text_are_not_reused_though_the_core_ended_first(num_kept: int) -> None:
     served = engine()
     served.submit("a", PROMPT, max_tokens=13, params=SamplingParams(temperature=0, stop=("a text that came",)))
     served.run()

@@ -36,6 +36,7 @@ def faults(*flags: str) -> list[int]:
     return [int(line) for line in printed.split()]
 
 
+@pytest.mark.full  # starts processes
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator alone is told")
 def test_what_a_step_frees_serves_the_next_one() -> None:
     first, *later = faults("keep")
@@ -68,6 +69,7 @@ except RuntimeError as error:  # thrown through code that has to come back
 """
 
 
+@pytest.mark.full  # starts a process
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")
 def test_what_loading_read_of_libraries_is_let_go_of_and_comes_back() -> None:
     printed = subprocess.run([sys.executable, "-c", LET_GO], capture_output=True, text=True, check=True).stdout

@@ -62,14 +62,14 @@ def test_logits_are_there_for_a_few_rows_at_a_time_and_tell_what_they_tell_toget
     head = torch.randn(HIDDEN, VOCAB, generator=torch.Generator().manual_seed(1))
     asked: list[int] = []
 
-    def logits_of(hidden: Tensor, rows: Tensor) -> Tensor:
+    def compute_logits(hidden: Tensor, rows: Tensor) -> Tensor:
         asked.append(len(rows))
         return hidden[rows] @ head
 
     sampler = Sampler(vocab_size=VOCAB - 1, max_rows=1, eos_token_ids=frozenset(), device=torch.device("cpu"))
     wanted = find_prompt_logprob_rows([(request_of(prompt), len(prompt))], [0])
     listed = read_prompt_logprobs(
-        wanted, compute_prompt_logprobs(wanted, hidden, logits_of=logits_of, sampler=sampler)
+        wanted, compute_prompt_logprobs(wanted, hidden, compute_logits=compute_logits, sampler=sampler)
     )["r"]
     assert asked == [ROWS_AT_ONCE, ROWS_AT_ONCE, 17]
     expected = (hidden @ head)[:, : VOCAB - 1].log_softmax(-1)  # the last id is none to choose from

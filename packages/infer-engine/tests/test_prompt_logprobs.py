@@ -1,7 +1,6 @@
 """Log-probabilities of prompt tokens are those of `transformers`, and the same however a prompt was computed."""
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,11 +9,12 @@ import pytest
 
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
+from infer_engine.testing.grids import parametrize_each_once, parametrize_one_in_all_ways
 from infer_engine.testing.models import (
     FAMILIES,
     ModelEngine,
+    Twin,
     random_prompt,
-    save_servable,
     sound_tokens,
     twin_prompt_logprobs,
 )
@@ -35,30 +35,6 @@ CHUNKS: Mapping[str, dict[str, Any]] = MappingProxyType(
 )
 
 Told = list[TokenLogprob | None]
-
-
-@pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """What gives each family's checkpoint and its twin."""
-
-    @cache
-    def checkpoint_of(family: str) -> tuple[Path, Any]:
-        folder = tmp_path_factory.mktemp(family)
-        return folder, save_servable(family, folder)
-
-    return checkpoint_of
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def checkpoint(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], tuple[Path, Any]]) -> tuple[Path, Any]:
-    """Every family's."""
-    return checkpoint_of(request.param)
-
-
-@pytest.fixture
-def folder(checkpoint_of: Callable[[str], tuple[Path, Any]]) -> Path:
-    """The checkpoint of one family, where any will do."""
-    return checkpoint_of("qwen3")[0]
 
 
 def told(outputs: list[TokenOutput]) -> Told:
@@ -91,15 +67,13 @@ def assert_agree(found: Told, expected: Told) -> None:
         assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
 
 
-@pytest.mark.parametrize("way", CHUNKS)
-def test_they_are_the_log_softmax_of_transformers(checkpoint: tuple[Path, Any], way: str) -> None:
-    folder, twin = checkpoint
-    assert_agree(run_one(ModelEngine(folder, **CHUNKS[way])), twin_prompt_logprobs(twin, PROMPT, 3))
+@parametrize_one_in_all_ways(whole="gemma3", family=list(FAMILIES), way=list(CHUNKS))
+def test_they_are_the_log_softmax_of_transformers(twin: Twin, way: str) -> None:
+    assert_agree(run_one(ModelEngine(twin.folder, **CHUNKS[way])), twin_prompt_logprobs(twin.model, PROMPT, 3))
 
 
-@pytest.mark.parametrize("way", CHUNKS)
-def test_they_are_the_same_bits_in_any_chunks_and_company(checkpoint: tuple[Path, Any], way: str) -> None:
-    folder, _ = checkpoint
+@parametrize_each_once(family=list(FAMILIES), way=list(CHUNKS))
+def test_they_are_the_same_bits_in_any_chunks_and_company(folder: Path, way: str) -> None:
     expected = run_one(ModelEngine(folder, batch_invariant=True, use_prefix_caching=False))
     engine = ModelEngine(folder, batch_invariant=True, **CHUNKS[way])
     for number in range(3):
@@ -114,11 +88,10 @@ def test_they_are_the_same_bits_in_any_chunks_and_company(checkpoint: tuple[Path
     assert all(output.prompt_logprobs is None for output in outputs["behind"])
 
 
-def test_more_rows_than_the_head_takes_at_once_are_all_told(checkpoint: tuple[Path, Any]) -> None:
-    folder, twin = checkpoint
+def test_more_rows_than_the_head_takes_at_once_are_all_told(twin: Twin) -> None:
     prompt = random_prompt(500)
-    engine = ModelEngine(folder, max_seq_len=512, max_batch_size=1, prefill_chunk_size=512)
-    assert_agree(run_one(engine, prompt), twin_prompt_logprobs(twin, prompt, 3))
+    engine = ModelEngine(twin.folder, max_seq_len=512, max_batch_size=1, prefill_chunk_size=512)
+    assert_agree(run_one(engine, prompt), twin_prompt_logprobs(twin.model, prompt, 3))
 
 
 def test_nothing_is_told_before_the_prompts_last_chunk(folder: Path) -> None:
@@ -137,9 +110,8 @@ def test_a_prompt_of_one_token_has_none_to_tell(folder: Path) -> None:
     assert run_one(ModelEngine(folder), [5]) == [None]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_preempted_request_is_told_the_same(checkpoint: tuple[Path, Any], seed: int) -> None:
-    folder, _ = checkpoint
+@parametrize_each_once(family=list(FAMILIES), seed=range(3))
+def test_a_preempted_request_is_told_the_same(folder: Path, seed: int) -> None:
     expected = run_one(ModelEngine(folder, batch_invariant=True, use_prefix_caching=False))
     engine = ModelEngine(
         folder,
@@ -159,8 +131,7 @@ def test_a_preempted_request_is_told_the_same(checkpoint: tuple[Path, Any], seed
     assert told(outputs["asks"]) == expected
 
 
-def test_a_prompt_that_is_cached_is_computed_anew_and_others_find_it_still(checkpoint: tuple[Path, Any]) -> None:
-    folder, _ = checkpoint
+def test_a_prompt_that_is_cached_is_computed_anew_and_others_find_it_still(folder: Path) -> None:
     engine = ModelEngine(folder, batch_invariant=True, block_size=4, use_prefix_caching=True)
     expected = run_one(engine)
     engine.submit("asks", PROMPT, params=ASKS, max_tokens=1)
@@ -170,8 +141,7 @@ def test_a_prompt_that_is_cached_is_computed_anew_and_others_find_it_still(check
     assert [outputs[name][0].num_cached_tokens for name in ("asks", "does not")] == [0, 36]
 
 
-def test_each_choice_of_a_prompt_is_told(checkpoint: tuple[Path, Any]) -> None:
-    folder, _ = checkpoint
+def test_each_choice_of_a_prompt_is_told(folder: Path) -> None:
     engine = ModelEngine(folder, batch_invariant=True, block_size=4, use_prefix_caching=False, prefill_chunk_size=8)
     expected = run_one(engine)
     for name in ("first", "second"):

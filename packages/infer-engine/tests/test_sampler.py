@@ -91,7 +91,7 @@ def test_a_step_that_is_run_again_chooses_the_same() -> None:
 @BOTH
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("kinds", [KINDS, [{"temperature": 0}], [{"temperature": 0, "logprobs": 2}], [{"top_p": 0.9}]])
-def test_rows_that_are_not_finite_are_named_and_disturb_nobody(
+def test_rows_that_are_not_finite_are_listed_and_disturb_no_other(
     kinds: list[dict[str, Any]], broken: float, dtype: torch.dtype
 ) -> None:
     requests = [running_request(i, generated=[7], **(kinds * 8)[i // 2]) for i in range(16)]

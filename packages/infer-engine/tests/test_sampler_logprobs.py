@@ -22,7 +22,7 @@ def sample(batch: torch.Tensor, requests: list[Request]) -> tuple[list[int], dic
     return choices.token_ids, choices.logprobs
 
 
-def test_nobody_who_did_not_ask_gets_them() -> None:
+def test_a_request_that_did_not_ask_for_them_gets_none() -> None:
     _, logprobs = sample(logits(3), [running_request(0), running_request(1, logprobs=0), running_request(2)])
     assert logprobs.keys() == {1}
 
@@ -64,8 +64,8 @@ def test_biases_penalties_temperature_and_filters_do_not_count(dtype: torch.dtyp
     batch = logits(2, dtype=dtype)
     worst = int(batch[0].argmin())
     edited = running_request(0, logit_bias={worst: 100.0}, min_tokens=3, top_k=1, temperature=9.0, logprobs=3)
-    penalised = running_request(1, generated=[4] * 9, frequency_penalty=2.0, repetition_penalty=3.0, logprobs=3)
-    token_ids, logprobs = sample(batch, [edited, penalised])
+    penalized = running_request(1, generated=[4] * 9, frequency_penalty=2.0, repetition_penalty=3.0, logprobs=3)
+    token_ids, logprobs = sample(batch, [edited, penalized])
     assert token_ids[0] == worst
     for row in range(2):
         expected = batch[row].float().log_softmax(-1)

@@ -108,7 +108,7 @@ def test_a_step_that_is_run_again_counts_nothing_twice() -> None:
         request.token_ids += chosen[0]
 
 
-def test_a_preempted_request_is_penalised_the_same_in_another_row() -> None:
+def test_a_preempted_request_is_penalized_the_same_in_another_row() -> None:
     one = sampler()
     requests = [running_request(row, prompt=[row], **HARSH) for row in range(3)]
     for step in range(18):
@@ -120,7 +120,7 @@ def test_a_preempted_request_is_penalised_the_same_in_another_row() -> None:
             requests.reverse()
 
 
-def test_a_reused_row_forgets_who_had_it() -> None:
+def test_a_reused_row_forgets_the_request_before() -> None:
     one = sampler(max_rows=1)
     for number in range(6):
         request = running_request(prompt=[number], generated=[number + 1] * 3, request_id=f"{number}", **HARSH)
@@ -129,13 +129,13 @@ def test_a_reused_row_forgets_who_had_it() -> None:
         check_step(one, [request], seed=number + 50)
 
 
-def test_a_row_that_the_unpenalised_used_meanwhile_still_counts_right() -> None:
+def test_a_row_that_the_unpenalized_used_meanwhile_still_counts_right() -> None:
     one = sampler(max_rows=1)
-    penalised = running_request(generated=[4, 4], **HARSH)
+    penalized = running_request(generated=[4, 4], **HARSH)
     other = running_request(request_id="other", temperature=0)
     for step in range(4):
-        check_step(one, [penalised], seed=step)
-        penalised.token_ids.append(step)
+        check_step(one, [penalized], seed=step)
+        penalized.token_ids.append(step)
         check_step(one, [other], seed=step + 50)
 
 

@@ -1,4 +1,4 @@
-"""Who computes how many tokens in which step."""
+"""Which request computes how many tokens in which step."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def test_admission_takes_the_first_in_line_on_an_idle_engine_even_if_it_fills_th
     assert idle.step().admitted == ["whole pool"]
 
 
-def test_admission_is_first_come_first_served_and_nobody_overtakes() -> None:
+def test_admission_is_first_come_first_served_without_overtaking() -> None:
     busy = engine(num_blocks=100)
     busy.submit("running", [1] * 50, max_tokens=10)
     busy.step()
@@ -90,7 +90,7 @@ def test_admission_counts_cached_tokens_once() -> None:
     cached.run()
 
 
-def test_admission_counts_blocks_that_nobody_holds_as_free_whether_or_not_their_content_is_kept() -> None:
+def test_admission_counts_blocks_without_references_as_free_whether_or_not_their_content_is_cached() -> None:
     cached = FormulaEngine(
         num_blocks=100,
         limits=SchedulerLimits(max_batch_size=8, max_num_batched_tokens=2048),

@@ -21,7 +21,7 @@ def engine(*, num_blocks: int = 16, batch: int = 4, **config: Any) -> FormulaEng
     )
 
 
-def test_nobody_who_did_not_ask_gets_one() -> None:
+def test_a_step_that_was_not_inspected_has_none() -> None:
     served = engine()
     assert served.step().snapshot is None
     served.inspect()
@@ -35,7 +35,7 @@ def test_who_asks_twice_gets_one() -> None:
     assert [served.step().snapshot is None for _ in range(2)] == [False, True]
 
 
-def test_an_idle_step_shows_an_engine_with_nobody_in_it() -> None:
+def test_an_idle_step_shows_an_engine_without_requests() -> None:
     shown = engine().inspect()
     assert (shown.sequences, shown.num_blocks, shown.block_size, shown.holders) == ([], 16, 2, [0] * 16)
     assert shown.stats.num_blocks == 16

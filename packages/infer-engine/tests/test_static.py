@@ -44,7 +44,7 @@ def test_a_batch_that_is_not_full_waits_for_the_timeout_and_no_longer() -> None:
     assert static.step().admitted == ["a"]
 
 
-def test_the_timeout_counts_from_the_first_who_waits_not_from_the_last() -> None:
+def test_the_timeout_counts_from_the_first_waiting_request_not_from_the_last() -> None:
     clock = ManualClock(100.0)
     static = engine(clock, batch=3)
     submit(static, "a")
@@ -54,7 +54,7 @@ def test_the_timeout_counts_from_the_first_who_waits_not_from_the_last() -> None
     assert static.step().admitted == ["a", "b"]
 
 
-def test_who_comes_while_a_batch_forms_joins_it_up_to_the_batch_size() -> None:
+def test_requests_that_arrive_while_a_batch_forms_join_it_up_to_the_batch_size() -> None:
     static = engine(ManualClock(100.0), batch=3)
     submit(static, "a")
     assert static.step().admitted == []
@@ -62,7 +62,7 @@ def test_who_comes_while_a_batch_forms_joins_it_up_to_the_batch_size() -> None:
     assert static.step().admitted == ["a", "b", "c"]
 
 
-def test_nobody_joins_a_batch_that_runs() -> None:
+def test_no_request_joins_a_batch_that_runs() -> None:
     clock = ManualClock(100.0)
     static = engine(clock, batch=4)
     submit(static, "a", "b", max_tokens=5)
@@ -108,7 +108,7 @@ def test_the_timer_starts_afresh_for_each_batch_that_forms() -> None:
         clock.now += 3.0
 
 
-def test_an_abort_of_all_who_wait_stops_the_timer() -> None:
+def test_an_abort_of_all_waiting_requests_stops_the_timer() -> None:
     clock = ManualClock(100.0)
     static = engine(clock)
     submit(static, "a")
@@ -119,7 +119,7 @@ def test_an_abort_of_all_who_wait_stops_the_timer() -> None:
     assert static.core.seconds_until_work() == pytest.approx(TIMEOUT_S)
 
 
-def test_an_abort_of_one_who_waits_leaves_the_timer_to_the_others() -> None:
+def test_an_abort_of_one_waiting_request_leaves_the_timer_to_the_others() -> None:
     clock = ManualClock(100.0)
     static = engine(clock, batch=3)
     submit(static, "a", "b")
@@ -141,13 +141,13 @@ def test_an_abort_of_a_whole_running_batch_lets_the_next_one_form() -> None:
     assert static.step().admitted == ["c"]
 
 
-def test_an_engine_with_nobody_has_no_work_to_wait_for() -> None:
+def test_an_engine_without_requests_has_no_work_to_wait_for() -> None:
     static = engine(ManualClock(100.0))
     assert static.core.seconds_until_work() is None
     assert static.step().outputs == []
 
 
-def test_a_timeout_of_zero_waits_for_nobody() -> None:
+def test_a_timeout_of_zero_does_not_wait() -> None:
     static = engine(ManualClock(100.0), timeout_s=0)
     submit(static, "a")
     assert static.step().admitted == ["a"]
@@ -170,7 +170,7 @@ def test_a_prompt_over_the_step_is_the_only_prompt_of_its_step() -> None:
     assert static.runner.schedules == [[("a", 6), ("b", 2)], [("a", 1), ("over", 20)], [("a", 1)]]
 
 
-def test_a_batch_that_exceeds_the_step_takes_turns_and_everybody_finishes() -> None:
+def test_a_batch_that_exceeds_the_step_takes_turns_and_all_requests_finish() -> None:
     static = engine(ManualClock(100.0), batch=4, num_tokens=3)
     submit(static, "a", "b", "c", "d", length=2, max_tokens=4)
     outputs = static.run(max_steps=40)

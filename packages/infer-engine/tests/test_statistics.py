@@ -193,7 +193,7 @@ def test_generated_tokens_and_ends_are_counted_by_kind() -> None:
         (Fault(stage="allocate", request_id="a"), 2),
     ],
 )
-def test_failed_steps_are_those_in_which_something_failed_even_if_it_cost_nobody_anything(
+def test_failed_steps_are_those_in_which_something_failed_even_if_no_request_failed(
     fault: Fault, num_failed_passes: int
 ) -> None:
     served = engine(fault)
@@ -203,9 +203,9 @@ def test_failed_steps_are_those_in_which_something_failed_even_if_it_cost_nobody
     assert served.core.stats.num_failed_passes == num_failed_passes
 
 
-def test_an_abort_of_nobody_is_not_counted() -> None:
+def test_an_abort_of_an_unknown_request_is_not_counted() -> None:
     served = engine()
-    served.abort("nobody")
+    served.abort("unknown")
     assert served.core.stats.num_aborted == 0
 
 

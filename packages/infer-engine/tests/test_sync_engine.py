@@ -1,4 +1,4 @@
-"""A core driven in this thread: outputs go to whom they belong, whoever steps; waits; aborts; failures."""
+"""A core that the caller steps: outputs reach their requests, whichever call steps; waits; aborts; failures."""
 
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor, ProcessedInput
 from infer_engine.frontend.sync_engine import SyncEngine
@@ -7,7 +7,7 @@ from infer_engine.protocol import FinishReason, GenerateRequest, RequestFailure,
 from infer_engine.testing.cores import (
     MAX_SEQ_LEN,
     VOCAB_SIZE,
-    FussyTokenizer,
+    FailingTokenizer,
     ScriptedCore,
     scripted_tokens,
     tokens_of,
@@ -28,7 +28,7 @@ class Calls:
 
     def prepare(self, prompt: list[int], *, stop: tuple[str, ...] = ()) -> ProcessedInput:
         request = GenerateRequest(prompt=prompt, params=SamplingParams(max_tokens=6, stop=stop))
-        [prepared] = self.input_processor.prepare(request, ids=self.input_processor.reserve_ids(request))
+        [prepared] = self.input_processor.process(request, ids=self.input_processor.reserve_ids(request))
         return prepared
 
     def start(self, prompt: list[int], *, stop: tuple[str, ...] = ()) -> list[StepOutput]:
@@ -41,7 +41,7 @@ class Calls:
             self.engine.step()
 
 
-def test_outputs_go_to_whom_they_belong_whoever_steps() -> None:
+def test_outputs_go_to_their_requests_whichever_call_steps() -> None:
     calls = Calls()
     first = calls.start([1])
     calls.engine.step()
@@ -89,7 +89,7 @@ def test_a_request_that_fails_ends_with_its_error_and_the_others_with_their_toke
 
 
 def test_text_that_fails_ends_its_own_sequence_alone_and_frees_its_memory() -> None:
-    calls = Calls(tokenizer=FussyTokenizer(byte_level(), token_id=scripted_tokens([1], 2)[1]))
+    calls = Calls(tokenizer=FailingTokenizer(byte_level(), token_id=scripted_tokens([1], 2)[1]))
     failing, sound = calls.start([1]), calls.start([2])
     calls.finish(failing, sound)
     assert failing[-1].error is not None

@@ -1,4 +1,4 @@
-"""The threads that tokenize: who gets one, who waits, and what becomes of those that wait when the engine ends."""
+"""The threads that tokenize: which call gets one, which waits, and how those that wait end with the engine."""
 
 import asyncio
 import threading
@@ -9,6 +9,7 @@ import pytest
 
 from infer_engine.frontend.tokenizer_pool import LONG_CHARACTERS, NUM_THREADS, TokenizerPool
 from infer_engine.protocol import EngineUnavailableError
+from infer_engine.testing.cores import GIVE_UP_S
 
 
 class Gate:
@@ -20,18 +21,18 @@ class Gate:
 
     def __call__(self) -> str:
         self.begun.release()
-        assert self.is_open.wait(10)
+        assert self.is_open.wait(GIVE_UP_S)
         return "done"
 
     async def wait_for(self, num_calls: int) -> None:
         for _ in range(num_calls):
-            assert await asyncio.to_thread(self.begun.acquire, timeout=10)
+            assert await asyncio.to_thread(self.begun.acquire, timeout=GIVE_UP_S)
 
 
 @asynccontextmanager
 async def pool_and_gate() -> AsyncIterator[tuple[TokenizerPool, Gate]]:
     pool, gate = TokenizerPool(), Gate()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GIVE_UP_S):
         yield pool, gate
     gate.is_open.set()
     pool.shutdown()

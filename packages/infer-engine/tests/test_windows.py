@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_cache import max_blocks_in_window
@@ -102,8 +102,7 @@ def test_a_preempted_request_with_windows_gets_the_same_tokens() -> None:
     caching=st.booleans(),
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=5),
 )
-@settings(max_examples=60)
-def test_any_windows_over_the_least_memory_give_everybody_the_same_tokens(
+def test_any_windows_over_the_least_memory_give_every_request_the_same_tokens(
     *, windows: list[int], block_size: int, caching: bool, lengths: list[tuple[int, int]]
 ) -> None:
     sizes = {

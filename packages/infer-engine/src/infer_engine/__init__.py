@@ -1,6 +1,6 @@
-"""Requests in, tokens out: scheduling, execution, sampling.
+"""The inference engine: turns requests into tokens.
 
-Heavy names are imported when they are first used: a client that uses only the protocol never imports torch.
+`LLM`, `build_engine` and `Completion` are imported on first use, so that a client of the protocol never imports torch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -37,15 +37,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     match name:
         case "build_engine":
-            from infer_engine.build import build_engine  # noqa: PLC0415 - reads checkpoints: only when used
+            from infer_engine.build import build_engine  # noqa: PLC0415 - imported on first use
 
             return build_engine
         case "Completion":
-            from infer_engine.frontend.completion import Completion  # noqa: PLC0415 - as the other names here
+            from infer_engine.frontend.completion import Completion  # noqa: PLC0415 - imported on first use
 
             return Completion
         case "LLM":
-            from infer_engine.llm import LLM  # noqa: PLC0415 - imports torch: only when used
+            from infer_engine.llm import LLM  # noqa: PLC0415 - imported on first use
 
             return LLM
         case _:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.paged_manager import PagedKVCacheManager
-from infer_engine.core.engine_core import EngineCore, Scheduler
-from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_nobody, share_with_siblings
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
 from infer_engine.core.step_executor import StepRunner
 from infer_engine.frontend.async_engine import AsyncEngine
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
@@ -24,6 +24,7 @@ from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineInfo, EngineStats
 from infer_engine.scheduling import (
     POLICIES,
+    BaseScheduler,
     ContinuousScheduler,
     KVCacheManager,
     SchedulerLimits,
@@ -37,17 +38,17 @@ from infer_models.text import Tokenizer, dummy_tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreParts:
-    """What an `EngineCore` is assembled from.
+    """The parts of an `EngineCore`.
 
     Attributes:
         runner: executes schedules.
-        kv_cache_manager: knows which sequence has which blocks.
+        kv_cache_manager: allocates the blocks of sequences.
         build_scheduler: returns the scheduler over a KV cache manager.
     """
 
     runner: StepRunner
     kv_cache_manager: KVCacheManager
-    build_scheduler: Callable[[KVCacheManager], Scheduler]
+    build_scheduler: Callable[[KVCacheManager], BaseScheduler]
 
 
 WrapParts = Callable[[CoreParts], CoreParts]
@@ -56,7 +57,7 @@ WrapParts = Callable[[CoreParts], CoreParts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltCore:
-    """A core, what was loaded into it, and the tokenizer that its vocabulary was checked against."""
+    """A core, a description of its model, and the tokenizer of the same checkpoint."""
 
     core: EngineCore
     info: EngineInfo
@@ -66,13 +67,13 @@ class BuiltCore:
 def build_engine(
     config: EngineConfig, *, engine_process: bool = True, wrap_parts: WrapParts | None = None
 ) -> AsyncEngine:
-    """Load the model and start an engine whose steps run beside the caller's event loop.
+    """Load the model and start an engine for the caller's event loop; its steps run elsewhere.
 
     Args:
         config: what to run and how.
-        engine_process: compute in a process of its own, which leaves this one's interpreter to text and HTTP; in a
-            thread of this process otherwise.
-        wrap_parts: replaces parts of the core, which then runs in a thread: functions do not reach another process.
+        engine_process: run the core in a process of its own, so that it does not share this interpreter with text and
+            HTTP; if False, in a thread of this process.
+        wrap_parts: replaces parts of the core. The core then runs in a thread: functions cannot be sent to a process.
 
     Raises:
         CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
@@ -88,7 +89,7 @@ def build_engine(
 
 
 def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> BuiltCore:
-    """Load the model and assemble a core, to be stepped by the caller.
+    """Load the model and assemble a core, which the caller steps.
 
     Raises:
         CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
@@ -128,7 +129,7 @@ def assemble_core(
     share_prefix: PrefixSharing,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
-    """Return the core of `parts`; `clock` counts seconds, for statistics only."""
+    """Return a core made of `parts`; `clock` counts seconds, for statistics only."""
     return EngineCore(
         parts.runner,
         parts.build_scheduler(parts.kv_cache_manager),
@@ -147,7 +148,7 @@ def build_kv_cache_manager(
     windows: Sequence[int | None],
     block_size: int,
 ) -> KVCacheManager:
-    """Return the manager of a cache with `num_blocks` blocks and a sliding window, or None, by group of layers."""
+    """Return the KV cache manager; each group of layers has its number of blocks and its sliding window, or None."""
     match config.resolved_kv_cache_backend:
         case "contiguous":
             (num_blocks_of_all,) = num_blocks
@@ -170,8 +171,8 @@ def build_scheduler(
     limits: SchedulerLimits,
     *,
     clock: Callable[[], float] = time.monotonic,
-) -> Scheduler:
-    """Return the scheduler over `kv_cache_manager`; `clock` counts the seconds that a static batch waits to fill."""
+) -> BaseScheduler:
+    """Return the scheduler; `clock` measures the seconds that a static batch waits to fill."""
     match config.batching_mode:
         case "static":
             return StaticScheduler(
@@ -182,14 +183,14 @@ def build_scheduler(
 
 
 def choose_sharing(config: EngineConfig) -> PrefixSharing:
-    """Return which requests share cached prefixes."""
+    """Return the function that decides which requests share blocks."""
     if config.resolved_kv_cache_backend == "contiguous":
-        return share_with_nobody
+        return share_with_none
     return share_with_all if config.caches_prefixes else share_with_siblings
 
 
 def load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
-    """Return the tokenizer of the checkpoint in `folder`; with random weights and no tokenizer file a byte-level one.
+    """Return the tokenizer in `folder`, or a byte-level one if the weights are random and there is no tokenizer file.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -200,7 +201,7 @@ def load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
 
 
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
-    """Return the input processor of the core that `info` describes."""
+    """Return the input processor for the core that `info` describes."""
     limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len)
     return InputProcessor(tokenizer, limits, seed=config.seed)
 

@@ -1,4 +1,4 @@
-"""`LLM`: the engine as a library, in the caller's thread: prompts in, completions out."""
+"""`LLM`: generates in the caller's thread, for use as a library."""
 
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -22,13 +22,13 @@ from infer_engine.protocol import (
 
 
 class LLM:
-    """A model that generates, batched, in the caller's thread. Not safe to share between threads."""
+    """A loaded model that generates in the caller's thread, in batches. Not safe to share between threads."""
 
     def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **fields: Any) -> None:
         """Load a model.
 
         Args:
-            model: a folder, a Hub id, or None: what `config` says, else the bundled demo model.
+            model: a folder or a Hub id; None takes `config.model`, or the bundled demo model if that is None too.
             config: what to run and how; by default `EngineConfig()`.
             **fields: fields of `EngineConfig` that replace those of `config`.
 
@@ -47,7 +47,7 @@ class LLM:
 
     @property
     def stats(self) -> EngineStats:
-        """A snapshot: steps, requests, blocks, tokens."""
+        """Statistics of steps, requests, blocks and tokens."""
         return self._core.stats
 
     def generate(
@@ -59,14 +59,14 @@ class LLM:
         cache_salt: str | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
-        """Complete every prompt, all batched together, and return the completions in the prompts' order.
+        """Complete all prompts in batches, and return the completions in the order of the prompts.
 
-        A prompt has as many completions, one after another, as its `params.n` says. One that fails has an `error`; the
-        others are complete.
+        Each prompt has `params.n` completions, one after another. A completion that fails has an `error`; the others
+        are not affected.
 
         Args:
             prompts: one prompt or several, each text or token ids.
-            params: for all prompts, or one per prompt; left out: `SamplingParams()`.
+            params: one for all prompts, or one per prompt; None takes `SamplingParams()`.
             priority: with the `priority` policy lower numbers come first.
             cache_salt: prompts share cached prefixes only with those of the same salt.
             use_tqdm: show a progress bar on standard error.
@@ -75,15 +75,15 @@ class LLM:
             RequestRefusedError: a prompt is empty, too long, or has ids outside the vocabulary; nothing is generated.
             ValueError: there are not as many `params` as prompts.
         """
-        listed = _listed(prompts)
-        per_prompt = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
-        if len(per_prompt) != len(listed):
+        prompt_list = _to_list(prompts)
+        per_prompt = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompt_list)
+        if len(per_prompt) != len(prompt_list):
             raise ValueError(
-                f"`params` has {len(per_prompt)} entries for {len(listed)} prompts; give one, or one each."
+                f"`params` has {len(per_prompt)} entries for {len(prompt_list)} prompts; give one, or one each."
             )
         requests = [
             GenerateRequest(prompt=p, params=s, priority=priority, cache_salt=cache_salt)
-            for p, s in zip(listed, per_prompt, strict=True)
+            for p, s in zip(prompt_list, per_prompt, strict=True)
         ]
         return self._run(requests, use_tqdm=use_tqdm)
 
@@ -98,7 +98,7 @@ class LLM:
     ) -> list[Completion]:
         """Answer one conversation or several; a message has a `role` and a `content`.
 
-        Left out, `params` samples for as long as the context lasts. The rest is as in `generate`.
+        If `params` is None, an answer may fill the context. The rest is as in `generate`.
 
         Raises:
             RequestRefusedError: the checkpoint has no chat template, or it refuses a conversation; one is too long.
@@ -124,29 +124,29 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> Generator[StepOutput, None, None]:
-        """Yield a prompt's outputs as steps make them; steps are computed while the caller waits for the next one.
+        """Yield the outputs of one prompt, step by step; a step is computed when the caller asks for the next output.
 
-        Several streams may be read in turns, and `generate` called meanwhile: each step computes for all of them.
+        Several streams may be read in turns, and `generate` may be called between: each step computes all of them.
         Closing the iterator before its end aborts the request.
 
         Raises:
-            RequestRefusedError: as in `generate`, and at once.
+            RequestRefusedError: as in `generate`, before the first output is asked for.
             ValueError: `params.n` is not 1.
         """
         params = params or SamplingParams()
         if params.n != 1:
             raise ValueError(f"`n` is {params.n}; a stream is one answer: use `generate`, or one stream for each.")
-        request = GenerateRequest(prompt=_plain(prompt), params=params, priority=priority, cache_salt=cache_salt)
-        [prepared] = self._prepare(request)
-        return self._stream(prepared)
+        request = GenerateRequest(prompt=_normalize(prompt), params=params, priority=priority, cache_salt=cache_salt)
+        [processed] = self._process_input(request)
+        return self._stream(processed)
 
-    def _prepare(self, request: GenerateRequest) -> list[ProcessedInput]:
-        return self._input_processor.prepare(request, ids=self._input_processor.reserve_ids(request))
+    def _process_input(self, request: GenerateRequest) -> list[ProcessedInput]:
+        return self._input_processor.process(request, ids=self._input_processor.reserve_ids(request))
 
-    def _stream(self, prepared: ProcessedInput) -> Generator[StepOutput, None, None]:
+    def _stream(self, processed: ProcessedInput) -> Generator[StepOutput, None, None]:
         outputs: deque[StepOutput] = deque()
         try:
-            self._engine.submit(prepared, outputs.append)
+            self._engine.submit(processed, outputs.append)
             finished = False
             while not finished:
                 while not outputs:
@@ -155,23 +155,23 @@ class LLM:
                 finished = output.finished
                 yield output
         finally:
-            self._engine.abort(prepared.submission.request_id)
+            self._engine.abort(processed.submission.request_id)
 
     def _run(self, requests: Sequence[GenerateRequest], *, use_tqdm: bool) -> list[Completion]:
         sequences = [
-            (CompletionBuilder(request.prompt, index=index), prepared)
-            for request, choices in [(request, self._prepare(request)) for request in requests]
-            for index, prepared in enumerate(choices)
+            (CompletionBuilder(request.prompt, index=index), processed)
+            for request, sequences_of_request in [(request, self._process_input(request)) for request in requests]
+            for index, processed in enumerate(sequences_of_request)
         ]
         with Progress(total=len(sequences), is_shown=use_tqdm) as progress:
             try:
-                for builder, prepared in sequences:
-                    self._engine.submit(prepared, progress.counted(builder.add))
+                for builder, processed in sequences:
+                    self._engine.submit(processed, progress.counted(builder.add))
                 while progress.num_finished < len(sequences):
                     progress.show(self._engine.step())
-            finally:  # an interrupted call must not leave its requests behind for the next one
-                for _, prepared in sequences:
-                    self._engine.abort(prepared.submission.request_id)
+            finally:  # an interrupted call must not leave requests in the engine
+                for _, processed in sequences:
+                    self._engine.abort(processed.submission.request_id)
         return [builder.build() for builder, _ in sequences]
 
 
@@ -179,12 +179,12 @@ def _conversation(messages: Sequence[Mapping[str, str]]) -> ChatPrompt:
     return ChatPrompt(messages=tuple(ChatMessage(role=each["role"], content=each["content"]) for each in messages))
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _to_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [_plain(prompts)]  # type: ignore[arg-type]  # narrowed by the test
-    return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]  # narrowed by the test
+        return [_normalize(prompts)]  # type: ignore[arg-type]  # narrowed by the test
+    return [_normalize(prompt) for prompt in prompts]  # type: ignore[arg-type]  # narrowed by the test
 
 
-def _plain(prompt: Prompt) -> Prompt:
-    """Return token ids of any sequence type as a list."""
+def _normalize(prompt: Prompt) -> Prompt:
+    """Return a text as it is, and token ids of any sequence type as a list."""
     return prompt if isinstance(prompt, str) else list(prompt)

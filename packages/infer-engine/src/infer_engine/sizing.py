@@ -1,7 +1,7 @@
-"""Derives sizes from a configuration, a model and a device: KV blocks, longest sequence, batch. Allocates nothing.
+"""Derives the sizes of the KV cache, the longest sequence and a step from configuration, model and device.
 
 The order of derivation is memory, then tokens, then `max_seq_len`. Layers of equal sliding window form a group with
-blocks of its own, and the memory is split by what each group needs for a sequence of the longest length:
+blocks of its own. The memory is split by what each group needs for one sequence of maximum length:
 
 paged         group without a window  [....................]  blocks for every token
               group with a window     [.....]                 blocks for the window and one chunk
@@ -23,6 +23,7 @@ from infer_engine.scheduling import SchedulerLimits
 logger = logging.getLogger(__name__)
 
 CPU_MEMORY_SHARE = 0.25
+"""Share of the free memory of a CPU that the KV cache takes by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,8 @@ class KVMemory:
     """Bytes for keys and values.
 
     Attributes:
-        share: what the cache takes where the configuration does not say.
-        free: what it can take at most.
+        share: bytes that the cache takes by default.
+        free: bytes that it can take at most.
     """
 
     share: int
@@ -40,7 +41,7 @@ class KVMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSizes:
-    """The KV cache and the longest sequence that it holds.
+    """The size of the KV cache, and the longest sequence that it holds.
 
     Attributes:
         num_blocks: blocks of each group, in the groups' order.
@@ -52,10 +53,10 @@ class KVSizes:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that `name` means; `auto` is a GPU if there is one.
+    """Return the device called `name`; `auto` is a GPU if there is one.
 
     Raises:
-        ValueError: a GPU was asked for that is not there.
+        ValueError: there is no such GPU.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,13 +68,13 @@ def resolve_device(name: str) -> torch.device:
 
 
 def choose_block_size(config: EngineConfig, *, head_dim: int) -> int:
-    """Return the tokens of one KV block: 64, or 32 for wide heads; paged as configured."""
+    """Return the tokens of one KV block: as configured for a paged cache, else 64, or 32 for wide heads."""
     configured = config.block_size if config.resolved_kv_cache_backend == "paged" else None
     return configured or (32 if head_dim >= 256 else 64)
 
 
 def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: int) -> SchedulerLimits:
-    """Return the most that a step computes, as configured or by default for `device`.
+    """Return the limits of a step, as configured or by default for `device`.
 
     Raises:
         ValueError: `max_seq_len` exceeds the model's positions.
@@ -84,10 +85,10 @@ def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: 
             f"{model_max_seq_len}."
         )
     on_gpu = device.type == "cuda"
-    few = config.resolved_kv_cache_backend == "contiguous"  # each request takes the memory of the longest
+    is_contiguous = config.resolved_kv_cache_backend == "contiguous"  # each slot has the longest length
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
     return SchedulerLimits(
-        max_batch_size=config.max_batch_size or (8 if few else 256 if on_gpu else 32),
+        max_batch_size=config.max_batch_size or (8 if is_contiguous else 256 if on_gpu else 32),
         max_num_batched_tokens=max_num_batched_tokens,
         kv_reserve=config.kv_reserve,
         prefill_chunk_size=min(config.prefill_chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
@@ -123,15 +124,15 @@ def size_kv_cache(
     """Derive the blocks of each group and the longest sequence.
 
     Args:
-        config: what was asked for.
-        model_max_seq_len: positions that the model knows.
+        config: the configuration.
+        model_max_seq_len: positions of the model.
         max_batch_size: requests computed in one step; slots of the contiguous cache.
         block_size: tokens of one block.
-        windows: by group of layers, the sliding window; None attends to all tokens before. The contiguous cache, which
-            keeps every token, has one group.
-        bytes_per_block: by group, keys and values of one block in all its layers.
-        max_chunk: tokens of one prompt computed in one step; None: whole prompts.
-        memory: what the cache may take.
+        windows: by group of layers, the sliding window, or None for full attention. The contiguous cache keeps every
+            token and has one group.
+        bytes_per_block: by group, bytes of one block in all its layers.
+        max_chunk: most tokens of one prompt computed in one step; None: whole prompts.
+        memory: bytes that the cache may take.
 
     Raises:
         ValueError: the configuration asks for more than the model, the memory or the cache has.
@@ -144,9 +145,9 @@ def size_kv_cache(
     if config.resolved_kv_cache_backend == "contiguous":
         sizes = _size_slots(config, demand, wanted=wanted, num_slots=max_batch_size, budget=budget)
     elif config.num_kv_blocks is not None:
-        return _size_counted(config, demand, wanted=wanted, num_blocks=config.num_kv_blocks, free=memory.free)
+        return _size_by_count(config, demand, wanted=wanted, num_blocks=config.num_kv_blocks, free=memory.free)
     else:
-        sizes = _size_shared(config, demand, wanted=wanted, max_batch_size=max_batch_size, budget=budget)
+        sizes = _size_by_memory(config, demand, wanted=wanted, max_batch_size=max_batch_size, budget=budget)
     taken = demand.bytes_of(sizes.num_blocks)
     if taken > memory.free:
         raise ValueError(
@@ -158,7 +159,7 @@ def size_kv_cache(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
-    """What sequences need of each group of layers."""
+    """The blocks and bytes that sequences need, by group of layers."""
 
     windows: tuple[int | None, ...]
     bytes_per_block: tuple[int, ...]
@@ -187,18 +188,18 @@ class _Demand:
         return max(range(len(self.windows)), key=lambda index: self.windows[index] or math.inf)
 
 
-def _size_shared(config: EngineConfig, demand: _Demand, *, wanted: int, max_batch_size: int, budget: int) -> KVSizes:
-    """Paged, by memory: every group holds the same number of longest sequences, at most `max_batch_size`."""
+def _size_by_memory(config: EngineConfig, demand: _Demand, *, wanted: int, max_batch_size: int, budget: int) -> KVSizes:
+    """Size a paged cache by memory: each group holds as many sequences of maximum length, up to `max_batch_size`."""
     fitting = _largest(wanted, lambda num_tokens: demand.bytes_of(demand.blocks(num_tokens)) <= budget)
-    max_seq_len = _settle(config, demand, wanted=wanted, fitting=fitting, fix=_RAISE_POOL)
+    max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=_RAISE_CACHE)
     needs = demand.blocks(max_seq_len)
-    one = demand.bytes_of(needs)
-    num_blocks = tuple(min(budget * need // one, max_batch_size * need) for need in needs)
+    bytes_per_sequence = demand.bytes_of(needs)
+    num_blocks = tuple(min(budget * need // bytes_per_sequence, max_batch_size * need) for need in needs)
     return KVSizes(num_blocks=num_blocks, max_seq_len=max_seq_len)
 
 
-def _size_counted(config: EngineConfig, demand: _Demand, *, wanted: int, num_blocks: int, free: int) -> KVSizes:
-    """Paged, by `num_kv_blocks`: the blocks of the widest group; the others hold as many sequences as it does."""
+def _size_by_count(config: EngineConfig, demand: _Demand, *, wanted: int, num_blocks: int, free: int) -> KVSizes:
+    """Size a paged cache by `num_kv_blocks`, for the widest group; the others hold as many sequences as it does."""
     widest = demand.widest
 
     def sized(count: int) -> KVSizes:
@@ -215,26 +216,26 @@ def _size_counted(config: EngineConfig, demand: _Demand, *, wanted: int, num_blo
             f"`num_kv_blocks` is {num_blocks} and the KV cache would take {taken} bytes, but {free} bytes are free; "
             f"lower it to at most {most}."
         )
-    _settle(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=_RAISE_POOL)
+    _choose_max_seq_len(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=_RAISE_CACHE)
     return sizes
 
 
 def _size_slots(config: EngineConfig, demand: _Demand, *, wanted: int, num_slots: int, budget: int) -> KVSizes:
-    """Contiguous: each of `num_slots` slots holds one sequence of the longest length, every token of it."""
+    """Size a contiguous cache: each of `num_slots` slots holds one sequence of maximum length."""
     fitting = min(wanted, budget // demand.bytes_of_one_block_each // num_slots * demand.block_size)
     fix = f"lower `max_batch_size`, which is {num_slots} slots of equal length, or raise `kv_cache_memory`"
-    max_seq_len = _settle(config, demand, wanted=wanted, fitting=fitting, fix=fix)
+    max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=fix)
     num_blocks = num_slots * -(-max_seq_len // demand.block_size)
     return KVSizes(num_blocks=(num_blocks,) * len(demand.windows), max_seq_len=max_seq_len)
 
 
-_RAISE_POOL = "raise `kv_cache_memory` or `num_kv_blocks`"
+_RAISE_CACHE = "raise `kv_cache_memory` or `num_kv_blocks`"
 
 
-def _settle(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int, fix: str) -> int:
-    """Return the longest sequence: `wanted`, or `fitting` if `max_seq_len` was not set.
+def _choose_max_seq_len(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int, fix: str) -> int:
+    """Return the maximum sequence length: `wanted`, or `fitting` if `max_seq_len` was not set.
 
-    `fix` says how the cache could hold longer sequences.
+    `fix` is the advice of the error message.
     """
     if fitting == wanted:
         return wanted
@@ -257,7 +258,7 @@ def _settle(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int,
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number from 0 to `limit` that `fits`, by bisection: every number below a fitting one fits."""
+    """Return the largest number from 0 to `limit` that `fits`, by bisection; every number below it must fit too."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,12 +1,11 @@
-"""The engine core: `step()` schedules, executes, samples and retires. Knows token ids; no text, no I/O.
+"""`EngineCore`: each `step()` schedules requests, computes them, samples tokens and ends finished requests.
 
-Deterministic: the same messages between the same steps give the same tokens. A clock measures, and decides nothing.
+It is deterministic: the same messages between the same steps give the same tokens. The clock serves statistics only.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
@@ -17,70 +16,32 @@ from infer_engine.core.step_executor import EngineFailedError, StepExecutor, Ste
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
-from infer_engine.scheduling import KVCacheManager, RowEdit, Schedule
+from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
 
 logger = logging.getLogger(__name__)
 
 MAX_ENDED = 256
-"""Requests that are remembered for a while after their end."""
+"""How many ended requests the core remembers, in case a stop string is found in their text later."""
 
 _SCHEDULING_FAILED = RequestFailure(
     message="This request could not be given its place in a step; the engine's log has the cause.", code="step_failed"
 )
 
 
-class Scheduler(Protocol):
-    """What decides whom a step computes."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests in the queue."""
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold memory."""
-
-    @property
-    def current(self) -> Request | None:
-        """Whom it was busy with when it raised an exception; None: with nobody."""
-
-    @property
-    def passes(self) -> Sequence[Callable[[], Schedule]]:
-        """What makes each pass's schedule, to be called once the pass before is computed."""
-
-    def in_order(self) -> Iterable[Request]:
-        """Return those that run, in order of rank, then those that wait, in the order of the queue."""
-
-    def seconds_until_work(self) -> float | None:
-        """Return 0 where there is something to compute, the wait for a batch to form, or None where nobody is here."""
-
-    def add(self, request: Request) -> None:
-        """Let a request stand in line."""
-
-    def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
-        """Take out a request; others may find only blocks of its first `num_kept_tokens` tokens from then on."""
-
-    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
-        """Take note that a pass failed; return those of its items that can be tried again as they are."""
-
-    def start_over(self) -> None:
-        """Put everybody back into the queue, all memory free."""
-
-
 class EngineCore:
-    """Requests in, tokens out, one step at a time, in the caller's thread."""
+    """Serves requests one step at a time, in the caller's thread."""
 
     def __init__(
         self,
         runner: StepRunner,
-        scheduler: Scheduler,
+        scheduler: BaseScheduler,
         kv_cache_manager: KVCacheManager,
         *,
         eos_token_ids: frozenset[int],
         share_prefix: PrefixSharing,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`scheduler` must schedule over the memory of `tables`; `clock` counts seconds, for statistics alone."""
+        """`scheduler` must use `kv_cache_manager`; `clock` counts seconds, for statistics only."""
         self._scheduler = scheduler
         self._kv_cache_manager = kv_cache_manager
         self._eos_token_ids = eos_token_ids
@@ -102,7 +63,7 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        """A snapshot of the core as it is."""
+        """Statistics of the core as it is."""
         counts = msgspec.structs.asdict(self._counts)
         counts["steps_by_tokens"] = counts["steps_by_tokens"].copy()
         return EngineStats(
@@ -117,11 +78,11 @@ class EngineCore:
         )
 
     def seconds_until_work(self) -> float | None:
-        """Return 0.0 where there is something to compute, the seconds that a batch still forms, or None."""
+        """Return 0.0 if there is work, the wait in seconds if a batch is forming, None if there are no requests."""
         return self._scheduler.seconds_until_work()
 
     def handle(self, message: ToCore) -> None:
-        """Take a message between two steps. An abort frees the request's memory at once; an unknown id is no error.
+        """Handle a message between two steps. An abort frees the memory at once; an unknown id is no error.
 
         Raises:
             ValueError: the id of a submitted request is in use.
@@ -137,9 +98,9 @@ class EngineCore:
                 self._is_inspected = True
 
     def step(self) -> StepResult:
-        """Compute one step and return what it made. With nothing to compute, audit the memory and return a snapshot.
+        """Compute one step and return its result; a step without work audits the memory.
 
-        A failure inside a step is in the outputs of the requests that it ended; see `StepExecutor`.
+        A failure inside a step is in the outputs of the requests that failed; see `StepExecutor`.
 
         Raises:
             EngineFailedError: the engine cannot go on.
@@ -150,24 +111,24 @@ class EngineCore:
         outputs: list[TokenOutput] = []
         admitted: list[str] = []
         for make_schedule in self._scheduler.passes:
-            schedule = self._make(make_schedule, outputs)
+            schedule = self._make_schedule(make_schedule, outputs)
             if schedule is None:
                 break
             admitted += [request.request_id for request in schedule.admitted]
             self._counts.num_preemptions += len(schedule.preempted)
-            # What a pass that computed nothing has changed in the block tables, the next one must still learn.
+            # If a pass computes nothing, the runner has not seen its table edits: the next pass applies them.
             schedule.table_edits[:0] = self._unapplied_edits
             self._unapplied_edits = [] if schedule.items and self._compute(schedule, outputs) else schedule.table_edits
         if self._counts.num_step_tokens:
             self._counts.num_steps += 1
             size = (self._counts.num_step_tokens - 1).bit_length()
             self._counts.steps_by_tokens[min(size, NUM_STEP_SIZES - 1)] += 1
-        else:  # the audit walks all blocks: in an idle step nobody waits for it
+        else:  # the audit reads all blocks; in an idle step no request waits for it
             self._counts.num_leaked_blocks = len(self._kv_cache_manager.audit())
         self._counts.busy_s += self._clock() - started
         stats = self.stats
         is_inspected, self._is_inspected = self._is_inspected, False
-        snapshot = take_snapshot(self._scheduler.in_order(), self._kv_cache_manager, stats) if is_inspected else None
+        snapshot = take_snapshot(self._scheduler.requests(), self._kv_cache_manager, stats) if is_inspected else None
         return StepResult(outputs=outputs, admitted=admitted, stats=stats, snapshot=snapshot)
 
     def _submit(self, message: Submit) -> None:
@@ -191,7 +152,7 @@ class EngineCore:
             del self._requests[request_id]
 
     def _finish(self, request_id: str, num_completion_tokens: int) -> None:
-        """End a request where its text ended; nothing of what was computed after that may be found."""
+        """End a request whose text has ended, and uncache the blocks computed after that point."""
         if request := self._requests.get(request_id):
             self._counts.num_finished += 1
             num_kept = request.num_prompt_tokens + num_completion_tokens
@@ -203,85 +164,85 @@ class EngineCore:
                 ended.block_hashes.upto(ended.token_ids, len(ended.token_ids))[first:]
             )
 
-    def _make(self, make_schedule: Callable[[], Schedule], outputs: list[TokenOutput]) -> Schedule | None:
-        """Return the next pass's schedule; None where making it failed, and everybody is in the queue again."""
+    def _make_schedule(self, make_schedule: Callable[[], Schedule], outputs: list[TokenOutput]) -> Schedule | None:
+        """Return the schedule of the next pass; if that fails, preempt all requests and return None."""
         started = self._clock()
         try:
             schedule = make_schedule()
         except Exception as error:
-            logger.exception("Scheduling failed; all running requests are computed anew.")
-            self._blame(self._scheduler.current, error, outputs)
+            logger.exception("Scheduling failed; all running requests are computed again.")
+            self._recover_scheduling(self._scheduler.current, error, outputs)
             return None
         finally:
             self._counts.schedule_s += self._clock() - started
         self._num_unexplained_failures = 0
         return schedule
 
-    def _blame(self, culprit: Request | None, error: Exception, outputs: list[TokenOutput]) -> None:
-        """Start over; who is being scheduled when that fails for the second time in its life is given up."""
+    def _recover_scheduling(self, current: Request | None, error: Exception, outputs: list[TokenOutput]) -> None:
+        """Preempt all requests after scheduling `current` failed; a request that fails twice ends."""
         self._counts.num_failed_passes += 1
-        self._scheduler.start_over()
-        if culprit is None:
+        self._scheduler.preempt_all()
+        if current is None:
             self._num_unexplained_failures += 1
             if self._num_unexplained_failures > 1:
                 raise EngineFailedError("no request can be scheduled") from error
-        elif culprit.is_suspect:
-            self._fail(culprit, _SCHEDULING_FAILED, outputs)
+        elif current.has_failed_scheduling:
+            self._fail(current, _SCHEDULING_FAILED, outputs)
         else:
-            culprit.is_suspect = True
+            current.has_failed_scheduling = True
 
     def _compute(self, schedule: Schedule, outputs: list[TokenOutput]) -> bool:
-        """Compute a pass and settle what came of it; return whether any of it was computed."""
-        outcome = self._executor.run(schedule, withdraw=self._scheduler.withdraw)
+        """Compute a pass and apply its outcome; return whether anything was computed."""
+        outcome = self._executor.run(schedule, requeue_pending_readers=self._scheduler.requeue_pending_readers)
         self._counts.execute_s += outcome.execute_s
         self._counts.sample_s += outcome.sample_s
-        self._settle(outcome, outputs)
+        self._apply_outcome(outcome, outputs)
         if outcome.was_repeated or outcome.failures:
             self._counts.num_failed_passes += 1
         return bool(outcome.computed)
 
-    def _settle(self, outcome: StepOutcome, outputs: list[TokenOutput]) -> None:
+    def _apply_outcome(self, outcome: StepOutcome, outputs: list[TokenOutput]) -> None:
         for request, failure in outcome.failures:
             self._fail(request, failure, outputs)
         for request, num_tokens in outcome.computed:
             self._counts.num_step_tokens += num_tokens
             self._counts.num_computed_tokens += num_tokens
-            if outcome.prompt_logprobs and (measured := outcome.prompt_logprobs.get(request.request_id)):
-                request.add_prompt_logprobs(measured)
+            if outcome.prompt_logprobs and (logprobs := outcome.prompt_logprobs.get(request.request_id)):
+                request.add_prompt_logprobs(logprobs)
             if request.advance(num_tokens):
                 token_id = outcome.tokens[request.request_id]
-                outputs.append(self._accept(request, token_id, outcome.logprobs.get(request.request_id)))
+                outputs.append(self._append_token(request, token_id, outcome.logprobs.get(request.request_id)))
 
-    def _accept(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> TokenOutput:
+    def _append_token(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> TokenOutput:
         self._counts.num_generated_tokens += 1
-        reason = request.accept(token_id, eos_token_ids=self._eos_token_ids)
+        finish_reason = request.append_token(token_id, eos_token_ids=self._eos_token_ids)
         prompt_logprobs = None
         if request.num_completion_tokens == 1:
             self._counts.num_prompt_tokens += request.num_prompt_tokens
             self._counts.num_cached_tokens += request.num_cached_tokens
             prompt_logprobs = request.pop_prompt_logprobs()
-        if reason is not None:
+        if finish_reason is not None:
             self._counts.num_finished += 1
             self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=len(request.token_ids))
             del self._requests[request.request_id]
-            self._note_ended(request)
+            self._remember_ended(request)
         return _output(
             request,
             [token_id],
-            reason=reason,
+            finish_reason=finish_reason,
             logprobs=None if logprob is None else [logprob],
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _note_ended(self, request: Request) -> None:
-        """Remember a request whose text may turn out to have ended earlier, until the front has had time to say so."""
+    def _remember_ended(self, request: Request) -> None:
+        """Remember a request in whose last tokens the frontend may still find a stop string."""
         if request.sampling.stop and request.block_hashes is not None:
             self._ended[request.request_id] = request
             if len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
 
     def _fail(self, request: Request, failure: RequestFailure, outputs: list[TokenOutput]) -> None:
-        """End a request; nothing that it computed is trusted."""
+        """End a request with `failure`; none of its blocks stay cached."""
         self._counts.num_failed += 1
         self._requests.pop(request.request_id, None)
         self._scheduler.remove(request, RequestState.FAILED, num_kept_tokens=0)
@@ -292,7 +253,7 @@ def _output(
     request: Request,
     token_ids: list[int],
     *,
-    reason: FinishReason | None = None,
+    finish_reason: FinishReason | None = None,
     error: RequestFailure | None = None,
     logprobs: list[TokenLogprob] | None = None,
     prompt_logprobs: list[TokenLogprob | None] | None = None,
@@ -302,7 +263,7 @@ def _output(
         token_ids=token_ids,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        finish_reason=reason,
+        finish_reason=finish_reason,
         error=error,
         num_prompt_tokens=request.num_prompt_tokens,
         num_completion_tokens=request.num_completion_tokens,

@@ -1,4 +1,4 @@
-"""A `BatchSnapshot` of a core between two steps: who runs, who waits, whose blocks. Reads; changes nothing."""
+"""Builds the `BatchSnapshot` of a core between two steps."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -15,7 +15,7 @@ _STATES: Mapping[RequestState, str] = MappingProxyType(
 
 
 def take_snapshot(requests: Iterable[Request], kv_cache_manager: KVCacheManager, stats: EngineStats) -> BatchSnapshot:
-    """Return what those of `requests`, all that wait or run, are doing that have a place in a snapshot."""
+    """Return the snapshot of `requests`, which are the running and waiting ones, up to `MAX_SEQUENCES_SHOWN`."""
     blocks = kv_cache_manager.map_blocks(MAX_BLOCKS_SHOWN)
     return BatchSnapshot(
         stats=stats,

@@ -1,12 +1,12 @@
-"""Computing a schedule such that a failure costs no more requests than it must. Knows no queue and no memory.
+"""`StepExecutor`: computes a schedule; if it fails, finds the requests that cause the failure by halving.
 
-    all items ──fail──> is the engine itself alive? ──no──> EngineFailedError
+    all items ──fail──> does a probe succeed? ──no──> EngineFailedError
                            │ yes
                            v
               first half, second half, each ──fail──> its halves ... ──> one item ──fails──> that request failed
 
-A forward pass may be repeated: it writes the same keys and values to the same slots. So a run without a request is the
-proof that it was the cause, and the results of that run are its neighbours' results.
+A forward pass may be repeated: it writes the same keys and values to the same slots. If a part of the items succeeds,
+its results are used.
 """
 
 import logging
@@ -25,21 +25,21 @@ logger = logging.getLogger(__name__)
 
 
 class EngineFailedError(RuntimeError):
-    """The engine cannot go on: not even a step of nobody's request succeeds."""
+    """The engine cannot go on: even a step without requests fails."""
 
 
 class StepOutOfMemoryError(RuntimeError):
-    """The device has no memory left for a step."""
+    """The device has not enough memory for a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedPass:
-    """What a forward pass makes.
+    """The result of a forward pass.
 
     Attributes:
-        logits: of the requests whose next token is sampled, to be read by `sample` only.
-        prompt_logprobs: by request, in order, at the positions that `Request.missing_prompt_logprobs` returned. Not
-            finite where the model's output is not.
+        logits: logits of the requests that need sampling, for `StepRunner.sample`.
+        prompt_logprobs: by request id, at the positions that `Request.missing_prompt_logprobs` returned. Not finite
+            if the model's output is not.
     """
 
     logits: Any
@@ -47,35 +47,35 @@ class ComputedPass:
 
 
 class StepRunner(Protocol):
-    """What turns a schedule into tokens."""
+    """Executes schedules on a device."""
 
     def forward(self, schedule: Schedule) -> ComputedPass:
-        """Compute the schedule's items.
+        """Compute the items of the schedule.
 
         Raises:
-            StepOutOfMemoryError: the device has no memory left; fewer items may succeed.
+            StepOutOfMemoryError: the device has not enough memory; fewer items may succeed.
         """
 
     def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
-        """Return the next token of each of `requests`, of which `logits` has one row each."""
+        """Return the next token of each of `requests`; `logits` has one row for each."""
 
     def probe(self) -> None:
-        """Compute something small that belongs to nobody and touches no request's memory; raise if that fails."""
+        """Compute something small without any request's memory; raise if that fails."""
 
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What became of a schedule's items.
+    """The result of computing a schedule.
 
     Attributes:
         computed: items whose tokens are in the cache.
-        tokens: the next token by request, of those that are due.
-        logprobs: of those tokens, where they were asked for.
-        prompt_logprobs: by request, of the prompt tokens that were measured.
-        failures: why the other requests have failed.
-        was_repeated: the schedule failed as a whole and was tried again in parts.
-        execute_s: seconds of the forward passes that succeeded.
-        sample_s: seconds of choosing their tokens.
+        tokens: next token by request id, of the requests that needed sampling.
+        logprobs: log-probability of those tokens by request id, if the request asked for it.
+        prompt_logprobs: log-probabilities of prompt tokens, by request id.
+        failures: requests that failed, and why.
+        was_repeated: whether the schedule failed as a whole and was repeated in parts.
+        execute_s: seconds of successful forward passes.
+        sample_s: seconds of sampling.
     """
 
     computed: list[tuple[Request, int]] = field(default_factory=list)
@@ -89,59 +89,61 @@ class StepOutcome:
 
 
 class StepExecutor:
-    """Runs schedules on a runner and finds out who is to blame for a failure."""
+    """Runs schedules on a runner, and finds the requests that cause a failure."""
 
     def __init__(self, runner: StepRunner, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Compute by `runner`; `clock` measures what it takes."""
+        """Compute with `runner`; `clock` measures seconds."""
         self._runner = runner
         self._clock = clock
 
-    def run(self, schedule: Schedule, *, withdraw: Callable[[Schedule], list[tuple[Request, int]]]) -> StepOutcome:
-        """Compute `schedule`. If it fails, `withdraw` returns the items that can be tried again as they are.
+    def run(
+        self, schedule: Schedule, *, requeue_pending_readers: Callable[[Schedule], list[tuple[Request, int]]]
+    ) -> StepOutcome:
+        """Compute `schedule`. If it fails, `requeue_pending_readers` returns the items to retry.
 
         Raises:
-            EngineFailedError: not even a step of nobody's request succeeds.
+            EngineFailedError: even a step without requests fails.
         """
         outcome = StepOutcome()
         try:
-            self._attempt(schedule, outcome)
+            self._run_pass(schedule, outcome)
         except Exception:
-            logger.exception("A step of %d requests failed; they are tried again apart.", len(schedule.items))
+            logger.exception("A step of %d requests failed; they are retried in parts.", len(schedule.items))
             outcome.was_repeated = True
-            items = withdraw(schedule)
-            self._check_alive()
-            self._search(schedule, items, outcome)
+            items = requeue_pending_readers(schedule)
+            self._probe_runner()
+            self._retry(schedule, items, outcome)
         return outcome
 
-    def _check_alive(self) -> None:
+    def _probe_runner(self) -> None:
         try:
             self._runner.probe()
         except Exception as error:
             raise EngineFailedError("not even a step without a request succeeds") from error
 
-    def _search(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
-        """Compute `items` in the largest parts that succeed, in their order."""
-        if len(items) == len(schedule.items) > 1:  # which is known to fail
-            self._search_halves(schedule, items, outcome)
+    def _retry(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
+        """Compute `items`, in halves where they fail together."""
+        if len(items) == len(schedule.items) > 1:  # they are known to fail together
+            self._retry_halves(schedule, items, outcome)
             return
         if not items:
             return
         try:
-            self._attempt(schedule.only(items), outcome)
+            self._run_pass(schedule.only(items), outcome)
         except Exception as error:
             if len(items) > 1:
-                self._search_halves(schedule, items, outcome)
+                self._retry_halves(schedule, items, outcome)
                 return
             request = items[0][0]
             logger.exception("Request %s fails alone too; it is given up.", request.request_id)
             outcome.failures.append((request, _failure(error)))
 
-    def _search_halves(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
+    def _retry_halves(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
         middle = len(items) // 2
-        self._search(schedule, items[:middle], outcome)
-        self._search(schedule, items[middle:], outcome)
+        self._retry(schedule, items[:middle], outcome)
+        self._retry(schedule, items[middle:], outcome)
 
-    def _attempt(self, schedule: Schedule, outcome: StepOutcome) -> None:
+    def _run_pass(self, schedule: Schedule, outcome: StepOutcome) -> None:
         started = self._clock()
         computed = self._runner.forward(schedule)
         forwarded = self._clock()
@@ -152,7 +154,9 @@ class StepExecutor:
         outcome.execute_s += forwarded - started
         outcome.sample_s += self._clock() - forwarded
         failed = {needs_sampling[index].request_id for index in sampled.not_finite}
-        failed.update(name for name, listed in computed.prompt_logprobs.items() if not _are_finite(listed))
+        failed.update(
+            request_id for request_id, logprobs in computed.prompt_logprobs.items() if not _are_finite(logprobs)
+        )
         for item in schedule.items:
             if failed and item[0].request_id in failed:
                 outcome.failures.append((item[0], _NOT_FINITE))

@@ -1,9 +1,9 @@
-"""`AsyncEngine`: the front on the caller's event loop, in front of a core that steps in a thread or a process.
+"""`AsyncEngine`: serves requests on an event loop, with a core that steps in a thread or a process.
 
-    event loop: submit ──tokenize in a pool──> link ══> core: step, step, step
+    event loop: submit ──tokenize in a pool──> core client ══> core: step, step, step
     event loop: streams <──detokenize──call_soon_threadsafe══ one result per step
 
-Knows the event loop and the protocol; knows no tensors, no socket and no HTTP.
+It implements the protocol `infer_engine.protocol.Engine`.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
 STEP_TIMEOUT_S = 300.0
 MAX_UNDELIVERED_RESULTS = 1
-"""Steps that a core may be ahead of the event loop; then it waits."""
+"""How many step results may wait for the event loop before the core waits too."""
 
 _Args = TypeVarTuple("_Args")
 _T = TypeVar("_T")
 
 
 class AsyncEngine:
-    """An engine for one event loop. Implements `infer_engine.protocol.Engine`; see there for each method."""
+    """An engine for one event loop. The protocol documents each method."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class AsyncEngine:
         stats: EngineStats,
         max_waiting_requests: int,
         step_timeout_s: float = STEP_TIMEOUT_S,
-        tokenizers: TokenizerPool | None = None,
+        tokenizer_pool: TokenizerPool | None = None,
     ) -> None:
         """Start the core; it sleeps until the first request.
 
         Args:
-            core_client: the way to the core; nothing else may use it from here on.
+            core_client: connects to the core; nothing else may use it afterwards.
             input_processor: checks and tokenizes requests.
-            info: what was loaded.
-            stats: of the core before its first step.
-            max_waiting_requests: sequences that may wait to be computed for the first time; more are refused.
-            step_timeout_s: a step that takes longer is stuck: the engine is dead then.
-            tokenizers: where prompts are tokenized; None: threads of its own.
+            info: a description of the loaded model.
+            stats: the core's statistics before its first step.
+            max_waiting_requests: how many sequences may wait for their first step; more are refused.
+            step_timeout_s: seconds after which a step counts as stuck and the engine as dead.
+            tokenizer_pool: tokenizes prompts; None creates a pool.
         """
         self._core_client = core_client
         self._input_processor = input_processor
@@ -80,56 +80,56 @@ class AsyncEngine:
         self._stats = stats
         self._streams: dict[str, QueuedStream] = {}
         self._waiting: set[str] = set()
-        self._num_preparing = 0
+        self._num_tokenizing = 0
         self._inspections: list[asyncio.Future[BatchSnapshot]] = []
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._room = threading.Semaphore(MAX_UNDELIVERED_RESULTS)
-        self._tokenizers = tokenizers or TokenizerPool()
+        self._result_permits = threading.Semaphore(MAX_UNDELIVERED_RESULTS)
+        self._tokenizer_pool = tokenizer_pool or TokenizerPool()
         self._watchdog = Watchdog(
             timeout_s=step_timeout_s,
             step_age_s=core_client.step_age_s,
             describe_step=core_client.describe_step,
             is_needed=lambda: bool(self._streams),
-            on_stuck=self._give_up_stuck_core,
+            on_stuck=self._abandon_stuck_core,
         )
         core_client.start(CoreCallbacks(on_result=self._on_result, on_lost=self._on_lost, on_ended=self._on_ended))
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
+        """A description of the loaded model."""
         return self._info
 
     @property
     def status(self) -> EngineStatus:
-        """Whether it takes requests."""
+        """Whether the engine takes requests."""
         return self._status
 
     @property
     def stats(self) -> EngineStats:
-        """The snapshot after the latest step."""
+        """Statistics after the latest step."""
         return self._stats
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
         """Queue all of `requests` or none; see `infer_engine.protocol.Engine.submit`."""
         self._check_open()
         num_sequences = sum(request.params.n for request in requests)
-        self._check_room(num_sequences)
+        self._check_queue_limit(num_sequences)
         self._loop = asyncio.get_running_loop()
         arrived_s = self._loop.time()
-        self._num_preparing += num_sequences
+        self._num_tokenizing += num_sequences
         try:
-            prepared = await self._prepare(requests)
+            processed = await self._process_inputs(requests)
         finally:
-            self._num_preparing -= num_sequences
-        self._check_open()  # the engine may have gone while the request was tokenized
+            self._num_tokenizing -= num_sequences
+        self._check_open()  # the engine may have been closed while the request was tokenized
         streams: list[RequestStream] = []
         try:
-            for sequence in prepared:
-                streams.append(self._enqueue(sequence, arrived_s))  # noqa: PERF401 - those before a refusal are needed
-        except InvalidRequestError:  # all of them or none
+            for sequence in processed:
+                streams.append(self._enqueue(sequence, arrived_s))  # noqa: PERF401 - the list is needed if a later one is refused
+        except InvalidRequestError:  # queue all of them or none
             for stream in streams:
                 stream.abort()
             raise
@@ -149,17 +149,17 @@ class AsyncEngine:
         return self._input_processor.token_bytes(token_id)
 
     async def inspect(self) -> BatchSnapshot:
-        """Return what the core is doing, after the step under way if there is one."""
+        """Return a snapshot of the batch, taken after the current step if there is one."""
         if self._status in (EngineStatus.STOPPED, EngineStatus.DEAD):
             raise self._unavailable()
         self._loop = asyncio.get_running_loop()
-        asked: asyncio.Future[BatchSnapshot] = self._loop.create_future()
-        self._inspections.append(asked)
+        future: asyncio.Future[BatchSnapshot] = self._loop.create_future()
+        self._inspections.append(future)
         self._core_client.send(Inspect())
-        return await asked
+        return await future
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new requests and wait for the running ones, at most `timeout_s` seconds; abort the rest."""
+        """Refuse new requests, wait up to `timeout_s` seconds for the running ones, then abort the rest."""
         if self._status is EngineStatus.READY:
             self._status = EngineStatus.DRAINING
         try:
@@ -168,7 +168,7 @@ class AsyncEngine:
             self._abort_all()
 
     async def __aenter__(self) -> Self:
-        """Return the engine, to be closed at the end of the block."""
+        """Return the engine; the end of the block closes it."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -176,7 +176,7 @@ class AsyncEngine:
         await self.close()
 
     async def close(self) -> None:
-        """Abort everything and end the core."""
+        """Abort all requests and stop the core."""
         if self._status is not EngineStatus.DEAD:
             self._status = EngineStatus.STOPPED
         self._loop = asyncio.get_running_loop()
@@ -184,7 +184,7 @@ class AsyncEngine:
         self._refuse_inspections()
         self._watchdog.stop()
         self._core_client.stop()
-        self._tokenizers.shutdown()
+        self._tokenizer_pool.shutdown()
         try:
             await asyncio.wait_for(self._stopped.wait(), CLOSE_TIMEOUT_S)
             self._core_client.join()
@@ -194,33 +194,33 @@ class AsyncEngine:
             self._status = EngineStatus.DEAD
 
     def abort(self, request_id: str) -> None:
-        """End a request's stream with reason `abort` and free its memory; one that ended already is left alone."""
-        stream = self._forget(request_id)
+        """End a request's stream with reason `abort` and free its memory; does nothing if it has ended."""
+        stream = self._remove_stream(request_id)
         if stream is not None:
             self._core_client.send(Abort(request_id=request_id))
             stream.end(FinishReason.ABORT)
 
     def _on_result(self, result: StepResult) -> None:
-        """Take what a step made to the event loop; waits while that is far behind."""
-        while not self._room.acquire(timeout=1.0):
+        """Pass a step's result to the event loop; wait while the loop has too many undelivered results."""
+        while not self._result_permits.acquire(timeout=1.0):
             if self._status in (EngineStatus.STOPPED, EngineStatus.DEAD):
                 return
         self._post(self._deliver, result)
 
     def _on_lost(self, failure: RequestFailure) -> None:
-        """Take to the event loop that the core is gone."""
-        self._post(self._die, failure)
+        """Tell the event loop that the core is lost."""
+        self._post(self._mark_dead, failure)
 
     def _on_ended(self) -> None:
-        """Let `close` return."""
+        """Tell the event loop that the core has ended, so that `close` returns."""
         self._post(self._stopped.set)
 
-    def _check_room(self, num_sequences: int) -> None:
-        """Refuse what the queue cannot take before anybody tokenizes it; those being tokenized have their place.
+    def _check_queue_limit(self, num_sequences: int) -> None:
+        """Refuse requests over the queue limit before they are tokenized; requests being tokenized count.
 
-        Sequences that were computed once and wait again for want of memory have left the queue for good.
+        A preempted sequence does not count: it left the queue when it was first computed.
         """
-        num_waiting = len(self._waiting) + self._num_preparing
+        num_waiting = len(self._waiting) + self._num_tokenizing
         if num_sequences > self._max_waiting_requests:
             raise InvalidRequestError(
                 f"The request asks for {num_sequences} sequences (prompts times `n`) and `max_waiting_requests` is "
@@ -240,36 +240,36 @@ class AsyncEngine:
     def _unavailable(self) -> EngineUnavailableError:
         return EngineUnavailableError(f"The engine is {self._status}; it takes no new requests.")
 
-    async def _prepare(self, requests: Sequence[GenerateRequest]) -> list[ProcessedInput]:
+    async def _process_inputs(self, requests: Sequence[GenerateRequest]) -> list[ProcessedInput]:
         calls = [
             (
                 prompt_characters(request.prompt),
-                partial(self._input_processor.prepare, request, ids=self._input_processor.reserve_ids(request)),
+                partial(self._input_processor.process, request, ids=self._input_processor.reserve_ids(request)),
             )
             for request in requests
         ]
-        return [sequence for sequences in await self._tokenizers.run(calls) for sequence in sequences]
+        return [sequence for sequences in await self._tokenizer_pool.run(calls) for sequence in sequences]
 
     async def _tokenize_one(self, size: int, call: Callable[[], _T]) -> _T:
-        """Call in the tokenizers' threads, for which it waits in line with the prompts of requests."""
-        self._check_room(1)
-        self._num_preparing += 1
+        """Run `call` in the tokenizer pool; it counts against the queue limit as a request does."""
+        self._check_queue_limit(1)
+        self._num_tokenizing += 1
         try:
-            [result] = await self._tokenizers.run([(size, call)])
+            [result] = await self._tokenizer_pool.run([(size, call)])
         finally:
-            self._num_preparing -= 1
+            self._num_tokenizing -= 1
         return result
 
-    def _enqueue(self, prepared: ProcessedInput, arrived_s: float) -> RequestStream:
-        stream = QueuedStream(prepared, arrived_s=arrived_s, abort=self.abort)
-        self._core_client.send(prepared.submission)
+    def _enqueue(self, processed: ProcessedInput, arrived_s: float) -> RequestStream:
+        stream = QueuedStream(processed, arrived_s=arrived_s, abort=self.abort)
+        self._core_client.send(processed.submission)
         self._streams[stream.request_id] = stream
         self._waiting.add(stream.request_id)
         self._idle.clear()
         self._watchdog.watch()
         return stream
 
-    def _forget(self, request_id: str) -> QueuedStream | None:
+    def _remove_stream(self, request_id: str) -> QueuedStream | None:
         stream = self._streams.pop(request_id, None)
         self._waiting.discard(request_id)
         if not self._streams:
@@ -281,60 +281,60 @@ class AsyncEngine:
             self.abort(request_id)
 
     def _deliver(self, result: StepResult) -> None:
-        """Hand one step's outputs to their streams; runs on the event loop."""
-        self._room.release()
+        """Push one step's outputs to their streams; runs on the event loop."""
+        self._result_permits.release()
         self._stats = result.stats
         now_s = 0.0 if self._loop is None else self._loop.time()
-        self._note_admitted(result, now_s)
+        self._record_admitted(result, now_s)
         for output in result.outputs:
             stream = self._streams.get(output.request_id)
-            if stream is None:  # aborted while the step ran: the token is nobody's
+            if stream is None:  # aborted while the step ran
                 continue
-            made = stream.push(output, now_s=now_s)
-            if ended_by_text(output, made):
+            step_output = stream.push(output, now_s=now_s)
+            if ended_by_text(output, step_output):
                 self._core_client.send(
-                    Finish(request_id=output.request_id, num_completion_tokens=made.num_completion_tokens)
+                    Finish(request_id=output.request_id, num_completion_tokens=step_output.num_completion_tokens)
                 )
-            if made.finished:
-                self._forget(output.request_id)
+            if step_output.finished:
+                self._remove_stream(output.request_id)
         if result.snapshot is not None:
-            for asked in self._take_inspections():
-                asked.set_result(result.snapshot)
+            for future in self._take_inspections():
+                future.set_result(result.snapshot)
 
-    def _note_admitted(self, result: StepResult, now_s: float) -> None:
-        """A request leaves the queue when its first step begins, not when that is done."""
+    def _record_admitted(self, result: StepResult, now_s: float) -> None:
+        """Record when requests left the queue: at the beginning of their first step."""
         self._waiting.difference_update(result.admitted)
         began_s = now_s - result.stats.schedule_s - result.stats.execute_s - result.stats.sample_s
         for request_id in result.admitted:
             if stream := self._streams.get(request_id):
-                stream.note_admitted(began_s)
+                stream.record_admitted(began_s)
 
     def _take_inspections(self) -> list[asyncio.Future[BatchSnapshot]]:
-        """Return who waits for a snapshot, and forget them."""
-        asked, self._inspections = self._inspections, []
-        return [future for future in asked if not future.done()]
+        """Return the futures that wait for a snapshot, and clear the list."""
+        futures, self._inspections = self._inspections, []
+        return [future for future in futures if not future.done()]
 
     def _refuse_inspections(self) -> None:
-        for asked in self._take_inspections():
-            asked.set_exception(self._unavailable())
+        for future in self._take_inspections():
+            future.set_exception(self._unavailable())
 
-    def _give_up_stuck_core(self) -> None:
-        self._core_client.stop()  # should the step end after all: nobody wants another
-        self._die(ENGINE_STUCK)
+    def _abandon_stuck_core(self) -> None:
+        self._core_client.stop()  # if the step does end, no other may follow
+        self._mark_dead(ENGINE_STUCK)
 
-    def _die(self, failure: RequestFailure) -> None:
-        """Tell every stream that no more will come; runs on the event loop."""
+    def _mark_dead(self, failure: RequestFailure) -> None:
+        """End every stream with `failure`; runs on the event loop."""
         self._status = EngineStatus.DEAD
         self._refuse_inspections()
         for request_id in tuple(self._streams):
-            stream = self._forget(request_id)
+            stream = self._remove_stream(request_id)
             assert stream is not None
             stream.fail(failure)
 
     def _post(self, callback: Callable[[*_Args], None], *args: *_Args) -> None:
-        """Call back on the event loop, from another thread; without one there is nobody to disturb."""
+        """Call `callback` on the event loop from another thread; call it directly before the first request."""
         if self._loop is None:
             callback(*args)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear of it
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(callback, *args)

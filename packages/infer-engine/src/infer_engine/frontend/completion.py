@@ -1,4 +1,4 @@
-"""`Completion`: what was generated for a prompt, and how it is collected. Knows outputs; knows no engine."""
+"""`Completion`: what was generated for one prompt; `CompletionBuilder` collects it from step outputs."""
 
 from dataclasses import dataclass
 
@@ -16,13 +16,13 @@ class Completion:
         index: which of the prompt's `n` completions it is, from 0.
         text: the generated text, without stop strings.
         token_ids: the generated tokens, an end-of-sequence token included.
-        finish_reason: why it ended; None where it failed.
-        error: why it failed; None otherwise. What was generated until then is kept.
-        logprobs: one for each of `token_ids` where they were asked for, else None.
-        prompt_logprobs: one for each token of the prompt where they were asked for, None for the first of them; else
-            None, and where it failed before its first token.
+        finish_reason: why it ended; None if it failed.
+        error: why it failed; None otherwise. The tokens generated before the failure are kept.
+        logprobs: one for each of `token_ids` if the request asked for them, else None.
+        prompt_logprobs: one for each prompt token if the request asked for them (None for the first token); None
+            if it did not, or if it failed before its first token.
         num_prompt_tokens: tokens of the prompt.
-        num_cached_tokens: prompt tokens whose keys and values were found in a cache.
+        num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
     """
 
     prompt: Prompt | ChatPrompt
@@ -38,10 +38,10 @@ class Completion:
 
 
 class CompletionBuilder:
-    """Collects one sequence's outputs."""
+    """Collects the outputs of one sequence."""
 
     def __init__(self, prompt: Prompt | ChatPrompt, *, index: int) -> None:
-        """Nothing yet of completion `index` of `prompt`."""
+        """Start completion `index` of `prompt`, empty."""
         self._prompt = prompt
         self._index = index
         self._texts: list[str] = []
@@ -51,7 +51,7 @@ class CompletionBuilder:
         self._last: StepOutput | None = None
 
     def add(self, output: StepOutput) -> None:
-        """Take the next output."""
+        """Add the next output."""
         self._last = output
         self._texts.append(output.text)
         self._token_ids += output.token_ids
@@ -63,7 +63,7 @@ class CompletionBuilder:
             self._prompt_logprobs = output.prompt_logprobs
 
     def build(self) -> Completion:
-        """Return the completion; its last output must have been taken."""
+        """Return the completion; its last output must have been added."""
         assert self._last is not None
         assert self._last.finished
         return Completion(

@@ -1,6 +1,6 @@
-"""The front: text on one side, token ids on the other. Knows the vocabulary, the context and the limits; no scheduling.
+"""`InputProcessor`: checks requests and tokenizes their prompts.
 
-This is the one point that checks a request before it enters the queue.
+All checks of a request happen here, before it enters the queue.
 """
 
 import logging
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLimits:
-    """What a request may ask for: ids below `vocab_size`, prompt and answer within `max_seq_len` tokens."""
+    """Limits of a request: token ids below `vocab_size`, prompt plus generated tokens at most `max_seq_len`."""
 
     vocab_size: int
     max_seq_len: int
@@ -46,14 +46,14 @@ class InputLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedInput:
-    """One sequence, checked: what the core is told of it, and what makes text of its tokens."""
+    """One checked sequence: the message that submits it to the core, and the processor of its outputs."""
 
     submission: Submit
-    text: OutputProcessor
+    output_processor: OutputProcessor
 
 
 def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
-    """Return how much text there is to tokenize, in characters."""
+    """Return how many characters of `prompt` must be tokenized."""
     match prompt:
         case str():
             return len(prompt)
@@ -64,23 +64,23 @@ def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
 
 
 class InputProcessor:
-    """Makes submissions of requests and text of tokens. Thread-safe where it says so; shared by all requests."""
+    """Turns requests into submissions to the core. All requests share it; methods say where they are thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None) -> None:
-        """`seed` is the base of the seeds of requests that bring none; None draws one."""
+        """`seed` is the base seed of requests without a seed of their own; None draws one."""
         self._tokenizer = tokenizer
         self._limits = limits
-        self._num_serials = 0
+        self._num_ids = 0
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
 
     def reserve_ids(self, request: GenerateRequest) -> range:
-        """Return the numbers of a request's `n` sequences, to be taken in order of arrival: unseeded draws follow."""
-        ids = range(self._num_serials, self._num_serials + request.params.n)
-        self._num_serials = ids.stop
+        """Return the numbers of a request's `n` sequences. Seeds depend on them: call it in order of arrival."""
+        ids = range(self._num_ids, self._num_ids + request.params.n)
+        self._num_ids = ids.stop
         return ids
 
-    def prepare(self, request: GenerateRequest, *, ids: range) -> list[ProcessedInput]:
-        """Tokenize and check a request once, and return its sequences in order; they have the numbers `serials`.
+    def process(self, request: GenerateRequest, *, ids: range) -> list[ProcessedInput]:
+        """Check and tokenize a request, and return its sequences in order, numbered `ids`.
 
         Safe to call from any thread, and slow for long prompts.
 
@@ -106,18 +106,18 @@ class InputProcessor:
         return [
             ProcessedInput(
                 submission=Submit(
-                    request_id=f"r{serial}",
+                    request_id=f"r{sequence_id}",
                     prompt_token_ids=prompt,
                     max_tokens=max_tokens,
-                    seed=_signed_64_bit(first_seed + choice),
+                    seed=_signed_64_bit(first_seed + index),
                     params=params,
                     priority=request.priority,
                     cache_salt=_salt(request),
                     sibling_group=group,
                 ),
-                text=_unless_the_tokenizer_fails(lambda: self._start_text(request, prompt)),
+                output_processor=_refuse_if_tokenizer_fails(lambda: self._make_output_processor(request, prompt)),
             )
-            for choice, serial in enumerate(ids)
+            for index, sequence_id in enumerate(ids)
         ]
 
     def tokenize(
@@ -132,7 +132,7 @@ class InputProcessor:
         """
         match prompt:
             case str():
-                return _unless_the_tokenizer_fails(
+                return _refuse_if_tokenizer_fails(
                     lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
                 )
             case ChatPrompt():
@@ -145,7 +145,7 @@ class InputProcessor:
             InvalidRequestError: a token id outside the vocabulary, or the tokenizer fails on them.
         """
         self._check_ids("tokens", token_ids)
-        return _unless_the_tokenizer_fails(
+        return _refuse_if_tokenizer_fails(
             lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False), param="tokens", verb="detokenized"
         )
 
@@ -156,7 +156,7 @@ class InputProcessor:
     def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
         limit = self._limits.max_seq_len
         if isinstance(request.prompt, list):
-            if len(request.prompt) > limit:  # before anybody looks at all of them
+            if len(request.prompt) > limit:  # before each id is checked
                 raise self._too_long(len(request.prompt), request)
             return request.prompt
         try:
@@ -174,7 +174,7 @@ class InputProcessor:
     def _tokenize_chat(self, prompt: ChatPrompt, max_tokens: int | None) -> list[int]:
         messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
         try:
-            return _unless_the_tokenizer_fails(
+            return _refuse_if_tokenizer_fails(
                 lambda: self._tokenizer.encode_chat(
                     messages, add_generation_prompt=prompt.add_generation_prompt, max_tokens=max_tokens
                 ),
@@ -183,7 +183,7 @@ class InputProcessor:
         except (ChatTemplateMissingError, ChatTemplateError) as error:
             raise ChatTemplateUnusableError(f"`messages` cannot be made a prompt: {error}") from error
 
-    def _start_text(self, request: GenerateRequest, prompt: list[int]) -> OutputProcessor:
+    def _make_output_processor(self, request: GenerateRequest, prompt: list[int]) -> OutputProcessor:
         return OutputProcessor(
             IncrementalDetokenizer(self._tokenizer, prompt),
             StopStringMatcher(request.params.stop),
@@ -191,9 +191,9 @@ class InputProcessor:
         )
 
     def _max_tokens(self, request: GenerateRequest, *, num_prompt_tokens: int) -> int:
-        room = self._limits.max_seq_len - num_prompt_tokens
-        max_tokens = request.params.max_tokens or max(room, 1)
-        if max_tokens > room:
+        remaining = self._limits.max_seq_len - num_prompt_tokens
+        max_tokens = request.params.max_tokens or max(remaining, 1)
+        if max_tokens > remaining:
             raise ContextLengthExceededError(
                 max_seq_len=self._limits.max_seq_len, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens
             )
@@ -228,22 +228,24 @@ def _check_queueing(request: GenerateRequest) -> None:
 
 
 def _salt(request: GenerateRequest) -> str | None:
-    """Return the tenant's own salt: nobody can name another's, and so time what they share."""
+    """Return a salt that only this tenant can use, so that no tenant can time the prefixes of another."""
     if request.tenant is None:
         return request.cache_salt
     return f"{request.tenant} {request.cache_salt or ''}"
 
 
 def _signed_64_bit(seed: int) -> int:
+    """Wrap `seed` into the range of a signed 64-bit integer."""
     return (seed + 2**63) % 2**64 - 2**63
 
 
-def _unless_the_tokenizer_fails(call: Callable[[], _T], *, param: str = "prompt", verb: str = "tokenized") -> _T:
+def _refuse_if_tokenizer_fails(call: Callable[[], _T], *, param: str = "prompt", verb: str = "tokenized") -> _T:
+    """Return `call()`, or refuse the request if the tokenizer raises something unexpected."""
     try:
         return call()
     except (KeyboardInterrupt, SystemExit, ChatTemplateError, ChatTemplateMissingError, TextTooLongError):
         raise
-    except BaseException as error:  # a panic of the tokenizer's Rust is no `Exception`
+    except BaseException as error:  # a panic in the Rust tokenizer is not an `Exception`
         logger.exception("The tokenizer failed on a prompt; its request is refused.")
         raise InvalidRequestError(
             f"`{param}` cannot be {verb}: this model's tokenizer fails on it; the server's log says why.", param=param

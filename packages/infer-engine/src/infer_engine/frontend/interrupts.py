@@ -1,4 +1,4 @@
-"""Holding ^C back while the core is at work: half a step is no state to go on from. Knows signals; knows no core."""
+"""Delays ^C until a step of the core is complete, because a half-done step leaves no valid state."""
 
 import signal
 import threading
@@ -9,10 +9,10 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Let an interrupt (SIGINT) take effect when the block has ended; a second one takes effect at once.
+    """Delay an interrupt (SIGINT) until the block ends; a second one takes effect at once.
 
-    Does nothing outside the main thread, which is the only one that signals interrupt, and where SIGINT has no handler
-    of Python's.
+    Does nothing outside the main thread, which is the only one that signals interrupt, and does nothing if SIGINT has
+    no Python handler.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

@@ -1,4 +1,4 @@
-"""`OutputProcessor`: turns one request's tokens into text deltas and looks for stop strings."""
+"""`OutputProcessor`: turns the tokens of one request into text deltas and looks for stop strings."""
 
 import logging
 from collections.abc import Callable
@@ -16,43 +16,43 @@ _T = TypeVar("_T")
 
 
 class OutputProcessor:
-    """One request's text as it grows. A text that fails is an output with an error: it never raises."""
+    """Detokenizes one request. It never raises: a failure becomes an output with an error."""
 
     __slots__ = ("_detokenizer", "_failed", "_min_tokens", "_num_tokens", "_stops")
 
     def __init__(self, detokenizer: IncrementalDetokenizer, stops: StopStringMatcher, *, min_tokens: int = 0) -> None:
-        """Text of tokens through `detokenizer`, ended by a stop of `stops` that ends after `min_tokens` tokens."""
+        """Detokenize with `detokenizer`; a match of `stops` ends the text once it has more than `min_tokens` tokens."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._failed = False
 
-    def advance(self, output: TokenOutput) -> StepOutput:
-        """Return the output with its text.
+    def process(self, output: TokenOutput) -> StepOutput:
+        """Return the core's output with its text.
 
-        It is finished with reason `stop` where a stop string was completed; tokens after that one are dropped from it.
-        It is finished with an error where the core's has one, or where its text cannot be made.
+        A completed stop string finishes it with reason `stop` and drops the tokens after it. An error of the core, or
+        a failure to make the text, finishes it with an error.
         """
         if output.error is not None:
             return _step_output(output, num_tokens=0, error=output.error)
-        made = self._unless_it_fails(lambda: self._advance(output))
-        return _step_output(output, num_tokens=0, error=TEXT_FAILED) if made is None else made
+        processed = self._catch_failures(lambda: self._process(output))
+        return _step_output(output, num_tokens=0, error=TEXT_FAILED) if processed is None else processed
 
     def flush(self) -> str:
-        """Return the text that was held back; no more tokens come, and none ended the text."""
-        finished = None if self._failed else self._unless_it_fails(self._finish)
+        """Return the text that was held back, when the request ends without another token."""
+        finished = None if self._failed else self._catch_failures(self._finish)
         return "" if finished is None else finished[0]
 
-    def _advance(self, output: TokenOutput) -> StepOutput:
+    def _process(self, output: TokenOutput) -> StepOutput:
         reason = output.finish_reason
         num_tokens = len(output.token_ids)
-        # The token that ends a request by its id is no part of the text.
-        num_spoken = num_tokens if reason in (None, FinishReason.LENGTH) else num_tokens - 1
+        # A token that ends the request by its id is not part of the text.
+        num_text_tokens = num_tokens if reason in (None, FinishReason.LENGTH) else num_tokens - 1
         text = ""
-        for index in range(num_spoken):
+        for index in range(num_text_tokens):
             self._num_tokens += 1
-            delta, matched = self._look_for_stops(self._detokenizer.add(output.token_ids[index]))
+            delta, matched = self._match_stops(self._detokenizer.add(output.token_ids[index]))
             text += delta
             if matched:
                 return _step_output(output, num_tokens=index + 1, text=text, reason=FinishReason.STOP)
@@ -65,20 +65,20 @@ class OutputProcessor:
 
     def _finish(self) -> tuple[str, bool]:
         """Return the rest of the text, and whether it completed a stop string."""
-        delta, matched = self._look_for_stops(self._detokenizer.finish())
+        delta, matched = self._match_stops(self._detokenizer.finish())
         return delta if matched else delta + self._stops.finish(), matched
 
-    def _look_for_stops(self, delta: str) -> tuple[str, bool]:
+    def _match_stops(self, delta: str) -> tuple[str, bool]:
         if self._num_tokens > self._min_tokens:
             return self._stops.add(delta)
         return self._stops.pass_over(delta), False
 
-    def _unless_it_fails(self, make: Callable[[], _T]) -> _T | None:
+    def _catch_failures(self, call: Callable[[], _T]) -> _T | None:
         try:
-            return make()
+            return call()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # a panic of the tokenizer's Rust is no `Exception`
+        except BaseException:  # a panic in the Rust tokenizer is not an `Exception`
             logger.exception("The text of a request failed; the others go on.")
             self._failed = True
             return None
@@ -92,7 +92,7 @@ def _step_output(
     reason: FinishReason | None = None,
     error: RequestFailure | None = None,
 ) -> StepOutput:
-    """Return `output` with its text, and of its tokens the first `num_tokens`."""
+    """Return `output` with `text` and only its first `num_tokens` tokens."""
     return StepOutput(
         request_id=output.request_id,
         token_ids=output.token_ids[:num_tokens],

@@ -1,4 +1,4 @@
-"""`Progress`: completions done, and how fast tokens come, on standard error. Knows outputs; knows no engine."""
+"""`Progress`: shows completions and tokens per second in a progress bar on standard error."""
 
 import time
 from collections.abc import Callable
@@ -10,19 +10,19 @@ from infer_engine.protocol import EngineStats, StepOutput
 
 
 class Progress:
-    """Counts what sequences get, and shows it on a bar. A context manager: the bar stays as it is at the end.
+    """Counts finished sequences and tokens, and shows them in a bar. A context manager, which closes the bar.
 
     Attributes:
-        num_finished: sequences that have had their last output.
+        num_finished: sequences whose last output has come.
     """
 
     def __init__(
         self, *, total: int, is_shown: bool, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """A bar of `total` sequences on `file`, standard error if None."""
+        """Start a bar of `total` sequences on `file`, or on standard error if None."""
         self._bar = tqdm(total=total, unit="completion", disable=not is_shown, file=file)
         self._clock = clock
-        self._began_s = clock()
+        self._started_s = clock()
         self._num_tokens = 0
         self.num_finished = 0
 
@@ -31,24 +31,24 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the bar as it is."""
+        """Close the bar; it stays on the screen."""
         self._bar.close()
 
-    def counted(self, take: Callable[[StepOutput], None]) -> Callable[[StepOutput], None]:
-        """Return `take` with what passes through it counted."""
+    def counted(self, consume: Callable[[StepOutput], None]) -> Callable[[StepOutput], None]:
+        """Return a function that calls `consume` and counts the output."""
 
-        def count_and_take(output: StepOutput) -> None:
-            take(output)
+        def count_and_consume(output: StepOutput) -> None:
+            consume(output)
             self._num_tokens += len(output.token_ids)
             if output.finished:
                 self.num_finished += 1
                 self._bar.update()
 
-        return count_and_take
+        return count_and_consume
 
     def show(self, stats: EngineStats) -> None:
-        """Put the counts beside the bar; they are drawn when the bar is."""
-        seconds = self._clock() - self._began_s
+        """Set the counts beside the bar; they are drawn with its next update."""
+        seconds = self._clock() - self._started_s
         rate = self._num_tokens / seconds if seconds > 0 else 0.0
         counts = f"{self._num_tokens} tokens, {rate:.1f} tokens/s, {stats.num_running} running"
         self._bar.set_postfix_str(counts, refresh=False)

@@ -1,4 +1,4 @@
-"""`QueuedStream`: the outputs of one request, queued for its reader on the event loop."""
+"""`QueuedStream`: queues the outputs of one request for its reader on the event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,20 +11,20 @@ from infer_engine.protocol import FinishReason, RequestFailure, RequestTimes, St
 
 
 class QueuedStream:
-    """One request's outputs. Implements `infer_engine.protocol.RequestStream`."""
+    """The outputs of one request. Implements `infer_engine.protocol.RequestStream`."""
 
-    def __init__(self, prepared: ProcessedInput, *, arrived_s: float, abort: Callable[[str], None]) -> None:
-        """`abort` takes the request's id, any number of times; `arrived_s` is on the event loop's clock."""
-        self.prompt_token_ids = prepared.submission.prompt_token_ids
+    def __init__(self, processed: ProcessedInput, *, arrived_s: float, abort: Callable[[str], None]) -> None:
+        """`abort` ends the request with the given id and may be called repeatedly; `arrived_s` is event loop time."""
+        self.prompt_token_ids = processed.submission.prompt_token_ids
         self.times = RequestTimes(arrived_s=arrived_s)
-        self._text = prepared.text
+        self._output_processor = processed.output_processor
         self._abort = abort
         self._outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
         self._ended = False
         self._last = StepOutput(
-            request_id=prepared.submission.request_id,
+            request_id=processed.submission.request_id,
             token_ids=[],
-            num_prompt_tokens=len(prepared.submission.prompt_token_ids),
+            num_prompt_tokens=len(processed.submission.prompt_token_ids),
             num_completion_tokens=0,
         )
 
@@ -34,37 +34,37 @@ class QueuedStream:
         return self._last.request_id
 
     async def __aiter__(self) -> AsyncIterator[StepOutput]:
-        """Yield outputs up to the finished one; nothing more after that."""
+        """Yield outputs up to and including the finished one."""
         while not self._ended:
             output = await self._outputs.get()
             self._ended = output.finished
             yield output
 
     def abort(self) -> None:
-        """Stop computing; see `infer_engine.protocol.RequestStream.abort`."""
+        """Abort the request; see `infer_engine.protocol.RequestStream.abort`."""
         self._abort(self.request_id)
 
-    def note_admitted(self, now_s: float) -> None:
-        """Take note that the request has left the queue; only the first time counts."""
+    def record_admitted(self, now_s: float) -> None:
+        """Record when the request left the queue; only the first call counts."""
         if self.times.admitted_s is None:
             self.times.admitted_s = max(now_s, self.times.arrived_s)
 
     def push(self, output: TokenOutput, *, now_s: float) -> StepOutput:
-        """Queue an output of the core, with its text, for the reader; return what was queued."""
+        """Add text to an output of the core, queue it for the reader, and return it."""
         if output.token_ids:
             if self.times.first_token_s is None:
                 self.times.first_token_s = now_s
             self.times.last_token_s = now_s
-        self._last = self._text.advance(output)
+        self._last = self._output_processor.process(output)
         self._outputs.put_nowait(self._last)
         return self._last
 
     def end(self, finish_reason: FinishReason) -> None:
-        """Queue a last output that carries no token, but the text that was held back."""
-        self._put_last(text=self._text.flush(), finish_reason=finish_reason)
+        """Queue a last output without tokens, with the text that was held back."""
+        self._put_last(text=self._output_processor.flush(), finish_reason=finish_reason)
 
     def fail(self, error: RequestFailure) -> None:
-        """Queue a last output that says why there is no more."""
+        """Queue a last output with `error`."""
         self._put_last(error=error)
 
     def _put_last(

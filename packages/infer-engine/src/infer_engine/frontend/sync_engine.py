@@ -1,4 +1,4 @@
-"""`SyncEngine`: steps a core in the caller's thread and hands each sequence its outputs. Knows no model."""
+"""`SyncEngine`: steps a core in the caller's thread and delivers each sequence's outputs."""
 
 import time
 from collections.abc import Callable
@@ -11,53 +11,53 @@ from infer_engine.protocol import EngineStats, StepOutput
 
 
 class SyncEngine:
-    """Everything that its caller has under way in one core. Not safe to share between threads.
+    """Serves sequences from one core in the caller's thread. Not safe to share between threads.
 
-    Whoever steps, steps for all: outputs go to whom they belong, so that calls may be nested within each other. An
-    interrupt takes effect between steps, so that it costs nobody a token but whoever is interrupted.
+    Each step computes all sequences and delivers every output to its own consumer, so calls may be nested. An interrupt
+    takes effect between steps, so that other sequences lose no token.
     """
 
     def __init__(self, core: CoreProtocol, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Drive `core`, and `sleep` while it waits for a batch to form."""
+        """Step `core`; call `sleep` while it waits for a batch to form."""
         self._core = core
         self._sleep = sleep
-        self._open: dict[str, tuple[ProcessedInput, Callable[[StepOutput], None]]] = {}
+        self._sequences: dict[str, tuple[ProcessedInput, Callable[[StepOutput], None]]] = {}
 
-    def submit(self, prepared: ProcessedInput, take: Callable[[StepOutput], None]) -> None:
-        """Queue a sequence; `take` is called with each of its outputs, the last of which is `finished`."""
+    def submit(self, processed: ProcessedInput, consume: Callable[[StepOutput], None]) -> None:
+        """Queue a sequence; each of its outputs is passed to `consume`, up to the finished one."""
         with deferred_interrupts():
-            self._open[prepared.submission.request_id] = prepared, take
-            self._core.handle(prepared.submission)
+            self._sequences[processed.submission.request_id] = processed, consume
+            self._core.handle(processed.submission)
 
     def step(self) -> EngineStats:
-        """Compute one step, after the wait for a batch to form if there is one; return the snapshot after it.
+        """Wait if a batch is forming, compute one step, and return the statistics after it.
 
         Raises:
             Exception: the engine cannot go on.
         """
         wait_s = self._core.seconds_until_work()
-        assert wait_s is not None or not self._open, "the core has forgotten a sequence without a last output"
+        assert wait_s is not None or not self._sequences, "the core dropped a sequence without a last output"
         if wait_s:
             self._sleep(wait_s)
         with deferred_interrupts():
             result = self._core.step()
             for produced in result.outputs:
-                if produced.request_id in self._open:
-                    self._hand_over(produced)
+                if produced.request_id in self._sequences:
+                    self._deliver(produced)
         return result.stats
 
     def abort(self, request_id: str) -> None:
-        """Forget a sequence and free its memory; one that ended already is left alone."""
+        """Drop a sequence and free its memory; does nothing if it has ended."""
         with deferred_interrupts():
-            if self._open.pop(request_id, None) is not None:
+            if self._sequences.pop(request_id, None) is not None:
                 self._core.handle(Abort(request_id=request_id))
 
-    def _hand_over(self, produced: TokenOutput) -> None:
+    def _deliver(self, produced: TokenOutput) -> None:
         request_id = produced.request_id
-        prepared, take = self._open[request_id]
-        output = prepared.text.advance(produced)
+        processed, consume = self._sequences[request_id]
+        output = processed.output_processor.process(produced)
         if ended_by_text(produced, output):
             self._core.handle(Finish(request_id=request_id, num_completion_tokens=output.num_completion_tokens))
         if output.finished:
-            del self._open[request_id]
-        take(output)
+            del self._sequences[request_id]
+        consume(output)

@@ -1,4 +1,4 @@
-"""`TokenizerPool`: the threads that tokenize, off the event loop. Knows executors; knows no text and no vocabulary."""
+"""`TokenizerPool`: runs tokenization in threads, off the event loop."""
 
 import asyncio
 import logging
@@ -24,33 +24,33 @@ def tokenizer_threads() -> Executor:
 
 
 class TokenizerPool:
-    """Runs calls in threads that are replaced when they break. For one event loop.
+    """Runs calls in threads, and replaces the threads when they break. For one event loop.
 
-    Of several long texts one is tokenized at a time, so that a thread is left for the short ones.
+    Only one long text is tokenized at a time, so that a thread is left for the short ones.
     """
 
     def __init__(self, make_threads: Callable[[], Executor] = tokenizer_threads) -> None:
-        """`make_threads` makes the executor; called again where that one breaks."""
+        """Create the executor with `make_threads`, and again whenever it breaks."""
         self._make_threads = make_threads
         self._threads = make_threads()
-        self._long_turn = asyncio.Semaphore(1)
-        self._is_shut = False
+        self._long_text = asyncio.Semaphore(1)
+        self._is_closed = False
 
     async def run(self, calls: Sequence[tuple[int, Callable[[], _T]]]) -> list[_T]:
-        """Return the results of `calls`, each with the number of characters that it reads.
+        """Return the results of `calls`, each given with the number of characters that it reads.
 
-        Once one has failed, those that have not begun never do.
+        When one fails, the calls that have not started are cancelled.
 
         Raises:
-            EngineUnavailableError: no threads can be had, or `shutdown` came first.
-            Exception: what a call has raised.
+            EngineUnavailableError: no threads can be started, or the pool is shut down.
+            Exception: raised by a call.
         """
         threads = self._threads
         try:
             return await self._run(calls, threads)
         except BrokenExecutor:
             logger.exception("The tokenizer's threads broke; others take their place.")
-        if self._threads is threads:  # nobody else has replaced them meanwhile
+        if self._threads is threads:  # a concurrent call has not replaced them
             self._threads = self._make_threads()
         try:
             return await self._run(calls, self._threads)
@@ -58,8 +58,8 @@ class TokenizerPool:
             raise EngineUnavailableError("The tokenizer has no threads to run in; its log says why.") from error
 
     def shutdown(self) -> None:
-        """Begin no more calls; those that wait for a thread are refused."""
-        self._is_shut = True
+        """Start no more calls; calls that wait for a thread are refused."""
+        self._is_closed = True
         self._threads.shutdown(wait=False)
 
     async def _run(self, calls: Sequence[tuple[int, Callable[[], _T]]], threads: Executor) -> list[_T]:
@@ -69,33 +69,33 @@ class TokenizerPool:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # not for threads: until no call can begin any more
+            await asyncio.gather(*tasks, return_exceptions=True)  # wait until no call can start; threads may still run
 
     async def _call(self, size: int, call: Callable[[], _T], threads: Executor) -> _T:
         if size <= LONG_CHARACTERS:
-            return await asyncio.wrap_future(self._begin(call, threads))
-        await self._long_turn.acquire()
+            return await asyncio.wrap_future(self._start(call, threads))
+        await self._long_text.acquire()
         try:
-            future = self._begin(call, threads)
+            future = self._start(call, threads)
         except BaseException:
-            self._long_turn.release()
+            self._long_text.release()
             raise
-        # Not when its caller goes away: the thread is busy for as long as the text takes.
-        future.add_done_callback(partial(self._release_long_turn, asyncio.get_running_loop()))
+        # Released when the thread is done, not when the caller is cancelled: the thread is busy until then.
+        future.add_done_callback(partial(self._release_long_text, asyncio.get_running_loop()))
         return await asyncio.wrap_future(future)
 
-    def _begin(self, call: Callable[[], _T], threads: Executor) -> Future[_T]:
+    def _start(self, call: Callable[[], _T], threads: Executor) -> Future[_T]:
         self._check_open()
-        return threads.submit(self._unless_shut, call)
+        return threads.submit(self._call_if_open, call)
 
-    def _unless_shut(self, call: Callable[[], _T]) -> _T:
+    def _call_if_open(self, call: Callable[[], _T]) -> _T:
         self._check_open()
         return call()
 
     def _check_open(self) -> None:
-        if self._is_shut:
+        if self._is_closed:
             raise EngineUnavailableError("The engine is stopped; it tokenizes no more.")
 
-    def _release_long_turn(self, loop: asyncio.AbstractEventLoop, _: Future[_T]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for a turn
-            loop.call_soon_threadsafe(self._long_turn.release)
+    def _release_long_text(self, loop: asyncio.AbstractEventLoop, _: Future[_T]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._long_text.release)

@@ -1,4 +1,4 @@
-"""`Watchdog`: notices a step that does not end. Knows an event loop's timers; knows no thread and no requests."""
+"""`Watchdog`: detects a step that does not end, by a timer of the event loop."""
 
 import asyncio
 import logging
@@ -11,10 +11,10 @@ MAX_CHECK_INTERVAL_S = 1.0
 
 
 class Watchdog:
-    """Looks at a core's steps from an event loop, by a timer that exists only while there is something to wait for.
+    """Checks the age of the current step by a timer that runs only while steps are expected.
 
-    A step is stuck that is late at two looks in a row. One look finds whatever was under way late where the event loop
-    stood still, or the whole machine was suspended; by the next one a live core has gone on.
+    A step that is late in two checks in a row is stuck. One check is not enough: after a pause of the event loop or of
+    the whole machine any step looks late, but a live core goes on before the next check.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class Watchdog:
 
         Args:
             timeout_s: seconds that a step may take.
-            step_age_s: how long the step under way has taken; None: there is none.
-            describe_step: where it is, for the log.
-            is_needed: whether somebody waits for steps; the timer goes on while that is so.
-            on_stuck: what to do about a stuck step.
+            step_age_s: returns the age of the current step, or None between steps.
+            describe_step: returns where the step is, for the log.
+            is_needed: returns whether steps are expected; the timer goes on while they are.
+            on_stuck: handles a stuck step.
         """
         self._timeout_s = timeout_s
         self._step_age_s = step_age_s
@@ -55,7 +55,7 @@ class Watchdog:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

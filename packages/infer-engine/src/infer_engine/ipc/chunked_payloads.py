@@ -1,7 +1,7 @@
-"""Results whose lists are long, in parts between which other threads run. Knows messages; knows no socket.
+"""Splits long results into chunks, so that other threads run while a result is decoded.
 
-Decoding a frame keeps Python's global lock: a second for the log-probabilities of a prompt of 100000 tokens, which are
-40 megabytes with 20 tokens listed for each. In that second an event loop would stand still.
+Decoding a frame holds Python's global lock. The log-probabilities of a prompt of 100000 tokens, with 20 tokens logprobs
+for each, are 40 megabytes and take a second to decode. One frame of that size would block the event loop.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from infer_engine.ipc.messages import StepResult, TokenOutput
 from infer_engine.protocol import TokenLogprob
 
 CHUNK_TOKENS = 512
-"""Tokens of a prompt whose log-probabilities go into one frame: a few milliseconds of decoding."""
+"""Prompt tokens whose log-probabilities go into one frame, which takes a few milliseconds to decode."""
 
 
 class PromptLogprobsChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A part of a prompt's log-probabilities, in order; it comes before the result that it belongs to.
+    """Some of a prompt's log-probabilities. The chunks come in order, before the result that they belong to.
 
     Attributes:
-        request_id: whose.
-        logprobs: as in `TokenOutput.prompt_logprobs`, where an empty list stands for all of its parts.
+        request_id: the request that they belong to.
+        logprobs: part of `TokenOutput.prompt_logprobs`, which is an empty list in the result itself.
     """
 
     request_id: str
@@ -28,37 +28,37 @@ class PromptLogprobsChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def split_into_chunks(result: StepResult) -> Iterator[PromptLogprobsChunk | StepResult]:
-    """Yield what to send for `result`, itself last."""
+    """Yield the chunks of `result`, then the result without them."""
     outputs: list[TokenOutput] = []
     for output in result.outputs:
-        listed = output.prompt_logprobs
-        if listed is None or len(listed) <= CHUNK_TOKENS:
+        logprobs = output.prompt_logprobs
+        if logprobs is None or len(logprobs) <= CHUNK_TOKENS:
             outputs.append(output)
             continue
-        for start in range(0, len(listed), CHUNK_TOKENS):
-            yield PromptLogprobsChunk(request_id=output.request_id, logprobs=listed[start : start + CHUNK_TOKENS])
+        for start in range(0, len(logprobs), CHUNK_TOKENS):
+            yield PromptLogprobsChunk(request_id=output.request_id, logprobs=logprobs[start : start + CHUNK_TOKENS])
         outputs.append(msgspec.structs.replace(output, prompt_logprobs=[]))
     yield msgspec.structs.replace(result, outputs=outputs)
 
 
 class ChunkAssembler:
-    """Puts together again what `split_into_chunks` took apart."""
+    """Joins what `split_into_chunks` has split."""
 
     def __init__(self) -> None:
-        """No parts yet."""
-        self._parts: dict[str, list[TokenLogprob | None]] = {}
+        """Start with no chunks."""
+        self._chunks: dict[str, list[TokenLogprob | None]] = {}
 
-    def add(self, part: PromptLogprobsChunk) -> None:
-        """Keep a part until its result comes."""
-        self._parts.setdefault(part.request_id, []).extend(part.logprobs)
+    def add(self, chunk: PromptLogprobsChunk) -> None:
+        """Keep a chunk until its result comes."""
+        self._chunks.setdefault(chunk.request_id, []).extend(chunk.logprobs)
 
     def complete(self, result: StepResult) -> StepResult:
-        """Return `result` with the parts that came before it."""
-        if not self._parts:
+        """Return `result` with the chunks that came before it."""
+        if not self._chunks:
             return result
-        parts, self._parts = self._parts, {}
+        chunks, self._chunks = self._chunks, {}
         outputs = [
-            msgspec.structs.replace(output, prompt_logprobs=parts.get(output.request_id, output.prompt_logprobs))
+            msgspec.structs.replace(output, prompt_logprobs=chunks.get(output.request_id, output.prompt_logprobs))
             for output in result.outputs
         ]
         return msgspec.structs.replace(result, outputs=outputs)

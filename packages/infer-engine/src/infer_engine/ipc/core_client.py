@@ -1,4 +1,4 @@
-"""`CoreClient`: the way from a front to a core that steps elsewhere. Knows messages; knows no thread and no socket."""
+"""`CoreClient`: connects the frontend to a core that steps in another thread or process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ ENGINE_STUCK = RequestFailure(message="The engine is stuck in a step; its log sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreCallbacks:
-    """What a core client calls, from any thread, one call at a time.
+    """Functions that a core client calls, from any thread, one call at a time.
 
     Attributes:
-        on_result: takes what a step made. May wait, so that the core does not run far ahead.
-        on_lost: takes the failure when no more results will come although the core was not told to stop.
-        on_ended: the core is gone, whatever the reason; the last call.
+        on_result: takes the result of a step. It may block, so that the core does not run far ahead.
+        on_lost: takes the failure when the core ends without a call of `stop`.
+        on_ended: called last, when the core has ended for any reason.
     """
 
     on_result: Callable[[StepResult], None]
@@ -27,29 +27,29 @@ class CoreCallbacks:
 
 
 class CoreClient(Protocol):
-    """A core in a thread or a process of its own. All methods return at once, but for `join`."""
+    """Client of a core in a thread or process of its own. All methods but `join` return at once."""
 
     def start(self, callbacks: CoreCallbacks) -> None:
-        """Let the core step; to be called once."""
+        """Start the core; call it once."""
 
     def send(self, message: ToCore) -> None:
-        """Hand over a message; one to a core that is gone is nobody's.
+        """Send a message to the core; it is dropped if the core has ended.
 
         Raises:
-            InvalidRequestError: this link cannot carry what is in it.
+            InvalidRequestError: the message cannot be encoded.
         """
 
     def stop(self) -> None:
-        """End the core after the step under way; any number of times."""
+        """End the core after the current step; may be called repeatedly."""
 
     def join(self) -> None:
-        """Wait for the end of what `on_ended` was called from."""
+        """Wait for the thread that called `on_ended`."""
 
     def abandon(self) -> None:
-        """Give up a core whose step does not end."""
+        """Give up a core whose step does not end; kill its process if it has one."""
 
     def step_age_s(self) -> float | None:
-        """Return how long the step under way, or the core's silence, has taken; None: neither is longer than usual."""
+        """Return the age of the current step, or of an unusual silence of the core; None between steps."""
 
     def describe_step(self) -> str:
-        """Return where the step under way is, for a log."""
+        """Return where the current step is, for the log."""

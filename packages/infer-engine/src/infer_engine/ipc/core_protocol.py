@@ -1,4 +1,4 @@
-"""`CoreProtocol`: what those who drive a core ask of it. Knows messages; knows no scheduler, no thread and no clock."""
+"""`CoreProtocol`: the methods by which a core is stepped."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from infer_engine.protocol import EngineStats, StepOutput
 
 
 class CoreProtocol(Protocol):
-    """A core as seen by whoever calls `step`: one caller, in one thread."""
+    """A core, used by one caller in one thread."""
 
     @property
     def has_work(self) -> bool:
@@ -15,25 +15,25 @@ class CoreProtocol(Protocol):
 
     @property
     def stats(self) -> EngineStats:
-        """A snapshot of the core as it is."""
+        """Statistics of the core as it is."""
 
     def handle(self, message: ToCore) -> None:
-        """Take a message between two steps; an abort of an unknown request is no error."""
+        """Handle a message between two steps; an abort of an unknown request does nothing."""
 
     def seconds_until_work(self) -> float | None:
-        """Return 0.0 if there is something to compute, the wait if a batch is forming, None if nobody is here."""
+        """Return 0.0 if there is work, the wait in seconds if a batch is forming, None if there are no requests."""
 
     def step(self) -> StepResult:
-        """Compute one step; with nothing to compute, audit the memory and return a snapshot.
+        """Compute one step and return its result; a step without work audits the memory.
 
         Raises:
-            Exception: the engine cannot go on. What concerns single requests is in their outputs.
+            Exception: the engine cannot go on. Failures of single requests are in their outputs.
         """
 
 
 def ended_by_text(produced: TokenOutput, output: StepOutput) -> bool:
-    """Whether a core's output became the last of its request by its text: a stop string, or text that failed.
+    """Whether the text ended the request, by a stop string or by a failure, and the core has not ended it.
 
-    The core must be told then, by a `Finish`; it has forgotten a request that it ended itself.
+    The core must then be told with a `Finish`.
     """
     return output.finished and produced.finish_reason is None and produced.error is None

@@ -1,4 +1,4 @@
-"""`LogSender`: a process's log, told to another process's log. Knows log records; knows no socket."""
+"""`LogSender`: forwards the log of one process to the log of another."""
 
 import logging
 from collections.abc import Callable
@@ -7,22 +7,22 @@ from infer_engine.ipc.worker_messages import LogLine
 
 
 class LogSender(logging.Handler):
-    """Sends log records as `LogLine`s."""
+    """A logging handler that sends each record as a `LogLine`."""
 
     def __init__(self, send: Callable[[LogLine], None]) -> None:
-        """Tell them by `send`, which takes them from any thread."""
+        """Send each line with `send`, which must be thread-safe."""
         super().__init__()
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, its traceback included; one that cannot be told is told to standard error, as by any handler.
+        """Send a record with its traceback; a record that cannot be formatted is reported on standard error.
 
-        Raising here would raise in whoever logs: a library's bad format string would end the engine.
+        An exception here would reach the code that logs: a library's bad format string would end the engine.
         """
         try:
             text = self.format(record).encode(errors="backslashreplace").decode()
             line = LogLine(name=record.name, level=record.levelno, message=text)
-        except Exception:  # noqa: BLE001 - what goes wrong is up to whoever logs, and its traceback is printed
+        except Exception:  # noqa: BLE001 - the logging code may raise anything; `handleError` prints the traceback
             self.handleError(record)
         else:
             self._send(line)

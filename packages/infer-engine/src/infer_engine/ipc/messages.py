@@ -1,6 +1,6 @@
-"""What the front and the core say to each other: token ids, counts and reasons; no text, no tensors, no objects shared.
+"""Messages between the frontend and the core: token ids, counts and finish reasons; no text, no tensors.
 
-The same messages serve a core in this thread, in another thread, or behind a socket.
+The same messages serve a core in this thread, in another thread or in another process.
 """
 
 import msgspec
@@ -9,18 +9,18 @@ from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, Requ
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Queue one sequence. The front has checked it: ids in the vocabulary, prompt plus `max_tokens` within the context.
+    """Queue one sequence. The frontend has checked it: ids in the vocabulary, prompt plus `max_tokens` in the context.
 
     Attributes:
         request_id: unique among all requests of this core.
         prompt_token_ids: at least one.
         max_tokens: most tokens to generate.
-        seed: of the random draws; with the token's position it decides each draw.
-        params: how to sample; `max_tokens`, `seed`, `n` and `stop` there are the front's business.
+        seed: seed of the random draws; each draw depends on it and on the token's position.
+        params: how to sample; the core does not read `max_tokens`, `seed` and `n` there.
         priority: with the `priority` policy lower numbers come first.
         cache_salt: requests share cached prefixes only with those of the same salt.
-        sibling_group: the same name for all the sequences of one request with `n` > 1, else None: they share their
-            prompt's blocks, whether or not prefixes are cached.
+        sibling_group: the same value for all sequences of one request with `n` > 1, else None. They share their
+            prompt's blocks even if prefix caching is off.
     """
 
     request_id: str
@@ -34,18 +34,18 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget a request and free its memory. An unknown id is normal: it may have finished meanwhile."""
+    """End a request and free its memory. An unknown id is no error: the request may have finished before."""
 
     request_id: str
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End a request where its text has ended, by a stop string for instance. An unknown id is normal here too.
+    """End a request because its text has ended, for example by a stop string. An unknown id is no error.
 
     Attributes:
-        request_id: which one.
-        num_completion_tokens: how many of its generated tokens count; what was computed after them is discarded, and
-            kept in no cache.
+        request_id: the request to end.
+        num_completion_tokens: how many of its generated tokens count. Later ones are discarded, and their blocks
+            are not cached.
     """
 
     request_id: str
@@ -53,31 +53,31 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Let the next step's result carry a snapshot of the batch."""
+    """Ask for a snapshot of the batch in the next step's result."""
 
 
 ToCore = Submit | Abort | Finish | Inspect
-"""What the front says to the core."""
+"""Messages from the frontend to the core."""
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Step no more; for the loop around a core, which never sees it."""
+    """End the loop that steps a core; the core itself does not get it."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step made for one request: its tokens, and how it ended if it did.
+    """What one step computed for one request: its tokens, and why it ended if it did.
 
     Attributes:
-        request_id: whose.
-        token_ids: the tokens of this step, in order; none where it failed.
-        logprobs: one for each of `token_ids` where the request asked for them, else None.
-        prompt_logprobs: with the first token of a request that asked for them: one for each token of the prompt, None
-            for the first of all.
-        finish_reason: why it ended; None while it goes on and where it failed.
-        error: why it failed; None otherwise. It is the last output then.
+        request_id: the request.
+        token_ids: the tokens of this step, in order; empty if it failed.
+        logprobs: one for each of `token_ids` if the request asked for them, else None.
+        prompt_logprobs: one for each prompt token (None for the first token), with the first output of a request that
+            asked for them; else None.
+        finish_reason: why it ended; None while it runs and if it failed.
+        error: why it failed, in its last output; None otherwise.
         num_prompt_tokens: tokens of the prompt.
         num_completion_tokens: tokens generated so far.
-        num_cached_tokens: prompt tokens whose keys and values were found in a cache.
+        num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
     """
 
     request_id: str
@@ -92,13 +92,13 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What one step made.
+    """The result of one step.
 
     Attributes:
-        outputs: of the requests that it made something for.
-        admitted: ids of the requests that left the queue in it.
-        stats: after it.
-        snapshot: after it, where somebody asked since the step before.
+        outputs: one for each request that got a token or failed.
+        admitted: ids of the requests that left the queue in this step.
+        stats: statistics after the step.
+        snapshot: the batch after the step, if an `Inspect` message asked for it.
     """
 
     outputs: list[TokenOutput]

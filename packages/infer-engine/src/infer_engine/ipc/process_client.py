@@ -1,10 +1,10 @@
-"""`ProcessCoreClient`: a core in a process of its own, seen from the front's. Knows a socket and a process; no torch.
+"""`ProcessCoreClient`: runs a core in a process of its own, without importing torch here.
 
-    front's process                              core's process (`core_worker`)
+    frontend process                             core process (`infer_engine.ipc.worker`)
       send ──> outbox ──writer thread──socket──> reader thread ──> inbox ──> step, step, step
-      on_result <──reader thread──────socket<──────────────────── results, signs of life, log lines
+      on_result <──reader thread──────socket<──────────────────── results, heartbeats, log lines
 
-A full socket holds up the core, not the event loop. Whoever dies closes the socket, and the other one notices at once.
+A full socket blocks the core, not the event loop. When a process dies its socket closes, and the other one notices.
 """
 
 import logging
@@ -35,15 +35,16 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 5
-"""Silence of so many heartbeats is no longer usual."""
+"""Missed heartbeats after which `step_age_s` reports the silence."""
+
 END_TIMEOUT_S = 5.0
 
 
 class ProcessCoreClient:
-    """Steps a core in a process of its own. See `infer_engine.ipc.core_client.CoreClient` for each method.
+    """Client of a core in a process of its own. `infer_engine.ipc.core_client.CoreClient` documents each method.
 
     Attributes:
-        ready: what was loaded, and the core's statistics before its first step.
+        ready: the loaded model and the core's statistics before its first step.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -58,22 +59,22 @@ class ProcessCoreClient:
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
         self._encoder = msgspec.msgpack.Encoder()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # frames; None ends the writer
-        self._parts = ChunkAssembler()
-        self._last_sign_s = time.monotonic()
+        self._chunks = ChunkAssembler()
+        self._last_message_s = time.monotonic()
         self._heartbeat = Heartbeat(step_age_s=None)
         self._stopping = False
         self._callbacks: CoreCallbacks | None = None
-        self._connection, theirs = multiprocessing.Pipe()
-        with theirs:
+        self._connection, worker_end = multiprocessing.Pipe()
+        with worker_end:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                # -P: a `queue.py` in the working directory, whoever's that is, is not the standard library's.
-                [sys.executable, "-P", "-m", "infer_engine.ipc.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                # -P: do not import modules, such as a `queue.py`, from the working directory.
+                [sys.executable, "-P", "-m", "infer_engine.ipc.worker", str(worker_end.fileno())],
+                pass_fds=[worker_end.fileno()],
                 stdin=subprocess.DEVNULL,
             )
         try:
             self.ready = self._load(config)
-        except BaseException:  # an interrupt too: nobody else knows of the process
+        except BaseException:  # also an interrupt: nothing else would end the process
             self._process.kill()
             self._process.wait()
             self._connection.close()
@@ -83,21 +84,21 @@ class ProcessCoreClient:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The id of the process."""
         return self._process.pid
 
     def start(self, callbacks: CoreCallbacks) -> None:
-        """Begin to carry messages."""
+        """Start the reader and writer threads."""
         self._callbacks = callbacks
-        self._last_sign_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         self._reader.start()
         self._writer.start()
 
     def send(self, message: ToCore) -> None:
-        """Leave a message for the writer.
+        """Encode a message and queue it for the writer thread.
 
         Raises:
-            InvalidRequestError: it holds what no frame can carry. Said here: an error in the writer would be nobody's.
+            InvalidRequestError: the message cannot be encoded. An error in the writer thread would have no caller.
         """
         try:
             self._outbox.put(self._encoder.encode(message))
@@ -108,13 +109,13 @@ class ProcessCoreClient:
             ) from error
 
     def stop(self) -> None:
-        """End the process after the step under way."""
+        """End the process after the current step."""
         self._stopping = True
         self._outbox.put(self._encoder.encode(Halt()))
         self._outbox.put(None)
 
     def join(self) -> None:
-        """Wait for the reader, which has waited for the process."""
+        """Wait for the reader thread, which waits for the process."""
         self._reader.join()
 
     def abandon(self) -> None:
@@ -122,8 +123,8 @@ class ProcessCoreClient:
         self._process.kill()
 
     def step_age_s(self) -> float | None:
-        """Return the age of the step under way by the last heartbeat, or how long there has been none."""
-        silence_s = time.monotonic() - self._last_sign_s
+        """Return the age of the current step by the last heartbeat, or the time since the last message."""
+        silence_s = time.monotonic() - self._last_message_s
         if self._heartbeat.step_age_s is not None:
             return self._heartbeat.step_age_s + silence_s
         return silence_s if silence_s > MISSED_HEARTBEATS * self._heartbeat_s else None
@@ -152,9 +153,9 @@ class ProcessCoreClient:
             raise EngineStartError(f"The engine's process ended with exit code {code} while it loaded.") from error
 
     def _receive(self) -> FromWorker:
-        """Return the next message, having taken what it says of life and logs."""
+        """Receive the next message; record a heartbeat and log a log line."""
         message: FromWorker = self._decoder.decode(self._connection.recv_bytes(MAX_FRAME_BYTES))
-        self._last_sign_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         match message:
             case Heartbeat():
                 self._heartbeat = message
@@ -163,38 +164,38 @@ class ProcessCoreClient:
         return message
 
     def _read(self) -> None:
-        """Hand results to the callbacks until the process closes its socket; runs in the reader's thread."""
+        """Pass results to the callbacks until the process closes its socket; runs in the reader thread."""
         assert self._callbacks is not None
         try:
             while True:
                 match self._receive():
-                    case PromptLogprobsChunk() as part:
-                        self._parts.add(part)
+                    case PromptLogprobsChunk() as chunk:
+                        self._chunks.add(chunk)
                     case StepResult() as result:
                         self._heartbeat = Heartbeat(step_age_s=None)
-                        self._callbacks.on_result(self._parts.complete(result))
+                        self._callbacks.on_result(self._chunks.complete(result))
         except (EOFError, OSError):
-            self._note_end(self._callbacks)
-        except BaseException:  # whatever ends this thread, streams must not wait for it
-            logger.exception("What the engine's process says cannot be read.")
+            self._report_end(self._callbacks)
+        except BaseException:  # streams must not wait for a thread that has ended
+            logger.exception("A message of the engine's process cannot be read.")
             self._process.kill()
-            self._note_end(self._callbacks)
+            self._report_end(self._callbacks)
         finally:
             self._outbox.put(None)
-            self._writer.join()  # nobody reads what it sends: that fails at once
+            self._writer.join()  # its sends fail at once: the process has ended
             self._connection.close()
             self._callbacks.on_ended()
 
-    def _note_end(self, callbacks: CoreCallbacks) -> None:
+    def _report_end(self, callbacks: CoreCallbacks) -> None:
         is_expected = self._stopping
         if not is_expected:
-            callbacks.on_lost(ENGINE_DEAD)  # at once: streams wait
+            callbacks.on_lost(ENGINE_DEAD)  # before the wait for the exit code
         code = self._wait_or_kill()
         if not is_expected:
             logger.error("The engine's process, %d, ended with exit code %d.", self.pid, code)
 
     def _wait_or_kill(self) -> int:
-        """Return the exit code of the process, which has closed its socket."""
+        """Return the exit code of the process, which has closed its socket; kill it if it does not end."""
         try:
             return self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -202,9 +203,9 @@ class ProcessCoreClient:
             return self._process.wait()
 
     def _write(self) -> None:
-        """Send what is in the outbox up to its end; runs in the writer's thread."""
+        """Send the frames of the outbox until None; runs in the writer thread."""
         try:
             while (frame := self._outbox.get()) is not None:
                 self._connection.send_bytes(frame)
         except OSError:
-            return  # the process is gone: the reader says so
+            return  # the process has ended; the reader reports it

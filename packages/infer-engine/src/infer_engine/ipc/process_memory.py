@@ -1,4 +1,4 @@
-"""What a process does with memory that nobody uses. Knows the C library and the kernel's maps; knows no tensor."""
+"""Controls how this process keeps and returns memory that is not in use."""
 
 import ctypes
 import mmap
@@ -10,14 +10,14 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """Parameters of `mallopt`, as in glibc's malloc.h."""
 
 _UNWRITABLE = ("r--p", "r-xp")
-"""Permissions of a private mapping that is read, or executed, and not written."""
+"""Permissions of a private mapping that is not writable."""
 
 
 def keep_freed_memory() -> None:
-    """Keep what is freed from now on for the next allocation, in this process.
+    """Keep freed memory in this process for later allocations.
 
-    A prompt's step allocates tensors of megabytes and frees them, layer after layer. Each would come from the system,
-    and the system would have to clear each page of it once more.
+    A prefill step allocates and frees tensors of megabytes in each layer. Without this call malloc would return each of
+    them to the system, and the system would clear its pages again for the next one.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -26,20 +26,20 @@ def keep_freed_memory() -> None:
 
 
 def release_library_pages() -> None:
-    """Give up this process's pages of libraries' files; what is used of them later comes back from the system's cache.
+    """Release this process's pages of library files; pages that are used again come from the system's page cache.
 
-    To load torch is to read hundreds of megabytes of libraries, most of them for CUDA. On a CPU nobody looks at those
-    pages again, but they would count as this process's for as long as it lives. A mapping of which any page was written
-    to, by relocation for one, stays as it is: a file could not bring that back.
+    Loading torch reads hundreds of megabytes of libraries, most of them for CUDA. On a CPU those pages are not used
+    again, but they count as this process's memory. A mapping with a written page, for example by relocation, is kept,
+    because the file does not hold that page.
     """
     if sys.platform != "linux":
         return
     advise = ctypes.CDLL(None).madvise
     try:
         maps = psutil.Process().memory_maps(grouped=False)
-    except (OSError, psutil.Error):  # a sandbox may hide them
+    except (OSError, psutil.Error):  # a sandbox may hide the maps
         return
-    for mapped in maps:
-        if ".so" in mapped.path and mapped.perms in _UNWRITABLE and mapped.anonymous == 0:
-            start, end = (int(bound, 16) for bound in mapped.addr.split("-"))
+    for mapping in maps:
+        if ".so" in mapping.path and mapping.perms in _UNWRITABLE and mapping.anonymous == 0:
+            start, end = (int(bound, 16) for bound in mapping.addr.split("-"))
             advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

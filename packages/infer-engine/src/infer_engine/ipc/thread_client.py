@@ -1,4 +1,4 @@
-"""`ThreadCoreClient`: a core in a thread of this process. Knows threads; knows no event loop."""
+"""`ThreadCoreClient`: runs a core in a thread of this process."""
 
 import logging
 import queue
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadCoreClient:
-    """Steps a core in a thread of its own. See `infer_engine.ipc.core_client.CoreClient` for each method."""
+    """Client of a core in a thread of this process. `infer_engine.ipc.core_client.CoreClient` documents each method."""
 
     def __init__(self, core: CoreProtocol, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Step `core`, which nobody else may touch from here on; `clock` counts what a step takes."""
+        """Step `core`, which nothing else may use afterwards; `clock` measures the age of a step."""
         self._timer = StepTimer(clock)
         self._inbox: Inbox = queue.SimpleQueue()
         self._loop = CoreLoop(core, emit=self._emit, timer=self._timer, inbox=self._inbox)
@@ -31,22 +31,22 @@ class ThreadCoreClient:
         self._thread.start()
 
     def send(self, message: ToCore) -> None:
-        """Leave a message for the core."""
+        """Queue a message for the core."""
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the thread after the step under way."""
+        """End the thread after the current step."""
         self._inbox.put(Halt())
 
     def join(self) -> None:
-        """Wait for the thread: a process must not end while torch's code runs in one."""
+        """Wait for the thread: a process must not end while a thread runs torch code."""
         self._thread.join()
 
     def abandon(self) -> None:
-        """Leave the thread behind: nothing can end it from outside."""
+        """Do nothing: a thread cannot be ended from outside."""
 
     def step_age_s(self) -> float | None:
-        """Return how long the step under way has taken."""
+        """Return the age of the current step."""
         return self._timer.age_s()
 
     def describe_step(self) -> str:
@@ -61,7 +61,7 @@ class ThreadCoreClient:
         assert self._callbacks is not None
         try:
             self._loop.run()
-        except BaseException:  # whatever ends this thread, streams must not wait for it
+        except BaseException:  # streams must not wait for a thread that has ended
             logger.exception("The engine core failed; every request in it fails with it.")
             self._callbacks.on_lost(ENGINE_DEAD)
         finally:

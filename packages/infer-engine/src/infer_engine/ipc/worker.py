@@ -1,4 +1,4 @@
-"""The program of a core's process: loads the model, steps the core, says what came of it. Knows no text and no HTTP.
+"""Program of a core process: loads the model, steps the core and sends the results.
 
 `python -m infer_engine.ipc.worker FD`, where FD is this process's end of the socket pair.
 """
@@ -33,12 +33,11 @@ from infer_engine.protocol import CheckpointUnusableError
 
 logger = logging.getLogger(__name__)
 
-EXIT_FAILED = 1
-_FRONT_GONE = _TOLD_TO_HALT = 0
+EXIT_OK, EXIT_FAILED = 0, 1
 
 
-class _Outlet:
-    """Where messages to the front go, from any thread."""
+class _MessageSender:
+    """Sends messages to the client, from any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -46,31 +45,31 @@ class _Outlet:
         self._lock = threading.Lock()
 
     def send(self, message: FromWorker) -> None:
-        """Send a message; without a front there is nothing left to do for this process."""
+        """Send a message; end this process if the client has ended."""
         try:
             with self._lock:
                 self._connection.send_bytes(self._encoder.encode(message))
         except OSError:
-            os._exit(_FRONT_GONE)
+            os._exit(EXIT_OK)
 
     def send_result(self, result: StepResult) -> None:
-        """Send what a step made."""
+        """Send the result of a step, in chunks if it is long."""
         for message in split_into_chunks(result):
             self.send(message)
 
 
 def main() -> int:
-    """Serve one front until it goes away or says so, and end the process; return the exit code if there is no core."""
+    """Serve one client until it ends or sends `Halt`, then end the process; return an exit code if there is no core."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the front drains; this process ends when the front says so, or is gone
+        signal.signal(number, signal.SIG_IGN)  # the client drains first; this process ends after it
     connection = Connection(int(sys.argv[1]))
     setup = msgspec.msgpack.decode(connection.recv_bytes(MAX_FRAME_BYTES), type=WorkerSetup)
-    outlet = _Outlet(connection)
-    logging.basicConfig(level=setup.log_level, handlers=[LogSender(outlet.send)])
+    sender = _MessageSender(connection)
+    logging.basicConfig(level=setup.log_level, handlers=[LogSender(sender.send)])
     inbox: Inbox = queue.SimpleQueue()
-    # From the first moment on: a front that dies ends this process, whatever it does.
-    threading.Thread(target=_read, args=(connection, inbox), name="infer-front-reader", daemon=True).start()
-    return _serve(setup, outlet, inbox)
+    # Started before the model is loaded: the end of the client ends this process at any time.
+    threading.Thread(target=_read, args=(connection, inbox), name="infer-client-reader", daemon=True).start()
+    return _serve(setup, sender, inbox)
 
 
 def _read(connection: Connection, inbox: Inbox) -> None:
@@ -79,43 +78,43 @@ def _read(connection: Connection, inbox: Inbox) -> None:
         while True:
             inbox.put(decoder.decode(connection.recv_bytes(MAX_FRAME_BYTES)))
     except (EOFError, OSError):
-        os._exit(_FRONT_GONE)
-    except BaseException:  # a core that nobody can talk to must not look alive
-        logger.exception("What the front says cannot be read.")
+        os._exit(EXIT_OK)
+    except BaseException:  # a core that gets no messages must not look alive
+        logger.exception("A message of the client cannot be read.")
         os._exit(EXIT_FAILED)
 
 
-def _serve(setup: WorkerSetup, outlet: _Outlet, inbox: Inbox) -> int:
-    from infer_engine.build import build_core  # noqa: PLC0415 - imports slowly: only once the parent's messages are read
+def _serve(setup: WorkerSetup, sender: _MessageSender, inbox: Inbox) -> int:
+    from infer_engine.build import build_core  # noqa: PLC0415 - imports slowly: only after the reader has started
 
     try:
-        parts = build_core(setup.config)
+        built = build_core(setup.config)
     except (CheckpointUnusableError, ValueError) as error:
-        outlet.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
+        sender.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
         return EXIT_FAILED
     keep_freed_memory()
     release_library_pages()
     gc.collect()
-    gc.freeze()  # what is there stays: a full collection would look at all of it, and steps would wait
+    gc.freeze()  # full collections skip what was loaded, so that they do not delay steps
     timer = StepTimer(time.monotonic)
-    threading.Thread(target=_beat, args=(setup, outlet, timer), name="infer-heartbeat", daemon=True).start()
-    outlet.send(CoreReady(info=parts.info, stats=parts.core.stats))
-    # Either end is at once. The interpreter's own would read back the libraries that this process has let go of, in a
-    # second or many, and after a failure streams wait: a broken device might hold it up for ever.
+    threading.Thread(target=_beat, args=(setup, sender, timer), name="infer-heartbeat", daemon=True).start()
+    sender.send(CoreReady(info=built.info, stats=built.core.stats))
+    # The process ends by `_exit`. A normal exit would read back the released libraries, which takes seconds, and might
+    # never end after a failure of the device, while streams wait.
     try:
-        CoreLoop(parts.core, emit=outlet.send_result, timer=timer, inbox=inbox).run()
+        CoreLoop(built.core, emit=sender.send_result, timer=timer, inbox=inbox).run()
     except BaseException:
         logger.exception("The engine core failed; every request in it fails with it.")
         os._exit(EXIT_FAILED)
-    os._exit(_TOLD_TO_HALT)
+    os._exit(EXIT_OK)
 
 
-def _beat(setup: WorkerSetup, outlet: _Outlet, timer: StepTimer) -> None:
-    """Send signs of life for ever, with the place of a step that takes too long."""
+def _beat(setup: WorkerSetup, sender: _MessageSender, timer: StepTimer) -> None:
+    """Send heartbeats for ever, with the stack of a step that takes too long."""
     while True:
         age_s = timer.age_s()
         is_late = age_s is not None and age_s > setup.config.step_timeout_s / 2
-        outlet.send(Heartbeat(step_age_s=age_s, stack=timer.stack() if is_late else None))
+        sender.send(Heartbeat(step_age_s=age_s, stack=timer.stack() if is_late else None))
         time.sleep(setup.heartbeat_s)
 
 

@@ -1,7 +1,7 @@
-"""What a front and a core in another process say to each other beside `messages`: setup, signs of life, log lines.
+"""Messages between a core process and its client, beside those of `messages`: setup, heartbeats, log lines.
 
-One msgpack message per frame, over a socket pair that only the two of them hold. A closed socket is the word for "the
-other one is gone".
+A frame is one msgpack message, sent over a socket pair of the two processes. A closed socket means that the other
+process has ended.
 """
 
 import msgspec
@@ -11,16 +11,16 @@ from infer_engine.ipc.messages import Abort, Finish, Halt, Inspect, StepResult, 
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats
 
 MAX_FRAME_BYTES = 1 << 30
-"""A longer frame is no message of ours."""
+"""Longest frame that is accepted."""
 
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a core's process.
+    """The first message to a core process.
 
     Attributes:
         config: what to load.
-        log_level: numeric; lines below it are not sent.
-        heartbeat_s: seconds between signs of life.
+        log_level: numeric; log lines below it are not sent.
+        heartbeat_s: seconds between heartbeats.
     """
 
     config: EngineConfig
@@ -29,25 +29,25 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The model is loaded, and the core takes requests."""
+    """The model is loaded and the core takes requests."""
 
     info: EngineInfo
     stats: EngineStats
 
 
 class CoreRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The core cannot be built: the checkpoint is unusable, or else the configuration asks for what is not there."""
+    """The core cannot be built: the checkpoint is unusable, or the configuration asks for too much."""
 
     message: str
     is_checkpoint: bool
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A sign of life.
+    """Tells the client that the process is alive.
 
     Attributes:
-        step_age_s: seconds that the step under way has taken; None between steps.
-        stack: where that step is, if it takes longer than a step may.
+        step_age_s: seconds that the current step has taken; None between steps.
+        stack: the stack of the step, if it takes too long.
     """
 
     step_age_s: float | None
@@ -55,7 +55,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A record of the core's log, tracebacks included, for the front's log."""
+    """A record of the core's log, with its traceback, for the client's log."""
 
     name: str
     level: int
@@ -63,7 +63,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToWorker = Submit | Abort | Finish | Inspect | Halt
-"""What the front's process says to the core's, after the setup."""
+"""Messages from the client to the core process, after the setup."""
 
 FromWorker = StepResult | PromptLogprobsChunk | CoreReady | CoreRefused | Heartbeat | LogLine
-"""What the core's process says to the front's."""
+"""Messages from the core process to the client."""

@@ -1,1 +1,1 @@
-"""Executes schedules on a device: input buffers, forward pass, captured steps, memory profile."""
+"""Executes schedules on a device: input buffers, forward pass, captured steps, memory profile. Knows no queue."""

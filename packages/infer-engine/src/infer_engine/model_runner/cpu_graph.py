@@ -1,9 +1,9 @@
-"""A step of decodes on a CPU, recorded once and replayed. Knows tensors; decides nothing.
+"""`CPUGraph`: captures a decode step on a CPU once, and replays it.
 
-Between two matrices a step has dozens of small operations, and what each of them costs on one token is its call: the
-interpreter's code and torch's bindings, which the weights have swept out of the cache meanwhile. A recorded step calls
-them one after another without either, as a captured graph does on a GPU. It is recorded with `torch.jit.trace`:
-whatever differs from step to step, the number of sequences too, is a tensor that goes in.
+Between two matrix products a step has dozens of small operations. For one token the cost of each is its call: the
+interpreter and torch's bindings, whose code the weights have pushed out of the processor's cache. A captured step calls
+the operations without either, as a CUDA graph does on a GPU. `torch.jit.trace` captures it. Everything that differs
+from step to step, including the number of sequences, is an input tensor.
 """
 
 import warnings
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CAPTURED_SEQS = 2
-"""Sequences of the step that is recorded: more than one, so that no dimension is taken for one that broadcasts."""
+"""Sequences of the step that is captured: more than one, so that no dimension broadcasts."""
 
 
 class CPUGraph:
-    """A model's decode step over a pool."""
+    """The captured decode step of a model over a KV pool."""
 
     def __init__(self, model: CausalLM, pool: KVPool) -> None:
-        """Record a step of sequences that have the pool's first blocks; what it stores there belongs to nobody yet."""
-        attended = {(pool.group(layer), spec.window): spec for layer, spec in enumerate(model.attention_specs)}
-        self._fillers = {
+        """Capture a step that writes to the first blocks of the pool, which no sequence may hold yet."""
+        specs = {(pool.group(layer), spec.window): spec for layer, spec in enumerate(model.attention_specs)}
+        self._bag_builders = {
             (group, window): EmbeddingBagBuilder(
                 EmbeddingBagSpec(
                     q_heads=spec.q_heads,
@@ -49,11 +49,11 @@ class CPUGraph:
                     dtype=pool.key_cache(0).dtype,
                 )
             )
-            for (group, window), spec in attended.items()
+            for (group, window), spec in specs.items()
         }
         self._pool = pool
         ids = torch.zeros(_CAPTURED_SEQS, dtype=torch.int32)
-        example = ForwardBatch(
+        capture_batch = ForwardBatch(
             input_ids=ids,
             position_ids=ids,
             slots=(ids,) * len(pool.num_blocks),
@@ -64,44 +64,44 @@ class CPUGraph:
             block_tables=(torch.zeros(_CAPTURED_SEQS, 2, dtype=torch.int32),) * len(pool.num_blocks),
             is_decode_only=True,
         )
-        # Weights become constants of the graph, but for packed ones, which cannot. They go in as arguments: the tracer
-        # knows an argument again wherever the model uses that tensor.
+        # Weights become constants of the graph. Packed weights cannot, so they are arguments; the tracer recognizes an
+        # argument wherever the model uses that tensor.
         self._packed_weights = tuple(weight for weight in model.parameters() if weight.is_mkldnn)
 
-        def compute(*flat: Tensor) -> Tensor:
-            logits: Tensor = model(*self._arguments(*flat[len(self._packed_weights) :]))
+        def compute(*tensors: Tensor) -> Tensor:
+            logits: Tensor = model(*self._arguments(*tensors[len(self._packed_weights) :]))
             return logits
 
         with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its deprecation, and of every check of a shape
-            record: Callable[..., Callable[..., Tensor]] = torch.jit.trace
-            self._graph = record(compute, (*self._packed_weights, *self._flat(example)), check_trace=False)
-        self.replay(example)  # the first run looks at the graph once more
+            warnings.simplefilter("ignore")  # trace warns of its deprecation and of each check of a shape
+            trace: Callable[..., Callable[..., Tensor]] = torch.jit.trace
+            self._graph = trace(compute, (*self._packed_weights, *self._flatten(capture_batch)), check_trace=False)
+        self.replay(capture_batch)  # the first replay is slower: torch prepares the graph
 
-    def replay(self, inputs: ForwardBatch) -> Tensor:
-        """Return the logits [seqs, vocab] of a step of decodes, one row for each sequence, all of them stored."""
-        # Optimizing would take two slow runs, and find nothing.
+    def replay(self, batch: ForwardBatch) -> Tensor:
+        """Return the logits [seqs, vocab] of a decode step with one row for each sequence."""
+        # Optimization would take two slow replays and gain nothing.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # noqa: FBT003 - as torch has it
-            return self._graph(*self._packed_weights, *self._flat(inputs))
+            return self._graph(*self._packed_weights, *self._flatten(batch))
 
-    def _flat(self, inputs: ForwardBatch) -> tuple[Tensor, ...]:
+    def _flatten(self, batch: ForwardBatch) -> tuple[Tensor, ...]:
         layouts = [
-            filler.build_layout(inputs.seq_lens, inputs.block_tables[group])
-            for (group, _), filler in self._fillers.items()
+            builder.build_layout(batch.seq_lens, batch.block_tables[group])
+            for (group, _), builder in self._bag_builders.items()
         ]
-        laid_out = (tensor for layout in layouts for tensor in layout)
-        return (inputs.input_ids, inputs.position_ids, inputs.seq_lens, *inputs.slots, *laid_out)
+        layout_tensors = (tensor for layout in layouts for tensor in layout)
+        return (batch.input_ids, batch.position_ids, batch.seq_lens, *batch.slots, *layout_tensors)
 
     def _arguments(
         self, input_ids: Tensor, position_ids: Tensor, seq_lens: Tensor, *rest: Tensor
     ) -> tuple[Tensor, Tensor, KVCacheView]:
-        """The model's arguments; `rest` are the slots of each group, then the layout of each filler."""
+        """Return the arguments of the model; `rest` are the slots of each group, then the layout of each builder."""
         num_groups, size = len(self._pool.num_blocks), self._pool.block_size
         slots = [KVSlots(each, block_size=size, may_skip=False) for each in rest[:num_groups]]
         fields = len(EmbeddingBagLayout._fields)
         layouts = [EmbeddingBagLayout(*rest[start : start + fields]) for start in range(num_groups, len(rest), fields)]
         bags: list[dict[int | None, EmbeddingBags]] = [{} for _ in slots]
-        for ((group, window), filler), layout in zip(self._fillers.items(), layouts, strict=True):
-            bags[group][window] = filler.build_from_layout(layout, seq_lens)
+        for ((group, window), builder), layout in zip(self._bag_builders.items(), layouts, strict=True):
+            bags[group][window] = builder.build_from_layout(layout, seq_lens)
         plans = [DecodePlan(each, num_tokens=len(input_ids), block_size=size, device=input_ids.device) for each in bags]
         return input_ids, position_ids, PagedCacheView(self._pool, slots=slots, plans=plans)

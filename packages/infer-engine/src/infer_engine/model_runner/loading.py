@@ -1,4 +1,4 @@
-"""Loads a model and builds its runner: weights, sizes, KV memory, buffers, sampler."""
+"""Loads a model and builds its `ModelRunner`: weights, sizes, KV pool, buffers, sampler."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +23,15 @@ from infer_models.text import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRunner:
-    """A runner and what the rest of a core has to know of it.
+    """A runner, and what the other parts of a core need to know about it.
 
     Attributes:
         runner: executes schedules.
-        limits: the most that one step computes.
-        num_blocks: KV blocks by group of layers.
+        limits: limits of a step.
+        num_blocks: number of KV blocks, by group of layers.
         windows: sliding window, or None, by group of layers.
         eos_token_ids: tokens that end a sequence.
-        info: what was loaded.
+        info: a description of the loaded model.
     """
 
     runner: StepRunner
@@ -139,7 +139,7 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
 
 
 def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
-    """Return one group per window for a paged cache, which alone can free the blocks outside a window."""
+    """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
     match config.resolved_kv_cache_backend:
         case "paged":
             return LayerGroups.by_window(model_config.windows)
@@ -148,10 +148,10 @@ def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroup
 
 
 def _usable_vocab_size(tokenizer: Tokenizer, model_config: ModelConfig, folder: Path) -> int:
-    """Return how many ids both the tokenizer and the embedding have.
+    """Return how many token ids are valid for both the tokenizer and the embedding.
 
-    Checkpoints pad the embedding beyond the tokenizer's vocabulary, and text models share tokenizers that have added
-    tokens (for images, say) beyond their embedding; but every ordinary token must have its row.
+    Some embeddings are padded beyond the tokenizer's vocabulary. Some tokenizers have added tokens, for example for
+    images, beyond the embedding of a text model. But every ordinary token must have a row in the embedding.
     """
     if tokenizer.ordinary_vocab_size > model_config.vocab_size:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Measures the memory that the largest step takes beside weights and KV cache, by running one."""
+"""Measures the memory of the largest step, without weights and KV cache, by running one."""
 
 import torch
 from torch import Tensor
@@ -12,17 +12,17 @@ from infer_engine.sampling.sampler import Sampler
 from infer_kernels import QKNorm, Rotary
 from infer_models import AttentionSpec, CausalLM
 
-# Rows that are cut need scratch memory, penalised ones keep state, and log-probabilities a copy of the logits.
+# Top-p needs scratch memory, penalties keep state, and log-probabilities need a copy of the logits.
 _COSTLIEST = SamplingParams(
     max_tokens=1, top_p=0.9, frequency_penalty=0.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
 )
 
 
 def profile_activation_bytes(model: CausalLM, *, max_tokens: int, max_batch_size: int, device: torch.device) -> int:
-    """Return the bytes that a step of the largest size takes on a GPU; 0 on a CPU, whose memory is not shared out.
+    """Return the bytes that the largest step takes on a GPU; 0 on a CPU.
 
-    The costliest kind of sampling is part of it, for every request of the batch: what penalised requests leave on the
-    device between steps is room that the KV cache does not take, whether or not one ever comes.
+    All its requests use the most expensive sampling. So memory for the state of penalties is reserved, even if no
+    request has penalties.
     """
     if device.type == "cpu":
         return 0
@@ -43,10 +43,10 @@ def run_largest_step(model: CausalLM, *, max_tokens: int, max_batch_size: int, d
     sampler = Sampler(vocab_size=vocab_size, max_rows=len(rows), eos_token_ids=frozenset(), device=device)
     hidden = model.hidden_states(ids, ids, _NoCacheView())
     wanted = find_prompt_logprob_rows([(_request(0, num_tokens=max_tokens + 1), max_tokens)], [0])
-    measured = compute_prompt_logprobs(wanted, hidden, logits_of=model.logits, sampler=sampler)
+    measured = compute_prompt_logprobs(wanted, hidden, compute_logits=model.logits, sampler=sampler)
     logits = model.logits(hidden, ids[:max_batch_size])
-    del measured  # it is read once those logits are there
-    # Half of them before the whole: the penalties' state grows by a copy of itself.
+    del measured  # as in a step, where it is freed after the logits are computed
+    # Half of the rows first: the state of penalties grows by copying itself.
     for num_rows in (-(-len(rows) // 2), len(rows)):
         sampler.sample(logits[:num_rows], rows[:num_rows])
 
@@ -59,7 +59,7 @@ def _request(row: int, *, num_tokens: int = 1) -> Request:
 
 
 class _NoCacheView:
-    """A view that attends to nothing: what attention itself needs is its kernel's business."""
+    """A KV cache view without a cache; it computes no attention."""
 
     def attend(
         self,
@@ -70,6 +70,6 @@ class _NoCacheView:
         rotary: Rotary | None = None,
         norm: QKNorm | None = None,
     ) -> Tensor:
-        """Return something of the right shape: [tokens, q_heads, head_dim]."""
+        """Return zeros, [tokens, q_heads, head_dim]."""
         del layer, rotary, norm
         return qkv.new_zeros(qkv.shape[0], spec.q_heads, spec.head_dim)

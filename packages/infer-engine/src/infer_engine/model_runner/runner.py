@@ -1,4 +1,4 @@
-"""`ModelRunner`: executes a schedule by one forward pass over a flat batch, then one sampling call."""
+"""`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from infer_models import CausalLM
 
 
 class ModelRunner:
-    """A model, its KV memory and the buffers that a step is built in: a `StepRunner`."""
+    """Runs a model over its KV pool. Implements `StepRunner`."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class ModelRunner:
         batch_invariant: bool,
         cpu_graph: CPUGraph | None = None,
     ) -> None:
-        """Compute by `model` over `pool`; `batch_invariant` must be what the model was loaded with.
+        """Compute with `model` over `pool`; `batch_invariant` must be the value that the model was loaded with.
 
-        Steps of decodes alone replay `cpu_graph`, where there is one.
+        A step of decodes replays `cpu_graph`, if there is one.
         """
         self._model = model
         self._pool = pool
@@ -47,38 +47,38 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._batch_invariant = batch_invariant
-        self._decode_graph = cpu_graph
+        self._cpu_graph = cpu_graph
 
     @torch.inference_mode()
     def forward(self, schedule: Schedule) -> ComputedPass:
-        """Compute the schedule's items; the logits of those that are due are [rows, vocab]."""
-        with _out_of_memory_is_ours(len(schedule.items)):
-            inputs = self._input_buffers.build(schedule.items, schedule.table_edits)
-            if self._decode_graph is not None and inputs.is_decode_only:
-                return ComputedPass(logits=self._decode_graph.replay(inputs))
-            hidden = self._model.hidden_states(inputs.input_ids, inputs.position_ids, self._view(inputs))
+        """Compute the items of the schedule; the logits of requests that need sampling are [rows, vocab]."""
+        with _translated_out_of_memory(len(schedule.items)):
+            batch = self._input_buffers.build(schedule.items, schedule.table_edits)
+            if self._cpu_graph is not None and batch.is_decode_only:
+                return ComputedPass(logits=self._cpu_graph.replay(batch))
+            hidden = self._model.hidden_states(batch.input_ids, batch.position_ids, self._kv_cache_view(batch))
             wanted = None
-            if inputs.is_prefill.any():  # steps of decodes alone, most of all steps, need not look at each request
-                wanted = find_prompt_logprob_rows(schedule.items, inputs.query_start.tolist())
+            if batch.is_prefill.any():  # a decode step, the usual one, need not check each request
+                wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
             if wanted is None or not wanted.rows:
-                return ComputedPass(logits=self._model.logits(hidden, inputs.logits_indices))
-            # First of all, so that its logits have gone when those of the next tokens come.
-            measured = compute_prompt_logprobs(wanted, hidden, logits_of=self._model.logits, sampler=self._sampler)
-            logits = self._model.logits(hidden, inputs.logits_indices)
+                return ComputedPass(logits=self._model.logits(hidden, batch.logits_indices))
+            # Computed first, so that its logits are freed before those of the next tokens are allocated.
+            measured = compute_prompt_logprobs(wanted, hidden, compute_logits=self._model.logits, sampler=self._sampler)
+            logits = self._model.logits(hidden, batch.logits_indices)
             return ComputedPass(logits=logits, prompt_logprobs=read_prompt_logprobs(wanted, measured))
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, requests: list[Request]) -> SamplerOutput:
-        """Return the next token of each of `requests`, one for each row of `logits`."""
-        with _out_of_memory_is_ours(len(requests)):
+        """Return the next token of each of `requests`; `logits` has one row for each."""
+        with _translated_out_of_memory(len(requests)):
             return self._sampler.sample(logits, requests)
 
     @torch.inference_mode()
     def probe(self) -> None:
-        """Compute one token of an empty sequence: it is stored nowhere and attends to nothing."""
+        """Compute one token of an empty sequence, which is not stored and attends to no other."""
         ids = torch.zeros(1, dtype=torch.int32, device=self._device)
         num_groups = len(self._pool.num_blocks)
-        inputs = ForwardBatch(
+        batch = ForwardBatch(
             input_ids=ids,
             position_ids=ids,
             slots=(ids - 1,) * num_groups,
@@ -89,28 +89,28 @@ class ModelRunner:
             block_tables=(torch.zeros(1, 1, dtype=torch.int32),) * num_groups,
             is_decode_only=False,
         )
-        self._model(ids, ids, self._view(inputs), ids).sum().item()
+        self._model(ids, ids, self._kv_cache_view(batch), ids).sum().item()
 
-    def _view(self, inputs: ForwardBatch) -> PagedCacheView:
+    def _kv_cache_view(self, batch: ForwardBatch) -> PagedCacheView:
         plans = [
             plan_attention(
-                query_start=inputs.query_start,
-                seq_lens=inputs.seq_lens,
-                is_prefill=inputs.is_prefill,
+                query_start=batch.query_start,
+                seq_lens=batch.seq_lens,
+                is_prefill=batch.is_prefill,
                 block_table=block_table,
                 block_size=self._pool.block_size,
                 device=self._device,
                 batch_invariant=self._batch_invariant,
             )
-            for block_table in inputs.block_tables
+            for block_table in batch.block_tables
         ]
-        slots = [KVSlots(each, block_size=self._pool.block_size) for each in inputs.slots]
+        slots = [KVSlots(each, block_size=self._pool.block_size) for each in batch.slots]
         return PagedCacheView(self._pool, slots=slots, plans=plans)
 
 
 @contextmanager
-def _out_of_memory_is_ours(num_requests: int) -> Iterator[None]:
-    """Raise `StepOutOfMemoryError` where the device has no memory left, with all that torch kept given back to it."""
+def _translated_out_of_memory(num_requests: int) -> Iterator[None]:
+    """Turn torch's out-of-memory error into `StepOutOfMemoryError`, and release the memory that torch caches."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,7 +1,7 @@
-"""The engine's public protocol: all that a client of the engine may know. Standard library and msgspec only; no torch.
+"""The engine's public protocol. Knows the standard library and msgspec; knows no torch.
 
-`EngineConfig` says what to run, `SamplingParams` and `GenerateRequest` what to generate, `StepOutput` what came of it.
-`Engine` and `RequestStream` are what `infer_engine.build_engine` gives: the server is written against these two.
+`EngineConfig` says what to run, `SamplingParams` and `GenerateRequest` what to generate, `StepOutput` what one step
+made. The server is written against `Engine` and `RequestStream`, which `infer_engine.build_engine` implements.
 """
 
 from infer_engine.protocol.config import EngineConfig

@@ -1,4 +1,4 @@
-"""`EngineConfig`: what to run and how. Knows values and the conflicts between them; knows no model and no device."""
+"""`EngineConfig`: which model to run and how. Checks values and the conflicts between them."""
 
 import re
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ DEFAULT_PREFILL_CHUNK_SIZE = 512
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
 
 MAX_TIMEOUT_S = 365 * 24 * 3600
-"""A year: a longer wait is a slip of the keyboard, and clocks overflow somewhere beyond it."""
+"""A year: a longer time is a typing error, and may overflow a clock."""
 
 _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What to run and how. `None` and `auto` mean: decided from the model, the device and the other values.
+    """Which model to run and how. `None` and `auto` are decided from the model, the device and the other values.
 
-    A value that was left out never contradicts another: it is on where the others allow it. The properties say what
-    was decided where the configuration alone decides it.
+    A value that is left out never conflicts with another: an optional feature is on if the other values allow it. The
+    properties return the decisions that depend on the configuration alone.
 
     Attributes:
         model: Folder of a checkpoint, or a Hub id. Left out: the bundled demo model.
@@ -42,10 +42,10 @@ class EngineConfig:
         max_num_batched_tokens: Tokens computed in one step, or in each of its two passes with `prefill_first`. Left
             out: 8192 on a GPU, 2048 on a CPU.
         max_waiting_requests: Requests that may wait in the queue; more are refused.
-        seed: Base seed of requests that bring none of their own. Left out: drawn at start.
+        seed: Base seed of requests without a seed of their own. Left out: drawn at start.
         batching_mode: `continuous` lets requests join and leave at every step; `static` forms a batch and runs it until
             all its requests have finished.
-        scheduler_policy: Who goes first. `fcfs`: first come, first served. `prefill_first`: admitted prompts before
+        scheduler_policy: What goes first. `fcfs`: first come, first served. `prefill_first`: admitted prompts before
             decodes of the same step. `decode_round_robin`: decodes take turns. `priority`: the request's own priority,
             then arrival. All but `fcfs` need continuous batching.
         batch_wait_timeout_s: Seconds that a forming batch waits to fill, with static batching.
@@ -54,24 +54,24 @@ class EngineConfig:
         block_size: Tokens of one KV block, paged only. Left out: 64, or 32 where head_dim is 256.
         kv_cache_memory: Memory for keys and values, such as `4GiB`. Left out: what `gpu_memory_utilization` leaves, or
             a quarter of the free memory on a CPU.
-        num_kv_blocks: KV blocks in all, whatever the device, paged only. Left out: `kv_cache_memory` worth.
+        num_kv_blocks: Number of KV blocks, on any device, paged only. Left out: as many as fit `kv_cache_memory`.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and KV cache together.
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
-        use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on where it
-            can be.
+        use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on if the other
+            values allow it.
         prefill_chunk_size: Tokens of one prompt computed in one step, when chunked.
         max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
             as fit.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
-            prefill. Left out: on where it can be.
-        use_cpu_graphs: On a CPU, record a step of decodes once and replay it; excludes `batch_invariant`. Left out: on
-            where it can be.
-        batch_invariant: Results do not depend, bit for bit, on what else is in the batch. Costs speed.
-        step_timeout_s: Seconds after which a step that has not returned means that the engine is stuck.
+            prefill. Left out: on if the other values allow it.
+        use_cpu_graphs: On a CPU, capture a decode step once and replay it; excludes `batch_invariant`. Left out: on if
+            the other values allow it.
+        batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed.
+        step_timeout_s: Seconds after which a step counts as stuck, and the engine as dead.
 
     Raises:
-        ValueError: a value is not allowed, or two that were set contradict each other; the message names the field, the
-            value and what is allowed.
+        ValueError: a value is not allowed, or two that were set conflict; the message names the field, the value and
+            what is allowed.
     """
 
     model: str | None = None
@@ -101,18 +101,18 @@ class EngineConfig:
     step_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        """Refuse what no model or device could make sense of: values first, then conflicts between them."""
+        """Check each value, then the conflicts between them."""
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
         self._check_batching_mode()
         self._check_prefix_caching()
         self._check_chunk_size()
-        self._check_pool_size()
-        self._check_graphs()
+        self._check_cache_size()
+        self._check_cpu_graphs()
 
     @property
     def resolved_kv_cache_backend(self) -> KVCacheBackend:
-        """The allocation policy of the KV cache: `kv_cache_backend`, or what `auto` means beside the other values."""
+        """The backend of the KV cache: `kv_cache_backend`, or the one that `auto` means with the other values."""
         if self.kv_cache_backend == "auto":
             return "contiguous" if self.batching_mode == "static" else "paged"
         return self.kv_cache_backend
@@ -130,12 +130,12 @@ class EngineConfig:
 
     @property
     def captures_cpu_graphs(self) -> bool:
-        """Whether steps of decodes are recorded and replayed, where the device is a CPU."""
+        """Whether decode steps are captured and replayed, if the device is a CPU."""
         return not self.batch_invariant and self.use_cpu_graphs is not False
 
     @property
     def kv_cache_bytes(self) -> int | None:
-        """`kv_cache_memory` in bytes, or None where it is left to the engine."""
+        """`kv_cache_memory` in bytes, or None if it was left out."""
         return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
 
     def _check_batching_mode(self) -> None:
@@ -182,7 +182,7 @@ class EngineConfig:
 
     def _check_chunk_size(self) -> None:
         if self.prefill_chunk_size == DEFAULT_PREFILL_CHUNK_SIZE:
-            return  # The default is not the user's word: a chunk is cut to what a step computes anyway.
+            return  # a default conflicts with nothing: a chunk is cut to the tokens of a step
         if not self.chunks_prefill:
             raise self._conflict(
                 "prefill_chunk_size",
@@ -198,7 +198,7 @@ class EngineConfig:
                 fix="lower the one or raise the other",
             )
 
-    def _check_pool_size(self) -> None:
+    def _check_cache_size(self) -> None:
         both = self.num_kv_blocks is not None and self.kv_cache_memory is not None
         if both and self.resolved_kv_cache_backend == "paged":
             raise self._conflict(
@@ -208,7 +208,7 @@ class EngineConfig:
                 fix="leave one of them out",
             )
 
-    def _check_graphs(self) -> None:
+    def _check_cpu_graphs(self) -> None:
         if self.use_cpu_graphs and self.batch_invariant:
             raise self._conflict(
                 "use_cpu_graphs",
@@ -240,10 +240,10 @@ def parse_bytes(name: str, value: object) -> int:
 
 
 def _whole_bytes(value: object) -> int:
-    """Return `value` in bytes, 0 where it is no amount of memory."""
+    """Return `value` in bytes, or 0 if it is not an amount of memory."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    # The digits are bounded: what has more is no amount of memory, and converting them may take for ever.
+    # The number of digits is limited, because converting very many of them takes very long.
     pattern = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*"
     match = re.fullmatch(pattern, value) if isinstance(value, str) else None
     return int(Fraction(match[1]) * _BYTE_UNITS.get(match[2].upper(), 0)) if match else 0

@@ -1,4 +1,4 @@
-"""`Engine` and `RequestStream`: the two verbs-only protocols that a server is written against."""
+"""`Engine` and `RequestStream`: the protocols that a server is written against."""
 
 import enum
 from collections.abc import AsyncIterator, Sequence
@@ -12,14 +12,14 @@ from infer_engine.protocol.stats import EngineStats
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was loaded, in the words a person would use.
+    """Describes the loaded model and the engine's sizes.
 
     Attributes:
         model: the `model` string as configured; the demo model has a fixed name.
         architecture: the checkpoint's `model_type`.
-        num_parameters: weights, tied ones counted once.
-        dtype: of weights and activations, such as `bfloat16`.
-        device: where it runs, such as `cpu`.
+        num_parameters: number of weights; tied ones count once.
+        dtype: type of weights and activations, such as `bfloat16`.
+        device: the device of the model, such as `cpu`.
         vocab_size: token ids are in [0, vocab_size).
         max_seq_len: prompt plus generated tokens of one request.
         num_kv_blocks: blocks of the KV cache.
@@ -40,10 +40,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(enum.StrEnum):
-    """Ready takes requests, draining finishes those it has, stopped and dead take none.
+    """State of an engine: ready takes requests, draining finishes those it has, stopped and dead take none.
 
-    A request that fails leaves the engine ready. It is dead when it cannot go on, or when a step does not end (every
-    running request is told so, with code `engine_dead` or `engine_stuck`); the log says why.
+    A request that fails leaves the engine ready. The engine is dead when it cannot go on or a step does not end. Every
+    running request then fails with code `engine_dead` or `engine_stuck`, and the log says why.
     """
 
     READY = "ready"
@@ -53,13 +53,13 @@ class EngineStatus(enum.StrEnum):
 
 
 class RequestTimes(msgspec.Struct, kw_only=True):
-    """When things happened to a request, in seconds of the event loop's clock; None: not yet.
+    """Times of a request's events, in seconds of the event loop's clock; None: not yet.
 
     Attributes:
-        arrived_s: it was submitted, still to be tokenized.
+        arrived_s: it was submitted, before it was tokenized.
         admitted_s: it left the queue for the first time.
-        first_token_s: its first token came.
-        last_token_s: its latest token came.
+        first_token_s: its first token was delivered.
+        last_token_s: its latest token was delivered.
     """
 
     arrived_s: float
@@ -69,49 +69,49 @@ class RequestTimes(msgspec.Struct, kw_only=True):
 
 
 class RequestStream(Protocol):
-    """One accepted request's outputs. Whoever holds it must consume it to its end or call `abort`."""
+    """The outputs of one accepted request. The caller must read it to its end or call `abort`."""
 
     @property
     def request_id(self) -> str:
-        """The engine's own id, never a client's."""
+        """The engine's own id of the request, not one of the client."""
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The prompt's tokens, known as soon as the request is accepted."""
+        """The tokens of the prompt."""
 
     @property
     def times(self) -> RequestTimes:
-        """When things happened to it; the caller does not change them."""
+        """Times of the request's events; the caller must not change them."""
 
     def __aiter__(self) -> AsyncIterator[StepOutput]:
-        """Yield one output per step that made something, the last with `finished`; ends after that one.
+        """Yield one output for each step that computed a token; the last one is `finished`.
 
-        A failure is a last output with `error`, never an exception.
+        A failure is a last output with `error`, not an exception.
         """
 
     def abort(self) -> None:
-        """Stop computing, give back the memory by the next step. Legal at any time, any number of times."""
+        """Stop computing, and free the memory before the next step. May be called at any time, repeatedly."""
 
 
 class Engine(Protocol):
-    """A running engine, used from one asyncio event loop. Its steps run elsewhere and never hold the loop up."""
+    """A running engine, used from one asyncio event loop. Its steps run elsewhere and never block the loop."""
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
+        """A description of the loaded model."""
 
     @property
     def status(self) -> EngineStatus:
-        """Whether it takes requests."""
+        """Whether the engine takes requests."""
 
     @property
     def stats(self) -> EngineStats:
-        """The latest snapshot; never blocks."""
+        """Statistics after the latest step; never blocks."""
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
-        """Tokenize off the event loop, validate, and queue all of `requests` or none of them.
+        """Check and tokenize `requests` off the event loop, and queue all of them or none.
 
-        Returns a stream for each sequence: request by request, the `params.n` choices of each one after another.
+        Returns a stream for each sequence: the `params.n` sequences of the first request, then those of the second, ...
 
         Raises:
             EmptyPromptError: a prompt has no tokens.
@@ -119,48 +119,47 @@ class Engine(Protocol):
             InvalidRequestError: a token id outside the vocabulary, a value out of this engine's range, a prompt that
                 the tokenizer fails on, or more sequences than the queue can ever take.
             ContextLengthExceededError: prompt plus `max_tokens` exceeds `max_seq_len`.
-            QueueFullError: there is no room in the queue for all the sequences. Those that were computed before and
-                wait again for want of memory take none.
+            QueueFullError: the queue has no place for all the sequences. Preempted sequences do not count.
             EngineUnavailableError: the engine is draining, stopped or dead.
         """
 
     async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `prompt`, made off the event loop.
+        """Tokenize `prompt` off the event loop, and return its token ids.
 
-        `add_special_tokens` adds to a text what the tokenizer puts around every text; a conversation has what its
-        template writes.
+        `add_special_tokens` adds the tokenizer's usual special tokens to a text; for a conversation its template adds
+        them.
 
         Raises:
             ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
             InvalidRequestError: the tokenizer fails on it.
-            QueueFullError: as many requests as may wait are waiting.
+            QueueFullError: the queue is full.
             EngineUnavailableError: the engine is stopped.
         """
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        """Return the text of `token_ids`, special tokens included, made off the event loop.
+        """Detokenize `token_ids` off the event loop, and return their text, special tokens included.
 
         Raises:
             InvalidRequestError: a token id outside the vocabulary.
-            QueueFullError: as many requests as may wait are waiting.
+            QueueFullError: the queue is full.
             EngineUnavailableError: the engine is stopped.
         """
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes that a token stands for, perhaps a part of a character; for a special token its name.
+        """Return the UTF-8 bytes of a token, which may be part of a character; of a special token its name.
 
-        Fast, and never fails for ids that the engine has made.
+        Fast, and never fails for ids that the engine has generated.
         """
 
     async def inspect(self) -> BatchSnapshot:
-        """Return what the engine is doing, as it is between two steps.
+        """Return a snapshot of the batch between two steps.
 
         Raises:
             EngineUnavailableError: the engine is stopped or dead.
         """
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new requests, let running ones finish, abort what is left after `timeout_s` seconds."""
+        """Refuse new requests, wait up to `timeout_s` seconds for the running ones, then abort the rest."""
 
     async def close(self) -> None:
-        """Abort everything and stop the engine's thread; idempotent."""
+        """Abort all requests and stop the core; may be called repeatedly."""

@@ -1,38 +1,38 @@
-"""Why a request is refused before it enters the queue, or an engine cannot start. Knows no HTTP status."""
+"""Errors of requests that are refused before they enter the queue, and of engines that cannot start."""
 
 
 class CheckpointUnusableError(Exception):
-    """The model cannot be served: the message is one line that names the file and the cause."""
+    """The checkpoint cannot be used; the message is one line that names the file and the cause."""
 
 
 class EngineStartError(Exception):
-    """There will be no engine: its configuration asks for what is not there, or its process ended while it loaded."""
+    """The engine cannot start: the configuration asks for something missing, or its process ended while it loaded."""
 
 
 class RequestRefusedError(Exception):
-    """A request was refused before it entered the queue; nothing was computed and nothing is held.
+    """A request was refused before it entered the queue; nothing was computed or allocated for it.
 
     Attributes:
-        message: what is wrong and what to do about it, for the client to read.
-        param: the request field to blame, or None.
+        message: for the client: what is wrong, and what to do about it.
+        param: the field of the request that is wrong, or None.
     """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        """Keep `message` for the client and the field to blame."""
+        """Store `message` and `param`."""
         super().__init__(message)
         self.message = message
         self.param = param
 
 
 class InvalidRequestError(RequestRefusedError):
-    """The request can never be served as it stands, such as a token id outside the vocabulary."""
+    """The request can never be served as it is, for example because of a token id outside the vocabulary."""
 
 
 class EmptyPromptError(InvalidRequestError):
-    """The prompt has no tokens, or is a text that the tokenizer makes none of."""
+    """The prompt has no tokens, or is a text without tokens."""
 
     def __init__(self) -> None:
-        """Say so; there is nothing to add."""
+        """Create the error with its fixed message."""
         super().__init__("`prompt` is empty; send at least one token.", param="prompt")
 
 
@@ -40,7 +40,7 @@ class ChatTemplateUnusableError(InvalidRequestError):
     """The checkpoint has no chat template, or its template refuses the conversation."""
 
     def __init__(self, message: str) -> None:
-        """`message` is for the client to read."""
+        """Store `message`, which is for the client."""
         super().__init__(message, param="messages")
 
 
@@ -48,7 +48,7 @@ class ContextLengthExceededError(RequestRefusedError):
     """Prompt plus `max_tokens` exceeds `max_seq_len`. Agents parse this wording to shrink `max_tokens`."""
 
     def __init__(self, *, max_seq_len: int, num_prompt_tokens: int, max_tokens: int) -> None:
-        """All three counts are tokens; `max_tokens` is what the request asked for."""
+        """Build the message from counts of tokens; `max_tokens` is the request's value."""
         super().__init__(
             f"This model's maximum context length is {max_seq_len} tokens. However, you requested {max_tokens} output "
             f"tokens and your prompt contains at least {num_prompt_tokens} input tokens, for a total of at least "
@@ -59,18 +59,18 @@ class ContextLengthExceededError(RequestRefusedError):
 
 
 class QueueFullError(RequestRefusedError):
-    """`max_waiting_requests` sequences are waiting already; try again after `retry_after_s` seconds."""
+    """The queue is full; try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
-        """`retry_after_s` is whole seconds, as the HTTP header wants them."""
+        """Store `message` and `retry_after_s`, in whole seconds as in the HTTP header."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class EngineUnavailableError(RequestRefusedError):
-    """The engine is draining, stopped or dead: no new requests."""
+    """The engine is draining, stopped or dead, and takes no requests."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
-        """`retry_after_s` is whole seconds, as the HTTP header wants them."""
+        """Store `message` and `retry_after_s`, in whole seconds as in the HTTP header."""
         super().__init__(message)
         self.retry_after_s = retry_after_s

@@ -1,4 +1,4 @@
-"""What goes in and what comes out: `GenerateRequest` and `StepOutput`. Text here is the front's; the core sees ids."""
+"""`GenerateRequest` and `StepOutput`: the input and the output of an engine."""
 
 import enum
 
@@ -8,7 +8,7 @@ from infer_engine.protocol.sampling import SamplingParams
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended: an eos id, a stop id or string, `max_tokens` reached, or somebody aborted it."""
+    """Why a request ended: an eos id, a stop id or stop string, `max_tokens`, or an abort."""
 
     EOS = "eos"
     STOP = "stop"
@@ -23,7 +23,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
         token_id: the token.
         logprob: its log-probability.
         rank: 1 for the most probable token.
-        top: (token id, log-probability) of the most probable tokens, as many as were asked for, best first.
+        top: (token id, log-probability) of the most probable tokens, as many as requested, best first.
     """
 
     token_id: int
@@ -36,8 +36,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a conversation.
 
     Attributes:
-        role: whose it is, in the words of the checkpoint's template: `system`, `user`, `assistant`, ...
-        content: its text, in which nothing becomes a special token.
+        role: its author, in the words of the checkpoint's template: `system`, `user`, `assistant`, ...
+        content: its text; nothing in it becomes a special token.
     """
 
     role: str
@@ -45,7 +45,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation, which the checkpoint's own chat template makes a prompt of.
+    """A conversation, which the checkpoint's chat template turns into a prompt.
 
     Attributes:
         messages: in order.
@@ -60,11 +60,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to continue, `params.n` times.
 
     Attributes:
-        prompt: text, the token ids themselves, or a conversation.
+        prompt: a text, token ids, or a conversation.
         params: how to sample and when to stop.
         priority: with the `priority` policy lower numbers come first; others ignore it.
         cache_salt: requests share cached prefixes only with those of the same salt.
-        tenant: whose request it is: cached prefixes are not shared between tenants, whatever salts they send.
+        tenant: the owner of the request; tenants never share cached prefixes, whatever their salts.
     """
 
     prompt: str | list[int] | ChatPrompt
@@ -75,7 +75,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request that had been accepted could not be finished. Our own words, never a library's.
+    """Why an accepted request failed. The message is fixed, not one of a library.
 
     Attributes:
         message: for people.
@@ -88,22 +88,22 @@ class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step made for one request; the deltas of a request's outputs join up to its whole answer.
+    """What one step made for one request; the outputs of a request join to its whole answer.
 
     Attributes:
         request_id: the engine's id of the request.
-        token_ids: the tokens of this step, in order (empty only on an abort or a failure).
-        text: what became certain of the text in this step. Held-back text (an unfinished character, what may begin a
-            stop string) comes with a later output, at the latest with the last one.
-        finished: no output follows.
-        finish_reason: why it ended; None while it goes on and when it failed.
+        token_ids: the tokens of this step, in order; empty only after an abort or a failure.
+        text: the text that this step completed. Text is held back while it is part of a character or may begin a stop
+            string; it comes with a later output, at the latest with the last one.
+        finished: whether this is the last output.
+        finish_reason: why it ended; None while it runs and if it failed.
         error: why it failed; None otherwise.
         num_prompt_tokens: tokens of the prompt.
-        num_completion_tokens: tokens generated so far, those of this output included.
-        num_cached_tokens: prompt tokens whose keys and values were found in a cache.
-        logprobs: one for each of `token_ids` where the request asked for them, else None.
-        prompt_logprobs: on the first output of a request that asked for them, one for each token of the prompt: None
-            for the first, which nothing comes before. Else None.
+        num_completion_tokens: tokens generated so far, including those of this output.
+        num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+        logprobs: one for each of `token_ids` if the request asked for them, else None.
+        prompt_logprobs: one for each prompt token (None for the first token), with the first output of a request that
+            asked for them; else None.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how one request's tokens are chosen and when it ends. Knows ranges; knows no vocabulary."""
+"""`SamplingParams`: how the tokens of a request are chosen, and when it ends."""
 
 from collections.abc import Sequence
 
@@ -21,26 +21,26 @@ GREEDY_BELOW = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one request's tokens are chosen and when it ends.
+    """How the tokens of a request are chosen, and when it ends.
 
     Attributes:
-        max_tokens: most tokens to generate; None takes what the context leaves.
+        max_tokens: most tokens to generate; None allows as many as the context has left.
         temperature: divides the logits; below 1e-5 is greedy.
         top_p: keep the smallest set of most probable tokens whose probabilities sum to at least this.
         top_k: keep this many most probable tokens; None keeps all. Clamped to the vocabulary.
         min_p: drop tokens less probable than this times the most probable one.
-        repetition_penalty: divides the positive logits of tokens of the prompt or the output, multiplies the others.
-        presence_penalty: is taken from the logits of tokens of the output.
-        frequency_penalty: is taken from the logit of a token once for each time that the output has it.
+        repetition_penalty: divides the positive logits of tokens of the prompt or the output, multiplies the negative.
+        presence_penalty: is subtracted from the logits of tokens of the output.
+        frequency_penalty: is subtracted from the logit of a token once for each of its occurrences in the output.
         logit_bias: by token id, added to the logit.
-        min_tokens: generate at least this many tokens: until then no token that would end the request is chosen.
-        stop: strings that end the text, or one; neither they nor a part of them are ever emitted.
+        min_tokens: generate at least this many tokens; before that no token that ends the request is chosen.
+        stop: one string or several that end the text; no part of them is ever returned.
         stop_token_ids: token ids that end the request with reason `stop`.
-        ignore_eos: go on after an end-of-sequence token, which is a token like any other then, to `min_tokens` too.
+        ignore_eos: do not end at an end-of-sequence token; it is an ordinary token, also for `min_tokens`.
         seed: the same seed gives the same tokens, alone or in any batch; None draws one.
-        logprobs: list the log-probability of each generated token and of this many most probable ones; 0 lists the
-            generated token alone, None nothing. Penalties, biases, temperature and filters do not count.
-        prompt_logprobs: the same for each token of the prompt but the first. Such a request reads no cached prefix.
+        logprobs: return the log-probability of each generated token and of this many most probable ones; 0 returns the
+            generated token's alone, None nothing. They are taken before penalties, biases, temperature and filters.
+        prompt_logprobs: the same for each token of the prompt but the first. Such a request reuses no cached prefix.
         n: how many continuations of the prompt to generate.
 
     Raises:
@@ -67,15 +67,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what no engine could honour. One stop string may come without a list around it."""
+        """Check all values. `stop` may be one string without a list."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        for name, listed in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
-            if not isinstance(listed, tuple | list):
-                raise refusal(name, listed, "a list")
-            msgspec.structs.force_setattr(self, name, tuple(listed))
+        for name, values in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
+            if not isinstance(values, tuple | list):
+                raise refusal(name, values, "a list")
+            msgspec.structs.force_setattr(self, name, tuple(values))
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
-        if self.top_k is not None:  # no vocabulary is larger, and 64 bits are what a message can carry
+        if self.top_k is not None:  # no vocabulary is larger, and a message holds numbers of at most 64 bits
             msgspec.structs.force_setattr(self, "top_k", min(self.top_k, MAX_TOP_K))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refusal("min_tokens", self.min_tokens, f"at most `max_tokens`, which is {self.max_tokens}")
@@ -116,7 +116,7 @@ def _check_stop_ids(stop_token_ids: Sequence[object]) -> None:
 
 
 def _between(low: float, high: float) -> Check:
-    """A finite number in [low, high]: NaN compares false with everything."""
+    """Return the check for a finite number in [low, high]; NaN is outside, as it compares false."""
     return number(f"a number in [{low:g}, {high:g}]", lambda value: low <= value <= high)
 
 

@@ -1,4 +1,4 @@
-"""`BatchSnapshot`: who runs, who waits, and whose blocks are whose, between two steps. Knows numbers only; no text."""
+"""`BatchSnapshot`: the running and waiting sequences and their blocks, between two steps."""
 
 from typing import Literal
 
@@ -15,12 +15,12 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         request_id: the engine's own id.
-        state: `waiting` (also: preempted), `prefill` or `decode`.
+        state: `waiting` (also after preemption), `prefill` or `decode`.
         num_prompt_tokens: tokens of the prompt.
-        num_computed_tokens: tokens of prompt and answer whose keys and values are in the cache.
-        num_cached_tokens: prompt tokens that were found there.
+        num_computed_tokens: tokens of the prompt and the output whose keys and values are in the cache.
+        num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         num_completion_tokens: tokens generated so far.
-        block_ids: blocks that it holds of the group of layers shown, in order.
+        block_ids: its blocks in the group of layers shown, in order.
     """
 
     request_id: str
@@ -33,15 +33,15 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is doing.
+    """The state of an engine.
 
     Attributes:
-        stats: after the latest step.
-        sequences: those that run, in order of rank, then those that wait, in the order of the queue; at most 512.
+        stats: statistics after the latest step.
+        sequences: the running ones in order of rank, then the waiting ones in the order of the queue; at most 512.
         block_size: tokens of one block.
-        num_blocks: blocks of the group of layers shown: the one that keeps the longest part of a sequence.
-        holders: for each of the first 4,096 of them how many sequences hold it; -1 for a block that nobody holds and
-            that is kept for the prefix in it.
+        num_blocks: blocks of the group of layers shown, which is the one that keeps most tokens of a sequence.
+        holders: for each of the first 4,096 blocks, how many sequences hold it; -1 for a free block that is kept for
+            the cached prefix in it.
     """
 
     stats: EngineStats

@@ -1,33 +1,33 @@
-"""`EngineStats`: what an engine says of itself after a step. Knows numbers only."""
+"""`EngineStats`: counts and times of an engine, after a step."""
 
 import msgspec
 
 NUM_STEP_SIZES = 17
-"""Entries of `steps_by_tokens`: sixteen powers of two, and what is beyond."""
+"""Entries of `steps_by_tokens`: sixteen powers of two, and one for larger steps."""
 
 
 class StepCounts(msgspec.Struct, kw_only=True):
-    """What was counted and measured so far. Whatever is "since the start" only grows.
+    """Counts and times so far. A value "since the start" never decreases.
 
     Attributes:
         num_steps: steps computed since the start.
-        num_leaked_blocks: what the block audit found: held, but reachable from no sequence. Always 0 in a sound engine.
-        num_preemptions: requests put back to the queue for want of memory, since the start.
-        num_prompt_tokens: prompt tokens of the requests that have come to their first token, since the start.
-        num_cached_tokens: those of them that were found in the prefix cache.
-        num_computed_tokens: tokens computed since the start: prompts, recomputations and decodes.
-        num_generated_tokens: tokens generated since the start. The core finds out a step late that a stop string has
-            ended a text: what it generated after that is discarded, but was generated.
-        num_finished: requests that came to their end, since the start.
+        num_leaked_blocks: allocated blocks that no sequence has, found by the block audit; 0 unless there is a bug.
+        num_preemptions: requests that lost their memory and returned to the queue, since the start.
+        num_prompt_tokens: prompt tokens of the requests that have their first token, since the start.
+        num_cached_tokens: those of them that came from the prefix cache.
+        num_computed_tokens: tokens computed since the start, in prefills, recomputations and decodes.
+        num_generated_tokens: tokens generated since the start. This includes tokens that are discarded because a stop
+            string was found one step later.
+        num_finished: requests that finished, since the start.
         num_aborted: requests that were aborted, since the start.
         num_failed: requests that failed inside a step, since the start.
-        num_failed_passes: forward passes, or their scheduling, in which something failed, since the start.
+        num_failed_passes: passes that failed, in scheduling or computation, since the start.
         num_step_tokens: tokens computed in the latest step.
-        schedule_s: seconds that the latest step took to decide what to compute.
-        execute_s: seconds of its forward passes.
-        sample_s: seconds of choosing tokens and of waiting for them.
+        schedule_s: seconds of scheduling in the latest step.
+        execute_s: seconds of forward passes in the latest step.
+        sample_s: seconds of sampling in the latest step, including the wait for the device.
         busy_s: seconds spent in steps since the start.
-        steps_by_tokens: steps since the start by the tokens that they computed: up to 1, 2, 4, 8, ... 32,768, and more.
+        steps_by_tokens: steps since the start, by computed tokens: up to 1, 2, 4, 8, ... 32,768, and more.
     """
 
     num_steps: int = 0
@@ -50,16 +50,16 @@ class StepCounts(msgspec.Struct, kw_only=True):
 
 
 class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec freezes a copy's fields too
-    """A snapshot after a step: the counts, and how things are.
+    """Statistics after a step: the counts so far, and the state of queue and memory.
 
     Attributes:
         num_running: requests that hold KV memory.
         num_waiting: requests in the queue, preempted ones included.
         num_blocks: all KV blocks, of all groups of layers.
-        num_free_blocks: those that no request holds.
-        num_idle_blocks: those of the free ones that are kept for the prefix in them.
-        num_evictions: blocks whose prefix was given up for want of memory, since the start.
-        kv_usage: share of the KV cache that requests hold, in [0, 1]; of the fullest group of layers.
+        num_free_blocks: blocks that no request holds.
+        num_idle_blocks: free blocks that are kept for the cached prefix in them.
+        num_evictions: blocks whose cached prefix was evicted, since the start.
+        kv_usage: share of the KV cache that requests hold, in [0, 1], for the fullest group of layers.
     """
 
     num_running: int = 0

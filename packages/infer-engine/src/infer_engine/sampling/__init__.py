@@ -1,1 +1,1 @@
-"""From logits to each request's next token. Knows requests' parameters and tensors; knows no model and no schedule."""
+"""Chooses each request's next token from logits. Knows sampling parameters and tensors; knows no model."""

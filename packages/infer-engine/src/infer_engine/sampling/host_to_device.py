@@ -1,4 +1,4 @@
-"""Several host arrays to a device in one copy. Knows bytes; knows not what they mean."""
+"""Copies several host arrays to a device in one transfer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +17,14 @@ _DTYPES = {
 
 def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
     """Return tensors on `device` with the values of contiguous `arrays`, each [n] int64, int32 or float32."""
-    # The widest first, so that each begins at a multiple of its item's size.
+    # Arrays with the largest items come first, so that each array is aligned to its item size.
     ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
     packed = np.concatenate([array.view(np.uint8) for _, array in ordered])
-    staged = torch.from_numpy(packed).to(device)
+    buffer = torch.from_numpy(packed).to(device)
     tensors = {}
     start = 0
     for name, array in ordered:
         end = start + array.nbytes
-        tensors[name] = staged[start:end].view(_DTYPES[array.dtype])
+        tensors[name] = buffer[start:end].view(_DTYPES[array.dtype])
         start = end
     return tensors

@@ -1,10 +1,10 @@
-"""Tokens forbidden or made likelier: `min_tokens` and `logit_bias`. Knows ids and what is added; knows no sequence.
+"""Edits logits for `min_tokens` and `logit_bias`.
 
     logit = logit + bias[token]
-    logit = -inf        of the tokens that would end a request that has fewer than `min_tokens` tokens
+    logit = -inf        for tokens that end a request with fewer than `min_tokens` tokens
 
-A token of both is forbidden. Those that would end a request are the ids of `stop_token_ids`, and the end-of-sequence
-ids unless `ignore_eos` makes ordinary tokens of them: what cannot end the request has no reason to be forbidden.
+The second rule wins if both apply. The tokens that end a request are its `stop_token_ids`, and the end-of-sequence ids
+unless `ignore_eos` is set.
 
 Precision: fp32 inside, one rounding to the logits' dtype.
 """
@@ -23,7 +23,7 @@ from infer_engine.sampling.host_to_device import to_device
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Edit:
-    """What is added to one row's logits. Two are equal only if they are the same object.
+    """Values to add to one row of logits. Two edits are equal only if they are the same object.
 
     Attributes:
         ids: [edits] int64, no id twice.
@@ -36,25 +36,25 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEdits:
-    """One request's edits.
+    """The edits of one request.
 
     Attributes:
-        min_tokens: generated tokens from which on it may end.
-        before: the edit until then; None edits nothing.
-        after: the edit from then on; None edits nothing.
+        min_tokens: number of generated tokens after which it may end.
+        before: the edit up to that number; None edits nothing.
+        after: the edit from that number on; None edits nothing.
     """
 
     min_tokens: int
     before: Edit | None
     after: Edit | None
 
-    def at(self, num_completion_tokens: int) -> Edit | None:
+    def edit_after(self, num_completion_tokens: int) -> Edit | None:
         """Return the edit for the token that follows `num_completion_tokens` generated ones."""
         return self.before if num_completion_tokens < self.min_tokens else self.after
 
 
 def plan_edits(params: SamplingParams, *, eos_token_ids: frozenset[int], vocab_size: int) -> RequestEdits | None:
-    """Return the edits that `params` ask for, None where they ask for none. Ids outside the vocabulary need none."""
+    """Return the edits for `params`, or None if there are none. Ids outside the vocabulary are ignored."""
     if not params.logit_bias and not params.min_tokens:
         return None
     ending = set(params.stop_token_ids) if params.ignore_eos else eos_token_ids.union(params.stop_token_ids)
@@ -75,27 +75,27 @@ def _edit(values: dict[int, float], vocab_size: int) -> Edit | None:
 
 
 class LogitEdits:
-    """Applies edits to batches of logits. What was sent to the device serves while the batch stays the same."""
+    """Applies edits to batches of logits. The copy on the device is reused while the edits stay the same."""
 
     def __init__(self, device: torch.device) -> None:
         """Edit logits on `device`."""
         self._device = device
-        self._sent: list[tuple[int, Edit]] = []
+        self._copied: list[tuple[int, Edit]] = []
         self._rows = self._ids = torch.empty(0, dtype=torch.int64, device=device)
         self._values = torch.empty(0, device=device)
 
     def apply(self, logits: Tensor, edits: Sequence[tuple[int, Edit]]) -> None:
-        """Add each edit's values to the row of `logits` [rows, vocab] whose index it is paired with, in place."""
+        """Add each (row index, edit) of `edits` to `logits` [rows, vocab], in place."""
         if not edits:
             return
-        if edits != self._sent:
-            self._send(edits)
-        at = (self._rows, self._ids)
-        logits[at] = (logits[at].float() + self._values).to(logits.dtype)
+        if edits != self._copied:
+            self._copy_to_device(edits)
+        index = (self._rows, self._ids)
+        logits[index] = (logits[index].float() + self._values).to(logits.dtype)
 
-    def _send(self, edits: Sequence[tuple[int, Edit]]) -> None:
+    def _copy_to_device(self, edits: Sequence[tuple[int, Edit]]) -> None:
         sizes = [len(edit.ids) for _, edit in edits]
-        sent = to_device(
+        copied = to_device(
             {
                 "rows": np.repeat(np.array([index for index, _ in edits], np.int64), sizes),
                 "ids": np.concatenate([edit.ids for _, edit in edits]),
@@ -103,5 +103,5 @@ class LogitEdits:
             },
             self._device,
         )
-        self._rows, self._ids, self._values = sent["rows"], sent["ids"], sent["values"]
-        self._sent = list(edits)
+        self._rows, self._ids, self._values = copied["rows"], copied["ids"], copied["values"]
+        self._copied = list(edits)

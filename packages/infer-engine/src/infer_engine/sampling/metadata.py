@@ -1,7 +1,7 @@
-"""Parameters of the running requests as columns of numbers. Knows what each row asks for; knows no logits, no device.
+"""Sampling parameters of the running requests, stored as columns of numbers.
 
-A request's parameters are read once, when it first comes in its row; a step then gathers columns by row. So a step's
-work is a few array operations, however requests come and go.
+The parameters of a request are read once, when it first appears in its row. Each step then gathers the columns by row,
+in a few array operations.
 """
 
 import enum
@@ -16,12 +16,12 @@ from infer_engine.core.request import Request
 from infer_engine.protocol import SamplingParams
 from infer_engine.sampling.logit_edits import Edit, RequestEdits, plan_edits
 
-# The smallest numbers above 0 are 0 in fp32, and logits divided by that are all infinite, whichever was larger.
+# Smaller numbers are 0 in fp32, and logits divided by 0 are all infinite.
 _LEAST_REPETITION = 1e-30
 
 
 class SamplingNeeds(enum.IntFlag):
-    """What a row needs beside its most probable token. Filters count only where there is a draw."""
+    """The operations that a row needs beside the argmax. Filters are needed only if the row draws a random token."""
 
     DRAW = enum.auto()
     TOP_K = enum.auto()
@@ -34,13 +34,13 @@ class SamplingNeeds(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMetadata:
-    """One step's rows.
+    """The sampling parameters of one step's rows.
 
     Attributes:
-        requests: whose they are, in the order of the logits.
-        rows: [rows] int64: their rows among the running.
-        asks: [rows] uint8: `SamplingNeeds` of each.
-        any_needs: of all of them together.
+        requests: the requests, in the order of the rows of logits.
+        rows: [rows] int64: the row of each request in `SamplingParamsTable`.
+        needs: [rows] uint8: `SamplingNeeds` of each row.
+        any_needs: `SamplingNeeds` of all rows together.
     """
 
     requests: Sequence[Request]
@@ -48,17 +48,17 @@ class SamplingMetadata:
     needs: npt.NDArray[np.uint8]
     any_needs: SamplingNeeds
 
-    def which(self, need: SamplingNeeds) -> list[int]:
-        """Return the indices of the rows that ask for `ask`."""
+    def indices_with(self, need: SamplingNeeds) -> list[int]:
+        """Return the indices of the rows with `need`."""
         indices: list[int] = np.flatnonzero(self.needs & need).tolist()
         return indices
 
 
 class SamplingParamsTable:
-    """The parameters of the running requests, by row."""
+    """The sampling parameters of the running requests, by row."""
 
     def __init__(self, *, max_rows: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        """Room for rows 0 to `max_rows` - 1."""
+        """Create an empty table of `max_rows` rows."""
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
         self._owners: list[int | None] = [None] * max_rows
@@ -76,14 +76,14 @@ class SamplingParamsTable:
             "frequency": np.zeros(max_rows, np.float32),
         }
 
-    def are_greedy(self, requests: Sequence[Request]) -> bool:
-        """Return whether the most probable token is all that any of `requests` needs. Most steps are such."""
-        self._read_where_unread(requests)
+    def are_all_greedy(self, requests: Sequence[Request]) -> bool:
+        """Return whether all of `requests` need only the argmax, as in most steps."""
+        self._update_rows(requests)
         return not any(self._needs[request.row] for request in requests)
 
     def gather(self, requests: Sequence[Request]) -> SamplingMetadata:
-        """Return what the rows of `requests` ask for."""
-        self._read_where_unread(requests)
+        """Return the sampling metadata of `requests`."""
+        self._update_rows(requests)
         rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
         needs = self._needs[rows]
         any_needs = SamplingNeeds(int(np.bitwise_or.reduce(needs)))
@@ -94,36 +94,36 @@ class SamplingParamsTable:
         return {name: self._columns[name][step.rows] for name in names}
 
     def draws(self, step: SamplingMetadata) -> dict[str, npt.NDArray[Any]]:
-        """Return what a draw needs, each [rows]; filters only where a row asks for them."""
+        """Return the arguments of a draw, each [rows]; a filter is there only if a row needs it."""
         filters = (("top_k", SamplingNeeds.TOP_K), ("top_p", SamplingNeeds.TOP_P), ("min_p", SamplingNeeds.MIN_P))
         used = [name for name, need in filters if step.any_needs & need]
         positions = np.fromiter((len(request.token_ids) for request in step.requests), np.int64, len(step.requests))
         return {"positions": positions, **self.columns(step, "seeds", "temperatures", *used)}
 
     def edits(self, step: SamplingMetadata) -> list[tuple[int, Edit]]:
-        """Return the edits of this step, each with its index."""
-        found = []
-        for index in step.which(SamplingNeeds.EDITS):
+        """Return the logit edits of this step, each with the index of its row."""
+        row_edits = []
+        for index in step.indices_with(SamplingNeeds.EDITS):
             request = step.requests[index]
             edits = self._edits[request.row]
-            edit = edits.at(request.num_completion_tokens) if edits is not None else None
+            edit = edits.edit_after(request.num_completion_tokens) if edits is not None else None
             if edit is not None:
-                found.append((index, edit))
-        return found
+                row_edits.append((index, edit))
+        return row_edits
 
     def num_logprobs(self, step: SamplingMetadata, indices: Sequence[int]) -> list[int]:
-        """Return how many of the most probable tokens the rows at `indices` want listed."""
+        """Return how many of the most probable tokens to return for the rows at `indices`."""
         numbers: list[int] = self._num_logprobs[step.rows[indices]].tolist()
         return numbers
 
-    def _read_where_unread(self, requests: Sequence[Request]) -> None:
-        """Read the parameters of those that were not in their rows."""
+    def _update_rows(self, requests: Sequence[Request]) -> None:
+        """Read the parameters of the requests that are new in their rows."""
         owners = self._owners
         for request in requests:
             if owners[request.row] != request.arrival:
-                self._read(request)
+                self._read_params(request)
 
-    def _read(self, request: Request) -> None:
+    def _read_params(self, request: Request) -> None:
         row, params = request.row, request.sampling
         assert row >= 0, f"request {request.request_id!r} holds no row"
         edits = plan_edits(params, eos_token_ids=self._eos_token_ids, vocab_size=self._vocab_size)
@@ -145,7 +145,7 @@ class SamplingParamsTable:
 def _needs(params: SamplingParams, *, has_edits: bool) -> SamplingNeeds:
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     draws = not params.is_greedy
-    asked = (
+    conditions = (
         (SamplingNeeds.DRAW, draws),
         (SamplingNeeds.TOP_K, draws and params.top_k is not None),
         (SamplingNeeds.TOP_P, draws and params.top_p < 1),
@@ -154,4 +154,4 @@ def _needs(params: SamplingParams, *, has_edits: bool) -> SamplingNeeds:
         (SamplingNeeds.PENALTIES, penalties != (1.0, 0.0, 0.0)),
         (SamplingNeeds.LOGPROBS, params.logprobs is not None),
     )
-    return SamplingNeeds(sum(need for need, holds in asked if holds))
+    return SamplingNeeds(sum(need for need, holds in conditions if holds))

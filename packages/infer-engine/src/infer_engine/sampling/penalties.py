@@ -1,13 +1,12 @@
-"""What penalties need to know of each sequence: its tokens, counted on the device. Knows rows; knows no parameters.
+"""Applies penalties, with the tokens of each sequence counted on the device.
 
     row        0        1        2     ...     of the running requests; [vocab] each
     in_prompt  ░░█░░░   ------   █░█░░░         which tokens the prompt has
     counts     001203   ------   000010         how often each token was generated
-    owner      7, 9     none     5, 4           whose state it is (its arrival), and how many of its tokens are in it
+    owner      7, 9     none     5, 4           arrival number of the request, and how many of its tokens are counted
 
-State follows from a request's `token_ids` alone, brought up to date when the request is sampled: a step that is run
-again counts nothing twice, and a request that comes back in another row, or finds another's state in its own, is
-counted afresh.
+The state depends only on the `token_ids` of a request, and is updated when the request is sampled. A repeated step
+counts no token twice. A request that gets another row, or whose row has another owner, is counted again from its start.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ from infer_kernels import apply_penalties, count_tokens
 
 
 class Penalties:
-    """The state of penalised requests, 5 bytes for each token of the vocabulary and row; none until one comes."""
+    """The state of requests with penalties: 5 bytes for each row and token of the vocabulary, allocated when needed."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        """State for rows 0 to `max_rows` - 1 at most: it grows to twice its rows where more are needed."""
+        """Start with no rows; their number doubles when more are needed, up to `max_rows`."""
         self._max_rows = max_rows
         self._device = device
         self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
@@ -44,12 +43,12 @@ class Penalties:
         presence: npt.NDArray[np.float32],
         frequency: npt.NDArray[np.float32],
     ) -> None:
-        """Penalise `logits` in place.
+        """Apply penalties to `logits` in place.
 
         Args:
             logits: [rows, vocab].
             requests: those with a penalty.
-            slots: [rows]: the rows of `requests`, and -1 where a row of `logits` has no penalty.
+            slots: [rows]: the row of each request, or -1 if its logits get no penalty.
             repetition: [rows], more than 0.
             presence: [rows].
             frequency: [rows].
@@ -61,12 +60,12 @@ class Penalties:
             "presence": presence,
             "frequency": frequency,
         }
-        fresh = [request for request in requests if self._num_held(request) == 0]
-        on_device = to_device(columns | self._uncounted(requests) | _prompts(fresh), self._device)
-        for request in fresh:
+        reset = [request for request in requests if self._num_counted(request) == 0]
+        on_device = to_device(columns | self._uncounted(requests) | _prompts(reset), self._device)
+        for request in reset:
             self._owners[request.row] = None
-        if fresh:
-            self._begin(on_device["fresh"], on_device["prompt_slots"], on_device["prompt_ids"])
+        if reset:
+            self._reset_rows(on_device["reset"], on_device["prompt_slots"], on_device["prompt_ids"])
         count_tokens(self._counts, on_device["counted_slots"], on_device["counted_ids"])
         for request in requests:
             self._owners[request.row] = (request.arrival, len(request.token_ids))
@@ -77,32 +76,32 @@ class Penalties:
             **{name: on_device[name] for name in columns},
         )
 
-    def _num_held(self, request: Request) -> int:
-        """Leading tokens of `request` that its row's state holds: none where the state is another's, or ahead of it."""
+    def _num_counted(self, request: Request) -> int:
+        """Return how many tokens of `request` its row has counted: 0 if the row has another owner or more tokens."""
         owner, num_tokens = self._owners[request.row] or (None, 0)
         return num_tokens if owner == request.arrival and num_tokens <= len(request.token_ids) else 0
 
     def _uncounted(self, requests: Sequence[Request]) -> dict[str, npt.NDArray[np.int64]]:
-        """Generated tokens that the state lacks."""
+        """Return the generated tokens that are not counted yet."""
         slots: list[int] = []
         ids: list[int] = []
         for request in requests:
-            generated = request.token_ids[max(self._num_held(request), request.num_prompt_tokens) :]
+            generated = request.token_ids[max(self._num_counted(request), request.num_prompt_tokens) :]
             ids += generated
             slots += [request.row] * len(generated)
         return {"counted_slots": np.array(slots, np.int64), "counted_ids": np.array(ids, np.int64)}
 
-    def _begin(self, rows: Tensor, prompt_slots: Tensor, prompt_ids: Tensor) -> None:
-        """Forget what `rows` held, and note their prompts."""
+    def _reset_rows(self, rows: Tensor, prompt_slots: Tensor, prompt_ids: Tensor) -> None:
+        """Clear the state of `rows`, and set their prompts."""
         self._in_prompt.index_fill_(0, rows, value=False)
         self._counts.index_fill_(0, rows, 0)
         self._in_prompt.index_put_((prompt_slots, prompt_ids), self._in_prompt.new_ones(()))
 
     def _grow(self, num_rows: int) -> None:
-        held = len(self._counts)
-        if num_rows <= held:
+        num_allocated = len(self._counts)
+        if num_rows <= num_allocated:
             return
-        added = min(self._max_rows, max(num_rows, 2 * held)) - held
+        added = min(self._max_rows, max(num_rows, 2 * num_allocated)) - num_allocated
         in_prompt, counts = (
             torch.cat([state, state.new_zeros(added, state.shape[1])]) for state in (self._in_prompt, self._counts)
         )
@@ -110,11 +109,11 @@ class Penalties:
 
 
 def _prompts(requests: Sequence[Request]) -> dict[str, npt.NDArray[np.int64]]:
-    """The prompts of requests whose state begins."""
+    """Return the prompts of requests whose state is empty."""
     prompts = [request.token_ids[: request.num_prompt_tokens] for request in requests]
     rows = np.array([request.row for request in requests], np.int64)
     return {
-        "fresh": rows,
+        "reset": rows,
         "prompt_slots": np.repeat(rows, [len(prompt) for prompt in prompts]),
         "prompt_ids": np.array([token_id for prompt in prompts for token_id in prompt], np.int64),
     }

@@ -1,10 +1,10 @@
-"""Log-probabilities of prompt tokens: which rows of a step tell them, and how they are told in bounded memory.
+"""Computes log-probabilities of prompt tokens in bounded memory.
 
-    tokens of a prompt      a    b    c    d        row of a tells b, of b tells c, of c tells d; of d: the next token
-    rows of a chunk              b    c             measured in this chunk: c and d
+    tokens of a prompt      a    b    c    d        the row of a gives the logits of b, that of b those of c, ...
+    rows of a chunk              b    c             this chunk gives the log-probabilities of c and d
 
-Logits of a whole chunk would be tokens * vocab numbers, gigabytes: the LM head gives them for `ROWS_AT_ONCE` rows,
-which are reduced before the next are asked for. Knows rows and hidden states; knows no cache and no choice.
+The logits of a whole chunk would be tokens * vocab numbers, which are gigabytes. So the LM head computes the logits of
+`ROWS_AT_ONCE` rows, and they are reduced to log-probabilities before the next rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ from infer_engine.sampling.logprobs import read_logprobs
 from infer_engine.sampling.sampler import Sampler
 
 ROWS_AT_ONCE = 256
-"""Rows whose logits are there at the same time."""
+"""Rows whose logits are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobRows:
-    """Rows of a step's flat batch whose next token is known, and whose log-probability is wanted.
+    """Rows of a flat batch that give log-probabilities of prompt tokens.
 
     Attributes:
-        request_ids: whose they are, each request once, in the order of the rows.
+        request_ids: the requests, each once, in the order of the rows.
         num_rows: rows of each of those requests.
         rows: rows of the flat batch, ascending.
-        token_ids: the token after each.
-        counts: how many of the most probable tokens to list for each.
+        token_ids: the prompt token after each row.
+        counts: for each row, how many of the most probable tokens to return.
     """
 
     request_ids: list[str]
@@ -45,13 +45,13 @@ class PromptLogprobRows:
 
 
 def find_prompt_logprob_rows(items: Sequence[tuple[Request, int]], query_start: Sequence[int]) -> PromptLogprobRows:
-    """Return the rows of `items` to measure; the rows of item i begin at `query_start[i]`."""
+    """Return the rows of `items` that give prompt log-probabilities; item i begins at row `query_start[i]`."""
     found = PromptLogprobRows(request_ids=[], num_rows=[], rows=[], token_ids=[], counts=[])
     for (request, count), start in zip(items, query_start, strict=False):
         positions = request.missing_prompt_logprobs(count)
         if not positions:
             continue
-        assert positions.start >= request.num_computed_tokens, f"{request.request_id} skipped what it was to measure"
+        assert positions.start >= request.num_computed_tokens, f"{request.request_id} skipped prompt log-probabilities"
         first_row = start + positions.start - request.num_computed_tokens
         found.request_ids.append(request.request_id)
         found.num_rows.append(len(positions))
@@ -62,15 +62,15 @@ def find_prompt_logprob_rows(items: Sequence[tuple[Request, int]], query_start: 
 
 
 def compute_prompt_logprobs(
-    wanted: PromptLogprobRows, hidden: Tensor, *, logits_of: Callable[[Tensor, Tensor], Tensor], sampler: Sampler
+    wanted: PromptLogprobRows, hidden: Tensor, *, compute_logits: Callable[[Tensor, Tensor], Tensor], sampler: Sampler
 ) -> Tensor:
-    """Return what `read_prompt_logprobs` reads, [rows, 3 + 2 * listed] fp64 on the device.
+    """Return the input of `read_prompt_logprobs`, [rows, 3 + 2 * num_top] fp64 on the device.
 
     Args:
         wanted: at least one row.
         hidden: [tokens, hidden], of the whole step.
-        logits_of: from `hidden` and rows of it, [rows] int32, to logits [rows, vocab].
-        sampler: says which ids there are to choose from.
+        compute_logits: takes `hidden` and row indices [rows] int32, and returns logits [rows, vocab].
+        sampler: restricts the logits to valid token ids.
     """
     on_device = to_device(
         {"rows": np.array(wanted.rows, np.int32), "token_ids": np.array(wanted.token_ids, np.int64)}, hidden.device
@@ -78,13 +78,16 @@ def compute_prompt_logprobs(
     rows, token_ids = on_device["rows"], on_device["token_ids"]
     parts = [slice(start, start + ROWS_AT_ONCE) for start in range(0, len(wanted.rows), ROWS_AT_ONCE)]
     return torch.cat(
-        [sampler.measure(logits_of(hidden, rows[part]), token_ids[part], with_top=any(wanted.counts)) for part in parts]
+        [
+            sampler.compute_logprobs(compute_logits(hidden, rows[part]), token_ids[part], with_top=any(wanted.counts))
+            for part in parts
+        ]
     )
 
 
-def read_prompt_logprobs(wanted: PromptLogprobRows, measured: Tensor) -> dict[str, list[TokenLogprob]]:
+def read_prompt_logprobs(wanted: PromptLogprobRows, logprobs: Tensor) -> dict[str, list[TokenLogprob]]:
     """Return each request's log-probabilities, in the order of its rows. Waits for the device."""
-    each = iter(read_logprobs(measured, wanted.counts))
+    each = iter(read_logprobs(logprobs, wanted.counts))
     return {
         request_id: list(islice(each, count))
         for request_id, count in zip(wanted.request_ids, wanted.num_rows, strict=True)

@@ -1,13 +1,13 @@
-"""One sampling call per step. Knows the order of a token's choice; knows no arithmetic of it.
+"""`Sampler`: chooses the next token of logprob request, with one call per metadata.
 
-    logits ──> log-probabilities of the rows that ask, of the logits as the model gave them
+    logits ──> log-probabilities, for the rows that need them, of the unedited logits
        │
-       ├─ min_tokens: what would end the request is forbidden ─┐
-       ├─ logit_bias                                           ├─ in place, one rounding each step
-       ├─ repetition, then frequency and presence penalties ───┘
-       └─ temperature, min-p, top-k, top-p, one draw             `infer_kernels.sample`
+       ├─ min_tokens: tokens that end the request are forbidden ┐
+       ├─ logit_bias                                            ├─ in place, one rounding logprob
+       ├─ repetition, then frequency and presence penalties ────┘
+       └─ temperature, min-p, top-k, top-p, one draw              `infer_kernels.sample`
 
-Work is done only for what a row of the batch asks for.
+An operation runs only if a row of the batch needs it.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from infer_kernels import sample
 
 
 class Sampler:
-    """Chooses the next token of each request of a batch.
+    """Chooses the next token of logprob request of a batch.
 
-    A request's choice depends on its logits, its parameters, its seed and its tokens alone: it gets the same tokens in
-    any batch, and again after it was preempted or a step was run twice.
+    The choice depends only on the request's logits, parameters, seed and tokens. So a request gets the same tokens in
+    any batch, after preemption, and when a metadata is repeated.
     """
 
     def __init__(self, *, vocab_size: int, max_rows: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
-        """Choose among ids below `vocab_size`, for requests in rows 0 to `max_rows` - 1, from logits on `device`."""
+        """Choose ids below `vocab_size` from logits on `device`, for requests with rows below `max_rows`."""
         self._vocab_size = vocab_size
         self._device = device
         self._rows = SamplingParamsTable(max_rows=max_rows, eos_token_ids=eos_token_ids, vocab_size=vocab_size)
@@ -44,70 +44,72 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> SamplerOutput:
-        """Choose one token for each request.
+        """Choose one token for logprob request.
 
-        It may be called again for requests whose token was not appended, and gives the same.
+        A repeated call returns the same tokens, if none was appended to a request.
 
         Args:
-            logits: [rows, `vocab_size` or more], fp32, bf16 or fp16. May be changed in place.
-            requests: one for each row of `logits`, with a row of their own each.
+            logits: [rows, `vocab_size` or more], fp32, bf16 or fp16; changed in place.
+            requests: one for each row of `logits`.
         """
         if not requests:
             return SamplerOutput(token_ids=[])
         logits = logits[:, : self._vocab_size]
-        if self._rows.are_greedy(requests):
-            return _sound(*logits.max(dim=-1))
-        step = self._rows.gather(requests)
-        listed = step.which(SamplingNeeds.LOGPROBS)
-        at = torch.tensor(listed, device=self._device) if listed else None
-        as_given = logits[at] if at is not None else logits  # a copy: the logits are about to be changed
-        largest = self._edited(logits, step)
-        drawn = self._draw(logits, step)
+        if self._rows.are_all_greedy(requests):
+            return _to_output(*logits.max(dim=-1))
+        metadata = self._rows.gather(requests)
+        logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
+        logprob_rows = torch.tensor(logprob_indices, device=self._device) if logprob_indices else None
+        unedited = logits[logprob_rows] if logprob_rows is not None else logits  # a copy, because edits change `logits`
+        largest = self._edit_logits(logits, metadata)
+        drawn = self._draw(logits, metadata)
         if largest is None:
             largest = logits.gather(-1, drawn[:, None]).squeeze(-1)
-        counts = self._rows.num_logprobs(step, listed)
-        measured = None if at is None else compute_logprobs(as_given, drawn[at], with_top=any(counts))
-        sampled = _sound(largest, drawn)
-        if measured is None:
-            return sampled
-        found = zip(listed, read_logprobs(measured, counts), strict=True)
-        return replace(sampled, logprobs={index: each for index, each in found if index not in sampled.not_finite})
+        counts = self._rows.num_logprobs(metadata, logprob_indices)
+        computed = (
+            None if logprob_rows is None else compute_logprobs(unedited, drawn[logprob_rows], with_top=any(counts))
+        )
+        output = _to_output(largest, drawn)
+        if computed is None:
+            return output
+        logprobs = zip(logprob_indices, read_logprobs(computed, counts), strict=True)
+        return replace(output, logprobs={index: each for index, each in logprobs if index not in output.not_finite})
 
     @torch.inference_mode()
-    def measure(self, logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
-        """Return the log-probabilities of tokens that are chosen already; arguments and result as `compute_logprobs`.
+    def compute_logprobs(self, logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
+        """Return the log-probabilities of given tokens; see `infer_engine.sampling.logprobs.compute_logprobs`.
 
-        They are among the ids that it chooses from, as those of its own choices are.
+        Only logits of ids below `vocab_size` count, as in `sample`.
         """
         return compute_logprobs(logits[:, : self._vocab_size], token_ids, with_top=with_top)
 
-    def _edited(self, logits: Tensor, step: SamplingMetadata) -> Tensor | None:
-        """Edit and penalise in place; return each row's largest logit before that, None where the token's will do."""
-        if not step.any_needs & ~SamplingNeeds.LOGPROBS:
+    def _edit_logits(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor | None:
+        """Apply edits and penalties in place; return each row's largest logit before that, or None."""
+        if not metadata.any_needs & ~SamplingNeeds.LOGPROBS:
             return None
         largest = logits.amax(dim=-1)
-        if step.any_needs & SamplingNeeds.EDITS:
-            self._edits.apply(logits, self._rows.edits(step))
-        if step.any_needs & SamplingNeeds.PENALTIES:
-            penalised = (step.needs & SamplingNeeds.PENALTIES) != 0
+        if metadata.any_needs & SamplingNeeds.EDITS:
+            self._edits.apply(logits, self._rows.edits(metadata))
+        if metadata.any_needs & SamplingNeeds.PENALTIES:
+            has_penalty = (metadata.needs & SamplingNeeds.PENALTIES) != 0
             self._penalties.apply(
                 logits,
-                [step.requests[index] for index in step.which(SamplingNeeds.PENALTIES)],
-                slots=np.where(penalised, step.rows, -1),
-                **self._rows.columns(step, "repetition", "presence", "frequency"),
+                [metadata.requests[index] for index in metadata.indices_with(SamplingNeeds.PENALTIES)],
+                slots=np.where(has_penalty, metadata.rows, -1),
+                **self._rows.columns(metadata, "repetition", "presence", "frequency"),
             )
         return largest
 
-    def _draw(self, logits: Tensor, step: SamplingMetadata) -> Tensor:
-        if not step.any_needs & SamplingNeeds.DRAW:
+    def _draw(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        if not metadata.any_needs & SamplingNeeds.DRAW:
             return sample(logits)
-        return sample(logits, **to_device(self._rows.draws(step), self._device))
+        return sample(logits, **to_device(self._rows.draws(metadata), self._device))
 
 
-def _sound(largest: Tensor, drawn: Tensor) -> SamplerOutput:
-    """Return the tokens `drawn` [rows] of rows whose `largest` logit [rows] is finite, and which rows are not sound.
+def _to_output(largest: Tensor, drawn: Tensor) -> SamplerOutput:
+    """Return the tokens `drawn` [rows], and the rows that are not finite by their `largest` logit [rows].
 
-    NaN is larger than anything: the largest logit is finite only where all are below infinity.
+    NaN counts as larger than any number, so the largest logit is finite only if no logit is NaN or +inf.
     """
     token_ids: list[int] = torch.where(largest.isfinite(), drawn, -1).tolist()
     if min(token_ids) >= 0:

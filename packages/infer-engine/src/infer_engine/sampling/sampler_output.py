@@ -1,4 +1,4 @@
-"""`SamplerOutput`: what a sampling call decided for each row. Knows ids and numbers on the host; knows no tensors."""
+"""`SamplerOutput`: the chosen tokens of one sampling call, on the host."""
 
 from dataclasses import dataclass, field
 
@@ -7,12 +7,12 @@ from infer_engine.protocol import TokenLogprob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerOutput:
-    """What was chosen for the rows of one batch.
+    """The result of sampling one batch.
 
     Attributes:
         token_ids: one per row, inside the vocabulary.
-        logprobs: by row index, of the rows that asked for them and are not in `not_finite`.
-        not_finite: indices of rows whose logits hold NaN or +inf, or nothing but -inf; their token ids mean nothing.
+        logprobs: by row index, for the rows that need them and are not in `not_finite`.
+        not_finite: indices of rows whose logits have NaN or +inf, or only -inf; their token ids are invalid.
     """
 
     token_ids: list[int]

@@ -1,6 +1,7 @@
-"""What every scheduler has: a queue and a running batch. Knows how requests come and go; knows no order of work."""
+"""`BaseScheduler`: the waiting queue and the running batch that every scheduler has."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 
 from infer_engine.core.request import Request, RequestState
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
@@ -9,18 +10,18 @@ from infer_engine.scheduling.schedule import Schedule, SchedulerLimits
 from infer_engine.scheduling.waiting_queue import Rank, WaitingQueue
 
 
-class BaseScheduler:
-    """The requests that wait and those that run. A scheduler adds who moves from the one to the other, and when."""
+class BaseScheduler(ABC):
+    """Holds the waiting and the running requests. A subclass decides what each pass of a step computes."""
 
     def __init__(
         self, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, *, waiting_rank: Rank, running_rank: Rank
     ) -> None:
-        """Nobody is here; memory comes from `tables`."""
+        """Start without requests; memory comes from `kv_cache_manager`."""
         self._kv_cache_manager = kv_cache_manager
         self._limits = limits
         self._waiting = WaitingQueue(waiting_rank)
         self._batch = RunningBatch(
-            kv_cache_manager, max_batch_size=limits.max_batch_size, rank=running_rank, put_back=self._waiting.put_back
+            kv_cache_manager, max_batch_size=limits.max_batch_size, rank=running_rank, requeue=self._waiting.requeue
         )
         self._current: Request | None = None
 
@@ -36,37 +37,46 @@ class BaseScheduler:
 
     @property
     def current(self) -> Request | None:
-        """Whom the scheduler was busy with when it raised an exception; None: with nobody."""
+        """The request that was being scheduled when an exception was raised, or None."""
         return self._current
 
-    def in_order(self) -> Iterator[Request]:
-        """Yield those that run, in order of rank, then those that wait, in the order of the queue."""
+    @property
+    @abstractmethod
+    def passes(self) -> Sequence[Callable[[], Schedule]]:
+        """Functions that return the schedule of each pass; call one after the pass before it is computed."""
+
+    @abstractmethod
+    def seconds_until_work(self) -> float | None:
+        """Return 0.0 if there is work, the wait in seconds if a batch is forming, None if there are no requests."""
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the running requests in order of rank, then the waiting ones in the order of the queue."""
         yield from self._batch.requests
         yield from self._waiting
 
     def add(self, request: Request) -> None:
-        """Let a waiting request stand in line."""
+        """Add a request to the queue."""
         assert request.state is RequestState.WAITING
         self._waiting.add(request)
 
     def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
-        """Take out a request wherever it is and free its memory at once.
+        """Remove a request from the queue or the batch, and free its memory at once.
 
         Args:
             request: waiting or running.
             state: how it ended.
-            num_kept_tokens: only blocks of its first so many tokens may be found by others from then on.
+            num_kept_tokens: blocks after this many of its tokens are uncached.
         """
         if request.row < 0:
             self._waiting.discard(request)
         self._batch.discard(request, num_kept_tokens=num_kept_tokens)
         request.state = state
 
-    def withdraw(self, schedule: Schedule) -> list[tuple[Request, int]]:
-        """Take note that a pass failed; return those of its items that can be tried again as they are."""
-        return self._batch.withdraw(schedule)
+    def requeue_pending_readers(self, schedule: Schedule) -> list[tuple[Request, int]]:
+        """Requeue the pending readers of a pass that failed; return the items that can be retried."""
+        return self._batch.requeue_pending_readers(schedule)
 
-    def start_over(self) -> None:
-        """Put everybody back into the queue, all memory free: the way out of a schedule that failed half-way."""
-        self._batch.put_all_back()
+    def preempt_all(self) -> None:
+        """Move all running requests to the queue and free all memory, after scheduling failed."""
+        self._batch.preempt_all()
         self._current = None

@@ -1,4 +1,4 @@
-"""`KVCacheManager`: what a scheduler asks of the KV cache's bookkeeping."""
+"""`KVCacheManager`: the protocol by which a scheduler allocates KV blocks."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,15 +8,15 @@ from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit
 
 
 class KVCacheManager(Protocol):
-    """What a scheduler asks of the KV cache's bookkeeping; `infer_cache` has a paged and a contiguous one."""
+    """Allocates KV blocks to sequences; `infer_cache` has a paged and a contiguous implementation."""
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Tokens of one block."""
 
     @property
     def num_blocks(self) -> int:
-        """Blocks, free or not."""
+        """All blocks, free or not."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -24,60 +24,60 @@ class KVCacheManager(Protocol):
 
     @property
     def num_idle_blocks(self) -> int:
-        """Free blocks that are kept for their content."""
+        """Free blocks that are kept for their cached content."""
 
     @property
     def num_evictions(self) -> int:
-        """Blocks whose kept content was given up."""
+        """Blocks whose cached content was evicted, since the start."""
 
     @property
     def usage(self) -> float:
-        """Share of the memory that sequences hold, in [0, 1]."""
+        """Share of the blocks that sequences hold, in [0, 1]."""
 
     def find(self, block_hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
-        """Return the longest beginning of a sequence that is there."""
+        """Return the longest cached prefix of a sequence."""
 
     def budget(self, reserve: float) -> AdmissionBudget:
-        """Return what a step's admissions may take."""
+        """Return how many blocks the admissions of a step may take."""
 
     def costs(self, num_tokens: int, hit: PrefixHit) -> list[int]:
-        """Return what admitting a sequence takes of that."""
+        """Return how many blocks of each group admitting a sequence takes."""
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
         """Return whether `admit` would succeed."""
 
     def admit(self, sequence_id: str, num_tokens: int, hit: PrefixHit) -> list[TableEdit]:
-        """Reserve memory for a sequence."""
+        """Allocate the blocks of a sequence."""
 
     def capacity(self, sequence_id: str) -> int:
-        """Return how many tokens a sequence has room for."""
+        """Return how many tokens fit the blocks of a sequence."""
 
     def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> list[TableEdit] | None:
-        """Make room for more tokens, or return None."""
+        """Allocate blocks for more tokens, or return None if there are not enough."""
 
     def reuse_blocks(self, sequence_id: str, block_hashes: Sequence[bytes], num_computed: int) -> list[TableEdit]:
-        """Take what others have computed in place of the sequence's own next blocks."""
+        """Replace the sequence's next blocks by cached ones."""
 
     def cache_blocks(self, sequence_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Let a sequence's full blocks be found."""
+        """Cache the full blocks of a sequence under their hashes."""
 
     def uncache_blocks(self, sequence_id: str, num_tokens: int) -> None:
-        """Let only its first blocks be found."""
+        """Uncache the blocks of a sequence after its first `num_tokens` tokens."""
 
     def uncache_hashes(self, block_hashes: Sequence[bytes]) -> None:
-        """Let no block be found by these names."""
+        """Uncache the blocks with these hashes."""
 
     def release(self, sequence_id: str) -> None:
-        """Give back a sequence's memory."""
+        """Free the blocks of a sequence."""
 
     def holds(self, sequence_id: str) -> bool:
-        """Return whether a sequence has memory."""
+        """Return whether a sequence has blocks."""
 
     def audit(self) -> list[tuple[int, int]]:
         """Return the leaked blocks."""
 
     def reclaim(self) -> int:
-        """Free the leaked blocks and return how many they were."""
+        """Free the leaked blocks and return their number."""
 
     def map_blocks(self, max_blocks: int) -> BlockMap:
-        """Return who holds which blocks, those below `max_blocks`."""
+        """Return which sequences hold which of the first `max_blocks` blocks."""

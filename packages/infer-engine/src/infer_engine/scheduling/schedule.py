@@ -1,4 +1,4 @@
-"""What one pass computes, and what bounds it. Knows requests and counts; knows no policy and no tensors."""
+"""`Schedule`: the requests and tokens of one pass; `SchedulerLimits` and `StepBudget` bound it."""
 
 from dataclasses import dataclass, field
 
@@ -6,19 +6,19 @@ from infer_cache.paged_manager import TableEdit
 from infer_engine.core.request import Request
 
 RowEdit = tuple[int, TableEdit]
-"""A row of the runner's block tables, and what to write into it."""
+"""A row of the runner's block tables, and the edit of that row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """What one step may hold.
+    """Limits of a step.
 
     Attributes:
-        max_batch_size: requests that hold memory at the same time.
-        max_num_batched_tokens: tokens computed in one step.
-        kv_reserve: share of the free KV tokens that admission leaves for running requests to grow into.
-        prefill_chunk_size: tokens of one prompt in one step; None computes every prompt whole.
-        max_prefill_chunks_per_step: prompts prefilled in one step; None for as many as fit.
+        max_batch_size: most requests that run at the same time.
+        max_num_batched_tokens: most tokens of a pass.
+        kv_reserve: share of the free KV tokens that admission leaves for running requests to grow.
+        prefill_chunk_size: most tokens of one prompt in one pass; None computes every prompt whole.
+        max_prefill_chunks_per_step: most prompts in one pass; None for as many as fit.
     """
 
     max_batch_size: int
@@ -34,16 +34,16 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class Schedule:
-    """One pass's work: a list of (request, how many of its next tokens).
+    """The work of one pass: requests, and how many of their next tokens to compute.
 
     Attributes:
-        items: what to compute. A request's token is sampled when nothing of it is left to compute afterwards.
-        table_edits: what changed in the block tables since the pass before, each with the request's row.
+        items: (request, number of tokens). A request is sampled if no tokens are left to compute afterwards.
+        table_edits: changes of the block tables since the last pass, each with its row.
         admitted: requests that left the queue in this pass.
-        preempted: requests that lost their memory in this pass and are first in the queue again.
-        pending_hashes: names of the blocks that this pass fills. Others may use them in this very pass, as every layer
-            stores all keys and values before it attends.
-        pending_readers: those others. Where the pass fails, they have read what nobody wrote.
+        preempted: requests that lost their memory in this pass and are first in the queue.
+        pending_hashes: hashes of the blocks that this pass computes. Requests may reuse them in the same pass, as each
+            layer stores all keys and values before it attends.
+        pending_readers: requests that reuse such blocks. If the pass fails, what they have read is invalid.
     """
 
     items: list[tuple[Request, int]] = field(default_factory=list)
@@ -55,27 +55,27 @@ class Schedule:
 
     @property
     def needs_sampling(self) -> list[Request]:
-        """The requests whose next token is due once this is computed, in the order of the items."""
+        """The requests whose next token is sampled after this pass, in the order of the items."""
         return [request for request, count in self.items if request.num_uncomputed_tokens == count]
 
     def only(self, items: list[tuple[Request, int]]) -> "Schedule":
-        """Return a schedule of some of the items, with the same changes to the block tables."""
+        """Return a schedule of `items`, with the same table edits."""
         return Schedule(items=items, table_edits=self.table_edits)
 
 
 class StepBudget:
-    """What is left of a pass's tokens and of its prompt chunks."""
+    """The tokens and prompt chunks that a pass has left."""
 
     __slots__ = ("_limits", "chunks", "tokens")
 
     def __init__(self, limits: SchedulerLimits) -> None:
-        """Begin with all that `limits` allow."""
+        """Start with all tokens and chunks that `limits` allow."""
         self._limits = limits
         self.tokens = limits.max_num_batched_tokens
         self.chunks = limits.max_prefill_chunks_per_step or limits.max_batch_size
 
     def chunk_size(self, num_tokens: int) -> int:
-        """Return how many of a prompt's `num_tokens` tokens fit; a whole prompt over the budget is the only prompt."""
+        """Return how many of a prompt's `num_tokens` tokens fit; a whole prompt over the budget fits as the first."""
         if self.chunks == 0 or self.tokens <= 0:
             return 0
         if self._limits.prefill_chunk_size is not None:
@@ -84,6 +84,6 @@ class StepBudget:
         return num_tokens if num_tokens <= self.tokens or is_first else 0
 
     def take_chunk(self, num_tokens: int) -> None:
-        """Spend a prompt's chunk."""
+        """Take a chunk of `num_tokens` tokens from the budget."""
         self.tokens -= num_tokens
         self.chunks -= 1

@@ -1,4 +1,4 @@
-"""Static batching: a batch forms, runs until all of it has finished, and only then the next one. Knows a clock."""
+"""`StaticScheduler`: a batch forms and runs until all its requests have finished; then the next one forms."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,14 +7,14 @@ from infer_engine.core.request import Request, RequestState
 from infer_engine.scheduling.base import BaseScheduler
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.policies import by_arrival
-from infer_engine.scheduling.running_batch import NoRoomError
+from infer_engine.scheduling.running_batch import KVCacheTooSmallError
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
 
 
 class StaticScheduler(BaseScheduler):
-    """First come, first served, a batch at a time.
+    """Serves requests in order of arrival, one batch at a time.
 
-    nobody ──somebody waits──> forming ──full, or waited long enough──> running ──all finished──> nobody or forming
+    idle ──a request waits──> forming ──full, or waited long enough──> running ──all finished──> idle or forming
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class StaticScheduler(BaseScheduler):
 
     @property
     def passes(self) -> Sequence[Callable[[], Schedule]]:
-        """What makes each pass's schedule: one."""
+        """One function: a step has one pass."""
         return (self._schedule,)
 
     def seconds_until_work(self) -> float | None:
-        """Return 0 where there is something to compute, how long a batch still forms, or None where nobody is here."""
+        """Return 0.0 if a batch runs or is full, the wait in seconds if one is forming, None without requests."""
         if self._batch.requests:
             return 0.0
         if not self._waiting:
@@ -48,24 +48,24 @@ class StaticScheduler(BaseScheduler):
         return max(0.0, since + self._timeout_s - self._clock())
 
     def add(self, request: Request) -> None:
-        """Let a waiting request stand in line; a batch begins to form where none runs."""
+        """Add a request to the queue; a batch starts to form if none runs."""
         super().add(request)
-        self._note_forming()
+        self._start_forming()
 
     def remove(self, request: Request, state: RequestState, *, num_kept_tokens: int) -> None:
-        """Take out a request wherever it is; a batch of whom nobody is left no longer forms."""
+        """Remove a request; if none is left in the queue, the batch stops forming."""
         super().remove(request, state, num_kept_tokens=num_kept_tokens)
         if not self._waiting:
             self._forming_since = None
-        self._note_forming()
+        self._start_forming()
 
-    def start_over(self) -> None:
-        """Put everybody back into the queue, where the next batch forms."""
-        super().start_over()
-        self._note_forming()
+    def preempt_all(self) -> None:
+        """Move all running requests to the queue, where the next batch forms."""
+        super().preempt_all()
+        self._start_forming()
 
-    def _note_forming(self) -> None:
-        """Start the timer at the moment from which somebody waits and no batch runs."""
+    def _start_forming(self) -> None:
+        """Start the timer if requests wait and no batch runs."""
         if self._waiting and not self._batch.requests and self._forming_since is None:
             self._forming_since = self._clock()
 
@@ -97,6 +97,6 @@ class StaticScheduler(BaseScheduler):
             request = self._current = self._waiting.first()
             hit = self._kv_cache_manager.find((), len(request.token_ids))
             if not self._kv_cache_manager.fits(len(request.token_ids), hit):
-                raise NoRoomError(f"request {request.request_id} has a row but no room")
+                raise KVCacheTooSmallError(f"request {request.request_id} has a row but its tokens do not fit")
             self._batch.admit(request, hit, schedule)
             self._waiting.discard(request)

@@ -1,4 +1,4 @@
-"""The waiting requests, in the order in which they are admitted. Knows an order; knows no memory."""
+"""`WaitingQueue`: the waiting requests, in the order of admission."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator
@@ -6,45 +6,45 @@ from collections.abc import Callable, Iterator
 from infer_engine.core.request import Request
 
 Rank = Callable[[Request], tuple[int, int]]
-"""A request's place among others, the lower the better; no two requests have the same."""
+"""Returns the rank of a request: the lowest goes first, and no two are equal."""
 
 
 class WaitingQueue:
-    """Requests that hold no memory: those that have lost theirs first, then by `rank`."""
+    """Requests that hold no memory: preempted ones first, then the others, each by `rank`."""
 
-    __slots__ = ("_newcomers", "_rank", "_returned")
+    __slots__ = ("_new", "_preempted", "_rank")
 
     def __init__(self, rank: Rank) -> None:
         """Order by `rank`, which must not change while a request waits."""
         self._rank = rank
-        self._newcomers: list[Request] = []
-        self._returned: list[Request] = []
+        self._new: list[Request] = []
+        self._preempted: list[Request] = []
 
     def __len__(self) -> int:
-        """Return how many wait."""
-        return len(self._newcomers) + len(self._returned)
+        """Return the number of waiting requests."""
+        return len(self._new) + len(self._preempted)
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield those that wait, who is next first."""
-        yield from self._returned
-        yield from self._newcomers
+        """Yield the waiting requests, the next one first."""
+        yield from self._preempted
+        yield from self._new
 
     def add(self, request: Request) -> None:
-        """Let a request wait for the first time."""
-        insort(self._newcomers, request, key=self._rank)
+        """Add a request that has not run."""
+        insort(self._new, request, key=self._rank)
 
-    def put_back(self, request: Request) -> None:
-        """Let a request wait that was running: before all that have not."""
-        insort(self._returned, request, key=self._rank)
+    def requeue(self, request: Request) -> None:
+        """Add a preempted request, before all that have not run."""
+        insort(self._preempted, request, key=self._rank)
 
     def first(self) -> Request:
-        """Return who is next; somebody must be waiting."""
-        return self._returned[0] if self._returned else self._newcomers[0]
+        """Return the next request; the queue must not be empty."""
+        return self._preempted[0] if self._preempted else self._new[0]
 
     def discard(self, request: Request) -> None:
-        """Take a request out, if it is here."""
-        for line in (self._returned, self._newcomers):
-            if line and line[0] is request:
-                del line[0]
-            elif request in line:
-                line.remove(request)
+        """Remove a request, if it is in the queue."""
+        for queue in (self._preempted, self._new):
+            if queue and queue[0] is request:
+                del queue[0]
+            elif request in queue:
+                queue.remove(request)

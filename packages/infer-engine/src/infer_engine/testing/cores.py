@@ -1,4 +1,4 @@
-"""Stand-ins for tests of whatever drives a core: tokens by formula, steps when the test says. No torch."""
+"""Test doubles of a core and a tokenizer: tokens by formula, steps when the test allows them. Imports no torch."""
 
 import asyncio
 import threading
@@ -29,6 +29,8 @@ from infer_models.text import Tokenizer, dummy_tokenizer
 VOCAB_SIZE = 997
 MAX_SEQ_LEN = 64
 NUM_BLOCKS = 256
+GIVE_UP_S = 120.0
+"""After how long a test stops waiting for an event; long, since tests share their machine."""
 INFO = EngineInfo(
     model="scripted",
     architecture="scripted",
@@ -52,7 +54,7 @@ class ScriptedCore:
     """A core that gives each request `scripted_tokens`, first come first served, a token for each running one per step.
 
     Attributes:
-        messages: all that it was told, in order.
+        messages: all that it received, in order.
         failures: what to let single requests fail with, in the next step that they take part in.
         preempted: ids of running requests to put back to the queue, before the next step.
         breaks_with: what the next step raises, if anything.
@@ -100,7 +102,7 @@ class ScriptedCore:
         return max(0.0, self._forming_since_s + self._forming_s - time.monotonic())
 
     def handle(self, message: ToCore) -> None:
-        """Queue a request, or forget one."""
+        """Queue a request or remove one."""
         self.messages.append(message)
         if isinstance(message, Submit):
             if not self.has_work:
@@ -136,7 +138,7 @@ class ScriptedCore:
         )
 
     def _take_snapshot(self) -> BatchSnapshot | None:
-        """Return a snapshot that knows of no sequences and no blocks, where somebody asked."""
+        """Return a snapshot without sequences and blocks if there was an `Inspect`."""
         is_inspected, self._is_inspected = self._is_inspected, False
         if not is_inspected:
             return None
@@ -209,11 +211,11 @@ class GatedCore:
         if self._inner.seconds_until_work() == 0.0:
             self.thread = threading.current_thread()
             self.entered.set()
-            assert self._permits.acquire(timeout=30), "a test let a step wait for its permit"
+            assert self._permits.acquire(timeout=GIVE_UP_S), "no test allowed this step"
         return self._inner.step()
 
 
-class FussyTokenizer(Tokenizer):
+class FailingTokenizer(Tokenizer):
     """A byte-level tokenizer that fails on one text and on one token id, as a tokenizer with a bug would."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, text: str = "", token_id: int = -1) -> None:
@@ -239,8 +241,14 @@ class FussyTokenizer(Tokenizer):
         return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
-class ThreadedRig:
-    """An `AsyncEngine` over a scripted core in a thread, with everything within a test's reach."""
+class ScriptedEngine:
+    """An `AsyncEngine` over a scripted core in a thread.
+
+    Attributes:
+        core: the scripted core.
+        gate: allows its steps.
+        engine: the engine over both.
+    """
 
     def __init__(
         self,
@@ -273,12 +281,15 @@ class ThreadedRig:
 
     async def has_settled(self) -> bool:
         """Whether the core comes to hold no request and all blocks, without being allowed another step."""
-        for _ in range(500):
-            stats = self.engine.stats
-            if (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, NUM_BLOCKS) and stats.num_steps:
-                return True
-            await asyncio.sleep(0.01)
-        return False
+        async with asyncio.timeout(GIVE_UP_S):
+            while not self._is_settled():  # noqa: ASYNC110 - the engine tells counts, no events
+                await asyncio.sleep(0.001)
+        return True
+
+    def _is_settled(self) -> bool:
+        stats = self.engine.stats
+        counts = (stats.num_running, stats.num_waiting, stats.num_free_blocks)
+        return stats.num_steps > 0 and counts == (0, 0, NUM_BLOCKS)
 
 
 async def read(stream: RequestStream) -> list[StepOutput]:

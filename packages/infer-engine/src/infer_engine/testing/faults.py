@@ -9,7 +9,7 @@
     forward      the model                           raise, sleep
     sample       choosing tokens                     raise, sleep, nan (the request's logits)
 
-A failing tokenizer (`infer_engine.testing.cores.FussyTokenizer`) shows what happens on the text side.
+A failing tokenizer (`infer_engine.testing.cores.FailingTokenizer`) shows what happens on the text side.
 """
 
 import time
@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from infer_engine.build import CoreParts
-from infer_engine.core.engine_core import Scheduler
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import StepRunner
 from infer_engine.sampling.sampler_output import SamplerOutput
-from infer_engine.scheduling import KVCacheManager, Schedule
+from infer_engine.scheduling import BaseScheduler, KVCacheManager, Schedule
 
 Stage = Literal["schedule", "grow", "allocate", "forward", "sample"]
 Action = Literal["raise", "refuse", "sleep", "nan"]
@@ -59,40 +58,40 @@ class Fault:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """All that goes wrong in one engine.
+    """The faults of one engine, and those that have happened.
 
     Attributes:
         faults: what, where and when.
         sleep: waits for seconds.
         step: passes scheduled so far.
         num_blocks: blocks given so far.
-        struck: stages of the faults that have happened, in order.
+        triggered: stages of the faults that have happened, in order.
     """
 
     faults: list[Fault] = field(default_factory=list)
     sleep: Callable[[float], None] = time.sleep
     step: int = -1
     num_blocks: int = 0
-    struck: list[Stage] = field(default_factory=list)
+    triggered: list[Stage] = field(default_factory=list)
 
-    def strike(self, stage: Stage, request_ids: Collection[str] = ()) -> list[Fault]:
-        """Let everything happen that is due; return what the caller has to do itself.
+    def trigger(self, stage: Stage, request_ids: Collection[str] = ()) -> list[Fault]:
+        """Let the faults of `stage` happen; return those that the caller carries out.
 
         Raises:
-            InjectedFaultError: a fault that raises is due.
+            InjectedFaultError: one of them raises.
         """
-        due = [fault for fault in self.faults if self._is_due(fault, stage, request_ids)]
-        for fault in due:
+        matching = [fault for fault in self.faults if self._matches(fault, stage, request_ids)]
+        for fault in matching:
             if fault.times is not None:
                 fault.times -= 1
-            self.struck.append(stage)
+            self.triggered.append(stage)
             if fault.action == "sleep":
                 self.sleep(fault.seconds)
             if fault.action == "raise":
                 raise InjectedFaultError(f"a fault on purpose: {fault}")
-        return due
+        return matching
 
-    def _is_due(self, fault: Fault, stage: Stage, request_ids: Collection[str]) -> bool:
+    def _matches(self, fault: Fault, stage: Stage, request_ids: Collection[str]) -> bool:
         return (
             fault.stage == stage
             and fault.times != 0
@@ -108,7 +107,9 @@ class FaultPlan:
         return CoreParts(
             runner=_FaultyRunner(parts.runner, self),
             kv_cache_manager=cast("KVCacheManager", _FaultyKVCacheManager(parts.kv_cache_manager, self)),
-            build_scheduler=lambda manager: cast("Scheduler", _FaultyScheduler(parts.build_scheduler(manager), self)),
+            build_scheduler=lambda manager: cast(
+                "BaseScheduler", _FaultyScheduler(parts.build_scheduler(manager), self)
+            ),
         )
 
 
@@ -118,11 +119,11 @@ class _FaultyRunner:
         self._plan = plan
 
     def forward(self, schedule: Schedule) -> Any:
-        self._plan.strike("forward", [request.request_id for request, _ in schedule.items])
+        self._plan.trigger("forward", [request.request_id for request, _ in schedule.items])
         return self._inner.forward(schedule)
 
     def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
-        for fault in self._plan.strike("sample", [request.request_id for request in requests]):
+        for fault in self._plan.trigger("sample", [request.request_id for request in requests]):
             logits = deepcopy(logits)  # the runner's own may not be writable here
             for index, request in enumerate(requests):
                 if fault.action == "nan" and fault.request_id in (None, request.request_id):
@@ -130,12 +131,12 @@ class _FaultyRunner:
         return self._inner.sample(logits, requests)
 
     def probe(self) -> None:
-        self._plan.strike("forward")
+        self._plan.trigger("forward")
         self._inner.probe()
 
 
 class _FaultyKVCacheManager:
-    """Everything is the inner tables' but memory that is given."""
+    """Passes every call on; memory that is given may be refused or fail."""
 
     def __init__(self, inner: KVCacheManager, plan: FaultPlan) -> None:
         self._inner = inner
@@ -148,20 +149,20 @@ class _FaultyKVCacheManager:
         return self._given(sequence_id, self._inner.admit(sequence_id, num_tokens, hit))
 
     def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> Any:
-        if any(fault.action == "refuse" for fault in self._plan.strike("grow", [sequence_id])):
+        if any(fault.action == "refuse" for fault in self._plan.trigger("grow", [sequence_id])):
             return None
         return self._given(sequence_id, self._inner.try_extend(sequence_id, num_tokens, first_position=first_position))
 
     def _given(self, sequence_id: str, edits: Any) -> Any:
         self._plan.num_blocks += sum(len(edit.block_ids) for edit in edits or ())
-        self._plan.strike("allocate", [sequence_id])
+        self._plan.trigger("allocate", [sequence_id])
         return edits
 
 
 class _FaultyScheduler:
-    """Everything is the inner scheduler's but the making of schedules."""
+    """Passes every call on; making a schedule may fail."""
 
-    def __init__(self, inner: Scheduler, plan: FaultPlan) -> None:
+    def __init__(self, inner: BaseScheduler, plan: FaultPlan) -> None:
         self._inner = inner
         self._plan = plan
 
@@ -174,5 +175,5 @@ class _FaultyScheduler:
 
     def _make(self, make: Callable[[], Schedule]) -> Schedule:
         self._plan.step += 1
-        self._plan.strike("schedule")
+        self._plan.trigger("schedule")
         return make()

@@ -1,4 +1,4 @@
-"""Stand-ins for tests of everything around the model: a runner whose tokens follow from the tokens so far."""
+"""A core without a model: a runner whose tokens are a formula of the tokens before them. Imports no torch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ def next_token(token_ids: list[int], *, vocab_size: int = 997) -> int:
 
 
 def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
-    """Return what a request of `num_tokens` tokens must get, whatever its company."""
+    """Return what a request of `num_tokens` tokens must get, whatever runs beside it."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids))
@@ -42,7 +42,7 @@ def prompt_logprob(request: Request, position: int) -> TokenLogprob:
 
 
 def expected_prompt_logprobs(prompt: list[int], num_listed: int) -> list[TokenLogprob | None]:
-    """Return what a request that lists so many tokens for each of its prompt's must get, whatever its company."""
+    """Return what a request that lists so many tokens for each of its prompt's must get, whatever runs beside it."""
     params = SamplingParams(prompt_logprobs=num_listed)
     submitted = Submit(request_id="", prompt_token_ids=prompt, max_tokens=1, seed=0, params=params)
     alone = Request(submitted, arrival=0)
@@ -50,7 +50,7 @@ def expected_prompt_logprobs(prompt: list[int], num_listed: int) -> list[TokenLo
 
 
 class ManualClock:
-    """Seconds that pass when somebody says so.
+    """A clock that stands still until a test moves it.
 
     Attributes:
         now: what the clock shows.
@@ -73,8 +73,9 @@ class FormulaRunner:
     """A runner with a formula for a model, and with a memory for a cache: it reads each token where it was written.
 
     Every slot of the block tables holds the token that was computed there last. What a scheduled token attends to must
-    be what its request's slots hold, so that a block that was never written, was written by somebody else, or was given
-    back too early is found out. The core contains every exception of its runner, so that what is wrong is not raised.
+    be what its request's slots hold, so that a block that was never written, was written by another request, or was
+    released too early is noticed. The core contains every exception of its runner, so violations are listed
+    instead of raised.
 
     Attributes:
         schedules: what each pass that succeeded computed, as (request id, tokens).
@@ -89,7 +90,7 @@ class FormulaRunner:
         windows: tuple[int | None, ...] = (None,),
         max_items: int | None = None,
     ) -> None:
-        """Read and write through `tables`; `windows` are those of its groups of layers.
+        """Read and write through `kv_cache_manager`; `windows` are those of its groups of layers.
 
         A pass of more than `max_items` requests runs out of memory.
         """
@@ -112,7 +113,9 @@ class FormulaRunner:
         if self._max_items is not None and len(schedule.items) > self._max_items:
             raise StepOutOfMemoryError("a step of too many requests")
         if schedule.preempted and schedule.admitted:
-            self.violations.append("somebody was admitted in a pass that preempted: it takes what its victim needs")
+            self.violations.append(
+                "a pass that preempted also admitted: the admitted request takes what its victim needs"
+            )
         self.schedules.append([(request.request_id, count) for request, count in schedule.items])
         for row, edit in schedule.table_edits:
             columns = self._rows.setdefault((edit.group, row), {})
@@ -162,7 +165,7 @@ class FormulaRunner:
             start = 0 if window is None else max(0, request.num_computed_tokens - window + 1)
             read = [self._written.get((group, slot)) for slot in self._slots(group, request, start, end)]
             if read != list(enumerate(request.token_ids[start:end], start=start)):
-                self.violations.append(f"{request.request_id} reads in group {group} what is not its own")
+                self.violations.append(f"{request.request_id} reads in group {group} what it did not write")
 
     def _slots(self, group: int, request: Request, start: int, end: int) -> list[int]:
         """Return where tokens `start` to `end` are; a negative slot where there is no block."""
@@ -171,7 +174,7 @@ class FormulaRunner:
 
 
 class FormulaEngine:
-    """A whole core around `FormulaRunner`, with everything within a test's reach."""
+    """A whole core around `FormulaRunner`, stepped by the test."""
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class FormulaEngine:
 
     @property
     def paged_manager(self) -> PagedKVCacheManager:
-        """The tables of a paged cache."""
+        """The manager of a paged cache."""
         assert isinstance(self.kv_cache_manager, PagedKVCacheManager)
         return self.kv_cache_manager
 
@@ -261,8 +264,8 @@ class FormulaEngine:
         """Compute one step.
 
         Raises:
-            AssertionError: a block is leaked or lost, a request read what is not its own, or one failed without a fault
-                on purpose.
+            AssertionError: a block is leaked or lost, a request read the blocks of another, or one failed
+                without an injected fault.
         """
         result = self.core.step()
         self.check()

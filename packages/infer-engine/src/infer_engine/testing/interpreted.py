@@ -1,9 +1,10 @@
 """Answers requests by an engine whose kernels are Triton's, interpreted, in a process of its own. Judges nothing.
 
-    TRITON_INTERPRET=1 python -m infer_engine.testing.interpreted CHECKPOINT '{"dtype": "float32", "block_size": 16}'
+    TRITON_INTERPRET=1 python -m infer_engine.testing.interpreted CHECKPOINT '{"dtype": "float32"}' [CHECKPOINT ...]
 
 What a device's name decides is decided as on a GPU: kernels, attention's plans and work lists, the order and dtype of
-keys, values and weights. Prints a line of JSON: each request's tokens, their log-probabilities, and what was counted.
+keys, values and weights. Prints a line of JSON for each engine: each request's tokens, their log-probabilities, and
+what was counted.
 """
 
 import json
@@ -74,7 +75,8 @@ def main() -> None:
     """Answer and print."""
     torch.set_num_threads(1)
     compute_as_a_gpu()
-    print(json.dumps(answer(Path(sys.argv[1]), json.loads(sys.argv[2]))))
+    for folder, config in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        print(json.dumps(answer(Path(folder), json.loads(config))))
 
 
 if __name__ == "__main__":

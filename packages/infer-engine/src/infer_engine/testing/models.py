@@ -1,7 +1,7 @@
-"""Engines over tiny real models, for tests of what an engine promises about tokens and logits. Knows no formula."""
+"""Engines over tiny real models, for tests of an engine's tokens and logits."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -32,6 +32,19 @@ FAMILIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """By name, what saves a tiny checkpoint and returns its `transformers` twin; Gemma's sliding window is 8 tokens."""
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"dtype": "float32", "max_seq_len": MAX_SEQ_LEN, "max_batch_size": 8})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A checkpoint and its `transformers` model.
+
+    Attributes:
+        folder: the checkpoint, with a tokenizer.
+        model: what `transformers` makes of it.
+    """
+
+    folder: Path
+    model: Any
 
 
 def save_servable(family: str, folder: Path, **overrides: Any) -> Any:
@@ -76,7 +89,7 @@ def greedy_tokens(twin: Any, prompt: Sequence[int], num_tokens: int) -> list[int
 
 
 class Observer(FaultPlan):
-    """A plan of faults that also sees what passes through an engine's parts.
+    """A fault plan that also records what passes through an engine's parts.
 
     Attributes:
         logits: by (request id, tokens known), a copy of the row of logits that its next token was chosen from.
@@ -85,21 +98,21 @@ class Observer(FaultPlan):
     """
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
-        """Let `faults` happen, and watch."""
+        """Let `faults` happen, and record."""
         super().__init__(faults=list(faults))
         self.logits: dict[tuple[str, int], Tensor] = {}
         self.runner: StepRunner
         self.kv_cache_manager: KVCacheManager
 
     def wrap_parts(self, parts: CoreParts) -> CoreParts:
-        """Return `parts` with this plan's faults and a runner that notes its logits."""
+        """Return `parts` with this plan's faults and a runner that records its logits."""
         self.kv_cache_manager = parts.kv_cache_manager
-        wrapped = super().wrap_parts(replace(parts, runner=_NotingRunner(parts.runner, self.logits)))
+        wrapped = super().wrap_parts(replace(parts, runner=_LogitsRecordingRunner(parts.runner, self.logits)))
         self.runner = wrapped.runner
         return wrapped
 
 
-class _NotingRunner:
+class _LogitsRecordingRunner:
     def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
         self._inner = inner
         self._logits = logits
@@ -122,7 +135,7 @@ class ModelEngine:
 
     Attributes:
         core: the engine core.
-        observer: what was seen of its logits and memory.
+        observer: records its logits and holds its KV cache manager.
     """
 
     def __init__(self, folder: Path, *, faults: Sequence[Fault] = (), **config: Any) -> None:
@@ -141,7 +154,7 @@ class ModelEngine:
 
     @property
     def paged_manager(self) -> PagedKVCacheManager:
-        """The tables of a paged cache."""
+        """The manager of a paged cache."""
         assert isinstance(self.observer.kv_cache_manager, PagedKVCacheManager)
         return self.observer.kv_cache_manager
 
@@ -175,7 +188,7 @@ class ModelEngine:
         """Compute one step, after which no block may be lost.
 
         Raises:
-            AssertionError: a block is held that no sequence reaches.
+            AssertionError: a block is held that is in no sequence's block table.
         """
         result = self.core.step()
         assert self.observer.kv_cache_manager.audit() == []
@@ -185,7 +198,7 @@ class ModelEngine:
         """Step until nothing is left to do; return each request's outputs.
 
         Raises:
-            AssertionError: there is still work after `max_steps` steps, or memory that nobody gave back.
+            AssertionError: there is still work after `max_steps` steps, or memory that was not released.
         """
         outputs: dict[str, list[TokenOutput]] = {}
         for _ in range(max_steps):
@@ -196,7 +209,7 @@ class ModelEngine:
         raise AssertionError(f"still work after {max_steps} steps")
 
     def complete(self, prompt: Sequence[int], **how: Any) -> list[int]:
-        """Return the tokens of one request that runs with nobody else; `how` as in `submit`.
+        """Return the tokens of one request that runs alone; `how` as in `submit`.
 
         Raises:
             AssertionError: it failed.
