@@ -104,29 +104,39 @@ def lowest(session: nox.Session) -> None:
 
 
 @nox.session
+def tests_bench(session: nox.Session) -> None:
+    """The benchmarks: their numbers add up, and each runs once on the smallest part of its work."""
+    sync_package(session, "bench")
+    session.run(*PYTEST, "benchmarks/tests", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """A short run of the benchmarks, within three minutes on two cores."""
     sync(session, "--group", "bench")
-    session.run("python", "benchmarks/kernels/cpu.py", "--quick")
-    session.run("python", "benchmarks/engine.py", "--quick")
-    session.run("python", "benchmarks/cpu_steps.py", "--quick", "--least-share", "0.1")
-    session.run("python", "benchmarks/streaming.py", "--quick")
-    session.run("python", "benchmarks/serving.py", "--workload", "mixed", "--quick", "--no-progress")
-    session.run("python", "benchmarks/concurrency.py", "--quick", *session.posargs)
+    for command in (
+        "kernels-cpu --quick",
+        "engine --quick",
+        "cpu-steps --quick --least-share 0.1",
+        "streaming --quick",
+        "serving --workload mixed --quick --no-progress",
+    ):
+        session.run("python", "-m", "infer_bench", *command.split())
+    session.run("python", "-m", "infer_bench", "concurrency", "--quick", *session.posargs)
 
 
 @nox.session
 def kernel_report(session: nox.Session) -> None:
     """Registers, shared memory and spills of every kernel that ships, compiled for three architectures."""
-    sync(session)
-    session.run("python", "benchmarks/kernels/report.py", *session.posargs)
+    sync(session, "--group", "bench")
+    session.run("python", "-m", "infer_bench", "kernel-report", *session.posargs)
 
 
 @nox.session
 def kernel_sweep(session: nox.Session) -> None:
     """The same for the configurations that do not ship, to choose from."""
-    sync(session)
-    session.run("python", "benchmarks/kernels/sweep.py", *session.posargs)
+    sync(session, "--group", "bench")
+    session.run("python", "-m", "infer_bench", "kernel-sweep", *session.posargs)
 
 
 @nox.session
@@ -145,7 +155,7 @@ def types(session: nox.Session) -> None:
     session.run("mypy", *[f"packages/infer-{name}/src" for name in PACKAGES])
     for name in PACKAGES:
         session.run("mypy", f"packages/infer-{name}/tests")
-    for folder in ("tests", "benchmarks", "examples", "noxfile.py"):
+    for folder in ("tests", "benchmarks/src", "benchmarks/tests", "examples", "noxfile.py"):
         session.run("mypy", folder)
 
 

@@ -9,7 +9,7 @@ import pytest
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INDEX = DOCS / "coverage.md"
 PARTS = sorted((DOCS / "coverage").glob("*.md"))
-TESTS, PACKAGES = DOCS.parent / "tests", DOCS.parent / "packages"
+TESTS, BENCHMARKS, PACKAGES = DOCS.parent / "tests", DOCS.parent / "benchmarks" / "tests", DOCS.parent / "packages"
 MAX_LINES = 400
 
 Row = tuple[str, str, str]
@@ -70,7 +70,7 @@ def test_named_tests_are_in_the_files_that_they_lead_to(part: Path) -> None:
 def test_tests_named_without_a_link_exist_too(part: Path) -> None:
     known = {
         name
-        for path in (*TESTS.glob("**/test_*.py"), *PACKAGES.glob("*/tests/**/test_*.py"))
+        for path in (*TESTS.glob("**/test_*.py"), *BENCHMARKS.glob("test_*.py"), *PACKAGES.glob("*/tests/**/test_*.py"))
         for name in defined_in(path)
     }
     assert known

@@ -1,1 +1,0 @@
-"""What is measured on a GPU, in one call: `first_light.py`."""

@@ -1,1 +1,0 @@
-"""Measurements of infer-kernels: what the compiler made of it, and how fast it is on a CPU and on a GPU."""

@@ -1,0 +1,191 @@
+"""Sends a workload to a server and notes when each token of the answers came.
+
+One event loop, one connection per request, `time.perf_counter`. Times count from the run's start. In an open loop a
+request arrives when it was planned to, however late the others are, and its waiting counts from then: a slow server
+cannot slow down the arrivals that show it to be slow. In a closed loop it arrives when it is sent.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from tqdm import tqdm
+
+from infer_bench.client.dialects import TOKEN_IDS, Dialect
+from infer_bench.client.http import BrokenReplyError, exchange
+from infer_bench.client.stream import Usage, read_events
+from infer_bench.client.workloads import PlannedRequest, Workload
+
+REQUEST_TIMEOUT_S = 1800.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestResult:
+    """What became of one request; times in seconds from the run's start.
+
+    Attributes:
+        arrival_s: when it was due.
+        sent_s: when the client began to connect.
+        token_times_s: when each event with tokens came; most servers send one token in each.
+        ended_s: when the stream ended, or failed.
+        num_prompt_tokens: as the server counted, else as planned.
+        num_cached_tokens: of the prompt, found in a prefix cache; 0 where the server does not tell.
+        num_tokens: generated, as the server counted; else one per event.
+        is_counted_by_server: `num_tokens` is from the server's usage.
+        text: of the answer.
+        finish_reason: as the server sent it.
+        error: what went wrong, in words; None if nothing did.
+    """
+
+    arrival_s: float
+    sent_s: float
+    token_times_s: list[float] = field(default_factory=list)
+    ended_s: float = 0.0
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    is_counted_by_server: bool = False
+    text: str = ""
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+async def run_workload(
+    url: str,
+    workload: Workload,
+    *,
+    model: str | None = None,
+    progress: bool = True,
+    max_concurrency: int | None = None,
+    dialect: Dialect = TOKEN_IDS,
+    api_key: str | None = None,
+    timeout_s: float = REQUEST_TIMEOUT_S,
+) -> list[RequestResult]:
+    """Send every request of `workload` and return what became of them, in the workload's order.
+
+    Args:
+        url: the server's, without `/v1`.
+        workload: what to ask, and when.
+        model: goes into each body; None leaves it out.
+        progress: draw a progress bar on standard error.
+        max_concurrency: requests open at once; None is 1 in a closed loop and no limit in an open one.
+        dialect: how requests are put.
+        api_key: sent as a bearer token.
+        timeout_s: a request that takes longer has failed.
+    """
+    client = _Client(url, model=model, dialect=dialect, api_key=api_key, timeout_s=timeout_s)
+    with tqdm(total=len(workload.requests), unit="req", desc=workload.name, disable=not progress) as bar:
+        run = _closed_loop if workload.is_closed_loop else _open_loop
+        return await run(client, workload, max_concurrency, bar.update)
+
+
+class _Client:
+    """Sends one request at a time, many times at once."""
+
+    def __init__(self, url: str, *, model: str | None, dialect: Dialect, api_key: str | None, timeout_s: float) -> None:
+        self._url = url
+        self._model = model
+        self._dialect = dialect
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout_s = timeout_s
+        self._start_s = time.perf_counter()
+
+    def now_s(self) -> float:
+        """Return the seconds since the run's start."""
+        return time.perf_counter() - self._start_s
+
+    def body(self, request: PlannedRequest) -> bytes:
+        """Return the body of `request`, to be made before it is due."""
+        return self._dialect.body(request, model=self._model)
+
+    async def send(self, request: PlannedRequest, body: bytes, *, arrival_s: float) -> RequestResult:
+        """Send `body` and read its stream to the end; a failure is in the result."""
+        result = RequestResult(
+            arrival_s=arrival_s, sent_s=self.now_s(), num_prompt_tokens=len(request.prompt), num_tokens=0
+        )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._read(body, result)
+        except TimeoutError:
+            result.error = f"no end after {self._timeout_s:g} s"
+        except (OSError, BrokenReplyError, msgspec.MsgspecError) as error:
+            result.error = f"{type(error).__name__}: {error}"
+        result.ended_s = self.now_s()
+        if not result.is_counted_by_server:
+            result.num_tokens = len(result.token_times_s)
+        return result
+
+    async def _read(self, body: bytes, result: RequestResult) -> None:
+        bare_end_s: float | None = None
+        is_whole = False
+        async with exchange(self._url, self._dialect.path, method="POST", body=body, headers=self._headers) as reply:
+            if reply.status != 200:
+                text = (await reply.read()).decode(errors="replace")
+                result.error = f"HTTP {reply.status}: {text[:300]}"
+                return
+            async for event in read_events(reply):
+                if event is None:
+                    is_whole = True
+                    continue
+                if event.has_token:
+                    result.token_times_s.append(self.now_s())
+                result.text += event.text
+                if event.finish_reason is not None:
+                    result.finish_reason = event.finish_reason
+                    is_whole = True
+                    bare_end_s = None if event.has_token else self.now_s()
+                if event.usage is not None:
+                    _take_usage(event.usage, result)
+                if event.error is not None:
+                    result.error = f"error event: {event.error}"
+                    return
+        if not is_whole:
+            result.error = "the stream ended without a finish reason"
+        if bare_end_s is not None and result.num_tokens == len(result.token_times_s) + 1:
+            result.token_times_s.append(bare_end_s)  # the last token had no text
+
+
+def _take_usage(usage: Usage, result: RequestResult) -> None:
+    if not usage.completion_tokens:
+        return
+    result.num_tokens = usage.completion_tokens
+    result.num_prompt_tokens = usage.prompt_tokens or result.num_prompt_tokens
+    result.is_counted_by_server = True
+    if usage.prompt_tokens_details is not None:
+        result.num_cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+
+
+async def _open_loop(
+    client: _Client, workload: Workload, max_concurrency: int | None, on_ended: Callable[[], object]
+) -> list[RequestResult]:
+    gate = asyncio.Semaphore(max_concurrency or len(workload.requests))
+    bodies = [client.body(request) for request in workload.requests]
+    start_s = client.now_s()
+
+    async def one(request: PlannedRequest, body: bytes) -> RequestResult:
+        arrival_s = start_s + request.arrival_s
+        await asyncio.sleep(arrival_s - client.now_s())
+        async with gate:
+            result = await client.send(request, body, arrival_s=arrival_s)
+        on_ended()
+        return result
+
+    return await asyncio.gather(*map(one, workload.requests, bodies))
+
+
+async def _closed_loop(
+    client: _Client, workload: Workload, max_concurrency: int | None, on_ended: Callable[[], object]
+) -> list[RequestResult]:
+    bodies = [client.body(request) for request in workload.requests]
+    results: dict[int, RequestResult] = {}
+
+    async def worker(left: Iterator[int]) -> None:
+        for index in left:
+            results[index] = await client.send(workload.requests[index], bodies[index], arrival_s=client.now_s())
+            on_ended()
+
+    left = iter(range(len(bodies)))
+    await asyncio.gather(*(worker(left) for _ in range(max_concurrency or 1)))
+    return [results[index] for index in range(len(bodies))]

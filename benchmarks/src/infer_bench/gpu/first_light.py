@@ -1,0 +1,171 @@
+"""Checks and measures the whole engine on a GPU, in at most nine minutes; prints a short table last.
+
+    python -m infer_bench first-light
+    python -m infer_bench first-light --part kernels --part parity
+    python -m infer_bench first-light --rehearse          on a CPU: everything that needs no GPU
+
+Each part is a process of its own, one after another. A part that breaks, or even loses the device, leaves the others
+alone, and each begins with an empty GPU; this process never uses it. A part that exceeds its time is killed. Results
+are saved after every part. See docs/gpu.md.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infer_bench.ceilings import Ceilings
+from infer_bench.gpu.parts import Finding, Place
+from infer_bench.results import RESULTS, current_commit, table
+
+FIRST = "environment"
+PARTS = {
+    FIRST: ("environment", 10.0),
+    "kernels": ("kernel_checks", 105.0),
+    "parity": ("parity", 105.0),
+    "engine": ("engine_speed", 150.0),
+    "server": ("server_load", 65.0),
+    "profile": ("step_profile", 35.0),
+}
+"""By name: the module and its seconds. The first part measures the ceilings, and always runs."""
+PART_COMMAND = (sys.executable, "-m", f"{__package__}.first_light")
+"""Runs a part; its arguments are what is asked, as JSON, and the file for the report."""
+GRACE_S = 10.0
+"""How much longer a part may take, to start and to finish what it began, before it is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a part: the seconds of its process, what it found, or why it failed."""
+
+    name: str
+    seconds: float
+    findings: list[Finding] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts and print the tables; return 1 if something does not hold, 2 without a GPU."""
+    args = read_arguments(arguments)
+    if not args.rehearse and not torch.cuda.is_available():
+        print("There is no GPU here. `--rehearse` runs everything that needs none.", file=sys.stderr)
+        return 2
+    started = time.monotonic()
+    outcomes: list[Outcome] = []
+    ceilings = None
+    for name, (module, seconds) in PARTS.items():
+        if args.part and name not in (FIRST, *args.part):
+            continue
+        print(f"\n{name}", file=sys.stderr, flush=True)
+        outcomes.append(run_apart(name, f"{__package__}.{module}", seconds, ceilings, is_rehearsal=args.rehearse))
+        ceilings = ceilings or outcomes[0].details.get("ceilings")
+        save(args.out, outcomes, commit=args.commit)
+    print(f"\n{all_findings(outcomes)}\n\n{closing_table(outcomes, is_rehearsal=args.rehearse)}")
+    print(f"\n{time.monotonic() - started:.0f} s; saved {args.out}")
+    return int(any(finding.holds is False for outcome in outcomes for finding in outcome.findings))
+
+
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the values of the command line's flags."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this one; may be given again")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny sizes")
+    parser.add_argument("--commit", help="to record; default: what git says")
+    parser.add_argument("--out", type=Path, help="the JSON; default: benchmarks/results/first-light.json")
+    args = parser.parse_args(arguments)
+    args.out = args.out or RESULTS / ("first-light-rehearsal.json" if args.rehearse else "first-light.json")
+    return args
+
+
+def run_apart(
+    name: str, module: str, seconds: float, ceilings: dict[str, float] | None, *, is_rehearsal: bool
+) -> Outcome:
+    """Run the part in `module` in a process of its own, and kill everything that it leaves running."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        asked = {"module": module, "seconds": seconds, "ceilings": ceilings, "is_rehearsal": is_rehearsal}
+        command = [*PART_COMMAND, json.dumps(asked), str(report)]
+        process = subprocess.Popen(command, start_new_session=True)  # noqa: S603 - this program
+        try:
+            error = f"its process ended with exit code {process.wait(timeout=seconds + GRACE_S)}; see standard error"
+        except subprocess.TimeoutExpired:
+            error = f"did not end in {seconds:.0f} s, nor in {GRACE_S:.0f} s more"
+        finally:
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        took_s = time.monotonic() - started
+        if not report.exists():
+            failure = Finding("the part itself", error, wanted="a report", holds=False)
+            return Outcome(name=name, seconds=took_s, findings=[failure])
+        written = json.loads(report.read_text())
+    findings = [Finding(**finding) for finding in written["findings"]]
+    return Outcome(name=name, seconds=took_s, findings=findings, details=written["details"])
+
+
+def run_here(asked: dict[str, Any], report: Path) -> None:
+    """Run a part in this process, as `run_apart` asked, and write its report."""
+    place = Place(
+        device=torch.device("cpu" if asked["is_rehearsal"] else "cuda"),
+        ceilings=asked["ceilings"] and Ceilings(**asked["ceilings"]),
+        deadline_s=time.monotonic() + asked["seconds"],
+    )
+    found = importlib.import_module(asked["module"]).run(place)
+    text = json.dumps(asdict(found))
+    report.write_text(text)
+
+
+def save(path: Path, outcomes: Sequence[Outcome], *, commit: str | None) -> None:
+    """Write all outcomes so far."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {
+        "command": " ".join(sys.argv),
+        "commit": commit or current_commit(),
+        "parts": {outcome.name: asdict(outcome) for outcome in outcomes},
+    }
+    path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def all_findings(outcomes: Sequence[Outcome]) -> str:
+    """Return a table of all findings."""
+    marks = {True: "yes", False: "**NO**", None: ""}
+    rows = [
+        [outcome.name if number == 0 else "", finding.what, finding.found, finding.wanted, marks[finding.holds]]
+        for outcome in outcomes
+        for number, finding in enumerate(outcome.findings)
+    ]
+    return _table(["part", "what", "found", "wanted", "holds"], rows)
+
+
+def closing_table(outcomes: Sequence[Outcome], *, is_rehearsal: bool) -> str:
+    """Return a table of how much of each part holds, with all findings that do not hold."""
+    rows = []
+    for outcome in outcomes:
+        judged = [finding for finding in outcome.findings if finding.holds is not None]
+        failed = [finding for finding in judged if not finding.holds]
+        held = f"{len(judged) - len(failed)} of {len(judged)}" if judged else "-"
+        rows.append([outcome.name, f"{outcome.seconds:.0f} s", held, ""])
+        rows += [["", "", "**NO**", f"{each.what}: {each.found}, wanted {each.wanted}"] for each in failed]
+    title = "A rehearsal on a CPU: nothing here says anything about a GPU.\n\n" if is_rehearsal else ""
+    return title + _table(["part", "took", "holds", "does not hold"], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return table(head, [[cell.replace("\n", " ").replace("|", "/") for cell in row] for row in rows])
+
+
+if __name__ == "__main__":  # as `run_apart` starts it
+    run_here(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,68 @@
+"""What a part of first light gets, and what it returns.
+
+A part is a module with a function `run(place: Place) -> PartReport`. Without a GPU a part is rehearsed: it does the
+same on a CPU, with tiny sizes.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from infer_bench.ceilings import Ceilings
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of the table of findings; the closing table repeats those that do not hold.
+
+    Attributes:
+        what: what was measured or compared.
+        found: the result, with its unit.
+        wanted: what the result must be; empty if any result will do.
+        holds: whether the result is as wanted; None if any result will do.
+    """
+
+    what: str
+    found: str
+    wanted: str = field(default="", kw_only=True)
+    holds: bool | None = field(default=None, kw_only=True)
+
+
+def left_out(what: str) -> Finding:
+    """Return the finding for `what` if there was no time for it. It does not hold: nothing was shown."""
+    return Finding(what, "left out: no time", wanted="measured", holds=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class PartReport:
+    """What a part found: a few short findings for the tables, and all details for the JSON."""
+
+    findings: list[Finding] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a part runs, and how long it may take.
+
+    Attributes:
+        device: where everything is computed.
+        ceilings: the best rates that this device has shown; None before they are measured.
+        deadline_s: the `time.monotonic()` at which the part should end. A part begins nothing after it.
+    """
+
+    device: torch.device
+    ceilings: Ceilings | None = None
+    deadline_s: float
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether there is no GPU: sizes are tiny, and the numbers mean nothing."""
+        return self.device.type != "cuda"
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the deadline; negative after it."""
+        return self.deadline_s - time.monotonic()

@@ -1,0 +1,70 @@
+"""What continuous batching is worth: 16 mixed requests together against the same requests one by one.
+
+The ceiling of the ratio is the number of requests, where a step's cost is reading the weights once. Both sides run in
+the same process, on the same engine, alternating; the ratio is that of the medians.
+
+    uv run infer-bench concurrency
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+from infer_bench.offline.random_llm import load_random
+from infer_bench.results import argument_parser, save, table
+from infer_bench.shapes import SHAPES
+from infer_engine import SamplingParams
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table and save the result."""
+    parser = argument_parser(__doc__, quick="one round at a quarter of the lengths")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm-135m")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3, help="measured rounds of both sides, after a warm-up")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the workload's prompt and answer lengths")
+    args = parser.parse_args(arguments)
+    scale, repeats = (0.25, 1) if args.quick else (args.scale, args.repeats)
+
+    prompts, params = mixed_workload(args.requests, scale=scale, vocab_size=SHAPES[args.shape]["vocab_size"])
+    num_tokens = sum(param.max_tokens or 0 for param in params)
+    llm = load_random(args.shape, max_batch_size=args.requests, use_prefix_caching=False)
+    llm.generate(prompts[:2], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+
+    together: list[float] = []
+    one_by_one: list[float] = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        llm.generate(prompts, params)
+        together.append(num_tokens / (time.perf_counter() - started))
+        started = time.perf_counter()
+        for prompt, param in zip(prompts, params, strict=True):
+            llm.generate([prompt], param, use_tqdm=False)
+        one_by_one.append(num_tokens / (time.perf_counter() - started))
+
+    ratio = statistics.median(together) / statistics.median(one_by_one)
+    head = [f"{args.shape}, {args.requests} requests, {num_tokens} tokens, x{scale:g} lengths", "output tokens/s"]
+    rows = [
+        ["one by one", f"{statistics.median(one_by_one):.1f}"],
+        ["together", f"{statistics.median(together):.1f}"],
+        [f"ratio (ceiling {args.requests})", f"{ratio:.2f}"],
+    ]
+    print(f"\n{table(head, rows)}")
+    if not args.quick:
+        result = {"shape": args.shape, "scale": scale, "together": together, "one_by_one": one_by_one, "ratio": ratio}
+        save(f"concurrency-{args.shape}", result, args.out)
+
+
+def mixed_workload(num_requests: int, *, scale: float, vocab_size: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Return prompts of 32-1024 random tokens and answers of 64-256, both times `scale`; always the same ones."""
+    draw = random.Random(0)  # noqa: S311 - a workload, not a secret
+    prompts = [
+        [draw.randrange(vocab_size) for _ in range(max(1, int(draw.randint(32, 1024) * scale)))]
+        for _ in range(num_requests)
+    ]
+    params = [
+        SamplingParams(temperature=0, ignore_eos=True, max_tokens=max(1, int(draw.randint(64, 256) * scale)))
+        for _ in range(num_requests)
+    ]
+    return prompts, params

@@ -1,0 +1,51 @@
+"""All benchmarks by name: lists them, and runs one."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+BENCHMARKS = {
+    "engine": ("offline.engine", "what the engine itself costs per step, without a model"),
+    "concurrency": ("offline.concurrency", "16 requests together against one by one"),
+    "offline": ("offline.throughput", "`LLM` beside what the machine can do at best"),
+    "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
+    "batch-figure": ("offline.batch_figure", "static and continuous batching, step by step, as a picture"),
+    "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),
+    "streaming": ("serving.streaming", "tokens per second that the server streams without a model"),
+    "engine-process": ("serving.engine_process", "the core in a process of its own against one in a thread"),
+    "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
+    "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
+    "cpu-steps": ("cpu.steps", "where the time of a step goes on a CPU"),
+    "cpu-floor": ("cpu.floor", "the least time that a model's dense layers take on a CPU"),
+    "write-checkpoint": ("checkpoints", "writes a checkpoint with random weights and a tokenizer"),
+    "kernels-cpu": ("kernels.cpu", "the CPU kernels against the naive forms"),
+    "kernels-gpu": ("kernels.gpu", "checks and times every kernel on a GPU"),
+    "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
+    "kernel-sweep": ("kernels.sweep", "the same for configurations that do not ship"),
+    "first-light": ("gpu.first_light", "all that a GPU can prove: kernels, parity, engine, server, a profile"),
+    "offline-bundle": ("gpu.offline_bundle", "makes the folder that first light needs on a machine without network"),
+}
+"""By name: the module, whose `main` takes the arguments, and what it measures."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark that the first argument names, with the rest; list all without one.
+
+    Names may be written with underscores, as Python modules are.
+    """
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    name = name.replace("_", "-")
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in BENCHMARKS:
+        print(f"`{name}` is no benchmark.\n\n{usage()}", file=sys.stderr)
+        return 2
+    sys.argv = [f"infer-bench {name}", *rest]  # what `--help` and the result's `command` show
+    return int(import_module(f"infer_bench.{BENCHMARKS[name][0]}").main(rest) or 0)
+
+
+def usage() -> str:
+    """Return the list of all benchmarks."""
+    lines = [f"  {name:18} {line}" for name, (_, line) in BENCHMARKS.items()]
+    return "\n".join(["usage: infer-bench NAME [options]    (each has --help)", "", *lines])

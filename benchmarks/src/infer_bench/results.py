@@ -1,0 +1,114 @@
+"""What every result carries (machine, versions, command, commit), and how it is printed and saved."""
+
+import argparse
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+"""The repository."""
+RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images"
+
+
+def environment(*, commit: str | None = None) -> dict[str, Any]:
+    """Return the machine, the versions, the command line and the commit of this run.
+
+    Args:
+        commit: where git cannot tell it, on a machine that has the files alone.
+    """
+    return {
+        "command": " ".join(sys.argv),
+        "commit": commit or current_commit(),
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "torch_threads": torch.get_num_threads(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": installed_version("triton"),
+        "infer_engine": installed_version("infer-engine"),
+        **_gpu_facts(),
+    }
+
+
+def current_commit() -> str:
+    """Return what git says of the repository, or `unknown`."""
+    if (git := shutil.which("git")) is None:
+        return "unknown"
+    command = [git, "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a fixed command
+    return completed.stdout.strip() or "unknown"
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed distribution; None where it is missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def driver_version(find: Callable[[str], str | None] = shutil.which) -> str | None:
+    """Return the version of the GPU's driver; None where its own tool is missing or finds no GPU."""
+    if (tool := find("nvidia-smi")) is None:
+        return None
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)  # noqa: S603 - a fixed command
+    lines = asked.stdout.split()
+    return lines[0] if asked.returncode == 0 and lines else None
+
+
+def save(name: str, result: dict[str, Any], folder: Path, *, commit: str | None = None) -> Path:
+    """Write `result` with its environment to `folder/name.json`, say so, and return the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment(commit=commit), **result}, indent=2) + "\n")
+    print("saved", path)
+    return path
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    first, *rest = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *rest])
+
+
+def argument_parser(doc: str | None, *, quick: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser that shows `doc` as it is and knows `--out`, and `--quick` where it says what is less then."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    if quick is not None:
+        parser.add_argument("--quick", action="store_true", help=f"{quick}; result not saved")
+    return parser
+
+
+def _gpu_facts() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {"gpu": None}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
+        "l2_cache_mib": round(properties.L2_cache_size / 2**20, 1),
+        "cuda": torch.version.cuda,
+        "driver": driver_version(),
+    }
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -1,0 +1,1 @@
+"""Servers that are measured: starts ours, reads what any of them tells. Sends no workload."""

@@ -1,0 +1,67 @@
+"""Starts our server for a benchmark, in a process of its own."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from infer_bench.shapes import write_config
+
+_LISTENS = re.compile(r"listens on (\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnServer:
+    """A running server.
+
+    Attributes:
+        url: where it listens.
+        flags: what it was started with.
+        banner: what it printed.
+    """
+
+    url: str
+    flags: tuple[str, ...]
+    banner: str
+
+
+@contextmanager
+def serving(
+    flags: Sequence[str] = (), *, shape: str | None = None, stderr: IO[bytes] | None = None
+) -> Iterator[OwnServer]:
+    """Serve with `flags` on a free port, the demo model if they name none; `shape` has random weights.
+
+    Args:
+        flags: of `infer-server`.
+        shape: a name in `SHAPES`; None serves what `flags` say.
+        stderr: a file for the server's standard error; None leaves it where this process has its own.
+
+    Raises:
+        RuntimeError: it ended before it listened; its standard error says why.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        dummy = ["--model", str(write_config(shape, Path(folder))), "--load-format", "dummy"] if shape else []
+        named = ["--served-model-name", shape] if shape else []
+        all_flags = (*dummy, *named, *flags)
+        command = [sys.executable, "-m", "infer_server", "--port", "0", "--no-access-log", *all_flags]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)  # noqa: S603 - our own program
+        with process:
+            try:
+                banner = _read_banner(process)
+                yield OwnServer(url=_LISTENS.findall(banner)[0], flags=all_flags, banner=banner)
+            finally:
+                process.terminate()
+
+
+def _read_banner(process: "subprocess.Popen[str]") -> str:
+    banner = ""
+    for line in process.stdout or ():
+        banner += line
+        if _LISTENS.search(line):
+            return banner
+    raise RuntimeError(f"`infer-server` ended with exit code {process.wait()} before it listened.")

@@ -1,0 +1,1 @@
+"""Benchmarks over HTTP: workloads, streaming, the ablation, peers."""

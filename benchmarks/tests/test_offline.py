@@ -1,0 +1,231 @@
+"""The offline benchmark and the comparison: ceilings that hold, shares of them, turns that alternate, equal tokens."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from infer_bench.agreement import JudgedAnswer, compare_texts, compare_tokens
+from infer_bench.ceilings import CeilingProbe, Ceilings, ModelCosts, Work
+from infer_bench.client.workloads import Workload, make_workload
+from infer_bench.offline import batch_figure, concurrency, engine, throughput
+from infer_bench.offline import transformers as comparison
+from infer_models import ModelConfig
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_tokenizer
+
+CPU = torch.device("cpu")
+MACHINE = Ceilings(read_bytes_per_s=100.0, copy_bytes_per_s=80.0, operations_per_s=1000.0)
+SMALL = ["--scale", "0.02", "--rounds", "2", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_llama(folder)
+    save_tiny_tokenizer(folder)
+    return folder
+
+
+def costs_of(folder: Path, model: Any) -> ModelCosts:
+    return ModelCosts(
+        config=ModelConfig.from_folder(folder),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        element_bytes=4,
+    )
+
+
+@dataclass
+class FakeSide:
+    """Notes whose turn it was and with which prompt; every token of every answer is there."""
+
+    name: str
+    log: list[str] = field(default_factory=list)
+
+    def run(self, workload: Workload) -> int:
+        self.log.append(f"{self.name} {workload.requests[0].prompt[:9]}")
+        return sum(request.max_tokens for request in workload.requests)
+
+
+# What a machine can do, and what a model asks
+
+
+def test_ceilings_are_the_best_of_all_rounds() -> None:
+    probe = CeilingProbe(CPU, torch.bfloat16, num_bytes=2**16, matmul_sizes=(16, 32))
+    rounds = [probe.measure() for _ in range(3)]
+    assert probe.best.operations_per_s == max(found.operations_per_s for found in rounds) > 0
+    assert probe.best.bytes_per_s == max(found.bytes_per_s for found in rounds) > 0
+    assert len(probe.as_json()["rounds"]["read_bytes_per_s"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "operations", "seconds", "limit"), [(200, 1, 2, "memory"), (1, 5000, 5, "arithmetic")]
+)
+def test_work_takes_as_long_as_the_slower_of_memory_and_arithmetic(
+    num_bytes: int, operations: int, seconds: float, limit: str
+) -> None:
+    work = Work(num_bytes=num_bytes, operations=operations)
+    assert work.least_seconds(MACHINE) == seconds
+    assert work.limit(MACHINE) == limit
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_operations_are_those_that_the_model_computes(tmp_path: Path, is_tied: bool) -> None:  # noqa: FBT001 - a case
+    model = save_tiny_llama(tmp_path, tie_word_embeddings=is_tied)
+    model.set_attn_implementation("eager")  # whose products are all counted
+    with FlopCounterMode(display=False) as one_token:
+        model(torch.tensor([[7]]), logits_to_keep=1)
+    with FlopCounterMode(display=False) as prompt:
+        model(torch.arange(40)[None], logits_to_keep=1)
+    costs = costs_of(tmp_path, model)
+    assert costs.prefill(1).operations == pytest.approx(one_token.get_total_flops(), rel=0.02)
+    assert costs.decode(0, 1).operations == pytest.approx(costs.prefill(1).operations)
+    above_diagonal = 4 * 3 * 4 * 32 * (40 * 39 // 2)  # products that a causal prompt need not compute
+    assert costs.prefill(40).operations == pytest.approx(prompt.get_total_flops() - above_diagonal, rel=0.02)
+
+
+def test_a_decode_step_reads_the_weights_once_and_every_key_and_value_before_it(tmp_path: Path) -> None:
+    model = save_tiny_llama(tmp_path)
+    costs = costs_of(tmp_path, model)
+    own_embedding = 320 * 64
+    assert costs.step_bytes == 4 * (costs.num_parameters - own_embedding)
+    per_position = 2 * 3 * 2 * 32 * 4  # keys and values, layers, heads, elements, bytes
+    assert costs.decode(10, 1).num_bytes == costs.step_bytes + 11 * per_position
+    assert costs.decode(10, 3).num_bytes == 3 * costs.step_bytes + (11 + 12 + 13) * per_position
+
+
+def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
+    costs = costs_of(tmp_path, save_tiny_gemma3(tmp_path))  # windows of 8 in three of four layers
+    grown = costs.decode(101, 1).num_bytes - costs.decode(100, 1).num_bytes
+    assert grown == 2 * 2 * 32 * 4
+
+
+def test_requests_of_a_batch_share_the_weights_and_nothing_else(tmp_path: Path) -> None:
+    costs = costs_of(tmp_path, save_tiny_llama(tmp_path))
+    one, other = costs.generate([(20, 5)]), costs.generate([(30, 9)])
+    both = costs.generate([(20, 5), (30, 9)])
+    assert one.operations == costs.prefill(20).operations + costs.decode(20, 4).operations
+    assert one.num_bytes == costs.prefill(20).num_bytes + costs.decode(20, 4).num_bytes
+    assert both.operations == one.operations + other.operations
+    assert both.num_bytes == one.num_bytes + other.num_bytes - 5 * costs.step_bytes
+
+
+# The offline benchmarks
+
+
+def test_every_offline_row_has_its_share_of_the_ceiling(tiny: Path, tmp_path: Path) -> None:
+    rows = ["--prefill", "64", "--decode", "32", "--decode-steps", "8", "--mixes", "even"]
+    machine = ["--matmul-sizes", "256", "--read-bytes", str(2**20)]
+    throughput.main(["--model", str(tiny), *SMALL, *rows, *machine, "--out", str(tmp_path)])
+    [saved] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert [row["num_tokens"] for row in saved["rows"][1:]] == [64, 8]
+    assert saved["environment"]["commit"]
+    assert len(saved["ceilings"]["rounds"]["operations_per_s"]) == 3  # before the warm-up, and before each turn
+    for row in saved["rows"]:
+        assert len(row["tokens_per_s"]) == 2
+        assert 0 < row["share"] < 1.2
+    with pytest.raises(RuntimeError, match="7 tokens came of 8"):
+        throughput.check_counts([3, 4], [3, 5])
+
+
+def test_a_step_without_a_model_is_split_into_its_parts() -> None:
+    found = engine.per_step(4, 20, engine.GREEDY)
+    assert found["running"] == 4
+    assert 0 < found["schedule_ms"] + found["build_ms"] + found["choose_ms"] < found["total_ms"] * 1.5
+    assert engine.text_cost() > 0
+
+
+def test_calls_that_are_compared_take_turns() -> None:
+    log: list[str] = []
+    found = engine.compare(3, first=lambda: log.append("first"), second=lambda: log.append("second"))
+    assert log == ["first", "second"] * 3
+    assert found["ratio"] == found["second_s"] / found["first_s"]
+
+
+def test_concurrency_compares_the_same_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--shape", "llama-30m", "--requests", "3", "--repeats", "1", "--scale", "0.03"]
+    concurrency.main([*flags, "--out", str(tmp_path)])
+    saved = json.loads((tmp_path / "concurrency-llama-30m.json").read_text())
+    assert saved["ratio"] == saved["together"][0] / saved["one_by_one"][0]
+    assert "| ratio (ceiling 3) |" in capsys.readouterr().out
+
+
+def test_continuous_batching_has_fuller_rows_and_earlier_first_tokens(tmp_path: Path) -> None:
+    picture = tmp_path / "batching.png"
+    batch_figure.main(["--picture", str(picture), "--out", str(tmp_path)])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 150_000
+    modes = json.loads((tmp_path / "batching.json").read_text())["modes"]
+    static, continuous = modes["Static batching"], modes["Continuous batching"]
+    assert continuous["ticks"] < static["ticks"]
+    assert continuous["rows_computing"] > static["rows_computing"]
+    assert continuous["median_ticks_to_first_token"] < static["median_ticks_to_first_token"] / 4
+
+
+# The comparison
+
+
+def test_sides_take_turns_and_who_is_first_alternates() -> None:
+    log: list[str] = []
+
+    def plan(contents: int) -> Workload:
+        return make_workload("single", contents=contents, vocab_size=9)
+
+    turns = comparison.alternate((FakeSide("ours", log), FakeSide("peer", log)), plan, rounds=3)
+    assert len(set(log)) == 2 * 4  # a prompt that comes again could be found in a cache
+    assert [entry.split()[0] for entry in log] == ["ours", "peer", "ours", "peer", "peer", "ours", "ours", "peer"]
+    assert turns.num_tokens == {"ours": [256] * 3, "peer": [256] * 3}
+
+
+def test_the_ratio_is_that_of_medians_and_its_spread_that_of_rounds() -> None:
+    turns = comparison.Turns(name="test")
+    for own_s, peer_s in ((1.0, 5.0), (2.0, 1.0), (5.0, 2.0)):
+        turns.add("ours", seconds=own_s, num_tokens=10)
+        turns.add("peer", seconds=peer_s, num_tokens=10)
+    assert turns.ratio == 5 / 5
+    assert turns.ratios == [5, 0.5, 0.4]
+
+
+@pytest.mark.parametrize(("margin", "num_decided", "num_undecided_different"), [(0.5, 3, 0), (0.05, 2, 1)])
+def test_a_difference_counts_where_the_margin_decides(
+    margin: float, num_decided: int, num_undecided_different: int
+) -> None:
+    theirs = JudgedAnswer(token_ids=[1, 2, 9, 9], margins=[1.0, 1.0, margin, 1.0])
+    found = compare_tokens([[1, 2, 3, 4]], [theirs], tolerance=0.1)
+    assert (found.num_tokens, found.num_same_answers) == (3, 0)  # after the first difference nothing is compared
+    assert (found.num_decided, found.num_decided_same) == (num_decided, 2)
+    assert found.num_undecided_different == num_undecided_different
+
+
+def test_answers_of_unlike_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 and 1 tokens"):
+        compare_tokens([[1, 2]], [JudgedAnswer(token_ids=[1], margins=[1.0])], tolerance=0.1)
+
+
+def test_texts_are_compared_up_to_the_first_difference() -> None:
+    found = compare_texts(["same", "abcd"], ["same", "abXY"])
+    assert (found.num_same_answers, found.num_characters, found.num_same_characters) == (1, 8, 6)
+
+
+def test_ours_and_transformers_generate_the_same_tokens(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", str(tiny), *SMALL, "--answer-tokens", "6", "--requests", "5", "--one-by-one", "2"]
+    comparison.main([*flags, "--out", str(tmp_path)])
+    [saved] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    at_once, one_by_one = saved["turns"]
+    assert (at_once["name"], one_by_one["name"]) == ("5 at once", "2 one by one")
+    assert at_once["num_tokens"] == {"infer": [30, 30], "transformers": [30, 30]}
+    assert one_by_one["num_tokens"] == {"infer": [12, 12], "transformers": [12, 12]}
+    assert saved["agreement"]["num_decided_same"] == saved["agreement"]["num_decided"] > 20
+    assert at_once["ratio"] > 0
+    assert "100.0% of these are the same" in capsys.readouterr().out
+
+
+def test_a_comparison_of_nothing_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        comparison.main(["--requests", "0", "--one-by-one", "0"])

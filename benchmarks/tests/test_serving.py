@@ -1,0 +1,127 @@
+"""The serving benchmark: numbers that add up, goodput within its bounds, a report that says what was run."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infer_bench.client.load import RequestResult
+from infer_bench.client.summary import combine, markdown_table, percentile, summarize
+from infer_bench.registry import main as run
+from infer_bench.serving.plots import plot_sweep
+from infer_bench.serving.workloads import measure, read_arguments
+from infer_engine.protocol import InvalidRequestError
+from infer_server.testing import FakeEngine, running_server
+
+
+def result(*token_times_s: float, arrival_s: float = 0.0, error: str | None = None) -> RequestResult:
+    times, count = list(token_times_s), len(token_times_s)
+    sent_s = arrival_s + 0.25  # late: what follows counts from the arrival all the same
+    return RequestResult(
+        arrival_s=arrival_s, sent_s=sent_s, token_times_s=times, num_prompt_tokens=4, num_tokens=count, error=error
+    )
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 100))
+def test_percentiles_are_those_of_numpy(values: list[float], percent: float) -> None:
+    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), rel=1e-9, abs=1e-9)
+
+
+def test_summary_adds_up() -> None:
+    summary = summarize(
+        [result(1, 2, 4), result(2.5, 3, arrival_s=2), result(1, error="HTTP 503"), result(arrival_s=1)]
+    )
+    assert summary["errors"] == {"HTTP 503": 1, "no token came": 1}
+    assert (summary["num_requests"], summary["num_errors"], summary["num_output_tokens"]) == (4, 2, 5)
+    assert (summary["duration_s"], summary["output_tokens_per_s"], summary["requests_per_s"]) == (4, 1.25, 0.5)
+    assert summary["ttft_s"]["p50"] == np.percentile([1, 0.5], 50)
+    assert summary["itl_s"]["p99"] == pytest.approx(np.percentile([1, 2, 0.5], 99))
+    assert summary["latency_s"]["max"] == 4
+    assert summary["tpot_s"]["mean"] == 1.0
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_goodput_counts_requests_within_both_bounds() -> None:
+    requests = [result(0.4, 0.5, 0.6), result(0.6, 0.7, 0.8), result(0.4, 0.5, 0.9), result(0.1, 0.2, error="x")]
+    summary = summarize(requests, ttft_bound_s=0.5, itl_bound_s=0.2)
+    assert summary["goodput_share"] == 0.25
+    assert summary["goodput_requests_per_s"] == pytest.approx(1 / 0.9)
+
+
+@pytest.mark.parametrize(("num_stalls", "share"), [(0, 1), (2, 1), (3, 0)])
+def test_a_request_is_good_while_99_percent_of_its_gaps_are(num_stalls: int, share: float) -> None:
+    times = [float(time_s) for time_s in np.cumsum([0.4] + [0.5] * num_stalls + [0.01] * (200 - num_stalls))]
+    assert summarize([result(*times)], ttft_bound_s=0.5, itl_bound_s=0.2)["goodput_share"] == share
+
+
+def test_table_shows_the_median_and_the_spread_of_repeated_runs() -> None:
+    summaries = [summarize([result(at_s, at_s + 0.5)]) for at_s in (0.5, 1.5, 3.5)]
+    assert combine(summaries)["TTFT P50, ms"] == {"median": 1500, "min": 500, "max": 3500}
+    table = markdown_table({"a": summaries, "b": summaries[:1]})
+    assert "| TTFT P50, ms | 1500 (500-3500) | 500 |" in table
+    assert "| output tokens/s | 1 (0.5-2) | 2 |" in table
+    assert math.isnan(percentile([], 50))
+
+
+def test_a_sweep_is_a_small_picture(tmp_path: Path) -> None:
+    points = [{**summarize([result(0.5, 0.6, 0.8 * load)]), "load": load} for load in (1, 2, 4)]
+    plot_sweep(points, tmp_path / "sweep.png", title="mixed", unit="requests at once")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "sweep.png").stat().st_size < 150_000
+
+
+def test_report_of_our_server_has_its_configuration_and_its_numbers_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    flags = "serving --workload prefix_caching --scale 0.03 --requests 4 --repeats 2 --no-progress --out"
+    assert run([*flags.split(), str(tmp_path), "--serve", "--block-size", "8"]) == 0
+    report = json.loads((tmp_path / "serving-prefix_caching.json").read_text())
+    assert (tmp_path / "serving-prefix_caching.png").read_bytes().startswith(b"\x89PNG")
+    assert {"commit", "cpu", "torch"} <= report["environment"].keys()
+    assert report["environment"]["command"].startswith("infer-bench serving --workload prefix_caching")
+    assert report["own_server"]["flags"] == ["--block-size", "8"]
+    assert report["target"]["told"]["cache_config_info"]["block_size"] == "8"
+    [load] = report["runs"]
+    for summary in load["runs"]:
+        assert summary["num_errors"] == 0
+        assert summary["num_output_tokens"] == sum(report["workload"]["max_tokens"])
+        assert summary["num_prompt_tokens"] == sum(report["workload"]["prompt_tokens"])
+        assert summary["server"]["num_queued"] == 4
+    assert load["spread"]["requests/s"]["min"] <= load["spread"]["requests/s"]["median"]
+
+
+async def test_a_workload_longer_than_the_context_is_refused_with_the_scale_that_fits() -> None:
+    async with running_server(FakeEngine()) as url:
+        arguments = read_arguments(["--url", url, "--workload", "mixed"])
+        with pytest.raises(SystemExit, match=r"requests of \d+ tokens but fake-model takes 512; use `--scale 0"):
+            await measure(arguments, url, None)
+
+
+async def test_several_loads_are_the_points_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--scale", "0.05", "--concurrency", "1", "3", "--no-progress", "--out", str(tmp_path)]
+    async with running_server(FakeEngine()) as url:
+        await measure(read_arguments(["--url", url, "--workload", "baseline", *flags]), url, None)
+    report = json.loads((tmp_path / "serving-baseline.json").read_text())
+    assert [(load["concurrency"], len(load["runs"])) for load in report["runs"]] == [(1, 1), (3, 1)]
+    assert [load["runs"][0]["num_output_tokens"] for load in report["runs"]] == [30, 36]
+    assert "| | 1 at once | 3 at once |" in capsys.readouterr().out
+
+
+async def test_a_server_that_refuses_the_warm_up_ends_the_benchmark_with_its_words() -> None:
+    engine = FakeEngine()
+    engine.refusal = InvalidRequestError("`prompt` is not liked.", param="prompt")
+    async with running_server(engine) as url:
+        with pytest.raises(SystemExit, match=r"refused the warm-up: HTTP 4.*is not liked"):
+            await measure(read_arguments(["--url", url, "--scale", "0.05"]), url, None)
+
+
+@pytest.mark.parametrize("flags", ["--url http://x --shape smollm-135m", "--rate 1 --sweep"])
+def test_flags_that_exclude_each_other_are_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_arguments(flags.split())
+    assert "`--" in capsys.readouterr().err
