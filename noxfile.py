@@ -12,9 +12,10 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = ("kernels", "models", "cache", "engine", "server")
 PYTEST = ("python", "-m", "pytest", "--durations=5")
-# Workers by processor, each with one thread for computing.
 IN_PARALLEL = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# One thread of computation for each worker; compiled modules are kept, as tests start many processes that import torch.
+TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+INTERPRETER_TESTS = "packages/infer-kernels/tests/interpreter"
 
 
 def sync(session: nox.Session, *selection: str) -> None:
@@ -35,33 +36,33 @@ def sync_package(session: nox.Session, package: str) -> None:
     sync(session, "--package", f"infer-{package}", "--group", "test")
 
 
+def run_tests(session: nox.Session, *selection: str, env: dict[str, str] | None = None) -> None:
+    """Run tests in parallel."""
+    session.run(*PYTEST, *IN_PARALLEL, *selection, *session.posargs, env=TEST_ENV | (env or {}))
+
+
 @nox.session
 @nox.parametrize("package", [nox.param(name, id=name) for name in (*PACKAGES, "cross")])
 def tests(session: nox.Session, package: str) -> None:
     """Each package alone with only its declared dependencies, then the facts across packages; within ten minutes."""
     if package == "cross":
         sync(session, "--group", "test")
-        folder = "tests"
-    else:
-        sync_package(session, package)
-        folder = f"packages/infer-{package}/tests"
-    session.run(*PYTEST, *IN_PARALLEL, "-m", "not full", folder, *session.posargs, env=ONE_THREAD)
+        run_tests(session, "-m", "not full", "tests")
+        return
+    sync_package(session, package)
+    if package == "kernels":  # Triton interprets all kernels of a process or none
+        run_tests(session, "-m", "not full", INTERPRETER_TESTS, env={"TRITON_INTERPRET": "1"})
+    run_tests(session, "-m", "not full", f"packages/infer-{package}/tests", f"--ignore={INTERPRETER_TESTS}")
 
 
 @nox.session
 def tests_full(session: nox.Session) -> None:
     """What `tests` leaves out: whole grids of cases, long runs, and eight times the examples for every property."""
     sync(session, "--group", "test")
-    session.run(
-        *PYTEST,
-        *IN_PARALLEL,
-        "-m",
-        "full or hypothesis",
-        "packages",
-        "tests",
-        *session.posargs,
-        env=ONE_THREAD | {"HYPOTHESIS_PROFILE": "full"},
-    )
+    left_out = ("-m", "full or hypothesis")
+    profile = {"HYPOTHESIS_PROFILE": "full"}
+    run_tests(session, *left_out, INTERPRETER_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
+    run_tests(session, *left_out, "packages", "tests", f"--ignore={INTERPRETER_TESTS}", env=profile)
 
 
 @nox.session
@@ -107,7 +108,7 @@ def lowest(session: nox.Session) -> None:
 def tests_bench(session: nox.Session) -> None:
     """The benchmarks: their numbers add up, and each runs once on the smallest part of its work."""
     sync_package(session, "bench")
-    session.run(*PYTEST, "benchmarks/tests", *session.posargs)
+    run_tests(session, "benchmarks/tests")
 
 
 @nox.session
