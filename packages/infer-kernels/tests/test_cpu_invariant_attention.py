@@ -13,7 +13,7 @@ from infer_kernels import paged_attention, plan_attention
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -79,7 +79,7 @@ def test_ragged_batch_equals_reference(
     assert_attention_close(attend(batch, window=window, soft_cap=soft_cap), expected)
 
 
-@parametrize_pairwise(
+@parametrize_each_value(
     threads=[1, 2],
     dtype=[torch.float32, torch.bfloat16],
     heads=[(4, 4, 16), (9, 3, 64), (8, 1, 128)],
@@ -98,7 +98,7 @@ def test_chunked_prefill_equals_whole_bit_for_bit(
             assert torch.equal(in_chunks(batch, chunks, window=window), whole)
 
 
-@parametrize_pairwise(
+@parametrize_each_value(
     threads=[1, 2], dtype=[torch.float32, torch.bfloat16], options=[(None, None), (33, None), (None, 5.0)]
 )
 def test_row_by_row_equals_whole_bit_for_bit(

@@ -11,7 +11,7 @@ from torch import Tensor
 from infer_kernels import linear, prepack
 from infer_kernels.dense.linear_invariant import linear_invariant, linear_invariant_reference
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
-from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.pairwise import parametrize_each_value
 from infer_kernels.testing.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -116,7 +116,7 @@ def compiled(
     return log
 
 
-@parametrize_pairwise(capability=CAPABILITIES, dtype=DTYPES, in_features=[576, 80, 17])
+@parametrize_each_value(capability=CAPABILITIES, dtype=DTYPES, in_features=[576, 80, 17])
 def test_layer_fits_shared_memory_and_registers(in_features: int, dtype: torch.dtype, capability: int) -> None:
     log = compiled(capability, in_features, 1536, dtype=dtype)
     assert len(log.launches) == 1

@@ -12,7 +12,7 @@ from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.reference import store_kv_reference
 from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.pairwise import parametrize_each_value
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]
@@ -245,7 +245,7 @@ def compiled(
     return log
 
 
-@parametrize_pairwise(
+@parametrize_each_value(
     capability=[80, 90, 120],
     variant=VARIANTS,
     dtype=[torch.bfloat16, torch.float32],

@@ -10,7 +10,7 @@ from infer_kernels import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
 from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.pairwise import parametrize_each_value
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -85,7 +85,7 @@ def compiled(capability: int, batch: int, seq: int, *, dtype: torch.dtype, heads
     return log
 
 
-@parametrize_pairwise(
+@parametrize_each_value(
     capability=[80, 90, 120],
     dtype=[torch.bfloat16, torch.float32],
     heads=[(9, 3, 64), (32, 8, 96), (64, 8, 128), (4, 1, 256)],

@@ -28,11 +28,8 @@ def launch_all(rows: int, vocab: int, dtype: torch.dtype) -> None:
     topk_logprobs(logits, state["slots"], k=3)
 
 
-@parametrize_each_value(
-    target=[(80, 128_256), (90, 128_256), (90, 50_257), (120, 128_256)], dtype=[torch.bfloat16, torch.float32]
-)
-def test_sampling_compiles_once_for_all_batches_without_spills(target: tuple[int, int], dtype: torch.dtype) -> None:
-    capability, vocab = target
+@parametrize_each_value(capability=[80, 90, 120], vocab=[128_256, 50_257], dtype=[torch.bfloat16, torch.float32])
+def test_sampling_compiles_once_for_all_batches_without_spills(capability: int, vocab: int, dtype: torch.dtype) -> None:
     with compile_only(capability) as first:
         launch_all(7, vocab, dtype)
     with compile_only(capability) as others:

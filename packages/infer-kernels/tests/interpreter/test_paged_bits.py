@@ -8,7 +8,7 @@ from infer_kernels import AttentionBuffers, AttentionPlan, paged_attention, plan
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -59,7 +59,7 @@ def in_chunks(batch: PagedBatch, chunks: list[int], *, window: int | None) -> Te
     return torch.cat(parts)
 
 
-@parametrize_pairwise(window=[None, 50], dtype=DTYPES, shape=[(64, 64), (128, 64), (256, 32), (64, 16)])
+@parametrize_each_value(window=[None, 50], dtype=DTYPES, shape=[(64, 64), (128, 64), (256, 32), (64, 16)])
 def test_chunked_prefill_equals_whole_bit_for_bit(
     shape: tuple[int, int], dtype: torch.dtype, window: int | None
 ) -> None:
@@ -158,8 +158,7 @@ def test_mixed_phases_in_one_row_each_equal_their_own_kernels() -> None:
     assert torch.equal(mixed[1], run(batch, prefill=False)[1])
 
 
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("fixed", [True, False])
+@parametrize_each_value(window=[None, 50], fixed=[True, False])
 def test_invariant_decodes_have_the_bits_of_the_prompt(window: int | None, *, fixed: bool) -> None:
     prompt = random_paged_batch([(40, 300)], q_heads=4, kv_heads=2, head_dim=64, block_size=64)
     buffers = AttentionBuffers(max_seqs=4, max_tokens=64, max_seq_len=300, block_size=64, device="cpu")

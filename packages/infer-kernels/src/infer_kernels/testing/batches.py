@@ -101,7 +101,7 @@ def random_paged_batch(
         for cache in caches:
             tokens = torch.randn(length, kv_heads, head_dim, generator=generator).to(dtype)
             position = torch.arange(length)
-            cache[blocks[position // block_size], :, position % block_size] = tokens
+            cache[blocks[position // block_size], :, position % block_size] = tokens.to(cache.dtype)
     starts = torch.tensor([0, *num_rows]).cumsum(0).int()
     return PagedBatch(
         q=torch.randn(int(starts[-1]), q_heads, head_dim, generator=generator).to(dtype),
