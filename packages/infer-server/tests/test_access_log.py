@@ -1,4 +1,4 @@
-"""One log line for each exchange, whatever happens to it, and prompts in none of them unless they are asked for."""
+"""Each HTTP exchange is one log line, also after errors; prompts are logged only if that is configured."""
 
 import asyncio
 import json

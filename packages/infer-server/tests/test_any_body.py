@@ -1,4 +1,4 @@
-"""Any body whatever is taken, or refused by an `ApiError`; nothing else ever comes of decoding and checking it."""
+"""Every body is accepted or raises an `ApiError`; decoding and checking never fail in another way."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ JSON = st.recursive(
 
 
 def objects(struct: type[msgspec.Struct], **likely: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return JSON objects with some fields of `struct`, with `likely` values or any, and some that nobody knows."""
+    """Return JSON objects with some fields of `struct`, with `likely` values or any, and some unknown fields."""
     fields = {field.name: likely.get(field.name, JSON) | JSON for field in msgspec.structs.fields(struct)}
     known = st.fixed_dictionaries({}, optional=fields)
     return st.builds(

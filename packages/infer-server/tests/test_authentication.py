@@ -1,4 +1,4 @@
-"""API keys: who is let in, where, and what the others are told."""
+"""API keys: which requests need one, and how requests without one are refused."""
 
 from typing import Any
 

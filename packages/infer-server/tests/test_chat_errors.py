@@ -1,4 +1,4 @@
-"""What `/v1/chat/completions` refuses, with OpenAI's statuses and the field to blame."""
+"""What `/v1/chat/completions` refuses: OpenAI's statuses, and the name of the field."""
 
 from typing import Any
 

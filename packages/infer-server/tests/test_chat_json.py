@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` without streaming: what the engine is asked, and the object that comes back."""
+"""`POST /v1/chat/completions` without streaming: the engine's request, and the response."""
 
 from typing import Any
 

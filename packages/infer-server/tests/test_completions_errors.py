@@ -1,4 +1,4 @@
-"""What `/v1/completions` refuses: the status, the code, the field to blame, and a message that helps."""
+"""What `/v1/completions` refuses: the status, the code, the name of the field, and a helpful message."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pages in browsers: which may call, and that they may read what went wrong."""
+"""CORS: which web pages may call, and that they can read errors too."""
 
 from typing import Any
 

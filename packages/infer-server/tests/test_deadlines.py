@@ -1,4 +1,4 @@
-"""Clients that take their time: requests must arrive whole in time, and only so many connections may wait for one."""
+"""Deadlines: requests must arrive completely in time, and the number of open connections is limited."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A client that goes away has its request aborted, streaming or not; one that stays has not."""
+"""The request of a client that disconnects is aborted, streaming or not."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ HELD = Script(pause_after=1)
 
 
 async def open_request(url: str, **body: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send a completion request over a bare connection, which the test closes as it likes."""
+    """Send a completion request over a TCP connection, which the test closes."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps({"prompt": "x", **body})

@@ -1,4 +1,4 @@
-"""Bodies and headers made to break a server: never a 500, always an error object."""
+"""Malformed bodies and headers: never a 500, always an error object."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The listening socket: whose the port is, and when."""
+"""The listening socket: when a port is bound, and when another server can bind it."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's formats: where tokens begin, and what JSON cannot say as it is."""
+"""Log-probabilities in OpenAI's formats: offsets of tokens, and values that JSON cannot express."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""How records are written: as lines for people and as JSON objects, which nothing that a client sends can forge."""
+"""Log records are lines of text or JSON objects, and no client can forge one."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Requests that are no HTTP: an error object each, and the connection closes; the server goes on."""
+"""Malformed HTTP: each request gets an error object, its connection closes, and the server goes on."""
 
 import json
 import logging

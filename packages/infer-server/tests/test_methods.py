@@ -1,4 +1,4 @@
-"""Methods beside GET and POST, and paths that nobody has: what a prober or a load balancer finds."""
+"""Methods other than GET and POST, and unknown paths."""
 
 import httpx
 import pytest

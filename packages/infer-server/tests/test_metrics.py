@@ -1,4 +1,4 @@
-"""What `/metrics` shows: names, types and labels that dashboards know, whatever state the engine is in."""
+"""`/metrics` has the names, types and labels that dashboards use, in every state of the engine."""
 
 import httpx
 import pytest

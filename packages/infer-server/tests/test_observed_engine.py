@@ -1,4 +1,4 @@
-"""What is measured of requests as their outputs pass through an observed engine, which changes nothing of them."""
+"""An observed engine measures requests as their outputs pass, and does not change them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client against the server, sync and async. Uses nothing that version 1.97.2 has not."""
+"""OpenAI's own Python client against the server, sync and async. Uses only what version 1.97.2 has."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Many streams read as one: each in its own order, all to their ends, a fault of one raised."""
+"""Merged streams: each in its own order, all to their ends; an error of one is raised."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What `infer_server` offers to the world, and nothing else."""
+"""The public names of `infer_server`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The routes beside `/v1/completions`, and what every reply has in common."""
+"""The routes other than completions, and what all replies have in common."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""How a server ends: drained, hurried, or with its engine dead; and with which exit code."""
+"""How a server ends: drained, at once, or with a dead engine; and its exit code."""
 
 import asyncio
 import signal

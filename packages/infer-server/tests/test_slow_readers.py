@@ -1,4 +1,4 @@
-"""Clients that leave their answer unread: disconnected, aborted, and no burden to the others."""
+"""Clients that do not read their answer are disconnected and their requests aborted; others are not disturbed."""
 
 import asyncio
 import json
@@ -21,8 +21,8 @@ LONG = Script(steps=tuple(((1,), "a" * 20_000) for _ in range(800)))  # 16 MB: m
 SHORT = Script(steps=LONG.steps[:50])
 
 
-def deaf_socket(url: str, **body: object) -> socket.socket:
-    """Send a completion request over a socket that takes little, and of which nobody reads."""
+def unread_socket(url: str, **body: object) -> socket.socket:
+    """Send a completion request over a socket with a small buffer, and read nothing."""
     host, port = url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -36,7 +36,7 @@ def deaf_socket(url: str, **body: object) -> socket.socket:
 async def test_stream_that_is_left_unread_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine(LONG)
     async with running_server(engine, IMPATIENT) as url:
-        with deaf_socket(url, stream=True):
+        with unread_socket(url, stream=True):
             await engine.wait_for_requests(1)
             await engine.wait_until_idle()
     assert engine.streams[0].aborted  # and so the outputs did not pile up in the server, or it would have finished
@@ -46,7 +46,7 @@ async def test_stream_that_is_left_unread_is_aborted(caplog: pytest.LogCaptureFi
 async def test_stream_that_is_left_unread_does_not_slow_the_others() -> None:
     engine = FakeEngine(LONG)
     async with running_server(engine, ServerSettings(write_timeout=60)) as url:
-        with deaf_socket(url, stream=True):
+        with unread_socket(url, stream=True):
             await engine.wait_for_requests(1)
             await wait_until_stuck(engine.streams[0])
             async with httpx.AsyncClient(base_url=url) as client:
@@ -58,7 +58,7 @@ async def test_stream_that_is_left_unread_does_not_slow_the_others() -> None:
 async def test_whole_answer_that_is_left_unread_is_cut_off() -> None:
     engine = FakeEngine(LONG)
     async with running_server(engine, ServerSettings(write_timeout=0.2, max_connections=1)) as url:
-        with deaf_socket(url) as client:
+        with unread_socket(url) as client:
             await engine.wait_for_requests(1)
             await wait_for_room(url)
             received = await asyncio.to_thread(read_all, client)
@@ -69,7 +69,7 @@ async def test_whole_answer_that_is_left_unread_is_cut_off() -> None:
 async def test_slow_reader_who_goes_on_reading_gets_everything(stream: bool) -> None:  # noqa: FBT001 - a parameter of the test
     engine = FakeEngine(SHORT)
     async with running_server(engine, ServerSettings(write_timeout=0.3)) as url:
-        with deaf_socket(url, stream=stream) as client:
+        with unread_socket(url, stream=stream) as client:
             received = await asyncio.to_thread(read_all, client, pause_s=0.005)
     assert received > 1_000_000
 
@@ -81,7 +81,7 @@ async def test_reader_who_has_stopped_does_not_hold_up_the_servers_end(caplog: p
     settings = ServerSettings(shutdown_timeout=0)
     serving = asyncio.create_task(serve(engine, settings=settings, listener=listener, on_listening=listening.set))
     await listening.wait()
-    with deaf_socket(url_of(listener), stream=True):
+    with unread_socket(url_of(listener), stream=True):
         await engine.wait_for_requests(1)
         await wait_until_stuck(engine.streams[0])
         signal.raise_signal(signal.SIGTERM)
@@ -91,7 +91,7 @@ async def test_reader_who_has_stopped_does_not_hold_up_the_servers_end(caplog: p
 
 
 async def wait_until_stuck(stream: FakeStream) -> None:
-    """Return when `stream` makes no progress, though it has every opportunity."""
+    """Return when `stream` makes no more progress."""
     before_s = -1.0
     while stream.times.last_token_s != before_s:
         before_s = stream.times.last_token_s or 0.0
@@ -108,7 +108,7 @@ async def wait_for_room(url: str) -> None:
 
 
 def read_all(client: socket.socket, *, pause_s: float = 0.0) -> int:
-    """Return how many bytes come until the server closes the connection, or nothing more comes for a while."""
+    """Return how many bytes arrive until the connection closes or pauses."""
     client.settimeout(1)
     received = 0
     with suppress(TimeoutError, ConnectionResetError):

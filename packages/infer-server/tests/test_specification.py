@@ -1,4 +1,4 @@
-"""Sentences of the specification that belong to no single route: what is known, in which order, documented where."""
+"""Facts of the specification that hold for several routes: known fields, order of checks, documentation."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The watch over the event loop."""
+"""Stalls of the event loop are logged."""
 
 import asyncio
 import logging

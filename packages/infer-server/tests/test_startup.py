@@ -1,4 +1,4 @@
-"""Between the command and the first request: what ends a server that still loads, and what does not."""
+"""From the command to the first request: signals while the model loads, and the banner."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""TLS: served with a certificate, refused at once without a usable one."""
+"""TLS: serving with a certificate, and errors at once for an unusable one."""
 
 import asyncio
 import logging
@@ -75,7 +75,7 @@ async def test_client_that_does_not_say_goodbye_does_not_hold_up_the_servers_end
 
 
 def answered_socket(url: str, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """Return a connection that has had its only answer, and that nobody reads from there on."""
+    """Return a connection whose only answer has arrived, and that is not read any further."""
     host, port = url.removeprefix("https://").split(":")
     client = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
     client.sendall(b"GET /health HTTP/1.0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Traces: a collector gets a span for each request, and nothing of OpenTelemetry is loaded where none is named."""
+"""Traces: a collector gets a span for each request; without a collector, OpenTelemetry is not imported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The Unix socket: whose the path is, and when; who may connect; that nothing is left behind."""
+"""The Unix socket: locking of its path, permissions, removal at the end."""
 
 import socket
 import stat
