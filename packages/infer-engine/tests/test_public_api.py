@@ -73,9 +73,9 @@ def test_a_field_that_no_configuration_has_is_refused(folder: Path) -> None:
 
 async def test_the_end_of_an_engines_block_closes_it(folder: Path) -> None:
     async with build_engine(config_of(folder), engine_process=False) as engine:
-        assert engine.status is EngineStatus.READY
+        inside = engine.status
         [stream] = await engine.submit([GenerateRequest(prompt=[5], params=SamplingParams(max_tokens=60))])
-    assert engine.status is EngineStatus.STOPPED
+    assert (inside, engine.status) == (EngineStatus.READY, EngineStatus.STOPPED)
     assert (await read(stream))[-1].finished
 
 
