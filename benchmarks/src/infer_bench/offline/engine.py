@@ -2,7 +2,7 @@
 
 A null model takes every step's inputs and gives logits that are ready-made; everything else is the engine that serves.
 The bound is 2 ms a step at 256 running requests, and the cost must not grow with the tokens generated so far. Choosing
-is measured apart, as drawing is arithmetic on the logits, here of a vocabulary of 1024; so is the front's text.
+is measured apart, as drawing is arithmetic on the logits, here of a vocabulary of 1024; so is the output processor.
 Then, with a small real model: what prefix hits save, what preemption and invariance cost.
 
     uv run infer-bench engine
@@ -21,7 +21,7 @@ from torch import Tensor
 from infer_bench.offline.random_llm import load_random
 from infer_bench.results import argument_parser, save, table
 from infer_bench.shapes import SHAPES
-from infer_cache import GroupSpec, PagedKVCacheManager
+from infer_cache import PagedKVCacheManager
 from infer_engine import SamplingParams
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
@@ -115,7 +115,7 @@ def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, 
     max_seq_len = PROMPT_TOKENS + steps + BLOCK_SIZE
     limits = SchedulerLimits(max_batch_size=num_running, max_num_batched_tokens=8192)
     tables = PagedKVCacheManager(
-        [GroupSpec(num_blocks=num_running * (max_seq_len // BLOCK_SIZE + 2))],
+        [num_running * (max_seq_len // BLOCK_SIZE + 2)],
         BLOCK_SIZE,
         max_chunk=512,
         keeps_prefixes=True,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infer_cache import ContiguousKVCacheManager, GroupSpec, PagedKVCacheManager
+from infer_cache import ContiguousKVCacheManager, PagedKVCacheManager
 
 BLOCK_SIZE = 64
 
@@ -39,7 +39,7 @@ def count_capacity(*, num_slots: int, num_tokens: int, max_seq_len: int) -> Capa
         num_tokens=num_tokens,
         max_seq_len=max_seq_len,
         contiguous=_fill(ContiguousKVCacheManager(num_slots, blocks_per_slot, BLOCK_SIZE), num_tokens),
-        paged=_fill(PagedKVCacheManager([GroupSpec(num_blocks=num_slots * blocks_per_slot)], BLOCK_SIZE), num_tokens),
+        paged=_fill(PagedKVCacheManager([num_slots * blocks_per_slot], BLOCK_SIZE), num_tokens),
     )
 
 

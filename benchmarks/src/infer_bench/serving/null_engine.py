@@ -93,7 +93,7 @@ class NullCore:
 
 
 def null_engine(*, step_s: float = 0.0, folder: Path | None = None) -> AsyncEngine:
-    """Return a running engine with the front and the tokenizer of the demo model, or of the checkpoint in `folder`."""
+    """Return a running engine with the tokenizer of the demo model, or of the checkpoint in `folder`."""
     tokenizer = Tokenizer.from_folder(folder or demo_model_folder())
     info = EngineInfo(
         model="null",
