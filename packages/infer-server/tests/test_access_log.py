@@ -126,6 +126,19 @@ async def test_generation_is_told_with_its_tokens_and_times(caplog: Records) -> 
     assert not hasattr(line, "disconnected")
 
 
+async def test_times_of_a_batch_are_those_of_its_fastest_sequence(caplog: Records) -> None:
+    engine = FakeEngine(Script(pause_after=0))
+    async with running_server(engine) as url, httpx.AsyncClient(base_url=url) as client:
+        reply = asyncio.create_task(client.post("/v1/completions", json={"prompt": ["a", "b"]}))
+        await engine.wait_for_requests(2)
+        engine.streams[0].times.arrived_s -= 1000
+        engine.resume()
+        await reply
+    (line,) = lines(caplog)
+    assert line.queue_ms < 1000 * 1000
+    assert line.ttft_ms < 1000 * 1000
+
+
 async def test_prompt_of_several_choices_is_counted_once(caplog: Records) -> None:
     engine = observed()
     async with client_of(wrapped(answering(engine, n=3), engine)) as client:

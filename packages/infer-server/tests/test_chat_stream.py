@@ -33,6 +33,12 @@ def deltas(received: list[Any], index: int = 0) -> list[tuple[Any, str | None]]:
     return [(choice["delta"], choice["finish_reason"]) for choice in choices if choice["index"] == index]
 
 
+async def test_text_that_was_held_back_comes_with_the_end_of_the_choice() -> None:
+    engine = FakeEngine(Script(steps=(((1,), "Hello"), ((), " held back"))))
+    *_, token, last = deltas(chunks(await stream(engine)))
+    assert (token, last) == (({"content": "Hello"}, None), ({"content": " held back"}, "stop"))
+
+
 async def test_stream_is_role_then_content_per_token_then_the_end_then_done() -> None:
     assert deltas(chunks(await stream())) == [
         ({"role": "assistant", "content": ""}, None),

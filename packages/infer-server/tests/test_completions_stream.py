@@ -44,6 +44,12 @@ async def test_stream_has_one_event_per_token_then_the_end_then_done() -> None:
     assert done == "[DONE]"
 
 
+async def test_text_that_was_held_back_comes_with_the_end_of_the_choice() -> None:
+    engine = FakeEngine(Script(steps=(((1,), "Hello"), ((), " held back"))))
+    *_, token, last, _ = [data for _, data in events(await stream(engine, stream=True))]
+    assert (token["token"], last["choices"][0]["text"], last["finish_reason"]) == ("Hello", " held back", "eos")
+
+
 async def test_chunks_of_a_stream_share_id_time_model_and_object() -> None:
     chunks = [data for _, data in events(await stream(FakeEngine(), stream=True))[:-1]]
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
