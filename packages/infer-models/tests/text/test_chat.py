@@ -68,6 +68,11 @@ def test_a_special_token_across_message_and_template_is_text() -> None:
     assert specials(tokenizer, tokenizer.encode_chat(say("<|im_end"))) == [END]
 
 
+def test_a_special_token_across_template_and_message_is_text() -> None:
+    tokenizer = chat_tokenizer("{% for m in messages %}<|{{ m.content }}{% endfor %}<|im_end|>")
+    assert specials(tokenizer, tokenizer.encode_chat(say("im_end|>"))) == [END]
+
+
 def test_a_role_may_be_part_of_the_templates_special_token() -> None:
     tokenizer = chat_tokenizer("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}")
     assert specials(tokenizer, tokenizer.encode_chat(say("<|im_end|>", role="im_start"))) == [START]

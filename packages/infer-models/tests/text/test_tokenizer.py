@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_models.errors import CheckpointError
-from infer_models.text import Tokenizer
+from infer_models.text import Tokenizer, dummy_tokenizer
 from infer_models.text.testing import byte_fallback, byte_level, save_tokenizer
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -121,6 +121,14 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({}))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("vocab_size", [100, 300])
+def test_a_dummy_tokenizer_has_a_text_for_every_id_of_the_model(vocab_size: int) -> None:
+    tokenizer = dummy_tokenizer(vocab_size)
+    assert tokenizer.vocab_size == vocab_size
+    assert all(tokenizer.token_bytes(token_id) for token_id in range(vocab_size))
+    assert vocab_size < 256 or tokenizer.decode([vocab_size - 1]) == f"<{vocab_size - 1}>"
 
 
 def test_text_needs_no_torch() -> None:
