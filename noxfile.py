@@ -58,11 +58,11 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.session
 def tests_full(session: nox.Session) -> None:
     """What `tests` leaves out: whole grids of cases, long runs, and eight times the examples for every property."""
-    sync(session, "--group", "test")
+    sync(session, "--group", "test", "--group", "bench")
     left_out = ("-m", "full or hypothesis")
     profile = {"HYPOTHESIS_PROFILE": "full"}
     run_tests(session, *left_out, INTERPRETER_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
-    run_tests(session, *left_out, "packages", "tests", f"--ignore={INTERPRETER_TESTS}", env=profile)
+    run_tests(session, *left_out, "packages", "tests", "benchmarks/tests", f"--ignore={INTERPRETER_TESTS}", env=profile)
 
 
 @nox.session
@@ -108,7 +108,7 @@ def lowest(session: nox.Session) -> None:
 def tests_bench(session: nox.Session) -> None:
     """The benchmarks: their numbers add up, and each runs once on the smallest part of its work."""
     sync_package(session, "bench")
-    run_tests(session, "benchmarks/tests")
+    run_tests(session, "-m", "not full", "benchmarks/tests")
 
 
 @nox.session

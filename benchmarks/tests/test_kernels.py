@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,31 +17,35 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
 
 
-@pytest.fixture(scope="module")
-def dry_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is in most kernels' names: one run of cases, checks and questions."""
-    output = tmp_path_factory.mktemp("dry") / "gpu.json"
-    completed = run("kernels-gpu", "--dry-run", "--commit", "abc", "--only", "ro", "--output", str(output))
+def dry_run(output: Path, *flags: str) -> dict[str, Any]:
+    completed = run("kernels-gpu", "--dry-run", "--commit", "abc", "--output", str(output), *flags)
     assert completed.returncode == 0, completed.stderr
     result: dict[str, Any] = json.loads(output.read_text())
+    assert result["environment"]["commit"] == "abc"
     return result
 
 
-def test_gpu_benchmark_launches_its_cases(dry_run: dict[str, Any]) -> None:
-    assert dry_run["environment"]["commit"] == "abc"
-    assert {case["op"] for case in dry_run["cases"]} >= {"apply_rope", "qk_norm_rope_store", "topk_logprobs"}
-    assert {case["unit"] for case in dry_run["cases"]} <= {"GB/s", "TFLOP/s"}
+def test_gpu_benchmark_launches_and_checks_what_is_called_so(tmp_path: Path) -> None:
+    result = dry_run(tmp_path / "gpu.json", "--only", "apply_rope:")
+    assert {(case["op"], case["unit"]) for case in result["cases"]} == {("apply_rope", "GB/s")}
+    assert result["checks"]["passed"] > 10
+    assert result["checks"]["failed"] == {}
+    assert result["questions"] == {}
 
 
-def test_gpu_benchmark_compares_ops_with_their_references(dry_run: dict[str, Any]) -> None:
-    assert dry_run["checks"]["passed"] > 10
-    assert dry_run["checks"]["failed"] == {}
+@pytest.mark.full
+def test_gpu_benchmark_launches_every_case(tmp_path: Path) -> None:
+    cases = dry_run(tmp_path / "gpu.json", "--skip", "checks", "--skip", "questions")["cases"]
+    assert {case["op"] for case in cases} >= {"paged_decode", "paged_prefill", "sample", "qk_norm_rope_store"}
+    assert {case["unit"] for case in cases} == {"GB/s", "TFLOP/s"}
 
 
-def test_gpu_benchmark_asks_its_questions(dry_run: dict[str, Any]) -> None:
-    answers = dry_run["questions"]["row_invariance"]
-    assert answers
-    assert not any("failed" in answer for answer in answers)
+@pytest.mark.full
+@pytest.mark.parametrize("question", ["row_invariance", "split_length", "decode_grid", "graph_replay"])
+def test_gpu_benchmark_asks_its_questions(question: str, tmp_path: Path) -> None:
+    answers = dry_run(tmp_path / "gpu.json", "--skip", "checks", "--skip", "cases", "--only", question)["questions"]
+    assert answers[question]
+    assert not any("failed" in answer for answer in answers[question])
 
 
 def test_gpu_benchmark_says_when_there_is_no_gpu() -> None:
