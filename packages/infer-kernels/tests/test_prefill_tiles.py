@@ -12,6 +12,12 @@ from infer_kernels.testing.closeness import assert_attention_close
 PROMPTS = [(TILE + 1, TILE + 1), (5, 300), (TILE, 2 * TILE), (1, 1), (2 * TILE + 7, 3 * TILE)]  # (rows, tokens)
 
 
+@pytest.fixture(autouse=True)
+def bf16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the path of a CPU with bf16 instructions; one without them computes its products in fp32."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+
+
 def prompts(*, kv_heads: int = 2, head_dim: int = 32, query_scale: float = 1.0) -> PagedBatch:
     batch = random_paged_batch(
         PROMPTS,

@@ -47,7 +47,7 @@ def plan_attention(
         is_prefill: [seqs] bool on the host: whether a sequence's rows belong to a prompt. The phases have kernels of
             their own, which agree to rounding; a prompt's bits do not depend on its chunks if all of them, one-row
             chunks too, are prefill. None: sequences with several rows.
-        buffers: memory on the device to write the plan into, as captured graphs need; None allocates.
+        buffers: memory on the device to write the plan into, as captured steps need; None allocates.
         batch_invariant: a row's bits depend on nothing but its sequence's tokens: not on chunks, phases, other
             sequences or blocks. Slower: kernels take every row as prefill, a CPU multiplies tiles of fixed shape.
 
