@@ -1,20 +1,20 @@
 """The kernel benchmarks run: those of a GPU in the compiler alone, the others on the smallest part of their work."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from infer_bench.kernels import cpu
+from infer_bench.kernels import cpu, gpu, report
 
 
-def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "infer_bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def dry_run(output: Path, *flags: str) -> dict[str, Any]:
@@ -48,16 +48,19 @@ def test_gpu_benchmark_asks_its_questions(question: str, tmp_path: Path) -> None
     assert not any("failed" in answer for answer in answers[question])
 
 
-def test_gpu_benchmark_says_when_there_is_no_gpu() -> None:
-    completed = run("kernels-gpu", CUDA_VISIBLE_DEVICES="")
-    assert completed.returncode == 2
-    assert "There is no GPU here" in completed.stderr
+def test_gpu_benchmark_says_when_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main([])
+    assert ended.value.code == 2
+    assert "There is no GPU here" in capsys.readouterr().err
 
 
-def test_kernel_report_has_a_row_for_each_configuration() -> None:
-    completed = run("kernel-report", "--op", "store_kv", "--arch", "90")
-    assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.count("| `store_kv` |") >= 2
+def test_kernel_report_has_a_row_for_each_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    report.main(["--op", "store_kv", "--arch", "90"])
+    assert capsys.readouterr().out.count("| `store_kv` |") >= 2
 
 
 def test_kernel_sweep_marks_what_ships() -> None:

@@ -14,6 +14,7 @@ from infer_bench.ceilings import CeilingProbe, Ceilings, ModelCosts, Work
 from infer_bench.client.workloads import Workload, make_workload
 from infer_bench.offline import batch_figure, concurrency, engine, throughput
 from infer_bench.offline import transformers as comparison
+from infer_bench.shapes import SHAPES
 from infer_models import ModelConfig
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_tokenizer
 
@@ -118,7 +119,7 @@ def test_requests_of_a_batch_share_the_weights_and_nothing_else(tmp_path: Path) 
 
 
 def test_every_offline_row_has_its_share_of_the_ceiling(tiny: Path, tmp_path: Path) -> None:
-    rows = ["--prefill", "64", "--decode", "32", "--decode-steps", "8", "--mixes", "even"]
+    rows = ["--prefill", "64", "--decode", "32", "--decode-steps", "8", "--mixes", "reading"]
     machine = ["--matmul-sizes", "256", "--read-bytes", str(2**20)]
     throughput.main(["--model", str(tiny), *SMALL, *rows, *machine, "--out", str(tmp_path)])
     [saved] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
@@ -146,7 +147,10 @@ def test_calls_that_are_compared_take_turns() -> None:
     assert found["ratio"] == found["second_s"] / found["first_s"]
 
 
-def test_concurrency_compares_the_same_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_concurrency_compares_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, "llama-30m", SHAPES["llama-30m"] | {"num_hidden_layers": 1})
     flags = ["--shape", "llama-30m", "--requests", "3", "--repeats", "1", "--scale", "0.03"]
     concurrency.main([*flags, "--out", str(tmp_path)])
     saved = json.loads((tmp_path / "concurrency-llama-30m.json").read_text())
