@@ -81,7 +81,7 @@ def test_sampling_that_fails_for_all_fails_all_and_the_next_are_served() -> None
 def test_a_model_that_fails_without_a_request_ends_the_engine() -> None:
     failing = engine(Fault(stage="forward"))
     failing.submit("a", [1], max_tokens=1)
-    with pytest.raises(EngineFailedError, match="even a step without requests fails"):
+    with pytest.raises(EngineFailedError, match="not even a step without a request succeeds"):
         failing.core.step()
 
 

@@ -23,6 +23,8 @@ SHAPE: dict[str, Any] = {
 }
 BYTES_PER_TOKEN = 2 * 16 * 4  # keys and values of a layer, fp32
 
+pytestmark = pytest.mark.full  # a model of 26 layers
+
 
 def save(folder: Path, *, window: int, max_len: int) -> Path:
     save_servable("gemma3", folder, **SHAPE, sliding_window=window, max_position_embeddings=max_len)
@@ -75,7 +77,6 @@ def peak_blocks(engine: ModelEngine, prompts: list[list[int]]) -> tuple[dict[int
     return peaks, tokens
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("caches", [True, False], ids=["caching", "not caching"])
 def test_a_long_prompt_holds_what_its_windows_reach_and_gets_the_same_tokens(folder: Path, *, caches: bool) -> None:
     prompt = random_prompt(4000)
@@ -89,7 +90,6 @@ def test_a_long_prompt_holds_what_its_windows_reach_and_gets_the_same_tokens(fol
     assert tokens == contiguous.complete(prompt, max_tokens=40)
 
 
-@pytest.mark.full
 def test_several_prompts_each_hold_what_their_windows_reach(folder: Path) -> None:
     prompts = [random_prompt(length) for length in (700, 65, 300)]
     engine = ModelEngine(folder, block_size=8, max_seq_len=1024, prefill_chunk_size=64, max_batch_size=6)
@@ -99,7 +99,6 @@ def test_several_prompts_each_hold_what_their_windows_reach(folder: Path) -> Non
     assert tokens == [contiguous.complete(prompt, max_tokens=40) for prompt in prompts]
 
 
-@pytest.mark.full
 def test_an_answer_longer_than_the_window_gives_back_as_it_grows(folder: Path) -> None:
     engine = ModelEngine(folder, block_size=8, max_seq_len=512, prefill_chunk_size=64, max_batch_size=2)
     engine.submit("long answer", random_prompt(10), max_tokens=300)

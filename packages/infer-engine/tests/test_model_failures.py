@@ -166,5 +166,5 @@ def test_a_probe_writes_nothing_into_the_cache(folder: Path) -> None:
 def test_an_engine_whose_probe_fails_cannot_go_on(folder: Path) -> None:
     engine = ModelEngine(folder, faults=[Fault(stage="forward")])
     engine.submit("any", random_prompt(4))
-    with pytest.raises(EngineFailedError, match="even a step without requests fails"):
+    with pytest.raises(EngineFailedError, match="not even a step without a request succeeds"):
         engine.step()

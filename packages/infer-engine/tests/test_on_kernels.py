@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from infer_engine.testing.interpreted import ANSWER_TOKENS, answer
+from infer_engine.testing.models import FAMILIES
 
 CASES: dict[str, dict[str, Any]] = {
     "paged": {"block_size": 16, "prefill_chunk_size": 8},
@@ -65,7 +66,16 @@ def assert_alike(found: list[int], right: list[int], got: list[float], wanted: l
         assert logprob == pytest.approx(expected, abs=tolerance)
 
 
-@pytest.mark.parametrize("runs", [QUICK, pytest.param(OTHERS, marks=pytest.mark.full)], ids=["quick", "others"])
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param(QUICK, id="quick"),
+        *(
+            pytest.param([run for run in OTHERS if run[0] == family], id=family, marks=pytest.mark.full)
+            for family in FAMILIES
+        ),
+    ],
+)
 def test_requests_get_what_they_get_on_a_cpu(folder_of: Callable[[str], Path], runs: list[Run]) -> None:
     engines = [(folder_of(family), {"dtype": dtype, **CASES[case]}) for family, dtype, case in runs]
     for run, (folder, config), found in zip(runs, engines, answer_interpreted(engines), strict=True):
