@@ -84,7 +84,9 @@ def browser(session: nox.Session) -> None:
 def tests_long(session: nox.Session) -> None:
     """All tests, with a hundred times the examples for every property."""
     sync(session, "--group", "test")
-    session.run(*PYTEST, "--timeout=3600", *session.posargs, env={"HYPOTHESIS_PROFILE": "long"})
+    profile = {"HYPOTHESIS_PROFILE": "long"}
+    session.run(*PYTEST, "--timeout=3600", *session.posargs, env=profile)
+    session.run(*PYTEST, "--timeout=3600", INTERPRETER_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
 
 
 @nox.session(python="3.11")
@@ -100,8 +102,9 @@ def lowest(session: nox.Session) -> None:
         "./packages/infer-models",
         *test_tools,
     )
+    run_tests(session, INTERPRETER_TESTS, env={"TRITON_INTERPRET": "1"})
     for package in ("kernels", "models"):
-        session.run(*PYTEST, f"packages/infer-{package}/tests", *session.posargs)
+        run_tests(session, f"packages/infer-{package}/tests")
 
 
 @nox.session

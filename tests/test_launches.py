@@ -73,7 +73,14 @@ def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int
 
 
 @pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3])
-@pytest.mark.parametrize(("rows", "expected"), [([1, 1, 1], 9), ([5, 33], 9), ([1, 5], 10)])
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param([1, 1, 1], 9, marks=pytest.mark.full),
+        pytest.param([5, 33], 9, marks=pytest.mark.full),
+        pytest.param([1, 5], 10),
+    ],
+)
 def test_layer_takes_nine_launches_and_mixed_steps_one_more(
     save: Callable[..., Any], rows: list[int], expected: int, tmp_path: Path
 ) -> None:
