@@ -119,7 +119,7 @@ class StepExecutor:
         try:
             self._runner.probe()
         except Exception as error:
-            raise EngineFailedError("even a step without requests fails") from error
+            raise EngineFailedError("not even a step without a request succeeds") from error
 
     def _retry(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
         """Compute `items`, in halves where they fail together."""
