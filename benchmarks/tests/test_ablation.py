@@ -150,7 +150,7 @@ def test_report_has_a_row_for_each_step_and_says_what_did_not_hold() -> None:
 
 def test_figure_is_a_small_picture(tmp_path: Path) -> None:
     measured = {step: dict.fromkeys(WORKLOADS, ANY) for step in LABELS}
-    picture = draw(measured, LABELS, tmp_path / "ablation.png", title="The ladder").read_bytes()
+    picture = draw(measured, LABELS, tmp_path / "ablation.png", title="The steps").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 150_000
 

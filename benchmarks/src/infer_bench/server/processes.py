@@ -14,7 +14,7 @@ class ResidentMemory:
     """What processes hold in memory, each page once.
 
     Attributes:
-        own_bytes: nobody else's.
+        own_bytes: pages that no other process shares.
         file_bytes: pages of files, those of libraries above all: others may share them, and the system can drop them
             and read them again.
     """
@@ -43,7 +43,7 @@ def processes_behind(url: str) -> list[psutil.Process]:
 
 
 def resident_memory(processes: Sequence[psutil.Process]) -> ResidentMemory:
-    """Return the memory that `processes` take together, as if nobody else on the machine had the same libraries.
+    """Return the memory that `processes` take together, as if no other process on the machine had the same libraries.
 
     PSS would not do: what measures imports torch too, and would count as half an owner of its pages.
     """

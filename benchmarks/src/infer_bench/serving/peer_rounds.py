@@ -40,7 +40,7 @@ class Plan:
 
     def batch(self, contents: str) -> Workload:
         """Return the requests of W."""
-        lengths = Random("cpu race")  # noqa: S311 - a workload, not a secret
+        lengths = Random("cpu race")  # noqa: S311 - the lengths that all published results have
         drawn = [self.scaled(lengths.randint(32, 256)) for _ in range(BATCH_ROWS)]
         return self.requests(drawn, self.scaled(64), contents=f"W {contents}")
 
