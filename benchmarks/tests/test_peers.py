@@ -19,6 +19,7 @@ from infer_bench.serving.peers import Side, parse_peer
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.protocol import EngineStats
 from infer_models import ModelConfig
+from infer_models.layers import LinearBase
 from infer_server.testing import FakeEngine, Script, running_server
 
 FLOOR = Floor(row_ms=10.0, batch_ms=20.0, prompt_ms=1024.0)
@@ -162,7 +163,7 @@ def test_every_dense_layer_is_in_the_floor(tmp_path: Path) -> None:
     model = load_packed(write_config("llama-30m", tmp_path), is_dummy=True)
     rows: list[tuple[int, int]] = []
     for module in model.modules():
-        if hasattr(module, "product"):
+        if isinstance(module, LinearBase):
             module.register_forward_hook(lambda layer, given, _: rows.append((len(given[0]), len(layer.weight))))
     LinearFloor(model).measure_ms(40, repeats=1)
     in_a_pass = rows[: len(rows) // 2]
