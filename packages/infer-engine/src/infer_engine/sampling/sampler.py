@@ -1,9 +1,9 @@
-"""`Sampler`: chooses the next token of logprob request, with one call per metadata.
+"""`Sampler`: chooses the next token of each request, with one call per step.
 
     logits ──> log-probabilities, for the rows that need them, of the unedited logits
        │
        ├─ min_tokens: tokens that end the request are forbidden ┐
-       ├─ logit_bias                                            ├─ in place, one rounding logprob
+       ├─ logit_bias                                            ├─ in place, one rounding each
        ├─ repetition, then frequency and presence penalties ────┘
        └─ temperature, min-p, top-k, top-p, one draw              `infer_kernels.sample`
 
@@ -28,10 +28,10 @@ from infer_kernels import sample
 
 
 class Sampler:
-    """Chooses the next token of logprob request of a batch.
+    """Chooses the next token of each request of a batch.
 
     The choice depends only on the request's logits, parameters, seed and tokens. So a request gets the same tokens in
-    any batch, after preemption, and when a metadata is repeated.
+    any batch, after preemption, and when a step is repeated.
     """
 
     def __init__(self, *, vocab_size: int, max_rows: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
@@ -44,7 +44,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> SamplerOutput:
-        """Choose one token for logprob request.
+        """Choose one token for each request.
 
         A repeated call returns the same tokens, if none was appended to a request.
 
