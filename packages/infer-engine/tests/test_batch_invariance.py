@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.testing.grids import parametrize_each_once, parametrize_one_in_all_ways
 from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
+from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_one_in_all_ways
 from infer_kernels.testing.threads import torch_threads
 
 DTYPES = ("float32", "bfloat16")
@@ -130,7 +130,7 @@ def test_logits_beside_others_are_those_of_the_request_alone(
     assert are_equal(together(checkpoint.engine(**WAYS[way]), num_others=9), expected)
 
 
-@parametrize_each_once(model=MODELS, way=["chunks of 1", "chunks of a window", "contiguous"])
+@parametrize_each_value(model=MODELS, way=["chunks of 1", "chunks of a window", "contiguous"])
 def test_logits_of_three_prompts_are_those_of_each_alone(checkpoint: Checkpoint, expected: Logits, way: str) -> None:
     assert are_equal(together(checkpoint.engine(**WAYS[way])), expected)
 
@@ -155,7 +155,7 @@ def test_logits_are_the_same_in_scattered_blocks(checkpoint: Checkpoint, expecte
     assert are_equal(of_prompts(engine), expected)
 
 
-@parametrize_each_once(model=MODELS[::-1], num_shared=[20, 43])
+@parametrize_each_value(model=MODELS[::-1], num_shared=[20, 43])
 def test_logits_are_the_same_where_a_prefix_was_found(
     checkpoint: Checkpoint, expected: Logits, num_shared: int
 ) -> None:
@@ -167,7 +167,7 @@ def test_logits_are_the_same_where_a_prefix_was_found(
     assert are_equal(logits, expected)
 
 
-@parametrize_each_once(model=MODELS, caches=[True, False])
+@parametrize_each_value(model=MODELS, caches=[True, False])
 def test_logits_are_the_same_after_a_preemption(checkpoint: Checkpoint, expected: Logits, *, caches: bool) -> None:
     engine = checkpoint.engine(
         use_prefix_caching=caches, block_size=2, num_kv_blocks=34, max_seq_len=60, kv_reserve=0.0, prefill_chunk_size=9

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.testing.grids import parametrize_each_once
 from infer_engine.testing.models import FAMILIES, random_prompt
+from infer_kernels.testing.pairwise import parametrize_each_value
 
 PROMPT = random_prompt(30)
 NUM_TOKENS = 10
@@ -39,7 +39,7 @@ def load(folder: Path, **switches: Any) -> LLM:
     return LLM(str(folder), dtype="float32", **config)
 
 
-@parametrize_each_once(family=list(FAMILIES), mode=list(MODES))
+@parametrize_each_value(family=list(FAMILIES), mode=list(MODES))
 def test_choices_differ_and_each_is_what_its_seed_gives_alone(folder: Path, mode: str) -> None:
     found = choices(load(folder, **MODES[mode]), drawn(n=4))
     alone = load(folder, use_prefix_caching=False)

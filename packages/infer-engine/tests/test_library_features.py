@@ -12,8 +12,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from infer_engine import LLM, SamplingParams
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import FinishReason
-from infer_engine.testing.grids import parametrize_each_once
 from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, random_prompt, twin_prompt_logprobs
+from infer_kernels.testing.pairwise import parametrize_each_value
 
 EOS = 2
 NUM_TOKENS = 12
@@ -67,7 +67,7 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-@parametrize_each_once(family=list(FAMILIES), temperature=[0.0, 1.3])
+@parametrize_each_value(family=list(FAMILIES), temperature=[0.0, 1.3])
 def test_logprobs_are_those_of_transformers(twin: Twin, llm: LLM, temperature: float) -> None:
     params = greedy(temperature=temperature, seed=3, logprobs=4, repetition_penalty=1.4, logit_bias={9: 5.0})
     for prompt, completion in zip(PROMPTS, run(llm, params), strict=True):
@@ -105,7 +105,7 @@ def test_prompt_logprobs_are_there_where_they_were_asked_for(llm: LLM) -> None:
     assert does_not.prompt_logprobs is None
 
 
-@parametrize_each_once(family=list(FAMILIES), setting=list(SETTINGS))
+@parametrize_each_value(family=list(FAMILIES), setting=list(SETTINGS))
 def test_a_seed_gives_the_same_tokens_in_every_setting(twin: Twin, setting: str) -> None:
     params = [greedy(temperature=0.9, top_p=0.95, seed=number) for number in range(len(PROMPTS))]
     alone = load(twin, use_prefix_caching=False, batch_invariant=True)
@@ -144,7 +144,7 @@ PENALTIES: dict[str, dict[str, float]] = {
 }
 
 
-@parametrize_each_once(
+@parametrize_each_value(
     family=list(FAMILIES), setting=["in a batch", "in chunks", "preempted"], penalties=list(PENALTIES)
 )
 def test_penalties_give_the_tokens_of_transformers(twin: Twin, setting: str, penalties: str) -> None:

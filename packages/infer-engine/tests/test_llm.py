@@ -16,8 +16,8 @@ from infer_engine.protocol import (
     FinishReason,
     InvalidRequestError,
 )
-from infer_engine.testing.grids import parametrize_each_once
 from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, greedy_tokens, random_prompt
+from infer_kernels.testing.pairwise import parametrize_each_value
 from infer_models.testing import save_tiny_tokenizer
 
 NUM_TOKENS = 16
@@ -58,7 +58,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-@parametrize_each_once(family=list(FAMILIES), switches=list(SWITCHES))
+@parametrize_each_value(family=list(FAMILIES), switches=list(SWITCHES))
 def test_greedy_tokens_are_those_of_transformers_with_every_switch(
     twin: Twin, expected: list[list[int]], switches: str
 ) -> None:

@@ -11,9 +11,8 @@ from infer_engine.core.step_executor import EngineFailedError
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.grids import parametrize_each_once
 from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
-from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_pairwise
 
 NUM_TOKENS = 8
 PROMPTS = {"one": random_prompt(5), "two": random_prompt(20), "three": random_prompt(9), "four": random_prompt(33)}
@@ -80,7 +79,7 @@ def test_a_fault_of_one_request_ends_it_alone(
     assert {name: tokens_of(of_one) for name, of_one in outputs.items()} == expected | {"two": []}
 
 
-@parametrize_each_once(family=list(FAMILIES), fault=list(FAULTS))
+@parametrize_each_value(family=list(FAMILIES), fault=list(FAULTS))
 def test_a_request_that_fails_in_its_decodes_keeps_what_it_had(
     folder: Path, expected: dict[str, list[int]], fault: str
 ) -> None:
@@ -137,7 +136,7 @@ def test_siblings_of_a_failed_request_read_nothing_that_it_did_not_write(
     assert tokens_of(outputs["second"]) == tokens_of(outputs["third"]) == expected["four"]
 
 
-@parametrize_each_once(family=list(FAMILIES), switches=list(SWITCHES))
+@parametrize_each_value(family=list(FAMILIES), switches=list(SWITCHES))
 def test_a_probe_touches_no_request(folder: Path, expected: dict[str, list[int]], switches: str) -> None:
     engine = ModelEngine(folder, **SWITCHES[switches])
     for name, prompt in PROMPTS.items():

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.testing.grids import parametrize_each_once, parametrize_one_in_all_ways
 from infer_engine.testing.models import (
     FAMILIES,
     VOCAB_SIZE,
@@ -19,7 +18,7 @@ from infer_engine.testing.models import (
     random_prompt,
     sound_tokens,
 )
-from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_one_in_all_ways, parametrize_pairwise
 from infer_models import CausalView
 from infer_models.testing import save_tiny_nanogpt, save_tiny_tokenizer
 
@@ -105,7 +104,7 @@ def test_greedy_tokens_are_those_of_transformers_in_every_mode(reference: Refere
     assert generate(ModelEngine(reference.folder, **MODES[mode]), reference.prompts) == reference.expected
 
 
-@parametrize_each_once(family=list(FAMILIES), pool=list(TINY_POOLS))
+@parametrize_each_value(family=list(FAMILIES), pool=list(TINY_POOLS))
 def test_a_pool_too_small_for_all_preempts_and_changes_no_token(reference: Reference, pool: str) -> None:
     engine = ModelEngine(reference.folder, **TINY_POOLS[pool], kv_reserve=0.0, max_seq_len=60)
     assert generate(engine, reference.prompts) == reference.expected
@@ -121,7 +120,7 @@ def test_cached_prefixes_change_no_token(reference: Reference, block_size: int, 
     assert engine.core.stats.num_cached_tokens > before
 
 
-@parametrize_each_once(family=list(FAMILIES), block_size=[1, 5, 16])
+@parametrize_each_value(family=list(FAMILIES), block_size=[1, 5, 16])
 def test_a_prompt_that_comes_again_is_found_but_for_its_last_block(reference: Reference, block_size: int) -> None:
     engine = ModelEngine(reference.folder, block_size=block_size, use_prefix_caching=True)
     for name in ("of 16", "of 41"):

@@ -9,7 +9,6 @@ import pytest
 
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
-from infer_engine.testing.grids import parametrize_each_once, parametrize_one_in_all_ways
 from infer_engine.testing.models import (
     FAMILIES,
     ModelEngine,
@@ -18,6 +17,7 @@ from infer_engine.testing.models import (
     sound_tokens,
     twin_prompt_logprobs,
 )
+from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_one_in_all_ways
 
 ASKS = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=3)
 ALL = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=20)
@@ -72,7 +72,7 @@ def test_they_are_the_log_softmax_of_transformers(twin: Twin, way: str) -> None:
     assert_agree(run_one(ModelEngine(twin.folder, **CHUNKS[way])), twin_prompt_logprobs(twin.model, PROMPT, 3))
 
 
-@parametrize_each_once(family=list(FAMILIES), way=list(CHUNKS))
+@parametrize_each_value(family=list(FAMILIES), way=list(CHUNKS))
 def test_they_are_the_same_bits_in_any_chunks_and_company(folder: Path, way: str) -> None:
     expected = run_one(ModelEngine(folder, batch_invariant=True, use_prefix_caching=False))
     engine = ModelEngine(folder, batch_invariant=True, **CHUNKS[way])
@@ -110,7 +110,7 @@ def test_a_prompt_of_one_token_has_none_to_tell(folder: Path) -> None:
     assert run_one(ModelEngine(folder), [5]) == [None]
 
 
-@parametrize_each_once(family=list(FAMILIES), seed=range(3))
+@parametrize_each_value(family=list(FAMILIES), seed=range(3))
 def test_a_preempted_request_is_told_the_same(folder: Path, seed: int) -> None:
     expected = run_one(ModelEngine(folder, batch_invariant=True, use_prefix_caching=False))
     engine = ModelEngine(

@@ -1,11 +1,11 @@
-"""Grids of test parameters of which the quick run takes a covering.
+"""Parametrizes tests by grids of which the quick run takes a part.
 
 Most faults show with one value of one parameter, or with two values of two. A pairwise covering has every pair of
 values of every two parameters, in about as many combinations as the two longest axes multiply to. The rest of the grid
 is marked `full`: `pytest -m "not full"` leaves it out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import pytest
@@ -25,7 +25,25 @@ def parametrize_each_value(**axes: Sequence[object]) -> pytest.MarkDecorator:
     return _parametrize(axes, (tuple(i % len(values) for values in axes.values()) for i in range(longest)))
 
 
-def _parametrize(axes: dict[str, Sequence[object]], covering: Iterable[tuple[int, ...]]) -> pytest.MarkDecorator:
+def parametrize_one_in_all_ways(*, whole: str, num_ways: int = 2, **axes: Sequence[str]) -> pytest.MarkDecorator:
+    """Parametrize a test by two axes, subjects and ways; one subject is in the quick run in all ways.
+
+    Args:
+        whole: the subject that the quick run takes in all ways.
+        num_ways: ways in which it takes each other subject: the first one, and others in turn.
+        **axes: values by argument name, subjects first.
+    """
+    subjects, ways = axes.values()
+
+    def is_quick(subject: int, way: int) -> bool:
+        turns = {1 + (subject * (num_ways - 1) + turn) % (len(ways) - 1) for turn in range(num_ways - 1)}
+        return subjects[subject] == whole or way in {0, *turns}
+
+    grid = product(range(len(subjects)), range(len(ways)))
+    return _parametrize(axes, (indices for indices in grid if is_quick(*indices)))
+
+
+def _parametrize(axes: Mapping[str, Sequence[object]], covering: Iterable[tuple[int, ...]]) -> pytest.MarkDecorator:
     """Parametrize by the whole grid; `covering` are the combinations of the quick run, as indices of values."""
     quick = set(covering)
     params = []
