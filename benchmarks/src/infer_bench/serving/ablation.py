@@ -107,11 +107,13 @@ def measure_all(profile: Profile, shape: str, workloads: Sequence[str], *, round
     for number in range(rounds):
         planned = [plan(profile, shape, name, contents=number) for name in workloads]
         for step in all_steps(profile):
-            if todo := workloads_of(step.name, planned):
-                with serving(flags(engine_options(profile, shape, step.options)), shape=shape) as server:
-                    found = asyncio.run(measure(server.url, todo, warm_up=warm_up))
-                for workload, summary in found:
-                    runs.setdefault(step.name, {}).setdefault(workload, []).append(summary)
+            workloads_of_step = workloads_of(step.name, planned)
+            if not workloads_of_step:
+                continue
+            with serving(flags(engine_options(profile, shape, step.options)), shape=shape) as server:
+                found = asyncio.run(measure(server.url, workloads_of_step, warm_up=warm_up))
+            for workload, summary in found:
+                runs.setdefault(step.name, {}).setdefault(workload, []).append(summary)
     return runs
 
 
