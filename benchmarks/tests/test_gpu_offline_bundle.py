@@ -19,7 +19,7 @@ PARTS = "environment, kernel_checks, parity, parity_checks, engine_speed, server
 BARE_MACHINE = f"""
 import sys
 sys.modules.update(dict.fromkeys({{missing}}))  # to import one of them fails
-import infer_bench.registry, infer_bench.kernels.row_invariance, infer_bench.gpu.first_light, huggingface_hub
+import infer_bench.registry, infer_bench.gpu.first_light, huggingface_hub
 import infer_server.cli, infer_server.app, infer_server.serving.server, infer_engine.model_runner.loading
 from infer_bench.gpu import {PARTS}
 sys.exit(infer_server.cli.main(["--max-seq-len", "many"]))

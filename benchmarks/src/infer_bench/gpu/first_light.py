@@ -10,6 +10,7 @@ are saved after every part. See docs/gpu.md.
 """
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -20,14 +21,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from infer_bench.ceilings import Ceilings
-from infer_bench.gpu.parts import Finding, Place
+from infer_bench.gpu.parts import Finding, PartReport, Place
 from infer_bench.results import RESULTS, current_commit, table
 
 FIRST = "environment"
@@ -46,35 +47,32 @@ GRACE_S = 10.0
 """How much longer a part may take, to start and to finish what it began, before it is killed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of a part: the seconds of its process, what it found, or why it failed."""
-
-    name: str
-    seconds: float
-    findings: list[Finding] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts and print the tables; return 1 if something does not hold, 2 without a GPU."""
     args = read_arguments(arguments)
     if not args.rehearse and not torch.cuda.is_available():
         print("There is no GPU here. `--rehearse` runs everything that needs none.", file=sys.stderr)
         return 2
-    started = time.monotonic()
-    outcomes: list[Outcome] = []
+    parts: dict[str, PartReport] = {}
+    seconds: dict[str, float] = {}
     ceilings = None
-    for name, (module, seconds) in PARTS.items():
+    for name, (module, most_s) in PARTS.items():
         if args.part and name not in (FIRST, *args.part):
             continue
         print(f"\n{name}", file=sys.stderr, flush=True)
-        outcomes.append(run_apart(name, f"{__package__}.{module}", seconds, ceilings, is_rehearsal=args.rehearse))
-        ceilings = ceilings or outcomes[0].details.get("ceilings")
-        save(args.out, outcomes, commit=args.commit)
-    print(f"\n{all_findings(outcomes)}\n\n{closing_table(outcomes, is_rehearsal=args.rehearse)}")
-    print(f"\n{time.monotonic() - started:.0f} s; saved {args.out}")
-    return int(any(finding.holds is False for outcome in outcomes for finding in outcome.findings))
+        started = time.monotonic()
+        parts[name] = run_apart(f"{__package__}.{module}", most_s, ceilings, is_rehearsal=args.rehearse)
+        seconds[name] = time.monotonic() - started
+        ceilings = parts[FIRST].details.get("ceilings")
+        written = {part: {"name": part, "seconds": seconds[part], **asdict(found)} for part, found in parts.items()}
+        result = {"command": " ".join(sys.argv), "commit": args.commit or current_commit(), "parts": written}
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"\n{tables(parts, seconds)}\n")
+    if args.rehearse:
+        print("A rehearsal on a CPU: nothing here says anything about a GPU.")
+    print(f"{sum(seconds.values()):.0f} s; saved {args.out}")
+    return int(any(finding.holds is False for report in parts.values() for finding in report.findings))
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -89,11 +87,8 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def run_apart(
-    name: str, module: str, seconds: float, ceilings: dict[str, float] | None, *, is_rehearsal: bool
-) -> Outcome:
+def run_apart(module: str, seconds: float, ceilings: dict[str, float] | None, *, is_rehearsal: bool) -> PartReport:
     """Run the part in `module` in a process of its own, and kill everything that it leaves running."""
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         asked = {"module": module, "seconds": seconds, "ceilings": ceilings, "is_rehearsal": is_rehearsal}
@@ -107,13 +102,10 @@ def run_apart(
             with suppress(ProcessLookupError):  # all have ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        took_s = time.monotonic() - started
         if not report.exists():
-            failure = Finding("the part itself", error, wanted="a report", holds=False)
-            return Outcome(name=name, seconds=took_s, findings=[failure])
+            return PartReport(findings=[Finding("the part itself", error, wanted="a report", holds=False)])
         written = json.loads(report.read_text())
-    findings = [Finding(**finding) for finding in written["findings"]]
-    return Outcome(name=name, seconds=took_s, findings=findings, details=written["details"])
+    return PartReport(findings=[Finding(**finding) for finding in written["findings"]], details=written["details"])
 
 
 def run_here(asked: dict[str, Any], report: Path) -> None:
@@ -123,48 +115,27 @@ def run_here(asked: dict[str, Any], report: Path) -> None:
         ceilings=asked["ceilings"] and Ceilings(**asked["ceilings"]),
         deadline_s=time.monotonic() + asked["seconds"],
     )
-    found = importlib.import_module(asked["module"]).run(place)
-    text = json.dumps(asdict(found))
+    part = importlib.import_module(asked["module"])
+    gc.freeze()  # collections would look like slow steps and answers
+    text = json.dumps(asdict(part.run(place)))
     report.write_text(text)
 
 
-def save(path: Path, outcomes: Sequence[Outcome], *, commit: str | None) -> None:
-    """Write all outcomes so far."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "command": " ".join(sys.argv),
-        "commit": commit or current_commit(),
-        "parts": {outcome.name: asdict(outcome) for outcome in outcomes},
-    }
-    path.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def all_findings(outcomes: Sequence[Outcome]) -> str:
-    """Return a table of all findings."""
+def tables(parts: dict[str, PartReport], seconds: dict[str, float]) -> str:
+    """Return a table of all findings, then one of how much of each part holds, with what does not."""
     marks = {True: "yes", False: "**NO**", None: ""}
-    rows = [
-        [outcome.name if number == 0 else "", finding.what, finding.found, finding.wanted, marks[finding.holds]]
-        for outcome in outcomes
-        for number, finding in enumerate(outcome.findings)
-    ]
-    return _table(["part", "what", "found", "wanted", "holds"], rows)
-
-
-def closing_table(outcomes: Sequence[Outcome], *, is_rehearsal: bool) -> str:
-    """Return a table of how much of each part holds, with all findings that do not hold."""
-    rows = []
-    for outcome in outcomes:
-        judged = [finding for finding in outcome.findings if finding.holds is not None]
-        failed = [finding for finding in judged if not finding.holds]
-        held = f"{len(judged) - len(failed)} of {len(judged)}" if judged else "-"
-        rows.append([outcome.name, f"{outcome.seconds:.0f} s", held, ""])
-        rows += [["", "", "**NO**", f"{each.what}: {each.found}, wanted {each.wanted}"] for each in failed]
-    title = "A rehearsal on a CPU: nothing here says anything about a GPU.\n\n" if is_rehearsal else ""
-    return title + _table(["part", "took", "holds", "does not hold"], rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table(head, [[cell.replace("\n", " ").replace("|", "/") for cell in row] for row in rows])
+    every, closing = [], []
+    for name, report in parts.items():
+        judged = [finding for finding in report.findings if finding.holds is not None]
+        wrong = [finding for finding in judged if not finding.holds]
+        every += [[name, each.what, each.found, each.wanted, marks[each.holds]] for each in report.findings]
+        closing.append([name, f"{seconds[name]:.0f} s", f"{len(judged) - len(wrong)} of {len(judged)}", ""])
+        closing += [["", "", "**NO**", f"{each.what}: {each.found}, wanted {each.wanted}"] for each in wrong]
+    heads = (["part", "what", "found", "wanted", "holds"], ["part", "took", "holds", "does not hold"])
+    return "\n\n".join(
+        table(head, [[cell.replace("\n", " ").replace("|", "/") for cell in row] for row in rows])
+        for head, rows in zip(heads, (every, closing), strict=True)
+    )
 
 
 if __name__ == "__main__":  # as `run_apart` starts it

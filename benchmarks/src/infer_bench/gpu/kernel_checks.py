@@ -4,8 +4,9 @@ A rehearsal compares the PyTorch paths on the CPU, and compiles one launch of ev
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import torch
@@ -31,27 +32,16 @@ def run(place: Place) -> PartReport:
     if place.is_rehearsal:
         checks, cases = one_of_each_op(checks), one_of_each_op(cases)
     left_after_checks_s = place.seconds_left * (1 - CHECKS_SHARE)
-    checked = run_checks(bench, take_while(lambda: place.seconds_left > left_after_checks_s, checks))
-    rows = list(time_cases(bench, take_while(lambda: place.seconds_left > 0, cases)))
+    checked = run_checks(bench, takewhile(lambda _: place.seconds_left > left_after_checks_s, checks))
+    rows = list(time_cases(bench, takewhile(lambda _: place.seconds_left > 0, cases)))
     findings = [judge_checks(checked, num_checks=len(checks)), judge_times(rows, num_cases=len(cases))]
     findings += [] if place.is_rehearsal else best_rates(rows)
     return PartReport(findings=findings, details={"checks": checked, "cases": rows})
 
 
-def one_of_each_op(items: Iterable[Item]) -> list[Item]:
+def one_of_each_op(items: Sequence[Item]) -> list[Item]:
     """Return the first of `items` of every op."""
-    first: dict[str, Item] = {}
-    for item in items:
-        first.setdefault(item.op, item)
-    return list(first.values())
-
-
-def take_while(condition: Callable[[], bool], items: Iterable[Item]) -> Iterator[Item]:
-    """Yield `items` as long as `condition` is true."""
-    for item in items:
-        if not condition():
-            return
-        yield item
+    return list({item.op: item for item in reversed(items)}.values())
 
 
 def time_cases(bench: Bench, cases: Iterable[Case]) -> Iterator[dict[str, Any]]:
@@ -79,24 +69,21 @@ def judge_checks(checked: dict[str, Any], *, num_checks: int) -> Finding:
 def judge_times(rows: list[dict[str, Any]], *, num_cases: int) -> Finding:
     """Judge whether all of `num_cases` were timed and reach their aims."""
     failed = [row for row in rows if "failed" in row]
-    timed = [row for row in rows if "failed" not in row]
-    missed = [row for row in timed if row["met"] == "no"]
-    num_aims = sum(bool(row["aim"]) for row in timed)
-    first = "".join(f"; {row['op']} {row['label']}" for row in (failed or missed)[:1])
+    missed = [row for row in rows if row.get("met") == "no"]
+    num_timed = len(rows) - len(failed)
+    first = "".join(f"; first: {row['op']} {row['label']}" for row in (failed + missed)[:1])
     return Finding(
         "kernels timed",
-        f"{len(timed)} of {num_cases}, {len(failed)} failed, {len(missed)} of {num_aims} aims missed{first}",
+        f"{num_timed} of {num_cases}, {len(failed)} failed, {len(missed)} missed their aims{first}",
         wanted="all, at their aims",
-        holds=not missed and len(timed) == num_cases,
+        holds=not missed and num_timed == num_cases,
     )
 
 
 def best_rates(rows: list[dict[str, Any]]) -> list[Finding]:
     """Return a finding for each op: its best share of its ceiling."""
-    best: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if "failed" not in row and row["share"] > best.get(row["op"], {"share": -1})["share"]:
-            best[row["op"]] = row
+    ordered = sorted((row for row in rows if "failed" not in row), key=lambda row: float(row["share"]))
+    best = {row["op"]: row for row in ordered}  # the last of each op stays
     return [
         Finding(op, f"{row['rate']:.0f} {row['unit']}, {row['share']:.0%} of the ceiling ({row['label']})")
         for op, row in best.items()

@@ -4,6 +4,7 @@ A part is a module with a function `run(place: Place) -> PartReport`. Without a 
 same on a CPU, with tiny sizes.
 """
 
+import gc
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,12 @@ class Finding:
 def left_out(what: str) -> Finding:
     """Return the finding for `what` if there was no time for it. It does not hold: nothing was shown."""
     return Finding(what, "left out: no time", wanted="measured", holds=False)
+
+
+def failed(what: str, error: BaseException) -> Finding:
+    """Return the finding for `what` if it ended with `error`."""
+    found = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    return Finding(what, found, wanted="no error", holds=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,3 +73,17 @@ class Place:
     def seconds_left(self) -> float:
         """Seconds until the deadline; negative after it."""
         return self.deadline_s - time.monotonic()
+
+
+def free_memory() -> None:
+    """Free the memory of all unreachable objects, on the host and on the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def used_memory(device: torch.device) -> int:
+    """Return the bytes in use on a GPU, by all processes; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free

@@ -25,34 +25,32 @@ _COMMON: Shape = {
     "num_hidden_layers": 3,
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
 FAMILIES: dict[str, Shape] = {
-    "llama": {
-        **_COMMON,
+    "llama": _COMMON
+    | {
         "model_type": "llama",
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "head_dim": 64,
-        "hidden_act": "silu",
         "rope_parameters": LLAMA3_SCALING,
     },
-    "qwen3": {
-        **_COMMON,
+    "qwen3": _COMMON
+    | {
         "model_type": "qwen3",
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 128,
-        "hidden_act": "silu",
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
     },
-    "gemma3": {
-        **_COMMON,
+    "gemma3": _COMMON
+    | {
         "model_type": "gemma3_text",
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
@@ -72,19 +70,15 @@ Real Gemma models tie the head to the embedding. Tied random weights would answe
 certainty, so the tiny Gemma does not.
 """
 
-LONG_PROMPT_TOKENS = 130
-SHARED_TOKENS = 100
-"""Tokens that the long prompt and another prompt begin with: more than a block of the default size."""
 
-
-def write_tiny_model(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+def write_tiny_model(family: str, folder: Path, **overrides: Any) -> Path:
     """Save a checkpoint of `family`, a key of `FAMILIES`, with a tokenizer into `folder`, and return the folder.
 
-    Weights are spread widely: attention matters, and the two best logits of a position do not tie. They depend only on
-    the shape and on `seed`; `overrides` are fields of `config.json`.
+    Weights are spread widely: attention matters, and the two best logits of a position do not tie. They depend on the
+    shape alone; `overrides` are fields of `config.json`.
     """
     save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
-    return write_weights(FAMILIES[family] | overrides, folder, seed=seed, norm_noise=0.2)
+    return write_weights(FAMILIES[family] | overrides, folder, norm_noise=0.2)
 
 
 def tiny_shape(name: str) -> Shape:
@@ -105,15 +99,6 @@ def prompts_in_waves() -> list[dict[str, list[int]]]:
     With prefix caching, the second wave finds keys and values of the first one: for a whole prompt, and for a part of
     one. Its lengths end before, at and behind the ends of blocks, chunks and the window.
     """
-    long = random_prompt(LONG_PROMPT_TOKENS)
-    return [
-        {"long": long},
-        {
-            "long again": long,
-            "shared prefix": [*long[:SHARED_TOKENS], *random_prompt(17, seed=1)],
-            "one token": random_prompt(1),
-            "a window": random_prompt(WINDOW),
-            "a block": random_prompt(64),
-            "three chunks": random_prompt(97),
-        },
-    ]
+    long = random_prompt(130)
+    others = {str(length): random_prompt(length) for length in (1, 17, 5, WINDOW, 64, 97, 30, 2, 40)}
+    return [{"long": long}, {"long again": long, "shared prefix": [*long[:100], *random_prompt(17, seed=1)], **others}]
