@@ -80,7 +80,9 @@ def test_a_part_over_its_time_is_killed_with_all_that_it_started(
     run_script: Callable[..., PartReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_light, "GRACE_S", 9.0)  # to start, on a slow machine
+    started = time.monotonic()
     (finding,) = run_script(START_A_CHILD + "time.sleep(600)", seconds=1.0).findings
+    assert time.monotonic() - started < 45
     assert finding.holds is False
     assert "did not end in 1 s" in finding.found
     assert not is_running(tmp_path / "pid")
