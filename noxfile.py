@@ -114,6 +114,45 @@ def tests_bench(session: nox.Session) -> None:
     run_tests(session, "-m", "not full", "benchmarks/tests")
 
 
+CPU_KERNEL_TESTS = [
+    f"packages/infer-kernels/tests/test_{name}.py"
+    for name in (
+        "cpu_attention",
+        "cpu_invariant_attention",
+        "cpu_ops",
+        "prepack",
+        "captured_step",
+        "qk_norm_rope_store",
+    )
+]
+
+
+@nox.session
+@nox.parametrize("architecture", ["x86-64-v4", "x86-64-v3", "x86-64"])
+def instruction_sets(session: nox.Session, architecture: str) -> None:
+    """The C++ kernels compiled for less than this CPU has: AVX512 without bf16, AVX2, and what any compiler takes."""
+    if architecture == "x86-64-v4" and " avx512vl " not in Path("/proc/cpuinfo").read_text():
+        session.skip("this CPU has no AVX512")
+    sync_package(session, "kernels")
+    run_tests(session, "-m", "not full", *CPU_KERNEL_TESTS, env={"INFER_CPU_KERNELS_FLAGS": f"-march={architecture}"})
+
+
+@nox.session
+def sanitizers(session: nox.Session) -> None:
+    """The C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    sync_package(session, "kernels")
+    libraries = [
+        str(session.run("c++", f"-print-file-name={name}", external=True, silent=True)).strip()
+        for name in ("libasan.so", "libstdc++.so")  # the second for exceptions that PyTorch throws
+    ]
+    env = {
+        "INFER_CPU_KERNELS_FLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g",
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's
+    }
+    run_tests(session, "-m", "not full", *CPU_KERNEL_TESTS, env=env)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """A short run of the benchmarks, within three minutes on two cores."""

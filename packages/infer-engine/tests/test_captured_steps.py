@@ -103,7 +103,6 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[ForwardBatch]:
 
 def test_steps_of_decodes_alone_are_replayed(folder_of: Callable[[str], Path], replayed: list[ForwardBatch]) -> None:
     engine = ModelEngine(folder_of("llama"), prefill_chunk_size=4)
-    replayed.clear()  # of the capture
     taken = []
     for prompt in ([5, 6], random_prompt(7), None):
         if prompt is not None:
@@ -121,15 +120,13 @@ def test_steps_of_decodes_alone_are_replayed(folder_of: Callable[[str], Path], r
         ({}, True),
         ({"use_cpu_graphs": True}, True),
         ({"use_cpu_graphs": False}, False),
-        ({"batch_invariant": True}, False),
+        ({"batch_invariant": True}, True),
     ],
 )
 def test_a_step_is_captured_where_the_configuration_lets_it(
     folder_of: Callable[[str], Path], replayed: list[ForwardBatch], *, switches: dict[str, Any], captures: bool
 ) -> None:
     engine = ModelEngine(folder_of("llama"), **switches)
-    assert bool(replayed) == captures
-    replayed.clear()
     engine.complete([5, 6], max_tokens=4)
     assert len(replayed) == 3 * captures
 

@@ -144,7 +144,6 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("prefill_chunk_size", 64, WHOLE, "leave one of them out"),
         ("prefill_chunk_size", 600, {"max_num_batched_tokens": 64}, "lower the one or raise the other"),
         ("num_kv_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
-        ("use_cpu_graphs", True, {"batch_invariant": True}, "leave one of them out"),
         ("use_cpu_graphs", True, {"device": "cuda"}, "leave `use_cpu_graphs` out"),
         ("use_cpu_graphs", True, {"device": "cuda:1"}, "leave `use_cpu_graphs` out"),
     ],
@@ -178,15 +177,6 @@ def test_a_switch_turns_off_nothing_but_what_needs_it() -> None:
         True,
     )
     assert resolved(**STATIC, **CONTIGUOUS, **WHOLE, use_prefix_caching=False) == ("contiguous", False, False)
-
-
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_steps_are_captured_unless_they_are_to_be_invariant_or_it_is_switched_off(device: str) -> None:
-    assert config_of(device=device).captures_cpu_graphs
-    assert config_of(device=device, use_cpu_graphs=True).captures_cpu_graphs
-    assert not config_of(device=device, use_cpu_graphs=False).captures_cpu_graphs
-    assert not config_of(device=device, batch_invariant=True).captures_cpu_graphs
-    assert not config_of(device=device, batch_invariant=True, use_cpu_graphs=False).captures_cpu_graphs
 
 
 def test_a_default_chunk_size_contradicts_no_smaller_step() -> None:
@@ -244,8 +234,6 @@ def test_any_values_make_a_consistent_configuration_or_a_clear_refusal(values: d
     assert config.kv_cache_backend in ("auto", config.resolved_kv_cache_backend)
     assert config.use_chunked_prefill in (None, config.chunks_prefill)
     assert config.use_prefix_caching in (None, config.caches_prefixes)
-    assert config.use_cpu_graphs in (None, config.captures_cpu_graphs)
-    assert not (config.captures_cpu_graphs and config.batch_invariant)
 
 
 LEFT_TO_THE_ENGINE: dict[str, list[object]] = {

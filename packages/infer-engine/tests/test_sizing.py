@@ -262,7 +262,7 @@ def test_prompts_computed_whole_need_buffers_for_the_longest(values: dict[str, A
 
 def test_a_chunk_is_cut_to_what_a_step_computes() -> None:
     chunked = size_step(EngineConfig(max_batch_size=4), device=CPU, model_max_seq_len=9000)
-    assert (chunked.max_step_tokens(9000), chunked.prefill_chunk_size) == (2052, 512)
+    assert (chunked.max_step_tokens(9000), chunked.prefill_chunk_size) == (2052, 128)
     small = size_step(EngineConfig(max_num_batched_tokens=64), device=CPU, model_max_seq_len=9000)
     assert (small.max_step_tokens(9000), small.prefill_chunk_size) == (64 + 32, 64)
 

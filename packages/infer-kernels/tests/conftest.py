@@ -1,14 +1,17 @@
-"""What all tests here share: a fixed seed, and Triton's interpreter for those in `interpreter/`.
+"""What tests share: a fixed seed, both ways to compute on a CPU, and Triton's interpreter for those in `interpreter/`.
 
 Triton decides when a kernel is decorated whether it will be interpreted or compiled, so one process cannot do both.
 With `TRITON_INTERPRET=1` pytest runs the tests in `interpreter/`, without it all others, and skips the rest.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from infer_kernels.cpu import library
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FOLDER = Path(__file__).parent / "interpreter"
@@ -23,6 +26,23 @@ if INTERPRETED:
 def seed() -> None:
     """Every test draws the same numbers each time."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops on a CPU compute with plain PyTorch, as on a machine without a compiler."""
+    monkeypatch.setattr("infer_kernels.dispatch.library", lambda: None)
+
+
+@pytest.fixture(params=["c++", "pytorch"], scope="module")
+def cpu_path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ops on a CPU compute with C++ kernels, where they can be compiled, and with plain PyTorch."""
+    if request.param == "c++" and library() is None:
+        pytest.skip("no CPU kernels here")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "pytorch":
+            patch.setattr("infer_kernels.dispatch.library", lambda: None)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,7 @@
-"""Attention's plain-torch paths against the references. What belongs to no sequence is NaN and must not show."""
+"""Attention on a CPU, by C++ and by plain PyTorch, against the references.
+
+What belongs to no sequence is NaN and must not show.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +19,8 @@ from infer_kernels.testing.closeness import assert_attention_close
 from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
 
+pytestmark = pytest.mark.usefixtures("cpu_path")
+
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1), (1, 32)]  # (rows of q, tokens) of each sequence
 ORDERS: dict[str, dict[str, Any]] = {
     "head_major": {},
@@ -23,12 +28,12 @@ ORDERS: dict[str, dict[str, Any]] = {
     "transposed_keys": {"transposed_keys": True},
     "both": {"token_major": True, "transposed_keys": True},
 }
-BOTH_PATHS = ["token_major", "transposed_keys"]  # of decodes: SDPA, and embedding bags
+SOME_ORDERS = ["token_major", "transposed_keys"]  # the C++ kernel takes the first
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NOWHERE = 10**6  # a block that no cache has
 
 every_order = pytest.mark.parametrize("order", ORDERS)
-both_paths = pytest.mark.parametrize("order", BOTH_PATHS)
+some_orders = pytest.mark.parametrize("order", SOME_ORDERS)
 
 
 def attention(batch: PagedBatch, *, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
@@ -55,7 +60,7 @@ def two_threads() -> Iterator[None]:
 
 
 @parametrize_pairwise(
-    order=BOTH_PATHS, group=[1, 2, 3, 5, 8], head_dim=[16, 48, 64, 128, 256], block_size=[1, 5, 16, 64]
+    order=SOME_ORDERS, group=[1, 2, 3, 5, 8], head_dim=[16, 48, 64, 128, 256], block_size=[1, 5, 16, 64]
 )
 def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int, order: str) -> None:
     batch = random_paged_batch(
@@ -104,7 +109,9 @@ def test_a_kernel_takes_neither_queries_of_another_dtype_nor_transposed_keys() -
 
 
 @pytest.mark.usefixtures("two_threads")
-@parametrize_pairwise(order=BOTH_PATHS, dtype=[torch.float32, torch.bfloat16], window=[None, 129, 200], kv_heads=[1, 3])
+@parametrize_pairwise(
+    order=SOME_ORDERS, dtype=[torch.float32, torch.bfloat16], window=[None, 129, 200], kv_heads=[1, 3]
+)
 def test_long_decodes_on_two_threads_equal_reference(
     kv_heads: int, window: int | None, dtype: torch.dtype, order: str
 ) -> None:
@@ -120,7 +127,7 @@ def test_long_decodes_on_two_threads_equal_reference(
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
 
 
-@parametrize_pairwise(order=BOTH_PATHS, window=[1, 2, 15, 16, 17, 32, 36, 37, 61, 1000], block_size=[5, 16])
+@parametrize_pairwise(order=SOME_ORDERS, window=[1, 2, 15, 16, 17, 32, 36, 37, 61, 1000], block_size=[5, 16])
 def test_window_edges_equal_reference(window: int, block_size: int, order: str) -> None:
     batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=1, head_dim=32, block_size=block_size, **ORDERS[order])
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
@@ -157,14 +164,14 @@ def test_memory_that_belongs_to_no_sequence_may_hold_anything(stale: float, orde
     assert torch.equal(attention(batch), expected)
 
 
-@both_paths
+@some_orders
 @pytest.mark.parametrize("window", [None, 9])
 def test_soft_cap_equals_reference(window: int | None, order: str) -> None:
     batch = random_paged_batch(RAGGED, q_heads=4, kv_heads=2, head_dim=32, block_size=16, **ORDERS[order])
     assert_attention_close(attention(batch, window=window, soft_cap=0.7), reference(batch, window=window, soft_cap=0.7))
 
 
-@both_paths
+@some_orders
 def test_layers_of_different_windows_share_a_plan(order: str) -> None:
     batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **ORDERS[order])
     plan = plan_attention(**batch.layout, block_size=16, device="cpu")
@@ -188,7 +195,7 @@ def test_layers_of_different_heads_share_a_plan() -> None:
         assert_attention_close(out, reference(batch))
 
 
-@both_paths
+@some_orders
 def test_result_goes_to_out_or_to_a_fresh_tensor(order: str) -> None:
     batch = random_paged_batch(RAGGED, q_heads=2, kv_heads=1, head_dim=16, block_size=16, **ORDERS[order])
     plan = plan_attention(**batch.layout, block_size=16, device="cpu")
@@ -259,7 +266,7 @@ def test_causal_attention_of_no_tokens_is_empty() -> None:
     assert causal_attention(empty, empty, empty, scale=1.0).shape == (0, 2, 16)
 
 
-@both_paths
+@some_orders
 @pytest.mark.parametrize("window", [None, 9])
 def test_one_row_of_a_prompt_equals_reference(window: int | None, order: str) -> None:
     batch = random_paged_batch(

@@ -16,6 +16,8 @@ from infer_kernels.testing.closeness import assert_attention_close
 from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
 
+pytestmark = pytest.mark.usefixtures("cpu_path")
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 161), (1, 1), (1, 300)]  # (rows of q, tokens) of each sequence
 

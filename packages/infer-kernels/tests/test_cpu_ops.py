@@ -26,6 +26,8 @@ from infer_kernels.reference import (
 )
 from infer_kernels.testing.closeness import assert_within_roundings
 
+pytestmark = pytest.mark.usefixtures("cpu_path")
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant] = ["llama", "gemma"]
 SHAPES = [(0, 8), (1, 1), (1, 16), (3, 17), (7, 96), (33, 576)]

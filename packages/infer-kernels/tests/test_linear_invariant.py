@@ -54,8 +54,8 @@ def test_layer_is_the_dense_layer(
 def test_rows_of_every_slice_equal_rows_of_the_whole(
     in_features: int, out_features: int, dtype: torch.dtype, *, packed: bool
 ) -> None:
-    weight, bias = some_layer(in_features, out_features, dtype)
-    weight = prepack(weight) if packed else weight
+    plain, bias = some_layer(in_features, out_features, dtype)
+    weight = prepack(plain) if packed else plain
     x = torch.randn(70, in_features).to(dtype)
     whole = linear_invariant(x, weight, bias)
     slices = [(start, stop) for start in range(18) for stop in (start + 1, 39)]

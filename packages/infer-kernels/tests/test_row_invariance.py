@@ -21,6 +21,8 @@ from infer_kernels import (
 from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
 
+pytestmark = pytest.mark.usefixtures("cpu_path")
+
 HEAD_DIM = 16
 ROWS = 400
 Op = Callable[[Tensor, Tensor], Tensor]  # x [tokens, width], position_ids [tokens] -> [tokens, ...]

@@ -2,22 +2,17 @@
 
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from infer_kernels.cpu import wants_transposed_keys
 
 
 class KVPool:
     """Keys and values of all layers in blocks, zeros at the start. Layers of a group have equally many blocks.
 
-    Each layer's cache has the shape [blocks, kv_heads, block_size, head_dim], and each head of each block is one piece
-    of memory. Where `infer_kernels.cpu.wants_transposed_keys` says so, keys are transposed inside that piece:
-
-        keys    [blocks, kv_heads, block_size, head_dim] or [blocks, kv_heads, head_dim, block_size]
-        values  [blocks, kv_heads, block_size, head_dim]
+    Keys and values of a layer are contiguous tensors [blocks, kv_heads, block_size, head_dim]: each head of each block
+    is one piece of memory.
     """
 
     def __init__(
@@ -65,8 +60,8 @@ class KVPool:
         self._group_of_layer = tuple(group_of_layer)
         self._num_blocks = tuple(num_blocks)
 
-        def allocate(num_layers: int, num_blocks: int, rows: int, columns: int) -> Tensor:
-            shape = (num_layers, num_blocks, kv_heads, rows, columns)
+        def allocate_group(group: int) -> Tensor:
+            shape = (self._group_of_layer.count(group), num_blocks[group], kv_heads, block_size, head_dim)
             if device.type == "cpu":
                 # Fresh pages of the operating system: a page takes memory when it is first written. Small pages,
                 # because a block of one layer is far from the same block of the next layer.
@@ -74,23 +69,12 @@ class KVPool:
                 return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        def allocate_keys(num_layers: int, num_blocks: int) -> Tensor:
-            if wants_transposed_keys(dtype, device):
-                return allocate(num_layers, num_blocks, head_dim, block_size).mT
-            return allocate(num_layers, num_blocks, block_size, head_dim)
+        def allocate() -> tuple[Tensor, ...]:
+            layers = [iter(allocate_group(group).unbind()) for group in range(len(num_blocks))]
+            return tuple(next(layers[group]) for group in group_of_layer)
 
-        def allocate_values(num_layers: int, num_blocks: int) -> Tensor:
-            return allocate(num_layers, num_blocks, block_size, head_dim)
-
-        def allocate_all(allocate_group: Callable[[int, int], Tensor]) -> tuple[Tensor, ...]:
-            groups = [
-                iter(allocate_group(self._group_of_layer.count(group), count).unbind())
-                for group, count in enumerate(num_blocks)
-            ]
-            return tuple(next(groups[group]) for group in group_of_layer)
-
-        self._key_caches = allocate_all(allocate_keys)
-        self._value_caches = allocate_all(allocate_values)
+        self._key_caches = allocate()
+        self._value_caches = allocate()
 
     @staticmethod
     def bytes_per_block(*, num_layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -1,15 +1,17 @@
-"""LLM inference kernels in Triton, each beside its PyTorch reference. Knows flat batches of tokens; knows no model.
+"""LLM inference kernels in Triton and C++, each beside its PyTorch reference. Knows flat batches; knows no model.
 
 Every op takes flat batches (`tokens` rows, no padding), computes in fp32 and rounds where its module says. On CUDA
-tensors it runs its Triton kernel, elsewhere (and wherever a gradient is wanted) plain PyTorch.
+tensors it runs its Triton kernel, on a CPU with a compiler its C++ kernel if it has one, and elsewhere (and wherever a
+gradient is wanted) plain PyTorch.
 
-`infer_kernels.reference` has the references, `infer_kernels.cpu` what a cache and a captured step need on a CPU, and
-`infer_kernels.testing` helpers for tests.
+`infer_kernels.reference` has the references, `infer_kernels.cpu` captured steps, and `infer_kernels.testing` helpers
+for tests.
 """
 
 from infer_kernels.advance_decode import advance_decode
 from infer_kernels.attention import AttentionBuffers, AttentionPlan, causal_attention, paged_attention, plan_attention
 from infer_kernels.dense import linear, linear_invariant, prepack
+from infer_kernels.embedding import embedding
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm import NormVariant, add_rms_norm, norm_add_norm, rms_norm
 from infer_kernels.qkv import KVSlots, QKNorm, Rotary, apply_rope, apply_rope_batched, qk_norm_rope_store, store_kv
@@ -30,6 +32,7 @@ __all__ = [
     "apply_rope_batched",
     "causal_attention",
     "count_tokens",
+    "embedding",
     "gelu_tanh_and_mul",
     "linear",
     "linear_invariant",

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from infer_kernels.cpu.calls import DTYPES
+from infer_kernels.cpu.library import library
+
 TRITON_DEVICES = {"cuda"}
 """Device types that take the Triton path; `infer_kernels.testing` adds "cpu" while it interprets or compiles."""
 
@@ -15,3 +18,15 @@ def wants_grad(*tensors: Tensor) -> bool:
 def takes_triton(*tensors: Tensor) -> bool:
     """Whether an op on `tensors` runs its Triton kernel: on CUDA, unless a gradient is wanted (kernels have none)."""
     return tensors[0].device.type in TRITON_DEVICES and not wants_grad(*tensors)
+
+
+def takes_cpu_kernel(*tensors: Tensor) -> bool:
+    """Whether an op on `tensors` runs its C++ kernel: on a CPU that has them, unless a gradient is wanted."""
+    first = tensors[0]
+    return (
+        first.is_cpu
+        and first.dtype in DTYPES
+        and "cpu" not in TRITON_DEVICES
+        and library() is not None
+        and not wants_grad(*tensors)
+    )

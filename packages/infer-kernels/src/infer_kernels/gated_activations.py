@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
-from infer_kernels.dispatch import takes_triton, wants_grad
+from infer_kernels.cpu import ops
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
 from infer_kernels.pytorch.activations import GatedActivation, activate_rows
 
 
@@ -108,6 +109,8 @@ def _gated(gate_up: Tensor, activation: GatedActivation, out: Tensor | None) -> 
         return gated_triton(
             gate_up, activation=activation, out=gate_up.new_empty(tokens, width // 2) if out is None else out
         )
+    if takes_cpu_kernel(gate_up):
+        return ops.gated(gate_up, is_gelu=activation == "gelu_tanh", out=out)
     return gated_torch(gate_up, activation=activation, out=out)
 
 

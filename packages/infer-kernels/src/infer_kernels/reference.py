@@ -6,6 +6,7 @@ A reference changes none of its arguments: where an op writes into a tensor, its
 from infer_kernels.advance_decode import advance_decode_reference
 from infer_kernels.attention.reference import paged_attention_reference
 from infer_kernels.dense.linear_invariant import linear_invariant_reference
+from infer_kernels.embedding import embedding_reference
 from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
 from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
@@ -26,6 +27,7 @@ __all__ = [
     "apply_rope_batched_reference",
     "apply_rope_reference",
     "count_tokens_reference",
+    "embedding_reference",
     "gelu_tanh_and_mul_reference",
     "kept_tokens_reference",
     "linear_invariant_reference",

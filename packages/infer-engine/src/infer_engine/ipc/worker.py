@@ -65,7 +65,7 @@ def main() -> int:
     connection = Connection(int(sys.argv[1]))
     setup = msgspec.msgpack.decode(connection.recv_bytes(MAX_FRAME_BYTES), type=WorkerSetup)
     sender = _MessageSender(connection)
-    logging.basicConfig(level=setup.log_level, handlers=[LogSender(sender.send)])
+    logging.basicConfig(level=setup.log_level, format="%(message)s", handlers=[LogSender(sender.send)])
     inbox: Inbox = queue.SimpleQueue()
     # Started before the model is loaded: the end of the client ends this process at any time.
     threading.Thread(target=_read, args=(connection, inbox), name="infer-client-reader", daemon=True).start()

@@ -1,5 +1,6 @@
 """Loads a model and builds its `ModelRunner`: weights, sizes, KV pool, buffers, sampler."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import choose_block_size, kv_memory, resolve_device, size_kv_cache, size_step
-from infer_kernels.cpu import kv_cache_dtype
-from infer_models import CheckpointError, GenerationConfig, ModelConfig, load_model
+from infer_kernels.cpu import NotCapturableError, library
+from infer_models import CausalLM, CheckpointError, GenerationConfig, ModelConfig, load_model
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.text import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,6 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
     )
     model.prepack()
 
-    cache_dtype = kv_cache_dtype(dtype, device)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     groups = _group_layers(config, model_config)
     activation_bytes = profile_activation_bytes(
@@ -80,7 +82,7 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
                 kv_heads=model_config.kv_heads,
                 block_size=block_size,
                 head_dim=model_config.head_dim,
-                dtype=cache_dtype,
+                dtype=dtype,
             )
             for num_layers in groups.num_layers
         ],
@@ -93,7 +95,7 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
         kv_heads=model_config.kv_heads,
         block_size=block_size,
         head_dim=model_config.head_dim,
-        dtype=cache_dtype,
+        dtype=dtype,
         device=device,
     )
     input_buffers = InputBuffers(
@@ -114,7 +116,7 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
         ),
         device=device,
         batch_invariant=config.batch_invariant,
-        cpu_graph=CPUGraph(model, pool) if device.type == "cpu" and config.captures_cpu_graphs else None,
+        cpu_graph=_capture_decode_step(config, model, pool, limits.max_batch_size, kv.max_seq_len),
     )
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
@@ -136,6 +138,20 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
         eos_token_ids=eos_token_ids,
         info=info,
     )
+
+
+def _capture_decode_step(
+    config: EngineConfig, model: CausalLM, pool: KVPool, max_batch_size: int, max_seq_len: int
+) -> CPUGraph | None:
+    """Return the captured step of a model on a CPU; None if it is not wanted or cannot be captured."""
+    is_on_cpu = pool.key_cache(0).is_cpu
+    if not is_on_cpu or config.use_cpu_graphs is False or library() is None:
+        return None
+    try:
+        return CPUGraph(model, pool, max_seqs=max_batch_size, max_seq_len=max_seq_len)
+    except NotCapturableError as error:
+        logger.info("Decode steps are not captured: %s", error)
+        return None
 
 
 def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:

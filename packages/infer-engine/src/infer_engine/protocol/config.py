@@ -14,7 +14,6 @@ SchedulerPolicy = Literal["fcfs", "prefill_first", "decode_round_robin", "priori
 KVCacheBackend = Literal["contiguous", "paged"]
 KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
-DEFAULT_PREFILL_CHUNK_SIZE = 512
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
 
 MAX_TIMEOUT_S = 365 * 24 * 3600
@@ -59,14 +58,15 @@ class EngineConfig:
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
         use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on if the other
             values allow it.
-        prefill_chunk_size: Tokens of one prompt computed in one step, when chunked.
+        prefill_chunk_size: Tokens of one prompt computed in one step, when chunked. Left out: 512 on a GPU, 128 on a
+            CPU, or what `max_num_batched_tokens` allows.
         max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
             as fit.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
-        use_cpu_graphs: On a CPU, capture a decode step once and replay it; excludes `batch_invariant`. Left out: on if
-            the other values allow it.
-        batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed.
+        use_cpu_graphs: On a CPU with C++ kernels, capture a decode step once and replay it. Left out: on.
+        batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on
+            a CPU with C++ kernels, where it always holds.
         step_timeout_s: Seconds after which a step counts as stuck, and the engine as dead.
 
     Raises:
@@ -93,7 +93,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     kv_reserve: float = 0.2
     use_chunked_prefill: bool | None = None
-    prefill_chunk_size: int = DEFAULT_PREFILL_CHUNK_SIZE
+    prefill_chunk_size: int | None = None
     max_prefill_chunks_per_step: int | None = None
     use_prefix_caching: bool | None = None
     use_cpu_graphs: bool | None = None
@@ -127,11 +127,6 @@ class EngineConfig:
         """Whether KV blocks of shared prefixes are reused."""
         possible = self.resolved_kv_cache_backend == "paged" and self.chunks_prefill
         return possible and self.use_prefix_caching is not False
-
-    @property
-    def captures_cpu_graphs(self) -> bool:
-        """Whether decode steps are captured and replayed, if the device is a CPU."""
-        return not self.batch_invariant and self.use_cpu_graphs is not False
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -181,8 +176,8 @@ class EngineConfig:
             )
 
     def _check_chunk_size(self) -> None:
-        if self.prefill_chunk_size == DEFAULT_PREFILL_CHUNK_SIZE:
-            return  # a default conflicts with nothing: a chunk is cut to the tokens of a step
+        if self.prefill_chunk_size is None:
+            return
         if not self.chunks_prefill:
             raise self._conflict(
                 "prefill_chunk_size",
@@ -209,13 +204,6 @@ class EngineConfig:
             )
 
     def _check_cpu_graphs(self) -> None:
-        if self.use_cpu_graphs and self.batch_invariant:
-            raise self._conflict(
-                "use_cpu_graphs",
-                "batch_invariant",
-                why="whose steps are laid out anew each time",
-                fix="leave one of them out",
-            )
         if self.use_cpu_graphs and self.device.startswith("cuda"):
             raise self._conflict(
                 "use_cpu_graphs", "device", why="and nothing runs on a CPU", fix="leave `use_cpu_graphs` out"
@@ -272,7 +260,7 @@ _CHECKS = {
     "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),
     "kv_reserve": number("a number in [0, 1)", lambda value: 0 <= value < 1),
     "use_chunked_prefill": optional(switch()),
-    "prefill_chunk_size": _COUNT,
+    "prefill_chunk_size": optional(_COUNT),
     "max_prefill_chunks_per_step": optional(_COUNT),
     "use_prefix_caching": optional(switch()),
     "use_cpu_graphs": optional(switch()),

@@ -9,7 +9,6 @@ what was counted.
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +60,6 @@ def answer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 def compute_as_a_gpu() -> None:
     """Let this process's engines take the path of CUDA tensors, for the rest of its life."""
     interpret_kernels()
-    answers: dict[str, Any] = {
-        "infer_cache.pool.wants_transposed_keys": lambda *_: False,
-        "infer_engine.model_runner.loading.kv_cache_dtype": lambda dtype, _: dtype,
-        "infer_kernels.dense.linear._packs_bf16": lambda: False,
-    }
-    for name, answer_of_a_gpu in answers.items():
-        module, _, function = name.rpartition(".")
-        setattr(import_module(module), function, answer_of_a_gpu)
 
 
 def main() -> None:

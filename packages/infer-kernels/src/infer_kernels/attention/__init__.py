@@ -6,7 +6,7 @@ reference.py   the formula
 causal.py      attention without a cache
 masks.py       masks and capped scores of the PyTorch paths
 triton/        the kernels, their work lists and device memory
-cpu/           the PyTorch paths: embedding bags, tiles of prompts, batch-invariant tiles
+cpu.py         the C++ kernel on a CPU, or plain PyTorch
 """
 
 from infer_kernels.attention.causal import causal_attention

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from infer_kernels.attention.cpu.invariant_plan import InvariantCpuPlan
-from infer_kernels.attention.cpu.plan import CpuAttentionPlan
+from infer_kernels.attention.cpu import CpuAttentionPlan
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata, check_options
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.attention.triton.plan_memory import AttentionBuffers, FreshMemory
@@ -49,10 +48,12 @@ def plan_attention(
             chunks too, are prefill. None: sequences with several rows.
         buffers: memory on the device to write the plan into, as captured steps need; None allocates.
         batch_invariant: a row's bits depend on nothing but its sequence's tokens: not on chunks, phases, other
-            sequences or blocks. Slower: kernels take every row as prefill, a CPU multiplies tiles of fixed shape.
+            sequences or blocks. Slower on a GPU, whose kernels take every row as prefill, and in plain PyTorch, which
+            computes row by row; the C++ kernel always computes so.
 
     Returns:
-        The plan. It reads the host tensors while it is made and while layers attend for the first time.
+        The plan. It reads the host tensors while it is made and while layers attend; a captured step on a CPU reads
+        them at every replay.
 
     Raises:
         ValueError: a shape, device or value does not fit.
@@ -87,8 +88,9 @@ def plan_attention(
     if device.type not in TRITON_DEVICES:
         if buffers is not None:
             raise ValueError(f"`buffers` are for kernels, and a plan for {device} runs none; leave them out")
-        cpu_plan = InvariantCpuPlan if batch_invariant else CpuAttentionPlan
-        return cpu_plan(layout, block_table, block_size=block_size, device=device)
+        return CpuAttentionPlan(
+            layout, block_table, block_size=block_size, device=device, batch_invariant=batch_invariant
+        )
     if buffers is not None:
         buffers.check(device=device, block_size=block_size)
     return TritonAttentionPlan(
@@ -150,8 +152,7 @@ def paged_attention(
     Args:
         q: [tokens, q_heads, head_dim], of the device of the caches, for a kernel of their dtype too; may be a strided
             view. head_dim is a multiple of 16 up to 256, q_heads a multiple of kv_heads.
-        k_cache: as for `store_kv`. On a CPU decodes are fastest over what `kv_cache_dtype` and `wants_transposed_keys`
-            say.
+        k_cache: as for `store_kv`.
         v_cache: as for `store_kv`.
         plan: of this step, from `plan_attention`.
         scale: multiplies the dot products.

@@ -7,7 +7,8 @@ rows. Here a row meets the same arithmetic whatever its batch and its place ther
 "Defeating Nondeterminism in LLM Inference", 2025.
 
 On CUDA: one tile shape for any number of rows, products added from the first column to the last by one program, which
-reads the weight once per tile of rows. Elsewhere: the library's product of tiles of 16 rows, the last filled up with
+reads the weight once per tile of rows. On a CPU with a prepacked weight: `linear`, which is as invariant. Elsewhere:
+the library's product of tiles of 16 rows, the last filled up with
 zeros, in memory of its own with rows that start on cache lines, as kernels also look at alignment. Tiles of 8 rows
 took longer for many rows, of 32 for one; `infer-bench kernels-cpu` measures what invariance costs.
 
@@ -28,7 +29,8 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
-from infer_kernels.dense.linear import linear
+from infer_kernels.cpu.packed_weight import PackedWeight
+from infer_kernels.dense.linear import linear, multiply_packed
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.gpu import describe_gpu
 
@@ -164,7 +166,7 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
 
 
 def linear_invariant_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
-    """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable, unless prepacked."""
+    """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable."""
     rows, in_features = x.shape
     stride = triton.cdiv(in_features * x.element_size(), _LINE) * _LINE // x.element_size()
     for start in range(0, rows, _TILE_ROWS):
@@ -176,7 +178,9 @@ def linear_invariant_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, ou
     return out
 
 
-def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+def linear_invariant(
+    x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """A dense layer over the last dimension that gives a row the same bits whatever the other rows and their number.
 
     Args:
@@ -194,6 +198,9 @@ def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, o
         ValueError: a shape, device or stride does not fit.
         TypeError: a dtype does not fit.
     """
+    if isinstance(weight, PackedWeight):
+        product = multiply_packed(x, weight, bias)
+        return product if out is None else out.copy_(product)
     require_rank("weight", weight, "out_features, in_features")
     require_float("x", x)
     require_like("weight", weight, "x", x)
@@ -201,8 +208,7 @@ def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, o
     if x.dim() == 0 or x.shape[-1] != in_features:
         raise ValueError(f"`x` has shape {list(x.shape)}; pass [..., {in_features}], as many as `weight` has columns")
     require_dense_rows("x", x)
-    if not weight.is_mkldnn:
-        require_dense_rows("weight", weight)
+    require_dense_rows("weight", weight)
     if bias is not None:
         require_shape("bias", bias, (out_features,), "as many as `weight` has rows")
         require_like("bias", bias, "x", x)

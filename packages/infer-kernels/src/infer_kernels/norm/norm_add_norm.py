@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.dispatch import takes_triton
+from infer_kernels.cpu import ops
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.norm.add_rms_norm import check_residual
 from infer_kernels.norm.rms_norm import (
     NormVariant,
@@ -161,6 +162,17 @@ def norm_add_norm(
             variant=variant,
             out=torch.empty_like(x) if out is None else out,
             residual_out=torch.empty_like(x) if residual_out is None else residual_out,
+        )
+    if takes_cpu_kernel(x, residual, post_weight, next_weight):
+        return ops.norm(
+            x,
+            next_weight,
+            eps,
+            is_gemma=variant == "gemma",
+            residual=residual,
+            post_weight=post_weight,
+            out=out,
+            residual_out=residual_out,
         )
     post = rms_norm_torch(x, post_weight, eps, variant=variant)
     new_residual = torch.add(residual, post, out=residual_out)

@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_out, require_shape
-from infer_kernels.dispatch import takes_triton, wants_grad
+from infer_kernels.cpu import ops
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
 from infer_kernels.pytorch.constants import fp32_scalar
 
 NormVariant = Literal["llama", "gemma"]
@@ -128,7 +129,7 @@ def normalize_rows(x: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x * x) + eps), row by row, in place: x is fp32 [..., hidden] and changes."""
     # One pass over the row where `square().mean()` takes two and a temporary of its size.
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x.mul_(torch.addcmul(fp32_scalar(eps), norm, norm, value=1.0 / int(x.shape[-1])).rsqrt_())
+    return x.mul_(torch.addcmul(fp32_scalar(eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_())
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, *, variant: NormVariant, out: Tensor | None = None) -> Tensor:
@@ -187,4 +188,6 @@ def rms_norm(
         require_out("out", out, "x", x)
     if takes_triton(x, weight):
         return rms_norm_triton(x, weight, eps, variant=variant, out=torch.empty_like(x) if out is None else out)
+    if x.dim() == 2 and takes_cpu_kernel(x, weight):
+        return ops.norm(x, weight, eps, is_gemma=variant == "gemma", out=out)[0]
     return rms_norm_torch(x, weight, eps, variant=variant, out=out)

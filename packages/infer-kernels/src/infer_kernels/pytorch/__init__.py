@@ -1,1 +1,1 @@
-"""What the PyTorch paths of ops share on a CPU: casts, constants, activations, captured branches. Knows no op."""
+"""What the PyTorch paths of ops share on a CPU: constants, activations. Knows no op."""

@@ -25,7 +25,8 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
-from infer_kernels.dispatch import takes_triton
+from infer_kernels.cpu import ops
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.norm.rms_norm import normalize_rows, rms_norm_reference
 from infer_kernels.qkv.rope import apply_rope_reference, check_rotation, rotate_heads_torch
 from infer_kernels.qkv.store_kv import (
@@ -270,9 +271,8 @@ def qk_norm_rope_store_torch(
     out: Tensor | None,
 ) -> Tensor:
     """The fastest plain PyTorch; arguments as for `qk_norm_rope_store`, unchecked."""
-    # While a step is captured, sizes are tensors, and arithmetic with them would become part of it.
-    kv_heads = int(k_cache.shape[1])
-    q_heads = int(qkv.shape[1]) - 2 * kv_heads
+    kv_heads = k_cache.shape[1]
+    q_heads = qkv.shape[1] - 2 * kv_heads
     # Queries and keys lie side by side: half as many operations prepare both.
     both, v = qkv.narrow(1, 0, q_heads + kv_heads), qkv.narrow(1, q_heads + kv_heads, kv_heads)
     if norm is not None:
@@ -286,7 +286,7 @@ def qk_norm_rope_store_torch(
 
 def _normalize_heads_torch(both: Tensor, q_heads: int, norm: QKNorm) -> Tensor:
     """The normalized heads of queries and keys, which have weights of their own."""
-    kv_heads = int(both.shape[1]) - q_heads
+    kv_heads = both.shape[1] - q_heads
     normalized = normalize_rows(both.to(torch.float32, copy=True), norm.eps)
     if norm.variant == "gemma":
         weights = (norm.q_weight.float() + 1.0, norm.k_weight.float() + 1.0)
@@ -295,6 +295,12 @@ def _normalize_heads_torch(both: Tensor, q_heads: int, norm: QKNorm) -> Tensor:
     normalized.narrow(1, 0, q_heads).mul_(weights[0])
     normalized.narrow(1, q_heads, kv_heads).mul_(weights[1])
     return normalized.to(both.dtype)
+
+
+def _fits_cpu_kernel(qkv: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether the C++ kernel reads these: one dtype, and heads whose elements lie side by side."""
+    is_dense = k_cache.stride(3) == v_cache.stride(3) == 1
+    return is_dense and qkv.dtype == k_cache.dtype and qkv.shape[2] <= ops.MOST_HEAD_DIM
 
 
 def qk_norm_rope_store(
@@ -355,6 +361,20 @@ def qk_norm_rope_store(
             out = qkv.new_empty(tokens, q_heads, head_dim)
         return qk_norm_rope_store_triton(
             qkv, k_cache, v_cache, slots.slots.contiguous(), rotary=rotary, norm=norm, out=out
+        )
+    if takes_cpu_kernel(k_cache) and _fits_cpu_kernel(qkv, k_cache, v_cache):
+        return ops.qk_norm_rope_store(
+            qkv,
+            k_cache,
+            v_cache,
+            slots.slots,
+            positions=None if rotary is None else rotary.position_ids,
+            cos_sin=None if rotary is None else rotary.cos_sin,
+            q_weight=None if norm is None else norm.q_weight,
+            k_weight=None if norm is None else norm.k_weight,
+            eps=0.0 if norm is None else norm.eps,
+            is_gemma=norm is not None and norm.variant == "gemma",
+            out=out,
         )
     if not torch.is_grad_enabled():
         return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)

@@ -23,7 +23,6 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton, wants_grad
-from infer_kernels.pytorch.casting import cast
 
 
 def store_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,13 +117,12 @@ class KVSlots:
         block_size: tokens of a block.
     """
 
-    __slots__ = ("_may_skip", "_places", "block_size", "slots")
+    __slots__ = ("_places", "block_size", "slots")
 
-    def __init__(self, slots: Tensor, *, block_size: int, may_skip: bool = True) -> None:
-        """Take slots of a cache with blocks of `block_size` tokens; `may_skip=False` promises that none is -1."""
+    def __init__(self, slots: Tensor, *, block_size: int) -> None:
+        """Take slots of a cache with blocks of `block_size` tokens."""
         self.slots = slots
         self.block_size = block_size
-        self._may_skip = may_skip
         self._places: tuple[Tensor | None, Tensor, Tensor] | None = None
 
     def places(self) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -132,7 +130,7 @@ class KVSlots:
         if self._places is None:
             slots = self.slots.long()
             kept = None
-            if self._may_skip and slots.numel() and int(slots.min()) < 0:
+            if slots.numel() and int(slots.min()) < 0:
                 kept = (slots >= 0).nonzero().squeeze(1)
                 slots = slots[kept]
             self._places = (kept, slots // self.block_size, slots % self.block_size)
@@ -146,7 +144,7 @@ def store_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots
     kept, block, offset = slots.places()
     for x, cache in ((k, k_cache), (v, v_cache)):
         rows = x if kept is None else x.index_select(0, kept)
-        cache.transpose(1, 2).index_put_((block, offset), cast(rows, cache.dtype))
+        cache.transpose(1, 2).index_put_((block, offset), rows.to(cache.dtype))
 
 
 def check_cache(k_cache: Tensor, v_cache: Tensor) -> None:

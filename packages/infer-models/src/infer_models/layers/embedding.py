@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from infer_kernels import embedding
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import LinearBase
 from infer_models.layers.parameters import ParameterFactory
@@ -19,7 +19,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids [tokens], int32 or int64, to [tokens, hidden]."""
-        return functional.embedding(ids, self.weight)
+        return embedding(ids, self.weight)
 
 
 class ScaledEmbedding(Embedding):
@@ -32,7 +32,7 @@ class ScaledEmbedding(Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids [tokens], int32 or int64, to [tokens, hidden]."""
-        return super().forward(ids) * self.scale
+        return embedding(ids, self.weight, scale=self.scale)
 
 
 class LMHead(LinearBase):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from infer_kernels import prepack
+from infer_kernels.cpu import PackedWeight
 from infer_models.layers.parameters import LinearFunction, ParameterFactory
 
 
@@ -13,11 +14,11 @@ class LinearBase(nn.Module):
     """A layer that multiplies by a weight.
 
     Attributes:
-        weight: [out_features, in_features].
+        weight: [out_features, in_features], or what `prepack` made of it.
         linear: what multiplies by it.
     """
 
-    weight: nn.Parameter
+    weight: nn.Parameter | PackedWeight
     linear: LinearFunction
 
     def __init__(self, weight: nn.Parameter, linear: LinearFunction) -> None:
@@ -28,7 +29,11 @@ class LinearBase(nn.Module):
 
     def prepack(self) -> None:
         """Reorder the weight as its device multiplies it fastest; this cannot be undone."""
-        self.weight = nn.Parameter(prepack(self.weight.detach()), requires_grad=False)
+        if isinstance(self.weight, nn.Parameter):
+            packed = prepack(self.weight.detach())
+            if isinstance(packed, PackedWeight):
+                del self.weight  # a parameter, which a packed weight is not
+                self.weight = packed
 
 
 class Linear(LinearBase):
@@ -63,4 +68,5 @@ class PackedLinear(LinearBase):
 
     def part_weights(self) -> dict[str, Tensor]:
         """Return each part's rows of the weight, as views, by its name."""
+        assert isinstance(self.weight, nn.Parameter), "a packed model cannot be saved"
         return dict(zip(self.parts, torch.split(self.weight.detach(), list(self.parts.values())), strict=True))

@@ -6,11 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from infer_kernels.cpu import PackedWeight
+
 
 class LinearFunction(Protocol):
     """What a linear layer computes: `infer_kernels.linear` or `linear_invariant`."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
 
 

@@ -1,0 +1,115 @@
+"""Paged attention on a CPU: the C++ kernel, or plain PyTorch, one sequence after another.
+
+The kernel's arithmetic depends on positions alone (see `cpu/csrc/attention.cpp`), so a row has the same bits in any
+batch, chunk and phase. Plain PyTorch has that property too where it is asked for: it then computes row by row.
+
+Precision: fp32 scores and sums, one rounding; the kernel rounds probabilities of a bf16 cache to bf16.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from infer_kernels.attention.masks import capped_attention, visible_mask
+from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
+from infer_kernels.cpu import ops
+from infer_kernels.dispatch import takes_cpu_kernel
+
+
+class CpuAttentionPlan(AttentionPlan):
+    """A plan that reads its metadata where it lies: a captured step sees what is written there later."""
+
+    __slots__ = ("_batch_invariant", "_block_table", "_layout")
+
+    def __init__(
+        self,
+        layout: HostMetadata,
+        block_table: Tensor,
+        *,
+        block_size: int,
+        device: torch.device,
+        batch_invariant: bool,
+    ) -> None:
+        """Lay out the sequences of `layout`, whose blocks are `block_table` [seqs, columns]."""
+        super().__init__(num_tokens=int(layout.query_start[-1]), block_size=block_size, device=device)
+        self._layout = layout
+        self._block_table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+        self._batch_invariant = batch_invariant
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
+    ) -> Tensor:
+        """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
+        is_dense = k_cache.stride(3) == v_cache.stride(3) == 1
+        if is_dense and q.dtype == k_cache.dtype and takes_cpu_kernel(k_cache):
+            return ops.paged_attention(
+                q,
+                k_cache,
+                v_cache,
+                query_start=self._layout.query_start,
+                seq_lens=self._layout.seq_lens,
+                block_table=self._block_table,
+                scale=options.scale,
+                window=options.window,
+                soft_cap=options.soft_cap,
+                out=out,
+            )
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        starts = self._layout.query_start.tolist()
+        for sequence, seq_len in enumerate(self._layout.seq_lens.tolist()):
+            rows = slice(starts[sequence], starts[sequence + 1])
+            num_rows = rows.stop - rows.start
+            if num_rows == 0:
+                continue
+            if seq_len == 0:
+                out[rows] = 0.0
+                continue
+            blocks = self._block_table[sequence, : -(-seq_len // self.block_size)]
+            step = 1 if self._batch_invariant else num_rows
+            for first in range(0, num_rows, step):
+                part = slice(rows.start + first, rows.start + first + step)
+                last = seq_len - num_rows + first + step
+                out[part] = _attend(q[part], k_cache, v_cache, blocks, options, seq_len=last)
+        return out
+
+
+def _attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: Tensor, options: AttentionOptions, *, seq_len: int
+) -> Tensor:
+    """Attention of a sequence's last tokens, q [tokens, q_heads, head_dim], over its `seq_len` tokens in `blocks`."""
+    window, num_rows = options.window, q.shape[0]
+    first_position = seq_len - num_rows
+    first_key = 0 if window is None else max(0, first_position - window + 1)
+    # Blocks before the window are not read: they may be another sequence's.
+    k, v = (_gather(cache, blocks, first_key, seq_len, q.dtype) for cache in (k_cache, v_cache))
+    if num_rows == 1 and options.soft_cap is None:
+        grouped = q.reshape(
+            1, k.shape[0], -1, q.shape[2]
+        )  # query heads of a key-value head as rows: keys are read once
+        return functional.scaled_dot_product_attention(grouped, k[None], v[None], scale=options.scale).view(q.shape)
+    mask = visible_mask(
+        first_position=first_position,
+        tokens=num_rows,
+        first_key=first_key,
+        keys=seq_len - first_key,
+        window=window,
+        device=q.device,
+    )
+    queries = q.transpose(0, 1)
+    if options.soft_cap is not None:
+        attended = capped_attention(queries, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
+    else:
+        attended = functional.scaled_dot_product_attention(
+            queries[None], k[None], v[None], attn_mask=mask, scale=options.scale, enable_gqa=True
+        )[0]
+    return attended.transpose(0, 1)
+
+
+def _gather(cache: Tensor, blocks: Tensor, first: int, last: int, dtype: torch.dtype) -> Tensor:
+    """The keys or values of positions from `first` to `last`, [kv_heads, keys, head_dim] in `dtype`, contiguous."""
+    block_size = cache.shape[2]
+    column = first // block_size
+    gathered = cache.index_select(0, blocks[column : -(-last // block_size)]).transpose(0, 1).flatten(1, 2)
+    offset = column * block_size
+    return gathered[:, first - offset : last - offset].to(dtype).contiguous()

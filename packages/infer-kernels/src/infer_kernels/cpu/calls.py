@@ -1,0 +1,160 @@
+"""Runs kernels of the library, one by one or recorded into a step that is replayed.
+
+A recorded step is a list of kernels and their arguments over fixed memory, as a CUDA graph is on a GPU:
+
+    recording    an op writes its arguments down and computes nothing; what it returns lies in memory of the step
+    replay       one C call runs all kernels in one parallel region, with a barrier after each
+
+All rows of a step are the rows of its batch. It is recorded with the most rows that it will have, and replayed with any
+smaller number.
+"""
+
+import ctypes
+import mmap
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from struct import Struct
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from infer_kernels.cpu.library import Library, library
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""What kernels are compiled for, and what their names end in."""
+_ROWS = Struct("qP")
+_CALL = Struct("PP")
+_SERIAL_WORK = 1 << 14
+"""Elements up to which one thread is faster than the start of several."""
+
+
+class NotCapturableError(RuntimeError):
+    """A step computes something that is no kernel of the library, so that a replay would leave it out."""
+
+
+class CapturedStep:
+    """The kernels of one step, recorded once.
+
+    Attributes:
+        max_rows: rows of the recorded batch, and the most of a replay.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        """Record nothing yet.
+
+        Raises:
+            RuntimeError: there is no library.
+        """
+        loaded = library()
+        if loaded is None:
+            raise RuntimeError("There are no CPU kernels to record.")
+        self.max_rows = max_rows
+        self._library = loaded
+        self._num_rows = ctypes.c_int64(0)
+        self._calls: list[tuple[int, bytes]] = []
+        self._table = b""
+        self._memory: list[mmap.mmap] = []
+        self._free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record every op of the block.
+
+        Raises:
+            NotCapturableError: an op of PyTorch computes something inside.
+        """
+        global _recorded  # noqa: PLW0603 - ops know the step that records them
+        if _recorded is not None:
+            raise RuntimeError("A step is being recorded already.")
+        _recorded = self
+        try:
+            with _OnlyViews():  # type: ignore[no-untyped-call]  # torch has no types for it
+                yield
+        finally:
+            _recorded = None
+        addresses = [(kernel, _address(arguments)) for kernel, arguments in self._calls]
+        self._table = b"".join(_CALL.pack(*call) for call in addresses)
+
+    def replay(self, num_rows: int) -> None:
+        """Compute the step for the first `num_rows` rows of its inputs."""
+        self._num_rows.value = num_rows
+        self._library.run_calls(_address(self._table), len(self._calls), torch.get_num_threads())
+
+    def add(self, kernel: str, rows: int, arguments: bytes) -> None:
+        """Record a call."""
+        if rows != self.max_rows:
+            raise NotCapturableError(f"`{kernel}` has {rows} rows where the step has {self.max_rows}")
+        packed = _ROWS.pack(0, ctypes.addressof(self._num_rows)) + arguments
+        self._calls.append((self._library.address(kernel), packed))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory of the step, used again for another op when nothing refers to the tensor any longer."""
+        size = max(1, prod(shape)) * dtype.itemsize
+        free = self._free[size]
+        if free:
+            pages = free.pop()
+        else:
+            pages = mmap.mmap(-1, size)
+            self._memory.append(pages)
+        lent = memoryview(pages)  # lives as long as the tensor's memory does
+        weakref.finalize(lent, free.append, pages)
+        return torch.frombuffer(lent, dtype=dtype)[: prod(shape)].view(tuple(shape))
+
+
+_recorded: CapturedStep | None = None
+
+
+class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Refuses every op of PyTorch that computes something."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if not func.is_view and func not in _HARMLESS:
+            raise NotCapturableError(f"`{func}` is not a kernel of the library")
+        return func(*args, **(kwargs or {}))
+
+
+_HARMLESS: tuple[Callable[..., Any], ...] = (torch.ops.aten.lift_fresh.default, torch.ops.aten.detach.default)
+
+
+def is_recording() -> bool:
+    """Return whether a step is being recorded."""
+    return _recorded is not None
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return memory for a result: of the step that is being recorded, or fresh."""
+    return torch.empty(tuple(shape), dtype=dtype) if _recorded is None else _recorded.empty(shape, dtype)
+
+
+def run(kernel: str, dtype: torch.dtype, rows: int, arguments: bytes, *, work: int) -> None:
+    """Run or record `kernel` for `dtype`.
+
+    Args:
+        kernel: its name, without the dtype.
+        dtype: of the numbers.
+        rows: of the batch.
+        arguments: the rest of its struct.
+        work: elements that it reads; few are left to one thread.
+    """
+    name = f"{kernel}_{DTYPES[dtype]}"
+    if _recorded is not None:
+        _recorded.add(name, rows, arguments)
+        return
+    if rows == 0:
+        return
+    loaded: Library | None = library()
+    assert loaded is not None
+    threads = 1 if work <= _SERIAL_WORK else torch.get_num_threads()
+    loaded.run_call(loaded.address(name), _ROWS.pack(rows, 0) + arguments, threads)
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

@@ -1,0 +1,426 @@
+// Causal attention over a paged cache: decodes and prompts by one algorithm, whose arithmetic depends on positions alone.
+//
+//     keys of a sequence   |0 ........ 63|64 ..... 127|...      tiles: scores, online softmax (Milakov and Gimelshein,
+//                          |0 .............. CHUNK - 1|...      2018), products with values
+//
+// A row's tiles begin at multiples of TILE and are summed from the first to the last within a chunk; chunks are then
+// joined from the first to the last. Who computes a chunk, and which other rows are computed with it, changes no bit: a
+// decode's chunks are shared by the threads, a prompt's rows meet every tile together (Dao et al., "FlashAttention",
+// 2022).
+//
+// Scores and sums are fp32. Probabilities of a bf16 cache are rounded to bf16 before they meet the values.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "product.h"
+#include "team.h"
+
+namespace {
+
+constexpr int PANEL = 16 * WIDE;
+constexpr int TILE = 64;
+constexpr int CHUNK = 4 * TILE;
+constexpr int TILE_ROWS = 8 * 12;
+constexpr int MOST_HEAD_DIM = 256;
+constexpr float MINUS_INFINITY = -__builtin_inff();
+
+template <class T>
+struct Attention {
+    Rows seqs;
+    T* out;  // [tokens, q_heads, head_dim]
+    int64_t out_stride_token;
+    int64_t out_stride_head;
+    const T* q;
+    int64_t q_stride_token;
+    int64_t q_stride_head;
+    const T* keys;  // [blocks, kv_heads, block_size, head_dim]
+    int64_t k_stride_block;
+    int64_t k_stride_head;
+    int64_t k_stride_token;
+    const T* values;
+    int64_t v_stride_block;
+    int64_t v_stride_head;
+    int64_t v_stride_token;
+    const int32_t* query_start;  // [seqs + 1]
+    const int32_t* seq_lens;     // [seqs]
+    const int32_t* block_table;  // [seqs, columns]
+    int64_t table_stride;
+    int64_t block_size;
+    int64_t q_heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t window;  // 0: none
+    double scale;
+    double soft_cap;  // 0: none
+
+    int64_t group() const { return q_heads / kv_heads; }
+    int64_t positions_per_tile() const { return std::max<int64_t>(1, TILE_ROWS / group()); }
+    int64_t rows_of(int64_t seq) const { return query_start[seq + 1] - query_start[seq]; }
+    int64_t first_key(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
+    int64_t chunks_of(int64_t seq) const {  // of a decode
+        int64_t position = seq_lens[seq] - 1;
+        return position / CHUNK - first_key(position) / CHUNK + 1;
+    }
+    // How many pieces of work a sequence is: a head's chunk of a decode, or a head's tile of rows of a prompt.
+    int64_t pieces_of(int64_t seq) const {
+        int64_t rows = rows_of(seq);
+        if (rows == 0) return 0;
+        if (seq_lens[seq] == 0) return kv_heads;
+        return kv_heads * (rows == 1 ? chunks_of(seq) : (rows + positions_per_tile() - 1) / positions_per_tile());
+    }
+};
+
+template <class T>
+struct Operand {
+    using Type = float;
+};
+template <>
+struct Operand<bf16> {
+    using Type = bf16;
+};
+
+// Running maxima, sums and weighted values of rows; `values` is [rows, width].
+struct Sums {
+    float* largest;
+    float* total;
+    float* values;
+};
+
+// Adds the later `chunk` to `all`, for `rows` rows.
+void join(const Sums& all, const Sums& chunk, int64_t rows, int64_t width) {
+    for (int64_t row = 0; row < rows; row++) {
+        if (chunk.largest[row] == MINUS_INFINITY) continue;
+        float largest = std::max(all.largest[row], chunk.largest[row]);
+        Floats factors = exp16(Floats{all.largest[row] - largest, chunk.largest[row] - largest});
+        float before = factors[0], after = factors[1];
+        all.largest[row] = largest;
+        all.total[row] = all.total[row] * before + chunk.total[row] * after;
+        float *into = all.values + row * width;
+        const float* from = chunk.values + row * width;
+        for (int64_t i = 0; i < width; i += 16)
+            store_vector(into + i, load_vector<Floats>(into + i) * before + load_vector<Floats>(from + i) * after);
+    }
+}
+
+void clear(const Sums& sums, int64_t rows, int64_t width) {
+    std::fill_n(sums.largest, rows, MINUS_INFINITY);
+    std::fill_n(sums.total, rows, 0.0f);
+    std::fill_n(sums.values, rows * width, 0.0f);
+}
+
+// Transposes 16 rows of 16 words, by exchanging ever smaller blocks off the diagonal.
+inline void transpose(Words (&rows)[16]) {
+#define EXCHANGE(STEP, UPPER, LOWER)                      \
+    for (int i = 0; i < 16; i++) {                        \
+        if (i & STEP) continue;                           \
+        Words a = rows[i], b = rows[i + STEP];            \
+        rows[i] = PICK(a, b, UPPER);                      \
+        rows[i + STEP] = PICK(a, b, LOWER);               \
+    }
+#define UPPER8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define LOWER8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define UPPER4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define LOWER4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define UPPER2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define LOWER2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define UPPER1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define LOWER1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+    EXCHANGE(8, UPPER8, LOWER8)
+    EXCHANGE(4, UPPER4, LOWER4)
+    EXCHANGE(2, UPPER2, LOWER2)
+    EXCHANGE(1, UPPER1, LOWER1)
+}
+
+// One word holds two inputs of bf16, or one of fp32.
+inline Words load_words(const bf16* at, int64_t count) {
+    if (count >= 32) return load_vector<Words>(at);
+    bf16 padded[32] = {};
+    std::memcpy(padded, at, count * sizeof(bf16));
+    return load_vector<Words>(padded);
+}
+inline Words load_words(const float* at, int64_t count) { return (Words)load_some(at, count); }
+inline Words load_words(const fp16* at, int64_t count) { return (Words)load_some(at, count); }
+
+// Panels of a tile's keys: the keys are the outputs, the head's elements the inputs.
+template <class T, class C>
+void pack_keys(C* panels, const T* const (&keys)[TILE], int64_t head_dim) {
+    constexpr int64_t PER_WORD = 4 / sizeof(C);
+    int64_t words = head_dim / PER_WORD;
+    for (int64_t first = 0; first < TILE; first += 16) {
+        C* panel = panels + first / PANEL * panel_size<WIDE, C>(head_dim) + first % PANEL * PER_WORD;
+        for (int64_t word = 0; word < words; word += 16) {
+            Words rows[16];
+            for (int i = 0; i < 16; i++)
+                rows[i] = load_words(keys[first + i] + word * PER_WORD, head_dim - word * PER_WORD);
+            transpose(rows);
+            for (int i = 0; i < std::min<int64_t>(16, words - word); i++)
+                store_vector(panel + (word + i) * PANEL * PER_WORD, rows[i]);
+        }
+    }
+}
+
+// Panels of a tile's values: the head's elements are the outputs, the keys the inputs.
+inline void pack_values(bf16* panels, const bf16* const (&values)[TILE], int64_t head_dim) {
+    for (int64_t key = 0; key < TILE; key += 2) {
+        const bf16 *even = values[key], *odd = values[key + 1];
+        for (int64_t i = 0; i < head_dim; i += 16) {
+            Words low = widen(load_vector<Halves>(even + i));
+            Words high = widen(load_vector<Halves>(odd + i));
+            bf16* panel = panels + i / PANEL * panel_size<WIDE, bf16>(TILE);
+            store_vector(panel + key * PANEL + i % PANEL * 2, low | high << 16);
+        }
+    }
+}
+
+template <class T>
+inline void pack_values(float* panels, const T* const (&values)[TILE], int64_t head_dim) {
+    for (int64_t key = 0; key < TILE; key++)
+        for (int64_t i = 0; i < head_dim; i += 16) {
+            float* panel = panels + i / PANEL * panel_size<WIDE, float>(TILE);
+            store_vector(panel + key * PANEL + i % PANEL, load16(values[key] + i));
+        }
+}
+
+inline void copy_row(bf16* to, const bf16* from, int64_t size) { std::memcpy(to, from, size * sizeof(bf16)); }
+template <class T>
+inline void copy_row(float* to, const T* from, int64_t size) {
+    for (int64_t i = 0; i < size; i += 16) store_vector(to + i, load16(from + i));
+}
+
+// A thread's memory for one piece of work.
+template <class C>
+struct Scratch {
+    alignas(64) C queries[TILE_ROWS * MOST_HEAD_DIM];
+    alignas(64) C keys[TILE * MOST_HEAD_DIM];
+    alignas(64) C values[TILE * MOST_HEAD_DIM];
+    alignas(64) C probabilities[TILE_ROWS * TILE];
+    alignas(64) float scores[TILE_ROWS * TILE];
+    alignas(64) float sums[2][TILE_ROWS * (MOST_HEAD_DIM + 2)];
+};
+
+// The rows of one sequence and key-value head that are computed together: positions times the group's heads.
+template <class T>
+struct Piece {
+    const Attention<T>& a;
+    int64_t seq, head, first_row, positions;  // `first_row` of the sequence's rows in this step
+    using C = typename Operand<T>::Type;
+
+    int64_t rows() const { return positions * a.group(); }
+    int64_t position(int64_t row) const {
+        return a.seq_lens[seq] - a.rows_of(seq) + first_row + row / a.group();
+    }
+    int64_t width() const { return (a.head_dim + PANEL - 1) / PANEL * PANEL; }
+    int64_t offset(int64_t row, int64_t token_stride, int64_t head_stride) const {
+        return (a.query_start[seq] + first_row + row / a.group()) * token_stride +
+               (head * a.group() + row % a.group()) * head_stride;
+    }
+
+    void load_queries(Scratch<C>& scratch) const {
+        for (int64_t row = 0; row < rows(); row++)
+            copy_row(scratch.queries + row * a.head_dim, a.q + offset(row, a.q_stride_token, a.q_stride_head), a.head_dim);
+        if (width() != a.head_dim) std::fill_n(scratch.values, TILE * width(), C{});
+    }
+
+    // Adds the keys from `begin` to `end`, which lie in one chunk, to `sums`.
+    void attend(Scratch<C>& scratch, int64_t begin, int64_t end, const Sums& sums) const {
+        for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) add_tile(scratch, tile, begin, end, sums);
+    }
+
+    // Calls `use(key, its keys, its values)` for the keys from `begin` to `end`.
+    template <class Use>
+    void for_keys(int64_t begin, int64_t end, Use use) const {
+        const int32_t* blocks = a.block_table + seq * a.table_stride;
+        int64_t key = begin, column = key / a.block_size, place = key % a.block_size;
+        for (; key < end; column++, place = 0) {
+            const T* k = a.keys + blocks[column] * a.k_stride_block + head * a.k_stride_head;
+            const T* v = a.values + blocks[column] * a.v_stride_block + head * a.v_stride_head;
+            for (; place < a.block_size && key < end; place++, key++)
+                use(key, k + place * a.k_stride_token, v + place * a.v_stride_token);
+        }
+    }
+
+    // Asks for a row's memory before it is read: rows are met in an order that no processor guesses.
+    void prefetch(const T* row) const {
+        for (int64_t i = 0; i < a.head_dim; i += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + i);
+    }
+
+    void add_tile(Scratch<C>& scratch, int64_t tile, int64_t begin, int64_t end, const Sums& sums) const {
+        const T *keys[TILE], *values[TILE];
+        // Keys that no row sees are zeros: their memory may be another sequence's, or nobody's.
+        static const T zeros[MOST_HEAD_DIM] = {};
+        std::fill_n(keys, TILE, zeros);
+        std::fill_n(values, TILE, zeros);
+        for_keys(std::max(tile, begin), std::min(tile + TILE, end), [&](int64_t key, const T* k, const T* v) {
+            keys[key - tile] = k;
+            values[key - tile] = v;
+            prefetch(v);
+        });
+        for_keys(tile + TILE, std::min<int64_t>(tile + 2 * TILE, a.seq_lens[seq]),
+                 [&](int64_t, const T* k, const T*) { prefetch(k); });
+        pack_keys(scratch.keys, keys, a.head_dim);
+        pack_values(scratch.values, values, a.head_dim);
+        int64_t size = a.head_dim;
+        float scale = a.soft_cap != 0.0 ? (float)(a.scale / a.soft_cap) : (float)a.scale;
+        for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
+            for (int panel = 0; panel < TILE / PANEL; panel++) {
+                Floats scores[count][WIDE] = {};
+                add_product<count, WIDE>(scores, scratch.queries + first * size, size,
+                                         scratch.keys + panel * panel_size<WIDE, C>(size), size);
+                for (int row = 0; row < count; row++)
+                    for (int i = 0; i < WIDE; i++)
+                        store_vector(scratch.scores + (first + row) * TILE + panel * PANEL + 16 * i, scores[row][i] * scale);
+            }
+        });
+        for (int64_t row = 0; row < rows(); row++) soften(scratch, row, tile, sums);
+        for (int64_t i = 0; i < width(); i += PANEL) {
+            for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
+                Floats products[count][WIDE];
+                float* into = sums.values + first * width() + i;
+                for (int row = 0; row < count; row++)
+                    for (int k = 0; k < WIDE; k++) products[row][k] = load_vector<Floats>(into + row * width() + 16 * k);
+                add_product<count, WIDE>(products, scratch.probabilities + first * TILE, TILE,
+                                         scratch.values + i / PANEL * panel_size<WIDE, C>(TILE), TILE);
+                for (int row = 0; row < count; row++)
+                    for (int k = 0; k < WIDE; k++) store_vector(into + row * width() + 16 * k, products[row][k]);
+            });
+        }
+    }
+
+    // Turns a row's scores of a tile into probabilities relative to the largest score so far.
+    void soften(Scratch<C>& scratch, int64_t row, int64_t tile, const Sums& sums) const {
+        static const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        int64_t last = position(row) - tile, first = a.first_key(position(row)) - tile;
+        Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
+        for (int i = 0; i < TILE / 16; i++) {
+            Floats score = load_vector<Floats>(scratch.scores + row * TILE + 16 * i);
+            if (a.soft_cap != 0.0) score = tanh16(score) * (float)a.soft_cap;
+            if (last < TILE - 1 || first > 0) {
+                Floats key = lanes + 16.0f * i;
+                Ints visible = (key <= (float)last) & (key >= (float)first);
+                score = choose(visible, score, splat(MINUS_INFINITY));
+            }
+            scores[i] = score;
+            most = maximum(most, score);
+        }
+        C* probabilities = scratch.probabilities + row * TILE;
+        float before = sums.largest[row], now = std::max(before, largest(most));
+        if (now == MINUS_INFINITY) {
+            std::fill_n(probabilities, TILE, C{});
+            return;
+        }
+        Floats total{};
+        for (int i = 0; i < TILE / 16; i++) {
+            Floats probability = exp16(scores[i] - now);
+            store16(probabilities + 16 * i, probability);
+            total += probability;
+        }
+        if (now != before) {
+            float factor = exp16(splat(before - now))[0];
+            sums.largest[row] = now;
+            sums.total[row] *= factor;
+            float* values = sums.values + row * width();
+            for (int64_t i = 0; i < width(); i += 16) store_vector(values + i, load_vector<Floats>(values + i) * factor);
+        }
+        sums.total[row] += sum(total);
+    }
+
+    void write(const Sums& sums) const {
+        for (int64_t row = 0; row < rows(); row++) {
+            T* out = a.out + offset(row, a.out_stride_token, a.out_stride_head);
+            for (int64_t i = 0; i < a.head_dim; i += 16)
+                store16(out + i, load_vector<Floats>(sums.values + row * width() + i) / sums.total[row]);
+        }
+    }
+
+    void write_zeros() const {
+        for (int64_t row = 0; row < rows(); row++)
+            std::memset(a.out + offset(row, a.out_stride_token, a.out_stride_head), 0, a.head_dim * sizeof(T));
+    }
+
+    // Computes all chunks of these rows, one after another.
+    void compute(Scratch<C>& scratch) const {
+        Sums all = sums_in(scratch.sums[0]), chunk = sums_in(scratch.sums[1]);
+        load_queries(scratch);
+        int64_t begin = a.first_key(position(0)), end = position(rows() - 1) + 1;
+        for (int64_t start = begin / CHUNK * CHUNK; start < end; start += CHUNK) {
+            bool is_first = start <= begin;
+            const Sums& sums = is_first ? all : chunk;
+            clear(sums, rows(), width());
+            attend(scratch, std::max(begin, start), std::min(end, start + CHUNK), sums);
+            if (!is_first) join(all, chunk, rows(), width());
+        }
+        write(all);
+    }
+
+    // Memory of `rows` rows as `Sums`.
+    Sums sums_in(float* memory) const { return {memory, memory + rows(), memory + 2 * rows()}; }
+    int64_t size_of_sums() const { return rows() * (width() + 2); }
+};
+
+template <class T>
+void paged_attention(const void* arguments, Team& team, int thread) {
+    const auto& a = *static_cast<const Attention<T>*>(arguments);
+    using C = typename Operand<T>::Type;
+    static thread_local const std::unique_ptr<Scratch<C>> own(new Scratch<C>);
+    Scratch<C>& scratch = *own;
+    int64_t seqs = a.seqs.count(), pieces = 0, num_joined = 0;
+    for (int64_t seq = 0; seq < seqs; seq++) {
+        pieces += a.pieces_of(seq);
+        if (a.rows_of(seq) == 1 && a.seq_lens[seq] > 0 && a.chunks_of(seq) > 1) num_joined += a.pieces_of(seq);
+    }
+    Piece<T> any{a, 0, 0, 0, 1};
+    int64_t sums_size = any.size_of_sums();
+    team.reserve(num_joined * sums_size, thread);
+
+    int64_t seq = 0, before = 0, joined = 0;  // pieces, and those to be joined, of the sequences before `seq`
+    for (int64_t taken; (taken = team.take()) < pieces;) {
+        while (taken >= before + a.pieces_of(seq)) {
+            before += a.pieces_of(seq);
+            if (a.rows_of(seq) == 1 && a.seq_lens[seq] > 0 && a.chunks_of(seq) > 1) joined += a.pieces_of(seq);
+            seq++;
+        }
+        int64_t number = taken - before, head = number % a.kv_heads, part = number / a.kv_heads;
+        int64_t rows = a.rows_of(seq), step = a.positions_per_tile();
+        if (a.seq_lens[seq] == 0) {
+            Piece<T>{a, seq, head, 0, rows}.write_zeros();
+        } else if (rows > 1) {  // the last rows, which see the most keys, come first
+            int64_t first = ((rows + step - 1) / step - 1 - part) * step;
+            Piece<T>{a, seq, head, first, std::min(step, rows - first)}.compute(scratch);
+        } else if (a.chunks_of(seq) == 1) {
+            Piece<T>{a, seq, head, 0, 1}.compute(scratch);
+        } else {
+            Piece<T> piece{a, seq, head, 0, 1};
+            int64_t begin = a.first_key(piece.position(0)), start = (begin / CHUNK + part) * CHUNK;
+            Sums sums = piece.sums_in(team.shared.data() + (joined + number) * sums_size);
+            clear(sums, piece.rows(), piece.width());
+            piece.load_queries(scratch);
+            piece.attend(scratch, std::max(begin, start), std::min<int64_t>(a.seq_lens[seq], start + CHUNK), sums);
+        }
+    }
+    if (num_joined == 0) return;
+    team.barrier();
+    int64_t heads = 0, from = 0;  // of the sequences before
+    int64_t taken = team.take();
+    for (int64_t seq = 0; seq < seqs; seq++) {
+        if (a.rows_of(seq) != 1 || a.seq_lens[seq] == 0 || a.chunks_of(seq) == 1) continue;
+        for (; taken < heads + a.kv_heads; taken = team.take()) {
+            Piece<T> piece{a, seq, taken - heads, 0, 1};
+            auto chunk = [&](int64_t part) {
+                return piece.sums_in(team.shared.data() + (from + part * a.kv_heads + piece.head) * sums_size);
+            };
+            for (int64_t part = 1; part < a.chunks_of(seq); part++) join(chunk(0), chunk(part), piece.rows(), piece.width());
+            piece.write(chunk(0));
+        }
+        heads += a.kv_heads;
+        from += a.pieces_of(seq);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+void paged_attention_fp32(const void* a, Team& team, int thread) { paged_attention<float>(a, team, thread); }
+void paged_attention_bf16(const void* a, Team& team, int thread) { paged_attention<bf16>(a, team, thread); }
+void paged_attention_fp16(const void* a, Team& team, int thread) { paged_attention<fp16>(a, team, thread); }
+}

@@ -1,0 +1,71 @@
+// Dense layers: y = x @ weight.T + bias, summed in fp32 and rounded once.
+#include <algorithm>
+
+#include "product.h"
+#include "team.h"
+
+namespace {
+
+constexpr int PANEL = 16 * NARROW;
+constexpr int TILE_ROWS = SUMS / NARROW;
+
+// Rows whose inputs stay in a core's cache while panel after panel meets them.
+constexpr int64_t CACHED_BYTES = 1 << 19;
+
+template <class T>
+struct Linear {
+    Rows rows;
+    T* out;
+    int64_t out_stride;
+    const T* x;
+    int64_t x_stride;
+    const T* panels;  // see product.h; outputs beyond the last are zeros
+    const T* bias;    // [outputs], or null
+    int64_t inputs;
+    int64_t outputs;
+};
+
+template <class T>
+void multiply_panel(const Linear<T>& layer, int64_t panel, int64_t first_row, int64_t rows) {
+    const T* weights = layer.panels + panel * panel_size<NARROW, T>(layer.inputs);
+    int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, layer.outputs - first);
+    Floats bias[2] = {};
+    if (layer.bias) {
+        bias[0] = load_some(layer.bias + first, count);
+        if (count > 16) bias[1] = load_some(layer.bias + first + 16, count - 16);
+    }
+    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
+        Floats sums[num_rows][NARROW] = {};
+        start += first_row;
+        add_product<num_rows, NARROW>(sums, layer.x + start * layer.x_stride, layer.x_stride, weights, layer.inputs);
+        for (int row = 0; row < num_rows; row++) {
+            T* out = layer.out + (start + row) * layer.out_stride + first;
+            store_some(out, sums[row][0] + bias[0], count);
+            if (count > 16) store_some(out + 16, sums[row][1] + bias[1], count - 16);
+        }
+    });
+}
+
+template <class T>
+void linear(const void* arguments, Team& team, int) {
+    const auto& layer = *static_cast<const Linear<T>*>(arguments);
+    int64_t rows = layer.rows.count();
+    int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
+    int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
+    int64_t panels = (layer.outputs + PANEL - 1) / PANEL;
+    int64_t taken = std::max<int64_t>(1, panels / (team.size * 8));
+    int64_t pieces = (panels + taken - 1) / taken, blocks = (rows + row_block - 1) / row_block;
+    for (int64_t item; (item = team.take()) < blocks * pieces;) {
+        int64_t first_row = item / pieces * row_block, first = item % pieces * taken;
+        for (int64_t panel = first; panel < std::min(first + taken, panels); panel++)
+            multiply_panel(layer, panel, first_row, std::min(row_block, rows - first_row));
+    }
+}
+
+}  // namespace
+
+extern "C" {
+void linear_fp32(const void* arguments, Team& team, int thread) { linear<float>(arguments, team, thread); }
+void linear_bf16(const void* arguments, Team& team, int thread) { linear<bf16>(arguments, team, thread); }
+void linear_fp16(const void* arguments, Team& team, int thread) { linear<fp16>(arguments, team, thread); }
+}

@@ -1,0 +1,100 @@
+// The product of a few rows with a panel of outputs: the inner loop of dense layers and of attention.
+//
+//     panel    of bf16: [inputs / 2][outputs][2 inputs]; of fp16 and fp32: [inputs][outputs]
+//
+// A panel is one stream of memory, 16 * VECTORS outputs wide. Every output is summed over the inputs from the first to
+// the last in one chain, whatever the number of rows, so that its bits depend on its own row alone.
+#pragma once
+
+#include <type_traits>
+
+#include "vectors.h"
+
+#if defined(__AVX512F__)
+constexpr int SUMS = 24;  // vectors of sums that stay in registers
+constexpr int WIDE = 4;
+#else
+constexpr int SUMS = 6;
+constexpr int WIDE = 2;
+#endif
+constexpr int NARROW = 2;  // VECTORS of a dense layer's panels, whose layout is the same everywhere; attention's are WIDE
+
+template <class T>
+constexpr int INPUTS_TOGETHER = 1;
+template <>
+constexpr int INPUTS_TOGETHER<bf16> = 2;
+
+// Elements of a panel of `inputs`, which may be odd.
+template <int VECTORS, class T>
+static inline int64_t panel_size(int64_t inputs) {
+    return (inputs + INPUTS_TOGETHER<T> - 1) / INPUTS_TOGETHER<T> * INPUTS_TOGETHER<T> * 16 * VECTORS;
+}
+
+// Adds two products to each sum: weights of two inputs for sixteen outputs, and the two inputs of a row as 32 bits.
+static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32((int)inputs));
+#else
+    sum += as_floats(weights << 16) * as_floats(Words{} + (inputs << 16));
+    return sum + as_floats(weights & 0xffff0000u) * as_floats(Words{} + (inputs & 0xffff0000u));
+#endif
+}
+
+static inline uint32_t load_pair(const bf16* x) {
+    uint32_t pair;
+    std::memcpy(&pair, x, 4);
+    return pair;
+}
+
+template <int ROWS, int VECTORS>
+static inline void add_product(Floats (&sums)[ROWS][VECTORS], const bf16* x, int64_t stride, const bf16* panel,
+                               int64_t inputs) {
+    for (int64_t k = 0; k < inputs; k += 2, panel += 32 * VECTORS) {
+        Words weights[VECTORS];
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS; i++) weights[i] = load_vector<Words>(panel + 32 * i);
+        bool is_last = k + 1 == inputs;  // of an odd number
+#pragma GCC unroll 24
+        for (int row = 0; row < ROWS; row++) {
+            uint32_t pair = is_last ? x[row * stride + k].bits : load_pair(x + row * stride + k);
+#pragma GCC unroll 4
+            for (int i = 0; i < VECTORS; i++) sums[row][i] = add_pairs(sums[row][i], weights[i], pair);
+        }
+    }
+}
+
+template <int ROWS, int VECTORS, class T>
+static inline void add_product(Floats (&sums)[ROWS][VECTORS], const T* x, int64_t stride, const T* panel,
+                               int64_t inputs) {
+    for (int64_t k = 0; k < inputs; k++, panel += 16 * VECTORS) {
+        Floats weights[VECTORS];
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS; i++) weights[i] = load16(panel + 16 * i);
+#pragma GCC unroll 24
+        for (int row = 0; row < ROWS; row++) {
+            float input = to_float(x[row * stride + k]);
+#pragma GCC unroll 4
+            for (int i = 0; i < VECTORS; i++) sums[row][i] += weights[i] * input;
+        }
+    }
+}
+
+// Calls `use(first, count)` for tiles of at most SUMS / VECTORS rows, as equal as possible; `count` is a constant.
+template <int VECTORS, class Use>
+static inline void for_row_tiles(int64_t rows, Use use) {
+    constexpr int MOST = SUMS / VECTORS;
+    int64_t tiles = (rows + MOST - 1) / MOST;
+    for (int64_t first = 0; tiles > 0; tiles--) {
+        int64_t count = rows / tiles;
+        rows -= count;
+        switch (count) {
+#define CASE(N)                                                                \
+    case N:                                                                    \
+        if constexpr (N <= MOST) use(first, std::integral_constant<int, N>{}); \
+        break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+        }
+        first += count;
+    }
+}

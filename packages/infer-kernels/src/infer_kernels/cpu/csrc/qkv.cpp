@@ -1,0 +1,117 @@
+// From packed qkv to prepared queries and a written cache: QK-norm, rotation, store.
+#include <algorithm>
+#include <cmath>
+
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr int MOST_HEAD_DIM = 1024;
+
+template <class T>
+struct Prepare {
+    Rows rows;
+    T* q;  // [tokens, q_heads, head_dim]; null: queries are left alone
+    int64_t q_stride_token;
+    int64_t q_stride_head;
+    const T* qkv;  // [tokens, q_heads + 2 * kv_heads, head_dim]
+    int64_t qkv_stride_token;
+    int64_t qkv_stride_head;
+    T* keys;  // [blocks, kv_heads, block_size, head_dim]
+    int64_t k_stride_block;
+    int64_t k_stride_head;
+    int64_t k_stride_token;
+    T* values;
+    int64_t v_stride_block;
+    int64_t v_stride_head;
+    int64_t v_stride_token;
+    const void* slots;  // [tokens]; negative: not stored
+    int64_t slot_bytes;
+    int64_t block_size;
+    int64_t q_heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    const void* positions;  // [tokens]; null: no rotation
+    int64_t position_bytes;
+    const float* cos_sin;  // [positions, head_dim]: cosines, then sines
+    int64_t cos_sin_stride;
+    const T* q_weight;  // [head_dim]; null: no norm
+    const T* k_weight;
+    double eps;
+    int64_t is_gemma;
+};
+
+int64_t integer_at(const void* from, int64_t bytes, int64_t index) {
+    return bytes == 4 ? ((const int32_t*)from)[index] : ((const int64_t*)from)[index];
+}
+
+template <class T>
+void prepare_head(const Prepare<T>& a, T* out, const T* x, const T* weight, int64_t token) {
+    int64_t size = a.head_dim, half = size / 2;
+    float head[MOST_HEAD_DIM + 16];
+    Floats squares{};
+    for (int64_t i = 0; i < size; i += 16) {
+        Floats values = load_some(x + i, size - i);
+        squares += values * values;
+        store_vector(head + i, values);
+    }
+    if (weight) {
+        float inverse = 1.0f / std::sqrt(sum(squares) / (float)size + (float)a.eps);
+        for (int64_t i = 0; i < size; i += 16) {
+            Floats values = load_vector<Floats>(head + i) * inverse, scale = load_some(weight + i, size - i);
+            values = a.is_gemma ? values * (scale + 1.0f) : rounded<T>(values) * scale;
+            store_vector(head + i, rounded<T>(values));
+        }
+    }
+    if (!a.positions) {
+        for (int64_t i = 0; i < size; i += 16) store_some(out + i, load_vector<Floats>(head + i), size - i);
+        return;
+    }
+    const float* cos = a.cos_sin + integer_at(a.positions, a.position_bytes, token) * a.cos_sin_stride;
+    const float* sin = cos + half;
+    for (int64_t i = 0; i < half; i += 16) {
+        int64_t left = half - i;
+        Floats first = load_some(head + i, left), second = load_some(head + half + i, left);
+        Floats c = load_some(cos + i, left), s = load_some(sin + i, left);
+        store_some(out + i, first * c - second * s, left);
+        store_some(out + half + i, second * c + first * s, left);
+    }
+}
+
+template <class T>
+void qk_norm_rope_store(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const Prepare<T>*>(arguments);
+    int64_t heads = a.q_heads + 2 * a.kv_heads, total = a.rows.count() * heads;
+    int64_t taken = std::max<int64_t>(1, total / (team.size * 4));
+    for (int64_t begin; (begin = team.take(taken)) < total;) {
+        for (int64_t item = begin; item < std::min(begin + taken, total); item++) {
+            int64_t token = item / heads, head = item % heads;
+            const T* x = a.qkv + token * a.qkv_stride_token + head * a.qkv_stride_head;
+            if (head < a.q_heads) {
+                if (a.q) prepare_head(a, a.q + token * a.q_stride_token + head * a.q_stride_head, x, a.q_weight, token);
+                continue;
+            }
+            int64_t slot = integer_at(a.slots, a.slot_bytes, token);
+            if (slot < 0) continue;
+            int64_t block = slot / a.block_size, offset = slot % a.block_size;
+            head -= a.q_heads;
+            if (head < a.kv_heads) {
+                T* to = a.keys + block * a.k_stride_block + head * a.k_stride_head + offset * a.k_stride_token;
+                prepare_head(a, to, x, a.k_weight, token);
+            } else {
+                head -= a.kv_heads;
+                T* to = a.values + block * a.v_stride_block + head * a.v_stride_head + offset * a.v_stride_token;
+                std::memcpy(to, x, a.head_dim * sizeof(T));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+void qk_norm_rope_store_fp32(const void* a, Team& team, int thread) { qk_norm_rope_store<float>(a, team, thread); }
+void qk_norm_rope_store_bf16(const void* a, Team& team, int thread) { qk_norm_rope_store<bf16>(a, team, thread); }
+void qk_norm_rope_store_fp16(const void* a, Team& team, int thread) { qk_norm_rope_store<fp16>(a, team, thread); }
+}

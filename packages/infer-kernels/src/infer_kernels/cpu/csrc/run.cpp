@@ -1,0 +1,66 @@
+// Runs one kernel, or the kernels of a captured step, in one parallel region.
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "team.h"
+
+namespace {
+
+struct Call {
+    Kernel kernel;
+    const void* arguments;
+};
+
+thread_local std::vector<float> shared;  // of the thread that runs a step, seen by its team
+
+}  // namespace
+
+extern "C" {
+
+void run_calls(const Call* calls, int64_t count, int threads) {
+#if !defined(_OPENMP)
+    threads = 1;
+#endif
+    Team team(threads, shared);
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        int thread = omp_get_thread_num();
+#else
+    {
+        int thread = 0;
+#endif
+        for (int64_t i = 0; i < count; i++) {
+            calls[i].kernel(calls[i].arguments, team, thread);
+            if (i + 1 < count) team.barrier();
+        }
+    }
+}
+
+void run_call(Kernel kernel, const void* arguments, int threads) {
+    Call call{kernel, arguments};
+    run_calls(&call, 1, threads);
+}
+
+// Whether the library was compiled with threads, and what it multiplies bf16 numbers with.
+int has_threads() {
+#if defined(_OPENMP)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+const char* instruction_set() {
+#if defined(__AVX512BF16__)
+    return "AVX512 with bf16";
+#elif defined(__AVX512F__)
+    return "AVX512";
+#elif defined(__AVX2__)
+    return "AVX2";
+#else
+    return "portable";
+#endif
+}
+}

@@ -1,0 +1,68 @@
+// The threads that compute a kernel together: a barrier, and work that is handed out piece by piece.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+#include <sched.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+class Team {
+   public:
+    explicit Team(int size, std::vector<float>& shared) : size(size), shared(shared) {}
+
+    const int size;
+    std::vector<float>& shared;  // memory that all threads see; `reserve` makes it larger
+
+    // Hands out the numbers from 0 on, each to one thread, since the last barrier.
+    int64_t take(int64_t count = 1) { return next_.fetch_add(count, std::memory_order_relaxed); }
+
+    // Waits for all threads. The one that comes last resets what `take` hands out.
+    void barrier() {
+        if (size == 1) {
+            next_.store(0, std::memory_order_relaxed);
+            return;
+        }
+        unsigned round = round_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+            arrived_.store(0, std::memory_order_relaxed);
+            next_.store(0, std::memory_order_relaxed);
+            round_.store(round + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
+            if (spins < 4096) {
+#if defined(__x86_64__)
+                _mm_pause();
+#endif
+            } else {
+                sched_yield();  // a thread that is waited for may need this processor
+            }
+        }
+    }
+
+    // Makes `shared` hold `count` floats. All threads call it with the same number.
+    void reserve(size_t count, int thread) {
+        if (shared.size() >= count) return;
+        barrier();
+        if (thread == 0) shared.resize(count);
+        barrier();
+    }
+
+   private:
+    alignas(64) std::atomic<int64_t> next_{0};
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<unsigned> round_{0};
+};
+
+// The arguments of a kernel are words of eight bytes: pointers, integers and doubles, in the order of a struct. The
+// number of rows comes first: `*rows_at` where that is given, because a captured step has other rows at each replay.
+struct Rows {
+    int64_t fixed;
+    const int64_t* at;
+    int64_t count() const { return at ? *at : fixed; }
+};
+
+using Kernel = void (*)(const void* arguments, Team& team, int thread);

@@ -1,0 +1,251 @@
+// Vectors of sixteen floats on any instruction set, and how numbers of each dtype become floats and back.
+//
+// GCC's and Clang's vector extensions make one AVX512 instruction, two AVX2 ones or four NEON ones of each operation.
+// Only what they cannot express well has a form for an instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+struct bf16 {
+    uint16_t bits;
+};
+struct fp16 {
+    uint16_t bits;
+};
+
+template <class V>
+static inline V load_vector(const void* at) {
+    V value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+}
+
+template <class V>
+static inline void store_vector(void* at, V value) {
+    std::memcpy(at, &value, sizeof value);
+}
+
+static inline Floats splat(float value) { return Floats{} + value; }
+static inline Floats as_floats(Words bits) { return (Floats)bits; }
+static inline Floats choose(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
+static inline Floats maximum(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
+
+// Sixteen halves as words and back; compilers make a detour of the conversion.
+static inline Words widen(Halves halves) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu16_epi32((__m256i)halves);
+#else
+    return __builtin_convertvector(halves, Words);
+#endif
+}
+static inline Halves narrow(Words words) {
+#if defined(__AVX512F__)
+    return (Halves)_mm512_cvtepi32_epi16((__m512i)words);
+#else
+    return __builtin_convertvector(words, Halves);
+#endif
+}
+
+static inline Floats load16(const float* at) { return load_vector<Floats>(at); }
+
+static inline Floats load16(const bf16* at) {
+    return as_floats(widen(load_vector<Halves>(at)) << 16);
+}
+
+static inline float fp16_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, bits;
+    if (rest >= 0x7c00) {
+        bits = 0x7f800000 | (rest & 0x3ff) << 13;
+    } else if (rest >= 0x400) {
+        bits = (rest << 13) + 0x38000000;
+    } else {  // a denormal number: rest * 2^-24
+        float value = (float)rest * 5.9604644775390625e-8f;
+        std::memcpy(&bits, &value, 4);
+    }
+    bits |= sign;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+static inline Floats load16(const fp16* at) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
+#elif defined(__F16C__)
+    Floats value;
+    for (int half = 0; half < 2; half++)
+        _mm256_storeu_ps((float*)&value + 8 * half, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at + half)));
+    return value;
+#else
+    Floats value;
+    for (int i = 0; i < 16; i++) value[i] = fp16_to_float(at[i].bits);
+    return value;
+#endif
+}
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+static inline float to_float(fp16 x) { return fp16_to_float(x.bits); }
+
+static inline void store16(float* at, Floats value) { store_vector(at, value); }
+
+// The nearest bf16 numbers, ties to even, as the upper halves of words; NaN stays NaN.
+static inline Words round_to_bf16(Floats value) {
+    Words bits = (Words)value;
+    Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return (Words)choose(value == value, (Floats)rounded, (Floats)(bits | 0x400000));
+}
+
+static inline void store16(bf16* at, Floats value) {
+    store_vector(at, narrow(round_to_bf16(value) >> 16));
+}
+
+static inline uint16_t float_to_fp16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest > 0x7f800000) return sign | 0x7e00;
+    if (rest >= 0x477ff000) return sign | 0x7c00;
+    if (rest < 0x38800000) {  // smaller than the least normal number: adding 0.5 rounds to multiples of 2^-24
+        float value;
+        std::memcpy(&value, &rest, 4);
+        value += 0.5f;
+        std::memcpy(&rest, &value, 4);
+        return sign | (rest - 0x3f000000);
+    }
+    rest += 0xfff + (rest >> 13 & 1);
+    return sign | (rest - 0x38000000) >> 13;
+}
+
+static inline void store16(fp16* at, Floats value) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    for (int half = 0; half < 2; half++)
+        _mm_storeu_si128((__m128i*)at + half,
+                         _mm256_cvtps_ph(_mm256_loadu_ps((const float*)&value + 8 * half), _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < 16; i++) at[i].bits = float_to_fp16(value[i]);
+#endif
+}
+
+// The first `count` of sixteen; the others are zeros.
+template <class T>
+static inline Floats load_some(const T* at, int64_t count) {
+    if (count >= 16) return load16(at);
+    T padded[16] = {};
+    std::memcpy(padded, at, count * sizeof(T));
+    return load16(padded);
+}
+
+template <class T>
+static inline void store_some(T* at, Floats value, int64_t count) {
+    if (count >= 16) return store16(at, value);
+    T padded[16];
+    store16(padded, value);
+    std::memcpy(at, padded, count * sizeof(T));
+}
+
+// As if it had been stored and loaded: the rounding points of an unfused computation.
+template <class T>
+static inline Floats rounded(Floats value) {
+    T stored[16];
+    store16(stored, value);
+    return load16(stored);
+}
+template <>
+inline Floats rounded<float>(Floats value) {
+    return value;
+}
+template <>
+inline Floats rounded<bf16>(Floats value) {
+    return as_floats(round_to_bf16(value) & 0xffff0000u);
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#if !defined(PICK)
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (Words){__VA_ARGS__})
+#endif
+
+// Sums and maxima of the sixteen, always in this order: each with that 8, then 4, 2 and 1 places away.
+template <class Operation>
+static inline float reduce(Floats value, Operation combine) {
+    value = combine(value, PICK(value, value, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    value = combine(value, PICK(value, value, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    value = combine(value, PICK(value, value, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    value = combine(value, PICK(value, value, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    return value[0];
+}
+static inline float sum(Floats value) {
+    return reduce(value, [](Floats a, Floats b) { return a + b; });
+}
+static inline float largest(Floats value) {
+    return reduce(value, [](Floats a, Floats b) { return maximum(a, b); });
+}
+
+// exp(x) = 2^n exp(r), with |r| <= ln(2) / 2 and a polynomial for exp(r) (its coefficients: Cephes, expf.c); at most 2
+// units in the last place off. 0 below -87.3, and infinity above 88.7.
+static inline Floats exp16(Floats x) {
+#if defined(__AVX512F__)
+    __m512 bounded = _mm512_min_ps(_mm512_set1_ps(89.0f), _mm512_max_ps(_mm512_set1_ps(-105.0f), (__m512)x));
+    Floats n = (Floats)_mm512_roundscale_ps(_mm512_mul_ps(bounded, _mm512_set1_ps(1.44269504088896341f)), 8);
+    Floats r = (Floats)bounded - n * 0.693359375f + n * 2.12194440e-4f;
+#else
+    Floats bounded = choose(x > 88.72f, splat(88.72f), choose(x < -87.33f, splat(-87.33f), x));
+    Floats n = bounded * 1.44269504088896341f + 12582912.0f - 12582912.0f;  // the nearest integer
+    Floats r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
+#endif
+    Floats p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    // 2^n in two factors: n may be 128.
+    Ints whole = __builtin_convertvector(n, Ints), half = whole >> 1;
+    p *= (Floats)((half + 127) << 23);
+    p *= (Floats)((whole - half + 127) << 23);
+    p = choose(x < -87.33f, Floats{}, p);
+    p = choose(x > 88.72f, splat(__builtin_inff()), p);
+    return choose(x == x, p, x);
+#endif
+}
+
+static inline Floats tanh16(Floats x) {
+    // (1 - e) / (1 + e) with e = exp(-2 |x|); near 0 the difference cancels, and the series is exact enough.
+    Floats magnitude = choose(x < 0.0f, -x, x);
+    Floats e = exp16(magnitude * -2.0f);
+    Floats far = (1.0f - e) / (1.0f + e);
+    Floats square = x * x;
+    Floats near = magnitude * (1.0f + square * (-0.333333333f + square * (0.133333333f + square * -0.0539682540f)));
+    Floats result = choose(magnitude < 0.125f, near, far);
+    return choose(x < 0.0f, -result, result);
+}

@@ -1,0 +1,72 @@
+"""`library`: the compiled kernels of this process, compiled and loaded when they are first wanted."""
+
+import ctypes
+import logging
+import os
+import time
+from functools import cache
+
+from infer_kernels.cpu.build import BuildError, build
+
+logger = logging.getLogger("infer_kernels")
+
+SWITCH = "INFER_CPU_KERNELS"
+"""The environment variable; 0 switches the kernels off."""
+FLAGS = "INFER_CPU_KERNELS_FLAGS"
+"""The environment variable with further flags for the compiler: a smaller instruction set, sanitizers."""
+
+
+class Library:
+    """The loaded library.
+
+    Attributes:
+        instruction_set: that it was compiled for.
+        has_threads: whether it computes with several threads.
+        run_call: C function (kernel, arguments, threads).
+        run_calls: C function (calls, number of calls, threads).
+    """
+
+    def __init__(self, path: str) -> None:
+        """Load the library at `path`.
+
+        Raises:
+            OSError: it cannot be loaded.
+        """
+        self._handle = ctypes.CDLL(path)
+        self._addresses: dict[str, int] = {}
+        self.run_call = self._handle.run_call
+        self.run_call.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+        self.run_call.restype = None
+        self.run_calls = self._handle.run_calls
+        self.run_calls.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+        self.run_calls.restype = None
+        self._handle.instruction_set.restype = ctypes.c_char_p
+        self.instruction_set: str = self._handle.instruction_set().decode()
+        self.has_threads = bool(self._handle.has_threads())
+
+    def address(self, kernel: str) -> int:
+        """Return the address of a kernel."""
+        found = self._addresses.get(kernel)
+        if found is None:
+            pointer = ctypes.cast(getattr(self._handle, kernel), ctypes.c_void_p)
+            found = self._addresses[kernel] = pointer.value or 0
+        return found
+
+
+@cache
+def library() -> Library | None:
+    """Return the library; None if it is switched off or cannot be built, which the log says once."""
+    if os.environ.get(SWITCH, "1").strip().lower() in ("0", "false", "off", "no"):
+        logger.info("CPU kernels are off (%s); plain PyTorch computes", SWITCH)
+        return None
+    began = time.monotonic()
+    try:
+        built = build(extra_flags=os.environ.get(FLAGS, "").split())
+        loaded = Library(str(built.path))
+    except (BuildError, OSError) as error:
+        logger.warning("No CPU kernels, plain PyTorch computes, several times slower: %s", error)
+        return None
+    if built.compiler:
+        seconds = time.monotonic() - began
+        logger.info("CPU kernels for %s compiled by %s in %.1f s", loaded.instruction_set, built.compiler, seconds)
+    return loaded

@@ -1,0 +1,81 @@
+"""A captured step replays what its ops compute, for any number of rows, and takes in nothing else."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_kernels import (
+    add_rms_norm,
+    embedding,
+    gelu_tanh_and_mul,
+    linear,
+    norm_add_norm,
+    prepack,
+    rms_norm,
+    silu_and_mul,
+)
+from infer_kernels.cpu import CapturedStep, NotCapturableError, library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+MAX_ROWS, HIDDEN, WIDTH = 20, 48, 80
+
+
+class Layers:
+    """Some layers of ops, each reading what others made; the memory of most is used again."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.table = torch.randn(50, HIDDEN).to(dtype)
+        self.norms = [torch.randn(HIDDEN).to(dtype) for _ in range(3)]
+        shapes = ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
+        self.up, self.down = (prepack((torch.randn(shape) / shape[1] ** 0.5).to(dtype)) for shape in shapes)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        residual = embedding(ids, self.table, scale=0.5)
+        x = rms_norm(residual, self.norms[0], 1e-6)
+        for gate in (silu_and_mul, gelu_tanh_and_mul, silu_and_mul):
+            x = linear(gate(linear(x, self.up)), self.down)
+            x, residual = add_rms_norm(x, residual, self.norms[1], 1e-6)
+        return norm_add_norm(x, residual, self.norms[2], self.norms[0], 1e-6)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_replay_of_any_number_of_rows_gives_the_same_bits(dtype: torch.dtype) -> None:
+    layers, ids, step = Layers(dtype), torch.zeros(MAX_ROWS, dtype=torch.int32), CapturedStep(MAX_ROWS)
+    with torch.inference_mode(), step.recording():
+        out = layers(ids)
+    for rows in (1, 20, 7, 1, 13):
+        given = torch.randint(50, (rows,), dtype=torch.int32)
+        ids[:rows] = given
+        step.replay(rows)
+        assert torch.equal(out[:rows], layers(given)), rows
+
+
+def test_what_a_replay_computes_lies_where_nothing_else_does() -> None:
+    # If memory that is still read were given away, the sum would show it.
+    step, x = CapturedStep(4), torch.randn(4, HIDDEN)
+    ones = torch.ones(HIDDEN)
+    with torch.inference_mode(), step.recording():
+        kept = [rms_norm(x, ones, 1e-6) for _ in range(3)]
+        total, _ = add_rms_norm(kept[0], kept[1], ones, 1e-6)
+    step.replay(4)
+    assert len({each.data_ptr() for each in (*kept, total)}) == 4
+    assert all(torch.equal(each, rms_norm(x, ones, 1e-6)) for each in kept)
+
+
+def test_an_operation_of_pytorch_is_refused_and_named() -> None:
+    step, x, weight = CapturedStep(4), torch.randn(4, HIDDEN), torch.ones(HIDDEN)
+    with pytest.raises(NotCapturableError, match=r"aten\.add"), step.recording():
+        rms_norm(x, weight, 1e-6) + 1.0
+    assert rms_norm(x, weight, 1e-6).isfinite().all()  # is not recorded any longer
+
+
+def test_another_number_of_rows_is_refused() -> None:
+    weight = torch.ones(HIDDEN)
+    x = torch.randn(4, HIDDEN)
+    with pytest.raises(NotCapturableError, match="has 3 rows where the step has 4"), CapturedStep(4).recording():
+        rms_norm(x[:3], weight, 1e-6)
+
+
+def test_two_steps_are_not_recorded_at_once() -> None:
+    with CapturedStep(4).recording(), pytest.raises(RuntimeError, match="being recorded already"):
+        CapturedStep(4).recording().__enter__()

@@ -1,0 +1,170 @@
+"""Compiling the C++ kernels: once, for this CPU, and never with a traceback where it cannot be done."""
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from infer_kernels.cpu import build as building
+from infer_kernels.cpu.build import Build, BuildError, build, cache_folder, find_compiler
+
+USE = """
+import logging, torch
+logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+from infer_kernels import linear, prepack, rms_norm
+x, weight = torch.randn(3, 64), torch.randn(32, 64)
+torch.testing.assert_close(linear(x, prepack(weight)), x @ weight.T, atol=1e-4, rtol=1e-4)
+rms_norm(x, torch.ones(64), 1e-6)
+print("computed")
+"""
+
+
+def run(**environment: str) -> str:
+    """Compute in a process of its own; return what it prints and logs."""
+    done = subprocess.run(
+        [sys.executable, "-c", USE], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stdout == "computed\n"
+    return done.stderr
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Stands in for the compiler; every command that would have compiled."""
+    commands: list[list[str]] = []
+
+    def compile_nothing(command: list[str], folder: Path) -> str:
+        commands.append(list(command))
+        (folder / "kernels.so").write_bytes(b"a library")
+        return ""
+
+    monkeypatch.setattr(building, "_compile_with", compile_nothing)
+    monkeypatch.setattr(building, "find_compiler", lambda: [sys.executable])
+    return commands
+
+
+def test_a_library_is_compiled_once_and_found_afterwards(compiled: list[list[str]], tmp_path: Path) -> None:
+    first, second = build(cache=tmp_path / "new"), build(cache=tmp_path / "new")
+    assert first == Build(path=second.path, compiler=sys.executable)
+    assert second.compiler == ""
+    assert len(compiled) == 1
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [first.path.name]  # nothing else is left there
+
+
+@pytest.mark.parametrize("change", ["cpu", "compiler", "flags", "source"])
+def test_another_cpu_compiler_flag_or_source_gets_a_library_of_its_own(
+    compiled: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    before = build(cache=tmp_path).path
+    extra_flags = ["-DOTHER"] if change == "flags" else []
+    if change == "cpu":
+        monkeypatch.setattr(building, "_describe_cpu", lambda: "another")
+    elif change == "compiler":
+        monkeypatch.setattr(building, "find_compiler", lambda: [os.path.realpath("/bin/sh")])
+    elif change == "source":
+        folder = tmp_path / "sources"
+        folder.mkdir()
+        (folder / "kernel.cpp").write_text("")
+        monkeypatch.setattr(building, "SOURCE_FOLDER", folder)
+    assert build(cache=tmp_path, extra_flags=extra_flags).path != before
+    assert len(compiled) == 2
+
+
+@pytest.mark.usefixtures("compiled")
+def test_two_builders_at_once_leave_one_whole_library(tmp_path: Path) -> None:
+    made: list[Build] = []
+    threads = [threading.Thread(target=lambda: made.append(build(cache=tmp_path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({each.path for each in made}) == 1
+    assert made[0].path.read_bytes() == b"a library"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    made = build(cache=tmp_path / "file" / "cache")
+    assert made.path.read_bytes() == b"a library"
+    assert not made.path.is_relative_to(tmp_path)
+
+
+def test_flags_that_a_compiler_refuses_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[list[str]] = []
+
+    def refuse(command: list[str], folder: Path) -> str:
+        tried.append(command)
+        if "-fopenmp" in command or "-march=native" in command:
+            return "unknown flag"
+        (folder / "kernels.so").write_bytes(b"plain")
+        return ""
+
+    monkeypatch.setattr(building, "_compile_with", refuse)
+    monkeypatch.setattr(building, "find_compiler", lambda: [sys.executable])
+    assert build(cache=tmp_path).path.read_bytes() == b"plain"
+    assert len(tried) == 4
+
+
+def test_a_compiler_that_fails_is_named_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "broken-compiler"
+    compiler.write_text("#!/bin/sh\necho 'kernel.cpp:1: error: no luck today'\nexit 1\n")
+    compiler.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BuildError, match=r"broken-compiler` failed: kernel.cpp:1: error: no luck today"):
+        build(cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_the_compiler_is_that_of_cxx_or_the_first_installed(tmp_path: Path) -> None:
+    for name in ("g++", "mine"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    path = {"PATH": str(tmp_path)}
+    assert find_compiler(path) == [str(tmp_path / "g++")]
+    assert find_compiler(path | {"CXX": "mine -m64"}) == [str(tmp_path / "mine"), "-m64"]
+    with pytest.raises(BuildError, match=r"`theirs` of \$CXX is not installed"):
+        find_compiler(path | {"CXX": "theirs"})
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
+        find_compiler({"PATH": ""})
+
+
+def test_the_cache_is_where_the_environment_says() -> None:
+    assert cache_folder({"INFER_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/infer")
+    assert cache_folder({}) == Path.home() / ".cache" / "infer"
+
+
+def test_a_machine_without_a_compiler_computes_and_says_what_it_misses() -> None:
+    log = run(PATH="", CXX="")
+    assert log.count("\n") == 1
+    assert log.startswith("WARNING No CPU kernels, plain PyTorch computes, several times slower: no C++ compiler")
+
+
+def test_kernels_can_be_switched_off() -> None:
+    assert run(INFER_CPU_KERNELS="0") == "INFO CPU kernels are off (INFER_CPU_KERNELS); plain PyTorch computes\n"
+
+
+def test_a_damaged_library_is_done_without(tmp_path: Path) -> None:
+    run(INFER_CACHE_DIR=str(tmp_path), CXX="true")  # a compiler that makes nothing
+    for path in tmp_path.glob("*.so"):
+        path.write_bytes(b"half a library")
+    (tmp_path / "unused").touch()
+    assert "No CPU kernels" in run(INFER_CACHE_DIR=str(tmp_path), CXX="true")
+
+
+def test_a_first_start_compiles_and_a_second_does_not(tmp_path: Path) -> None:
+    try:
+        find_compiler()
+    except BuildError:
+        pytest.skip("no compiler here")
+    first, second = run(INFER_CACHE_DIR=str(tmp_path)), run(INFER_CACHE_DIR=str(tmp_path))
+    assert first.startswith("INFO CPU kernels for ")
+    assert first.count("\n") == 1
+    assert second == ""

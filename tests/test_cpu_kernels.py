@@ -1,0 +1,66 @@
+"""A server with C++ kernels, without them, and without a compiler: each answers, and says in one line what it does."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infer_kernels.cpu import library
+
+Serve = Callable[..., AbstractContextManager[Any]]
+
+
+def answer(serve: Serve) -> str:
+    """Return the demo model's greedy answer."""
+    with serve("--log-level", "info") as server:
+        body = {"prompt": "To be, or not to be, ", "max_tokens": 12, "temperature": 0}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        text: str = reply.json()["choices"][0]["text"]
+        return text
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Callable[[], list[str]]:
+    """Return the lines that the server wrote about kernels."""
+    return lambda: [line for line in (tmp_path / "server.log").read_text().splitlines() if "CPU kernels" in line]
+
+
+def test_without_a_compiler_the_server_answers_alike_and_says_what_it_misses(
+    serve: Serve, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answer(serve)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert answer(serve) == expected
+    (line,) = log()
+    assert line.endswith(
+        "WARNING infer_kernels: No CPU kernels, plain PyTorch computes, several times slower: no C++ compiler "
+        "(c++, g++, clang++) is installed"
+    )
+
+
+def test_kernels_can_be_switched_off(
+    serve: Serve, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answer(serve)
+    monkeypatch.setenv("INFER_CPU_KERNELS", "0")
+    assert answer(serve) == expected
+    (line,) = log()
+    assert line.endswith("INFO infer_kernels: CPU kernels are off (INFER_CPU_KERNELS); plain PyTorch computes")
+
+
+@pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+def test_a_first_start_compiles_and_says_so_and_a_second_does_not(
+    serve: Serve, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INFER_CACHE_DIR", str(tmp_path / "cache"))
+    answer(serve)
+    (line,) = log()
+    assert "CPU kernels for" in line
+    assert "compiled by" in line
+    answer(serve)
+    assert log() == []
