@@ -176,13 +176,6 @@ def kernel_report(session: nox.Session) -> None:
 
 
 @nox.session
-def kernel_sweep(session: nox.Session) -> None:
-    """The same for the configurations that do not ship, to choose from."""
-    sync(session, "--group", "bench")
-    session.run("python", "-m", "infer_bench", "kernel-sweep", *session.posargs)
-
-
-@nox.session
 def lint(session: nox.Session) -> None:
     """Style, formatting and the layers between packages."""
     sync(session, "--group", "lint")

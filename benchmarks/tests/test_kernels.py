@@ -1,61 +1,56 @@
 """The kernel benchmarks run: those of a GPU in the compiler alone, the others on the smallest part of their work."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from infer_bench.kernels import cpu, gpu, report
+from infer_bench.kernels import cpu, report, row_invariance
+from infer_bench.kernels.bench import Bench
+from infer_bench.kernels.cases import Case, all_cases
+from infer_bench.kernels.check import EQUAL, Check
+from infer_bench.kernels.checks import all_checks
+from infer_bench.kernels.gpu import run_case, run_checks
+from infer_kernels.testing.ahead_of_time import compile_only
+
+BENCH = Bench(torch.device("cpu"), dry=True)
+FIRST_OF_EACH_OP = list({case.op: case for case in reversed(list(all_cases()))}.values())
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "infer_bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def test_checks_of_an_op_pass_and_its_kernels_compile() -> None:
+    checks = [check for check in all_checks() if check.op in ("apply_rope", "qk_norm_rope_store", "advance_decode")]
+    assert run_checks(BENCH, checks) == {"passed": len(checks), "failed": {}}
+    assert len(checks) > 30
 
 
-def dry_run(output: Path, *flags: str) -> dict[str, Any]:
-    completed = run("kernels-gpu", "--dry-run", "--commit", "abc", "--output", str(output), *flags)
-    assert completed.returncode == 0, completed.stderr
-    result: dict[str, Any] = json.loads(output.read_text())
-    assert result["environment"]["commit"] == "abc"
-    return result
+def test_a_check_that_fails_is_named() -> None:
+    one, zero = (torch.ones(1),), (torch.zeros(1),)
+    wrong = Check(op="count", label="wrong", run=lambda _: one, expected=lambda _: zero, close=EQUAL)
+    assert list(run_checks(BENCH, [wrong])["failed"]) == ["count: wrong"]
 
 
-def test_gpu_benchmark_launches_and_checks_what_is_called_so(tmp_path: Path) -> None:
-    result = dry_run(tmp_path / "gpu.json", "--only", "apply_rope:")
-    assert {(case["op"], case["unit"]) for case in result["cases"]} == {("apply_rope", "GB/s")}
-    assert result["checks"]["passed"] > 10
-    assert result["checks"]["failed"] == {}
-    assert result["questions"] == {}
+@pytest.mark.parametrize("case", FIRST_OF_EACH_OP, ids=lambda case: case.op)
+def test_a_case_of_every_op_launches(case: Case) -> None:
+    with compile_only(90), torch.inference_mode():
+        row = run_case(BENCH, case)
+    assert row["unit"] == ("TFLOP/s" if case.make(BENCH).computes else "GB/s")
+    assert row["met"] == ""
 
 
 @pytest.mark.full
-def test_gpu_benchmark_launches_every_case(tmp_path: Path) -> None:
-    cases = dry_run(tmp_path / "gpu.json", "--skip", "checks", "--skip", "questions")["cases"]
-    assert {case["op"] for case in cases} >= {"paged_decode", "paged_prefill", "sample", "qk_norm_rope_store"}
-    assert {case["unit"] for case in cases} == {"GB/s", "TFLOP/s"}
+def test_every_case_launches() -> None:
+    with compile_only(90), torch.inference_mode():
+        rows = [run_case(BENCH, case) for case in all_cases()]
+    assert {row["unit"] for row in rows} == {"GB/s", "TFLOP/s"}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("question", ["row_invariance", "split_length", "decode_grid", "graph_replay"])
-def test_gpu_benchmark_asks_its_questions(question: str, tmp_path: Path) -> None:
-    answers = dry_run(tmp_path / "gpu.json", "--skip", "checks", "--skip", "cases", "--only", question)["questions"]
-    assert answers[question]
-    assert not any("failed" in answer for answer in answers[question])
-
-
-def test_gpu_benchmark_says_when_there_is_no_gpu(
+def test_row_invariance_names_rows_by_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        gpu.main([])
-    assert ended.value.code == 2
-    assert "There is no GPU here" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["row_invariance", "--tiny", "--device", "cpu"])
+    row_invariance.main()
+    assert list(json.loads(capsys.readouterr().out)["differing_rows"]) == list(row_invariance.SETTINGS)
 
 
 def test_kernel_report_has_a_row_for_each_configuration(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,19 +58,12 @@ def test_kernel_report_has_a_row_for_each_configuration(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.count("| `store_kv` |") >= 2
 
 
-def test_kernel_sweep_marks_what_ships() -> None:
-    filters = ["--arch", "90", "--op", "paged_decode", "--head-dim", "64"]
-    completed = run("kernel-sweep", *filters, "--quick", "--jobs", "1")
-    assert completed.returncode == 0, completed.stderr
-    assert "| `paged_decode` | 64 |" in completed.stdout
-
-
 def test_cpu_benchmark_compares_forms_that_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "WARM_UP", 0)
     comparisons = cpu.compare_decodes(layers=1, rounds=1)
-    assert [comparison.name for comparison in comparisons] == [
+    assert [comparison["name"] for comparison in comparisons] == [
         f"decode, head_dim {head_dim}, {order} blocks"
         for head_dim in (64, 128)
         for order in ("consecutive", "scattered")
     ]
-    assert all(comparison.naive.keys() == {"per sequence", "one batch"} for comparison in comparisons)
+    assert all(comparison["naive"].keys() == {"per sequence", "one batch"} for comparison in comparisons)

@@ -18,9 +18,7 @@ BENCHMARKS = {
     "cpu-steps": ("cpu.steps", "where the time of a step goes on a CPU, beside its floors"),
     "write-checkpoint": ("checkpoints", "writes a checkpoint with random weights and a tokenizer"),
     "kernels-cpu": ("kernels.cpu", "the CPU kernels against the naive forms"),
-    "kernels-gpu": ("kernels.gpu", "checks and times every kernel on a GPU"),
     "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
-    "kernel-sweep": ("kernels.sweep", "the same for configurations that do not ship"),
     "first-light": ("gpu.first_light", "all that a GPU can prove: kernels, parity, engine, server, a profile"),
     "offline-bundle": ("gpu.offline_bundle", "makes the folder that first light needs on a machine without network"),
 }

@@ -4,6 +4,7 @@ Chunks and the whole, large and small blocks, fixed and fresh memory, a row alon
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,7 @@ import torch
 from torch import Tensor
 
 from infer_bench.kernels.check import EQUAL, Check, Tensors, To
-from infer_kernels.attention import AttentionBuffers, paged_attention, plan_attention
-from infer_kernels.dense.linear_invariant import linear_invariant
+from infer_kernels import AttentionBuffers, linear_invariant, paged_attention, plan_attention
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
@@ -21,106 +21,86 @@ RAGGED = [(1, 1), (1, 255), (1, 257), (1, 1000), (1, 64), (5, 5), (70, 300), (0,
 """(rows, tokens) of decodes, chunks, an idle sequence and an empty one."""
 
 
+def attention_checks(dtype: torch.dtype) -> Iterator[Check]:
+    """Yield ragged batches of several models."""
+    shapes = ((9, 3, 64, 64), (4, 4, 96, 64), (8, 2, 128, 64), (16, 1, 128, 16), (4, 1, 256, 32), (8, 2, 64, 5))
+    modes: tuple[dict[str, Any], ...] = ({}, {"window": 100}, {"soft_cap": 20.0})
+    for q_heads, kv_heads, head_dim, block_size in shapes:
+        make = partial(
+            random_paged_batch, RAGGED, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
+        )
+        contiguous, token_major = make(dtype=dtype), make(dtype=dtype, token_major=True)
+        for batch, mode, order in (
+            *((contiguous, mode, "contiguous") for mode in modes),
+            (token_major, {}, "by token"),
+        ):
+            yield Check(
+                op="paged_attention",
+                label=f"{dtype}, heads {q_heads}/{kv_heads} x {head_dim}, blocks of {block_size}, {order}, {mode}",
+                run=partial(_attend, batch, **mode),
+                expected=partial(_expected, batch, **mode),
+                close=assert_attention_close,
+            )
+
+
 def _attend(
     batch: PagedBatch, to: To, *, buffered: bool = False, is_prefill: Tensor | None = None, **options: Any
 ) -> Tensors:
-    q = to(batch.q)
+    q, block_size = to(batch.q), batch.block_size
     buffers = None
     if buffered:
         buffers = AttentionBuffers(
-            max_seqs=16, max_tokens=400, max_seq_len=1100, block_size=batch.block_size, device=q.device
+            max_seqs=16, max_tokens=400, max_seq_len=1100, block_size=block_size, device=q.device
         )
     plan = plan_attention(
-        **batch.layout, block_size=batch.block_size, device=q.device, buffers=buffers, is_prefill=is_prefill
+        **batch.layout, block_size=block_size, device=q.device, buffers=buffers, is_prefill=is_prefill
     )
     # Not through `to`: a copy would lose the memory order.
     k_cache, v_cache = (cache.to(q.device) for cache in (batch.k_cache, batch.v_cache))
     return (paged_attention(q, k_cache, v_cache, plan, scale=batch.q.shape[2] ** -0.5, **options),)
 
 
-def attention_checks(dtype: torch.dtype) -> Iterator[Check]:
-    """Ragged batches of several models."""
-    shapes = ((9, 3, 64, 64), (4, 4, 96, 64), (8, 2, 128, 64), (16, 1, 128, 16), (4, 1, 256, 32), (8, 2, 64, 5))
-    for q_heads, kv_heads, head_dim, block_size in shapes:
-        for token_major in (False, True):
-            batch = random_paged_batch(
-                RAGGED,
-                q_heads=q_heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                block_size=block_size,
-                dtype=dtype,
-                token_major=token_major,
-            )
-            modes: tuple[dict[str, Any], ...] = ({},) if token_major else ({}, {"window": 100}, {"soft_cap": 20.0})
-            for mode in modes:
-                order = "token-major" if token_major else "contiguous"
-                yield Check(
-                    op="paged_attention",
-                    label=f"{dtype}, heads {q_heads}/{kv_heads} x {head_dim}, blocks of {block_size}, {order}, {mode}",
-                    run=partial(_attend, batch, **mode),
-                    expected=partial(_attended, batch, **mode),
-                    close=assert_attention_close,
-                )
-
-
-def _attended(batch: PagedBatch, to: To, **options: Any) -> Tensors:
-    del to
+def _expected(batch: PagedBatch, _: To, **options: Any) -> Tensors:
     scale = batch.q.shape[2] ** -0.5
     return (paged_attention_reference(batch.q, batch.k_cache, batch.v_cache, **batch.layout, scale=scale, **options),)
 
 
 def equal_bits_checks() -> Iterator[Check]:
-    """Kernels with themselves."""
-    shape: dict[str, Any] = {"q_heads": 8, "kv_heads": 2, "head_dim": 128, "dtype": torch.bfloat16}
-    whole = random_paged_batch([(150, 150)], block_size=64, **shape)
-
-    def chunked(to: To) -> Tensors:
-        outs: list[Tensor] = []
-        for start, stop in ((0, 37), (37, 38), (38, 100), (100, 150)):
-            chunk = PagedBatch(
-                q=whole.q[start:stop],
-                k_cache=whole.k_cache,
-                v_cache=whole.v_cache,
-                query_start=torch.tensor([0, stop - start], dtype=torch.int32),
-                seq_lens=torch.tensor([stop], dtype=torch.int32),
-                block_table=whole.block_table,
-                block_size=64,
-            )
-            outs += _attend(chunk, to, is_prefill=torch.tensor([True]))
-        return (torch.cat(outs),)
+    """Yield kernels beside themselves."""
 
     def bits(label: str, run: Callable[[To], Tensors], expected: Callable[[To], Tensors]) -> Check:
         return Check(op="equal bits", label=label, run=run, expected=expected, close=EQUAL, of_kernels=True)
 
+    make = partial(random_paged_batch, q_heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16)
+    whole = make([(150, 150)], block_size=64)
+
+    def chunked(to: To) -> Tensors:
+        outs: list[Tensor] = []
+        for start, stop in ((0, 37), (37, 38), (38, 100), (100, 150)):
+            query_start = torch.tensor([0, stop - start], dtype=torch.int32)
+            seq_lens = torch.tensor([stop], dtype=torch.int32)
+            chunk = replace(whole, q=whole.q[start:stop], query_start=query_start, seq_lens=seq_lens)
+            outs += _attend(chunk, to, is_prefill=torch.tensor([True]))
+        return (torch.cat(outs),)
+
     yield bits("chunks and the whole prompt", chunked, partial(_attend, whole))
-    ragged = random_paged_batch(RAGGED, block_size=64, **shape)
-    small = random_paged_batch(RAGGED, block_size=16, **shape)
+    ragged, small = make(RAGGED, block_size=64), make(RAGGED, block_size=16)
     yield bits("blocks of 64 and of 16", partial(_attend, ragged), partial(_attend, small))
     yield bits("fixed buffers and fresh memory", partial(_attend, ragged, buffered=True), partial(_attend, ragged))
-    alone = random_paged_batch([(1, 1000)], block_size=64, **shape)
-    rows = random_paged_batch([(1, 1000), (1, 700), (1, 256)], block_size=64, **shape)
-
-    def first(to: To) -> Tensors:
-        return (_attend(rows, to)[0][:1],)
-
-    same_values = PagedBatch(
+    rows = make([(1, 1000), (1, 700), (1, 256)], block_size=64)
+    alone = replace(
+        rows,
         q=rows.q[:1],
-        k_cache=rows.k_cache,
-        v_cache=rows.v_cache,
-        query_start=alone.query_start,
-        seq_lens=alone.seq_lens,
+        query_start=rows.query_start[:2],
+        seq_lens=rows.seq_lens[:1],
         block_table=rows.block_table[:1],
-        block_size=64,
     )
-    yield bits("a decode alone and in company", partial(_attend, same_values), first)
+    yield bits("a decode alone and in company", partial(_attend, alone), lambda to: (_attend(rows, to)[0][:1],))
     x, weight = torch.randn(200, 1024).bfloat16(), torch.randn(300, 1024).bfloat16()
     for start, stop in ((0, 1), (5, 22), (63, 65), (100, 200)):
-
-        def part(to: To, start: int = start, stop: int = stop) -> Tensors:
-            return (linear_invariant(to(x)[start:stop], to(weight)),)
-
-        def slice_of_whole(to: To, start: int = start, stop: int = stop) -> Tensors:
-            return (linear_invariant(to(x), to(weight))[start:stop],)
-
-        yield bits(f"rows {start} to {stop} of linear_invariant and all 200", part, slice_of_whole)
+        part = slice(start, stop)
+        yield bits(
+            f"rows {start} to {stop} of linear_invariant and all 200",
+            partial(lambda part, to: (linear_invariant(to(x)[part], to(weight)),), part),
+            partial(lambda part, to: (linear_invariant(to(x), to(weight))[part],), part),
+        )

@@ -41,15 +41,6 @@ class Bench:
         """Zeros."""
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def permutation(self, size: int) -> Tensor:
-        """The numbers below `size` in random order, int32."""
-        return torch.randperm(size, device=self.device).int()
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        if not self.dry:
-            torch.cuda.synchronize()
-
     def seconds(self, launch: Callable[[], object], *, budget: float = 0.15) -> float:
         """The median time of a launch that finds nothing in the caches; NaN where it is dry.
 

@@ -3,7 +3,6 @@
 No run-time tuning: a configuration depends on the model and the device alone, so that results do not change from run to
 run, with the batch or with the size of blocks. Those of common models are compiled ahead of time by the tests for three
 architectures: they fit shared memory, and in half precision spill no registers, unless blocks are smaller than a tile.
-`nox -s kernel_sweep` compiles the alternatives.
 """
 
 from dataclasses import dataclass
