@@ -1,7 +1,7 @@
-"""The offline benchmark and the comparison: ceilings that hold, shares of them, turns that alternate, equal tokens."""
+"""The offline benchmarks: ceilings that hold, steps that add up, turns that alternate, equal tokens."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from infer_bench.agreement import JudgedAnswer, compare_texts, compare_tokens
 from infer_bench.ceilings import CeilingProbe, Ceilings, ModelCosts, Work
-from infer_bench.client.workloads import Workload, make_workload
-from infer_bench.offline import batch_figure, concurrency, engine, throughput
+from infer_bench.offline import concurrency, engine
 from infer_bench.offline import transformers as comparison
 from infer_bench.shapes import SHAPES
 from infer_models import ModelConfig
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_tokenizer
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama
 
 CPU = torch.device("cpu")
 MACHINE = Ceilings(read_bytes_per_s=100.0, copy_bytes_per_s=80.0, operations_per_s=1000.0)
-SMALL = ["--scale", "0.02", "--rounds", "2", "--device", "cpu"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_llama(folder)
-    save_tiny_tokenizer(folder)
-    return folder
 
 
 def costs_of(folder: Path, model: Any) -> ModelCosts:
@@ -38,18 +27,6 @@ def costs_of(folder: Path, model: Any) -> ModelCosts:
         num_parameters=sum(p.numel() for p in model.parameters()),
         element_bytes=4,
     )
-
-
-@dataclass
-class FakeSide:
-    """Notes whose turn it was and with which prompt; every token of every answer is there."""
-
-    name: str
-    log: list[str] = field(default_factory=list)
-
-    def run(self, workload: Workload) -> int:
-        self.log.append(f"{self.name} {workload.requests[0].prompt[:9]}")
-        return sum(request.max_tokens for request in workload.requests)
 
 
 # What a machine can do, and what a model asks
@@ -105,32 +82,7 @@ def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
     assert grown == 2 * 2 * 32 * 4
 
 
-def test_requests_of_a_batch_share_the_weights_and_nothing_else(tmp_path: Path) -> None:
-    costs = costs_of(tmp_path, save_tiny_llama(tmp_path))
-    one, other = costs.generate([(20, 5)]), costs.generate([(30, 9)])
-    both = costs.generate([(20, 5), (30, 9)])
-    assert one.operations == costs.prefill(20).operations + costs.decode(20, 4).operations
-    assert one.num_bytes == costs.prefill(20).num_bytes + costs.decode(20, 4).num_bytes
-    assert both.operations == one.operations + other.operations
-    assert both.num_bytes == one.num_bytes + other.num_bytes - 5 * costs.step_bytes
-
-
 # The offline benchmarks
-
-
-def test_every_offline_row_has_its_share_of_the_ceiling(tiny: Path, tmp_path: Path) -> None:
-    rows = ["--prefill", "64", "--decode", "32", "--decode-steps", "8", "--mixes", "reading"]
-    machine = ["--matmul-sizes", "256", "--read-bytes", str(2**20)]
-    throughput.main(["--model", str(tiny), *SMALL, *rows, *machine, "--out", str(tmp_path)])
-    [saved] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
-    assert [row["num_tokens"] for row in saved["rows"][1:]] == [64, 8]
-    assert saved["environment"]["commit"]
-    assert len(saved["ceilings"]["rounds"]["operations_per_s"]) == 3  # before the warm-up, and before each turn
-    for row in saved["rows"]:
-        assert len(row["tokens_per_s"]) == 2
-        assert 0 < row["share"] < 1.2
-    with pytest.raises(RuntimeError, match="7 tokens came of 8"):
-        throughput.check_counts([3, 4], [3, 5])
 
 
 def test_a_step_without_a_model_is_split_into_its_parts() -> None:
@@ -138,13 +90,6 @@ def test_a_step_without_a_model_is_split_into_its_parts() -> None:
     assert found["running"] == 4
     assert 0 < found["schedule_ms"] + found["build_ms"] + found["choose_ms"] < found["total_ms"] * 1.5
     assert engine.text_cost() > 0
-
-
-def test_calls_that_are_compared_take_turns() -> None:
-    log: list[str] = []
-    found = engine.compare(3, first=lambda: log.append("first"), second=lambda: log.append("second"))
-    assert log == ["first", "second"] * 3
-    assert found["ratio"] == found["second_s"] / found["first_s"]
 
 
 def test_concurrency_compares_the_same_requests(
@@ -158,40 +103,25 @@ def test_concurrency_compares_the_same_requests(
     assert "| ratio (ceiling 3) |" in capsys.readouterr().out
 
 
-def test_continuous_batching_has_fuller_rows_and_earlier_first_tokens(tmp_path: Path) -> None:
-    picture = tmp_path / "batching.png"
-    batch_figure.main(["--picture", str(picture), "--out", str(tmp_path)])
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size < 150_000
-    modes = json.loads((tmp_path / "batching.json").read_text())["modes"]
-    static, continuous = modes["Static batching"], modes["Continuous batching"]
-    assert continuous["ticks"] < static["ticks"]
-    assert continuous["rows_computing"] > static["rows_computing"]
-    assert continuous["median_ticks_to_first_token"] < static["median_ticks_to_first_token"] / 4
-
-
 # The comparison
 
 
 def test_sides_take_turns_and_who_is_first_alternates() -> None:
     log: list[str] = []
 
-    def plan(contents: int) -> Workload:
-        return make_workload("single", contents=contents, vocab_size=9)
+    def side(name: str) -> Callable[[list[list[int]]], list[list[int]]]:
+        def answer(prompts: list[list[int]]) -> list[list[int]]:
+            log.append(f"{name} {len(prompts)}")
+            return [[1, 2] for _ in prompts]
 
-    turns = comparison.alternate((FakeSide("ours", log), FakeSide("peer", log)), plan, rounds=3)
-    assert len(set(log)) == 2 * 4  # a prompt that comes again could be found in a cache
-    assert [entry.split()[0] for entry in log] == ["ours", "peer", "ours", "peer", "peer", "ours", "ours", "peer"]
-    assert turns.num_tokens == {"ours": [256] * 3, "peer": [256] * 3}
+        return answer
 
-
-def test_the_ratio_is_that_of_medians_and_its_spread_that_of_rounds() -> None:
-    turns = comparison.Turns(name="test")
-    for own_s, peer_s in ((1.0, 5.0), (2.0, 1.0), (5.0, 2.0)):
-        turns.add("ours", seconds=own_s, num_tokens=10)
-        turns.add("peer", seconds=peer_s, num_tokens=10)
-    assert turns.ratio == 5 / 5
-    assert turns.ratios == [5, 0.5, 0.4]
+    turns = [[[5], [6], [7]]] * 3
+    rates = comparison.alternate({"a": side("a"), "b": side("b")}, turns, at_a_time=2, num_new=2)
+    assert log == ["b 2", "b 1", "a 2", "a 1", "a 2", "a 1", "b 2", "b 1", "b 2", "b 1", "a 2", "a 1"]
+    assert {name: len(found) for name, found in rates.items()} == {"a": 2, "b": 2}
+    with pytest.raises(RuntimeError, match="`b` gave"):
+        comparison.alternate({"a": side("a"), "b": side("b")}, turns, at_a_time=2, num_new=3)
 
 
 @pytest.mark.parametrize(("margin", "num_decided", "num_undecided_different"), [(0.5, 3, 0), (0.05, 2, 1)])
@@ -216,20 +146,16 @@ def test_texts_are_compared_up_to_the_first_difference() -> None:
 
 
 def test_ours_and_transformers_generate_the_same_tokens(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--model", str(tiny), *SMALL, "--answer-tokens", "6", "--requests", "5", "--one-by-one", "2"]
-    comparison.main([*flags, "--out", str(tmp_path)])
+    shape = SHAPES["llama-30m"] | {"num_hidden_layers": 2, "hidden_size": 128, "torch_dtype": "float32"}
+    monkeypatch.setitem(SHAPES, "llama-30m", shape)
+    comparison.main(["--shape", "llama-30m", "--scale", "0.02", "--rounds", "2", "--out", str(tmp_path)])
     [saved] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
-    at_once, one_by_one = saved["turns"]
-    assert (at_once["name"], one_by_one["name"]) == ("5 at once", "2 one by one")
-    assert at_once["num_tokens"] == {"infer": [30, 30], "transformers": [30, 30]}
-    assert one_by_one["num_tokens"] == {"infer": [12, 12], "transformers": [12, 12]}
+    assert {part: list(rates) for part, rates in saved["tokens_per_s"].items()} == {
+        "16 at once": ["infer", "transformers"],
+        "4 one by one": ["infer", "transformers"],
+    }
+    assert all(len(rates) == 2 for part in saved["tokens_per_s"].values() for rates in part.values())
     assert saved["agreement"]["num_decided_same"] == saved["agreement"]["num_decided"] > 20
-    assert at_once["ratio"] > 0
     assert "100.0% of these are the same" in capsys.readouterr().out
-
-
-def test_a_comparison_of_nothing_is_refused() -> None:
-    with pytest.raises(SystemExit):
-        comparison.main(["--requests", "0", "--one-by-one", "0"])

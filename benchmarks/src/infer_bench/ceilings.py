@@ -172,22 +172,6 @@ class ModelCosts:
         operations = 2 * self.step_bytes / self.element_bytes * num_steps + self._attention_operations(attended)
         return Work(num_bytes=self.step_bytes * num_steps + self._key_value_bytes(attended), operations=operations)
 
-    def generate(self, lengths: Iterable[tuple[int, int]]) -> Work:
-        """Return the work of whole requests, of (prompt tokens, new tokens) each, were they all one batch.
-
-        The weights are read once for each token of the longest answer: a step gives a sequence no more than one.
-        """
-        listed = list(lengths)
-        prompts = [self.prefill(prompt) for prompt, _ in listed]
-        decodes = [self.decode(prompt, answer - 1) for prompt, answer in listed]
-        own_bytes = sum(
-            work.num_bytes - self.step_bytes * (answer - 1) for work, (_, answer) in zip(decodes, listed, strict=True)
-        )
-        return Work(
-            num_bytes=self.step_bytes * max(answer for _, answer in listed) + own_bytes,
-            operations=sum(work.operations for work in (*prompts, *decodes)),
-        )
-
     @property
     def _head_weights(self) -> int:
         return self.config.vocab_size * self.config.hidden_size

@@ -7,9 +7,7 @@ from importlib import import_module
 BENCHMARKS = {
     "engine": ("offline.engine", "what the engine itself costs per step, without a model"),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
-    "offline": ("offline.throughput", "`LLM` beside what the machine can do at best"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
-    "batch-figure": ("offline.batch_figure", "static and continuous batching, step by step, as a picture"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),
     "streaming": ("serving.streaming", "tokens per second that the server streams without a model"),
     "engine-process": ("serving.engine_process", "the core in a process of its own against one in a thread"),

@@ -8,13 +8,14 @@ the same process, on the same engine, alternating; the ratio is that of the medi
 
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from infer_bench.offline.random_llm import load_random
 from infer_bench.results import argument_parser, save, table
-from infer_bench.shapes import SHAPES
-from infer_engine import SamplingParams
+from infer_bench.shapes import SHAPES, write_config
+from infer_engine import LLM, SamplingParams
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     prompts, params = mixed_workload(args.requests, scale=scale, vocab_size=SHAPES[args.shape]["vocab_size"])
     num_tokens = sum(param.max_tokens or 0 for param in params)
-    llm = load_random(args.shape, max_batch_size=args.requests, use_prefix_caching=False)
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(write_config(args.shape, Path(folder)))
+        llm = LLM(model, load_format="dummy", max_batch_size=args.requests, use_prefix_caching=False)
     llm.generate(prompts[:2], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
 
     together: list[float] = []
