@@ -3,27 +3,28 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from infer_bench.client.workloads import make_workload
-from infer_bench.serving.ablation import WORKLOADS, main, measure, medians_of, plan
-from infer_bench.serving.ablation_claims import METRICS, ONE_BY_ONE, STEP_NAMES, flatten, judge, report
-from infer_bench.serving.ablation_figure import draw
+from infer_bench.serving.ablation import METRICS, main, measure, medians_of
+from infer_bench.serving.ablation_claims import ONE_BY_ONE, count_capacity, judge, report
 from infer_bench.serving.ablation_steps import (
     CPU,
     GPU,
-    OFF,
+    LABELS,
     SLOTS,
+    STEPS,
+    WORKLOADS,
     Profile,
-    ablation_steps,
-    control,
-    engine_options,
     flags,
     kv_bytes_per_token,
+    plan,
+    server_options,
 )
-from infer_bench.serving.kv_capacity import count_capacity
+from infer_bench.serving.plots import plot_ladder
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine import EngineConfig
 from infer_models.config import ModelConfig
@@ -46,7 +47,7 @@ GOOD = {
     "chunked": {"chunked_prefill": {**ANY, "itl_p99_s": 0.2}, "prefix_caching": {**ANY, "ttft_p50_s": 1.0}},
     "prefix": {"prefix_caching": {**ANY, "ttft_p50_s": 0.1}},
 }
-CAPACITY = count_capacity(num_slots=8, num_tokens=256, max_seq_len=4096)
+CAPACITY = (8, 128)
 WORSE = [
     ("continuous", "continuous_batching", "ttft_p99_s", 2.0),
     ("continuous", "continuous_batching", "output_tokens_per_s", 94.0),
@@ -56,54 +57,44 @@ WORSE = [
     ("prefix", "prefix_caching", "ttft_p50_s", 1.0),
     ("paged", "mixed", "output_tokens_per_s", 50.0),
 ]
-LABELS = {step.name: step.label for step in ablation_steps(CPU)}
 CASES = [(profile, shape) for profile in (CPU, GPU) for shape in profile.shapes]
 
 
-def configs(profile: Profile, shape: str) -> dict[str, EngineConfig]:
-    return {step.name: EngineConfig(**engine_options(profile, shape, step.options)) for step in ablation_steps(profile)}
-
-
 def test_steps_differ_from_the_one_before_by_one_switch() -> None:
-    before, switched = OFF, []
-    for step in ablation_steps(GPU):
-        switched.append({name for name in step.options if step.options[name] != before.get(name)} - CHUNKS)
-        before = step.options
-    assert switched == [
-        set(),
-        {"batching_mode"},
-        {"kv_cache_backend"},
-        {"use_chunked_prefill"},
-        {"use_prefix_caching"},
+    options = server_options(GPU, "qwen3-4b")
+    assert list(options) == list(LABELS) == [*STEPS, "capped"]
+    steps = [options[step] for step in STEPS]
+    switched = [
+        {name for name in after if after[name] != before.get(name)} - CHUNKS for before, after in pairwise(steps)
     ]
-    assert tuple(LABELS) == STEP_NAMES
+    assert switched == [{"batching_mode"}, {"kv_cache_backend"}, {"use_chunked_prefill"}, {"use_prefix_caching"}]
 
 
-def test_chunks_scale_with_the_lengths_and_are_one_a_step() -> None:
-    for profile in (CPU, GPU):
-        [chunked] = [step for step in ablation_steps(profile) if step.name == "chunked"]
-        assert chunked.options["prefill_chunk_size"] == 512 * profile.scale
-        assert chunked.options["max_prefill_chunks_per_step"] == 1
-        assert "prefill_chunk_size" not in control(profile).options
-        assert control(profile).options["max_prefill_chunks_per_step"] == 1
+@pytest.mark.parametrize("profile", [CPU, GPU], ids=lambda profile: profile.name)
+def test_chunks_scale_with_the_lengths_and_are_one_a_step(profile: Profile) -> None:
+    options = server_options(profile, profile.shapes[0])
+    assert options["chunked"]["prefill_chunk_size"] == 512 * profile.scale
+    assert options["chunked"]["max_prefill_chunks_per_step"] == 1
+    assert options["capped"] == options["paged"] | {"max_prefill_chunks_per_step": 1}
 
 
 @pytest.mark.parametrize(("profile", "shape"), CASES, ids=[shape for _, shape in CASES])
 def test_steps_are_configurations_of_equal_memory_that_do_what_they_are_called(
     profile: Profile, shape: str, tmp_path: Path
 ) -> None:
-    found = configs(profile, shape)
-    for number, config in enumerate(found.values()):
+    options = server_options(profile, shape)
+    found = [EngineConfig(**options[step]) for step in STEPS]
+    for number, config in enumerate(found):
         assert (config.batching_mode == "continuous") is (number >= 1)
         assert (config.resolved_kv_cache_backend == "paged") is (number >= 2)
         assert config.chunks_prefill is (number >= 3)
         assert config.caches_prefixes is (number >= 4)
-    assert len({(config.kv_cache_bytes, config.max_seq_len, config.max_batch_size) for config in found.values()}) == 1
+    assert len({(config.kv_cache_bytes, config.max_seq_len, config.max_batch_size) for config in found}) == 1
     model = ModelConfig.from_folder(write_config(shape, tmp_path))
     of_one_token = 2 * model.num_layers * model.kv_heads * model.head_dim * 2
     assert model.dtype == "bfloat16"
     assert kv_bytes_per_token(SHAPES[shape]) == of_one_token
-    assert found["paged"].kv_cache_bytes == SLOTS * profile.max_seq_len * of_one_token
+    assert found[0].kv_cache_bytes == SLOTS * profile.max_seq_len * of_one_token
     assert all(plan(profile, shape, name).longest <= profile.max_seq_len for name in WORKLOADS)
 
 
@@ -113,15 +104,15 @@ def test_flags_say_what_is_off_by_name() -> None:
 
 
 def test_capacity_counts_sixteen_times_as_many_short_sequences() -> None:
-    assert (CAPACITY.contiguous, CAPACITY.paged, CAPACITY.ratio) == (8, 128, 16)
-    assert count_capacity(num_slots=3, num_tokens=512, max_seq_len=512).ratio == 1
+    assert count_capacity() == CAPACITY
+    assert count_capacity(num_tokens=512, max_seq_len=512) == (SLOTS, SLOTS)
 
 
 def test_claims_hold_on_numbers_that_bear_them_out() -> None:
     claims = judge(GOOD, capacity=CAPACITY)
     assert len(claims) == 8
     assert all(claim.held for claim in claims)
-    assert {claim.step for claim in claims} == set(STEP_NAMES[1:])
+    assert list(dict.fromkeys(claim.step for claim in claims)) == list(STEPS)[1:]
 
 
 @pytest.mark.parametrize(("step", "workload", "metric", "value"), WORSE)
@@ -134,23 +125,24 @@ def test_claim_is_not_held_where_its_number_is_no_better(step: str, workload: st
 
 
 def test_claim_about_capacity_is_not_held_where_fewer_sequences_fit() -> None:
-    [broken] = [claim for claim in judge(GOOD, capacity=replace(CAPACITY, paged=127)) if not claim.held]
+    [broken] = [claim for claim in judge(GOOD, capacity=(8, 127)) if not claim.held]
     assert "8 -> 127" in broken.evidence
 
 
 def test_report_has_a_row_for_each_step_and_says_what_did_not_hold() -> None:
     measured = deepcopy(GOOD)
     measured["prefix"]["prefix_caching"]["ttft_p50_s"] = 3.0
-    text = report(measured, judge(measured, capacity=CAPACITY), labels=LABELS)
-    assert all(text.count(f"\n| {label} | ") >= 1 for label in LABELS.values())
+    text = report(measured, judge(measured, capacity=CAPACITY))
+    assert all(text.count(f"\n| {label} | ") >= 1 for label in STEPS.values())
     assert "| + chunked prefill |  |  |  |  |  | 200 ms | 1.00 s | 1.00 s | 1/s |" in text
     assert text.count("**not held**") == 1
     assert "`prefix_caching`: 1.00 s -> 3.00 s (x3.00)" in text
 
 
 def test_figure_is_a_small_picture(tmp_path: Path) -> None:
-    measured = {step: dict.fromkeys(WORKLOADS, ANY) for step in LABELS}
-    picture = draw(measured, LABELS, tmp_path / "ablation.png", title="The steps").read_bytes()
+    measured = {step: dict.fromkeys(WORKLOADS, ANY) for step in STEPS}
+    plot_ladder(measured, tmp_path / "ablation.png", title="The steps")
+    picture = (tmp_path / "ablation.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 150_000
 
@@ -159,15 +151,8 @@ def test_dry_run_prints_servers_and_workloads_of_every_shape(capsys: pytest.Capt
     main(["--profile", "gpu", "--dry-run"])
     text = capsys.readouterr().out
     assert all(f"# gpu: {shape}" in text for shape in GPU.shapes)
-    assert text.count("infer-server --device") == (len(LABELS) + 1) * len(GPU.shapes)
+    assert text.count("infer-server --device") == len(LABELS) * len(GPU.shapes)
     assert all(workload in text for workload in WORKLOADS)
-
-
-def test_medians_are_over_the_rounds_of_each_run() -> None:
-    percentiles = {f"{name}_s": {"p50": 1.0, "p99": 2.0} for name in ("ttft", "itl", "latency")}
-    rounds = [{**ANY, **percentiles, "output_tokens_per_s": rate} for rate in (10.0, 90.0, 20.0)]
-    found = medians_of({"static": {"mixed": rounds}})["static"]["mixed"]
-    assert (found["output_tokens_per_s"], found["ttft_p99_s"]) == (20.0, 2.0)
 
 
 async def test_measuring_gives_every_metric_of_the_table_and_ends_where_a_request_fails() -> None:
@@ -177,6 +162,8 @@ async def test_measuring_gives_every_metric_of_the_table_and_ends_where_a_reques
         [(name, summary)] = await measure(url, [workload], warm_up=workload)
         with pytest.raises(RuntimeError, match="1 requests of paged_attention failed"):
             await measure(url, [too_long], warm_up=workload)
-    assert name == "paged_attention"
-    assert list(flatten(summary)) == list(METRICS)
     assert json.dumps(summary)
+    rounds = [summary | {"output_tokens_per_s": rate} for rate in (10.0, 90.0, 20.0)]
+    medians = medians_of({"static": {name: rounds}})["static"]["paged_attention"]
+    assert set(medians) == set(METRICS)
+    assert (medians["output_tokens_per_s"], medians["ttft_p50_s"]) == (20.0, summary["ttft_s"]["p50"])

@@ -10,7 +10,6 @@ BENCHMARKS = {
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),
     "streaming": ("serving.streaming", "tokens per second that the server streams without a model"),
-    "engine-process": ("serving.engine_process", "the core in a process of its own against one in a thread"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
     "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
     "cpu-steps": ("cpu.steps", "where the time of a step goes on a CPU, beside its floors"),

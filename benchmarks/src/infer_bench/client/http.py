@@ -123,14 +123,6 @@ async def get_latency_s(url: str, path: str) -> float:
     return time.perf_counter() - began_s
 
 
-async def poll_health(url: str, latencies_s: list[float], *, after_s: float = 0.0) -> None:
-    """Ask `/health` twenty times a second, from `after_s` seconds on, until cancelled."""
-    await asyncio.sleep(after_s)
-    while True:
-        latencies_s.append(await get_latency_s(url, "/health"))
-        await asyncio.sleep(0.05)
-
-
 async def _read_head(reader: asyncio.StreamReader) -> Reply:
     try:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

@@ -7,15 +7,14 @@ cannot slow down the arrivals that show it to be slow. In a closed loop it arriv
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from tqdm import tqdm
 
-from infer_bench.client.dialects import TOKEN_IDS, Dialect
 from infer_bench.client.http import BrokenReplyError, exchange
-from infer_bench.client.stream import Usage, read_events
 from infer_bench.client.workloads import PlannedRequest, Workload
 
 REQUEST_TIMEOUT_S = 1800.0
@@ -52,42 +51,72 @@ class RequestResult:
     error: str | None = None
 
 
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_token(self) -> bool:
+        """At least one token is in it: its text may be empty, but with a finish reason it may be the end alone."""
+        return bool(self.text) or (self.text is not None and self.finish_reason is None)
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Event(msgspec.Struct):
+    """One event of a stream; `token_id` is our server's own field."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+    token_id: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
 async def run_workload(
     url: str,
     workload: Workload,
     *,
     model: str | None = None,
     progress: bool = True,
-    max_concurrency: int | None = None,
-    dialect: Dialect = TOKEN_IDS,
+    max_concurrency: int = 1,
     api_key: str | None = None,
     timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> list[RequestResult]:
-    """Send every request of `workload` and return what became of them, in the workload's order.
+    """Ask for completions of every request of `workload`; return what became of them, in the workload's order.
 
     Args:
         url: the server's, without `/v1`.
         workload: what to ask, and when.
         model: goes into each body; None leaves it out.
         progress: draw a progress bar on standard error.
-        max_concurrency: requests open at once; None is 1 in a closed loop and no limit in an open one.
-        dialect: how requests are put.
+        max_concurrency: requests open at once in a closed loop; an open one has no limit.
         api_key: sent as a bearer token.
         timeout_s: a request that takes longer has failed.
     """
-    client = _Client(url, model=model, dialect=dialect, api_key=api_key, timeout_s=timeout_s)
+    client = _Client(url, model=model, api_key=api_key, timeout_s=timeout_s)
     with tqdm(total=len(workload.requests), unit="req", desc=workload.name, disable=not progress) as bar:
-        run = _closed_loop if workload.is_closed_loop else _open_loop
-        return await run(client, workload, max_concurrency, bar.update)
+        if workload.is_closed_loop:
+            return await _closed_loop(client, workload, max_concurrency, bar.update)
+        return await _open_loop(client, workload, bar.update)
 
 
 class _Client:
     """Sends one request at a time, many times at once."""
 
-    def __init__(self, url: str, *, model: str | None, dialect: Dialect, api_key: str | None, timeout_s: float) -> None:
+    def __init__(self, url: str, *, model: str | None, api_key: str | None, timeout_s: float) -> None:
         self._url = url
         self._model = model
-        self._dialect = dialect
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._start_s = time.perf_counter()
@@ -97,14 +126,14 @@ class _Client:
         return time.perf_counter() - self._start_s
 
     def body(self, request: PlannedRequest) -> bytes:
-        """Return the body of `request`, to be made before it is due."""
-        return self._dialect.body(request, model=self._model)
+        """Return the body of `request`, to be made before it is due: greedy, of the planned length."""
+        body = {"prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True}
+        named = {} if self._model is None else {"model": self._model}
+        return msgspec.json.encode({**named, **body, "stream": True, "stream_options": {"include_usage": True}})
 
     async def send(self, request: PlannedRequest, body: bytes, *, arrival_s: float) -> RequestResult:
         """Send `body` and read its stream to the end; a failure is in the result."""
-        result = RequestResult(
-            arrival_s=arrival_s, sent_s=self.now_s(), num_prompt_tokens=len(request.prompt), num_tokens=0
-        )
+        result = RequestResult(arrival_s=arrival_s, sent_s=self.now_s(), num_prompt_tokens=len(request.prompt))
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._read(body, result)
@@ -119,35 +148,38 @@ class _Client:
 
     async def _read(self, body: bytes, result: RequestResult) -> None:
         bare_end_s: float | None = None
-        is_whole = False
-        async with exchange(self._url, self._dialect.path, method="POST", body=body, headers=self._headers) as reply:
+        texts: list[str] = []
+        async with exchange(self._url, "/v1/completions", method="POST", body=body, headers=self._headers) as reply:
             if reply.status != 200:
                 text = (await reply.read()).decode(errors="replace")
                 result.error = f"HTTP {reply.status}: {text[:300]}"
                 return
-            async for event in read_events(reply):
-                if event is None:
-                    is_whole = True
+            async for line in reply.lines():
+                data = line.removeprefix(b"data:").strip()
+                if not line.startswith(b"data:") or data == b"[DONE]":
                     continue
-                if event.has_token:
-                    result.token_times_s.append(self.now_s())
-                result.text += event.text
-                if event.finish_reason is not None:
-                    result.finish_reason = event.finish_reason
-                    is_whole = True
-                    bare_end_s = None if event.has_token else self.now_s()
-                if event.usage is not None:
-                    _take_usage(event.usage, result)
+                event = _decode(data)
                 if event.error is not None:
                     result.error = f"error event: {event.error}"
                     return
-        if not is_whole:
+                has_token = event.token_id is not None or any(choice.has_token for choice in event.choices)
+                if has_token:
+                    result.token_times_s.append(self.now_s())
+                for choice in event.choices:
+                    texts.append(choice.text or "")
+                    if choice.finish_reason is not None:
+                        result.finish_reason = choice.finish_reason
+                        bare_end_s = None if has_token else self.now_s()
+                if event.usage is not None:
+                    _take_usage(event.usage, result)
+        result.text = "".join(texts)
+        if result.finish_reason is None:
             result.error = "the stream ended without a finish reason"
         if bare_end_s is not None and result.num_tokens == len(result.token_times_s) + 1:
             result.token_times_s.append(bare_end_s)  # the last token had no text
 
 
-def _take_usage(usage: Usage, result: RequestResult) -> None:
+def _take_usage(usage: _Usage, result: RequestResult) -> None:
     if not usage.completion_tokens:
         return
     result.num_tokens = usage.completion_tokens
@@ -157,18 +189,14 @@ def _take_usage(usage: Usage, result: RequestResult) -> None:
         result.num_cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
 
 
-async def _open_loop(
-    client: _Client, workload: Workload, max_concurrency: int | None, on_ended: Callable[[], object]
-) -> list[RequestResult]:
-    gate = asyncio.Semaphore(max_concurrency or len(workload.requests))
+async def _open_loop(client: _Client, workload: Workload, on_ended: Callable[[], object]) -> list[RequestResult]:
     bodies = [client.body(request) for request in workload.requests]
     start_s = client.now_s()
 
     async def one(request: PlannedRequest, body: bytes) -> RequestResult:
         arrival_s = start_s + request.arrival_s
         await asyncio.sleep(arrival_s - client.now_s())
-        async with gate:
-            result = await client.send(request, body, arrival_s=arrival_s)
+        result = await client.send(request, body, arrival_s=arrival_s)
         on_ended()
         return result
 
@@ -176,16 +204,15 @@ async def _open_loop(
 
 
 async def _closed_loop(
-    client: _Client, workload: Workload, max_concurrency: int | None, on_ended: Callable[[], object]
+    client: _Client, workload: Workload, max_concurrency: int, on_ended: Callable[[], object]
 ) -> list[RequestResult]:
+    gate = asyncio.Semaphore(max_concurrency)
+
+    async def one(request: PlannedRequest, body: bytes) -> RequestResult:
+        async with gate:
+            result = await client.send(request, body, arrival_s=client.now_s())
+        on_ended()
+        return result
+
     bodies = [client.body(request) for request in workload.requests]
-    results: dict[int, RequestResult] = {}
-
-    async def worker(left: Iterator[int]) -> None:
-        for index in left:
-            results[index] = await client.send(workload.requests[index], bodies[index], arrival_s=client.now_s())
-            on_ended()
-
-    left = iter(range(len(bodies)))
-    await asyncio.gather(*(worker(left) for _ in range(max_concurrency or 1)))
-    return [results[index] for index in range(len(bodies))]
+    return await asyncio.gather(*map(one, workload.requests, bodies))

@@ -6,12 +6,12 @@ different prefixes (`infer:`, `vllm:`), or names of their own.
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from infer_bench.client.http import BrokenReplyError, fetch
 
@@ -19,7 +19,6 @@ CONFIGURATION_PATHS = ("/version", "/v1/models", "/get_server_info", "/props")
 """Ours, vLLM and SGLang have the first two, SGLang the third, llama.cpp the last."""
 GAUGES = {
     "kv_cache_usage_perc": "kv_occupancy_peak",
-    "gpu_cache_usage_perc": "kv_occupancy_peak",
     "token_usage": "kv_occupancy_peak",
     "num_requests_running": "num_running_peak",
     "num_running_reqs": "num_running_peak",
@@ -38,10 +37,6 @@ COUNTERS = {
 }
 PERIOD_S = 0.5
 """A reading takes milliseconds of the server's time, which are in what is measured."""
-_LONGEST_TEXT = 300
-_SAMPLE = re.compile(r"^(?:\w+:)?(\w+)(?:\{[^}]*\})? ([-+.\deE]+)", re.MULTILINE)
-_CONFIG = re.compile(r"^\w+:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class MetricsWatch:
@@ -56,16 +51,13 @@ class MetricsWatch:
     def note(self, text: str) -> None:
         """Take in one reading of `/metrics`."""
         counters: dict[str, float] = {}
-        gauges: dict[str, float] = {}
-        for stem, value in _SAMPLE.findall(text):
+        for stem, _, value in _samples(text):
             if stem in COUNTERS:
-                counters[COUNTERS[stem]] = counters.get(COUNTERS[stem], 0.0) + float(value)
+                counters[COUNTERS[stem]] = counters.get(COUNTERS[stem], 0.0) + value
             elif stem in GAUGES:
-                gauges[GAUGES[stem]] = max(gauges.get(GAUGES[stem], 0.0), float(value))
+                self._peaks[GAUGES[stem]] = max(self._peaks.get(GAUGES[stem], 0.0), value)
         self._first = self._first or counters
         self._last = counters
-        for name, value in gauges.items():
-            self._peaks[name] = max(self._peaks.get(name, 0.0), value)
 
     @property
     def facts(self) -> dict[str, float]:
@@ -80,33 +72,36 @@ class MetricsWatch:
 async def watching(url: str, *, headers: dict[str, str]) -> AsyncIterator[MetricsWatch]:
     """Read `/metrics` before, during and after the block, where the server has it."""
     watch = MetricsWatch()
-    text = await _text(url, "/metrics", headers)
-    if text is None:
-        yield watch
-        return
-    watch.note(text)
-    reading = asyncio.create_task(_read_often(url, headers, watch))
+
+    async def note() -> None:
+        if (text := await _text(url, "/metrics", headers)) is not None:
+            watch.note(text)
+
+    async def note_often() -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await note()
+
+    await note()
+    reading = asyncio.create_task(note_often())
     try:
         yield watch
     finally:
         reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reading
-        watch.note(await _text(url, "/metrics", headers) or "")
+        await asyncio.wait({reading})
+        await note()
 
 
 async def describe(url: str, *, headers: dict[str, str]) -> dict[str, Any]:
-    """Return what the server tells about its configuration, by path; long texts are cut."""
+    """Return what the server tells about its configuration, by path."""
     told: dict[str, Any] = {}
     for path in CONFIGURATION_PATHS:
         text = await _text(url, path, headers)
         with contextlib.suppress(msgspec.DecodeError):
             if text is not None:
-                told[path] = _cut(msgspec.json.decode(text))
-    metrics = await _text(url, "/metrics", headers)
-    if metrics is not None and (found := _CONFIG.search(metrics)):
-        told["cache_config_info"] = dict(_LABEL.findall(found[1]))
-    return told
+                told[path] = msgspec.json.decode(text)
+    samples = _samples(await _text(url, "/metrics", headers) or "")
+    return told | {stem: labels for stem, labels, _ in samples if stem == "cache_config_info"}
 
 
 def served_model(told: dict[str, Any]) -> tuple[str | None, int | None]:
@@ -115,12 +110,14 @@ def served_model(told: dict[str, Any]) -> tuple[str | None, int | None]:
     return models[0].get("id"), models[0].get("max_model_len")
 
 
-async def _read_often(url: str, headers: dict[str, str], watch: MetricsWatch) -> None:
-    while True:
-        await asyncio.sleep(PERIOD_S)
-        text = await _text(url, "/metrics", headers)
-        if text is not None:
-            watch.note(text)
+def _samples(text: str) -> list[tuple[str, dict[str, str], float]]:
+    """Return (name without its prefix, labels, value) of every sample; none of what is no such text."""
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError:
+        return []
+    samples = [sample for family in families for sample in family.samples]
+    return [(sample.name.rpartition(":")[2], sample.labels, sample.value) for sample in samples]
 
 
 async def _text(url: str, path: str, headers: dict[str, str]) -> str | None:
@@ -129,15 +126,3 @@ async def _text(url: str, path: str, headers: dict[str, str]) -> str | None:
     except (OSError, BrokenReplyError):
         return None
     return body.decode(errors="replace") if status == 200 else None
-
-
-def _cut(value: Any) -> Any:
-    match value:
-        case str():
-            return value if len(value) <= _LONGEST_TEXT else f"{value[:_LONGEST_TEXT]}..."
-        case dict():
-            return {name: _cut(inner) for name, inner in value.items()}
-        case list():
-            return [_cut(inner) for inner in value]
-        case _:
-            return value

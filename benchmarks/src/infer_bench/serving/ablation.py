@@ -16,34 +16,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from infer_bench.client.load import run_workload
 from infer_bench.client.summary import summarize
-from infer_bench.client.workloads import Workload, make_workload
+from infer_bench.client.workloads import Workload
 from infer_bench.results import IMAGES, argument_parser, save
 from infer_bench.server.launch import serving
 from infer_bench.server.metrics import watching
-from infer_bench.serving.ablation_claims import METRICS, ONE_BY_ONE, flatten, judge, report
-from infer_bench.serving.ablation_figure import draw
-from infer_bench.serving.ablation_steps import (
-    FULL_SEQ_LEN,
-    PROFILES,
-    SLOTS,
-    AblationStep,
-    Profile,
-    ablation_steps,
-    control,
-    engine_options,
-    flags,
-)
-from infer_bench.serving.kv_capacity import count_capacity
+from infer_bench.serving.ablation_claims import COLUMNS, ONE_BY_ONE, count_capacity, judge, report
+from infer_bench.serving.ablation_steps import PROFILES, WORKLOADS, Profile, flags, plan, server_options
+from infer_bench.serving.plots import plot_ladder
 from infer_bench.shapes import SHAPES
 from infer_engine import EngineConfig
 
-WORKLOADS = ("mixed", "continuous_batching", "paged_attention", "chunked_prefill", "prefix_caching")
 CONTENTS_OF_WARMUP = 10_000
+METRICS = tuple(dict.fromkeys(metric for _, metric in COLUMNS.values()))
 
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
 """By step, by workload: one summary a round."""
@@ -53,48 +41,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation of each shape; print, draw and save what was found."""
     parser = argument_parser(__doc__)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="cpu")
-    parser.add_argument("--shape", choices=sorted(SHAPES), action="append", help="in place of the profile's shapes")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only these; result not saved")
     parser.add_argument("--rounds", type=int, default=1, help="of all steps; medians are compared")
     parser.add_argument("--scale", type=float, help="in place of the profile's factor; result not saved")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
-    parser.add_argument("--images", type=Path, default=IMAGES)
     args = parser.parse_args(arguments)
     profile = PROFILES[args.profile]
-    profile = replace(profile, shapes=tuple(args.shape or profile.shapes), scale=args.scale or profile.scale)
+    profile = replace(profile, scale=args.scale or profile.scale)
     workloads = tuple(args.workload or WORKLOADS)
     for shape in profile.shapes:
         print_plan(profile, shape, workloads)
         if args.dry_run:
             continue
         runs = measure_all(profile, shape, workloads, rounds=args.rounds)
-        capacity = count_capacity(num_slots=SLOTS, num_tokens=256, max_seq_len=FULL_SEQ_LEN)
         medians = medians_of(runs)
+        capacity = count_capacity()
         claims = judge(medians, capacity=capacity)
-        labels = {step.name: step.label for step in all_steps(profile)}
-        print(report(medians, claims, labels=labels))
-        if workloads != WORKLOADS or args.scale is not None:
+        print(report(medians, claims))
+        if args.workload or args.scale is not None:
             continue
-        name = f"ablation-{profile.name}" + ("" if PROFILES[profile.name].shapes == (shape,) else f"-{shape}")
+        name = f"ablation-{profile.name}" + ("" if len(profile.shapes) == 1 else f"-{shape}")
         result = {
             "profile": asdict(profile),
             "shape": {"name": shape, **SHAPES[shape]},
-            "steps": {step.name: flags(engine_options(profile, shape, step.options)) for step in all_steps(profile)},
-            "metrics": list(METRICS),
+            "steps": {step: flags(options) for step, options in server_options(profile, shape).items()},
             "medians": medians,
-            "capacity": asdict(capacity),
-            "claims": [asdict(claim) for claim in claims],
+            "capacity": capacity,
+            "claims": [claim._asdict() for claim in claims],
             "rounds": runs,
         }
         save(name, result, args.out)
         sizes = f"sizes and rates x{Fraction(profile.scale)}, equal KV memory"
-        title = f"The serving ladder: {shape} on {profile.device}, {sizes}"
-        print("drew", draw(medians, labels, args.images / f"{name}.png", title=title))
-
-
-def all_steps(profile: Profile) -> list[AblationStep]:
-    """Return the steps and the control."""
-    return [*ablation_steps(profile), control(profile)]
+        plot_ladder(medians, IMAGES / f"{name}.png", title=f"The serving ladder: {shape} on {profile.device}, {sizes}")
 
 
 def measure_all(profile: Profile, shape: str, workloads: Sequence[str], *, rounds: int) -> Runs:
@@ -106,14 +84,14 @@ def measure_all(profile: Profile, shape: str, workloads: Sequence[str], *, round
     warm_up = replace(warm_up, name="warm-up", requests=warm_up.requests[:4])
     for number in range(rounds):
         planned = [plan(profile, shape, name, contents=number) for name in workloads]
-        for step in all_steps(profile):
-            workloads_of_step = workloads_of(step.name, planned)
+        for step, options in server_options(profile, shape).items():
+            workloads_of_step = workloads_of(step, planned)
             if not workloads_of_step:
                 continue
-            with serving(flags(engine_options(profile, shape, step.options)), shape=shape) as server:
+            with serving(flags(options), shape=shape) as server:
                 found = asyncio.run(measure(server.url, workloads_of_step, warm_up=warm_up))
             for workload, summary in found:
-                runs.setdefault(step.name, {}).setdefault(workload, []).append(summary)
+                runs.setdefault(step, {}).setdefault(workload, []).append(summary)
     return runs
 
 
@@ -135,17 +113,6 @@ async def measure(url: str, workloads: Sequence[Workload], *, warm_up: Workload)
     return found
 
 
-def plan(profile: Profile, shape: str, name: str, *, contents: int = 0) -> Workload:
-    """Return the workload `name` at the profile's size."""
-    return make_workload(
-        name,
-        scale=profile.scale,
-        rate_scale=profile.scale,
-        vocab_size=SHAPES[shape]["vocab_size"],
-        contents=contents,
-    )
-
-
 def print_plan(profile: Profile, shape: str, workloads: Sequence[str]) -> None:
     """Print each server's flags and each workload's size.
 
@@ -153,21 +120,19 @@ def print_plan(profile: Profile, shape: str, workloads: Sequence[str]) -> None:
         ValueError: a step's flags contradict each other, or a request is longer than `max_seq_len`.
     """
     print(f"# {profile.name}: {shape}, lengths, chunk and arrivals per second x{profile.scale:g}\n")
-    for step in all_steps(profile):
-        options = engine_options(profile, shape, step.options)
+    for step, options in server_options(profile, shape).items():
         EngineConfig(**options)
-        print(f"{step.name:10} infer-server {' '.join(flags(options))}")
+        print(f"{step:10} infer-server {' '.join(flags(options))}")
     print()
     for name in workloads:
         workload = plan(profile, shape, name)
         if workload.longest > profile.max_seq_len:
             raise ValueError(f"`{name}` has a request of {workload.longest} tokens, above {profile.max_seq_len}.")
-        prompts = [len(request.prompt) for request in workload.requests]
-        answers = [request.max_tokens for request in workload.requests]
+        num_prompt = sum(len(request.prompt) for request in workload.requests)
+        num_new = sum(request.max_tokens for request in workload.requests)
+        seconds = workload.requests[-1].arrival_s
         print(
-            f"{name:20} {len(prompts)} requests over {workload.requests[-1].arrival_s:.1f} s, "
-            f"prompts of {min(prompts)}-{max(prompts)} tokens ({sum(prompts)} in all), "
-            f"answers of {min(answers)}-{max(answers)} ({sum(answers)})"
+            f"{name:20} {len(workload.requests)} requests over {seconds:.1f} s, {num_prompt} tokens in, {num_new} out"
         )
 
 
@@ -181,9 +146,16 @@ def workloads_of(step: str, planned: Sequence[Workload]) -> list[Workload]:
 
 def medians_of(runs: Runs) -> dict[str, dict[str, dict[str, float]]]:
     """Return the median over the rounds of every metric of the table."""
+    return {
+        step: {
+            workload: {metric: statistics.median(_value(summary, metric) for summary in found) for metric in METRICS}
+            for workload, found in row.items()
+        }
+        for step, row in runs.items()
+    }
 
-    def median(summaries: Sequence[dict[str, Any]]) -> dict[str, float]:
-        rounds = [flatten(summary) for summary in summaries]
-        return {name: statistics.median(values[name] for values in rounds) for name in METRICS}
 
-    return {step: {workload: median(found) for workload, found in row.items()} for step, row in runs.items()}
+def _value(summary: dict[str, Any], metric: str) -> float:
+    """Return a summary's metric; `ttft_p50_s` is its `p50` of `ttft_s`."""
+    name, *percent = metric.removesuffix("_s").split("_p")
+    return float(summary[f"{name}_s"][f"p{percent[0]}"] if percent and percent[0].isdigit() else summary[metric])

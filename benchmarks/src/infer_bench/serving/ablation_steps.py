@@ -10,30 +10,26 @@ the paged one takes as many as its default batch and the same memory hold.
 from dataclasses import dataclass
 from typing import Any
 
+from infer_bench.client.workloads import Workload, make_workload
 from infer_bench.shapes import SHAPES
 
+WORKLOADS = ("mixed", "continuous_batching", "paged_attention", "chunked_prefill", "prefix_caching")
+STEPS = {
+    "static": "static",
+    "continuous": "+ continuous",
+    "paged": "+ paged",
+    "chunked": "+ chunked prefill",
+    "prefix": "+ prefix caching",
+}
+"""The label of each step, in order."""
+LABELS = STEPS | {"capped": "paged, one whole prompt a step"}
+"""And of the control: `paged` with chunked prefill's cap alone tells what of its effect is the cap's."""
 SLOTS = 8
 """What the contiguous cache's memory is divided by where `max_batch_size` is left out."""
 FULL_SEQ_LEN, FULL_CHUNK = 4096, 512
-BYTES_OF_DTYPE = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 Options = dict[str, Any]
 """Fields of `EngineConfig` by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AblationStep:
-    """A configuration of the engine.
-
-    Attributes:
-        name: short, for files and columns.
-        label: for tables and pictures.
-        options: all switches.
-    """
-
-    name: str
-    label: str
-    options: Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,7 @@ class Profile:
 
     Attributes:
         name: of the profile.
-        shapes: names of model shapes; each is measured by itself.
+        shapes: names of model shapes in bf16; each is measured by itself.
         scale: the one factor on lengths of prompts and answers, `max_seq_len`, the chunk and arrivals per second.
         device: as `EngineConfig` has it.
         num_threads: that the server computes with on a CPU; None: all cores.
@@ -59,18 +55,6 @@ class Profile:
         """Tokens of the longest request."""
         return int(FULL_SEQ_LEN * self.scale)
 
-    @property
-    def chunk_size(self) -> int:
-        """Tokens of a chunk."""
-        return int(FULL_CHUNK * self.scale)
-
-
-OFF: Options = {
-    "batching_mode": "static",
-    "kv_cache_backend": "contiguous",
-    "use_chunked_prefill": False,
-    "use_prefix_caching": False,
-}
 
 CPU = Profile(name="cpu", shapes=("llama-30m",), scale=1 / 2, device="cpu", num_threads=1)
 """For two slow cores: one computes, and HTTP and client have the other.
@@ -80,55 +64,39 @@ The work that arrives in a second goes with the square of the factor. With less 
 `chunked_prefill` and `prefix_caching` bring more prompts than a core computes. At a half it is busy for 0.8 of the time
 on the first and 0.95 on the others, and keeps up. The shape is one whose whole prompts cost much beside a decode step:
 one of 640 tokens takes about five times what one of 160 does, and that twice what a decode step of 16 requests does.
-Wider shapes of fewer layers had the same proportions, and a larger model takes longer without showing more.
 """
-
 GPU = Profile(name="gpu", shapes=("llama-3.2-3b", "qwen3-4b", "gemma-3-1b"), scale=1.0, device="cuda")
-
 PROFILES = {profile.name: profile for profile in (CPU, GPU)}
 
 
-def ablation_steps(profile: Profile) -> tuple[AblationStep, ...]:
-    """Return the steps in order: each has the switches of the one before it, and one more."""
-    chunks = {"prefill_chunk_size": profile.chunk_size, "max_prefill_chunks_per_step": 1}
-    switches: tuple[tuple[str, str, Options], ...] = (
-        ("static", "static", {}),
-        ("continuous", "+ continuous", {"batching_mode": "continuous"}),
-        ("paged", "+ paged", {"kv_cache_backend": "paged"}),
-        ("chunked", "+ chunked prefill", {"use_chunked_prefill": True, **chunks}),
-        ("prefix", "+ prefix caching", {"use_prefix_caching": True}),
-    )
-    steps: list[AblationStep] = []
-    options = OFF
-    for name, label, switch in switches:
-        options = options | switch
-        steps.append(AblationStep(name=name, label=label, options=options))
-    return tuple(steps)
-
-
-def control(profile: Profile) -> AblationStep:
-    """Return the step before chunked prefill with chunked prefill's cap alone: what of its effect is the cap's."""
-    [paged] = [step for step in ablation_steps(profile) if step.name == "paged"]
-    options = paged.options | {"max_prefill_chunks_per_step": 1}
-    return AblationStep(name="capped", label="paged, one whole prompt a step", options=options)
-
-
-def engine_options(profile: Profile, shape: str, switches: Options) -> Options:
-    """Return all that is set of the configuration but for the model: the same for all steps, beside `switches`."""
-    return {
+def server_options(profile: Profile, shape: str) -> dict[str, Options]:
+    """Return all that is set of each step's configuration but for the model, and of the control's."""
+    cap = {"max_prefill_chunks_per_step": 1}
+    options: Options = {
         "device": profile.device,
         "seed": 0,
         "max_seq_len": profile.max_seq_len,
         "kv_cache_memory": SLOTS * profile.max_seq_len * kv_bytes_per_token(SHAPES[shape]),
-        **switches,
+        "batching_mode": "static",
+        "kv_cache_backend": "contiguous",
+        "use_chunked_prefill": False,
+        "use_prefix_caching": False,
     }
+    switches: dict[str, Options] = {
+        "static": {},
+        "continuous": {"batching_mode": "continuous"},
+        "paged": {"kv_cache_backend": "paged"},
+        "chunked": {"use_chunked_prefill": True, "prefill_chunk_size": int(FULL_CHUNK * profile.scale), **cap},
+        "prefix": {"use_prefix_caching": True},
+    }
+    steps = {name: (options := options | switches[name]) for name in STEPS}
+    return steps | {"capped": steps["paged"] | cap}
 
 
 def kv_bytes_per_token(shape: dict[str, Any]) -> int:
-    """Return the bytes of one token's keys and values in all layers."""
+    """Return the bytes of one token's keys and values in all layers, in bf16."""
     head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-    numbers = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
-    return int(numbers * BYTES_OF_DTYPE[shape["torch_dtype"]])
+    return int(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim * 2)
 
 
 def flags(options: Options) -> list[str]:
@@ -138,3 +106,14 @@ def flags(options: Options) -> list[str]:
         flag = name.replace("_", "-")
         words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return words
+
+
+def plan(profile: Profile, shape: str, name: str, *, contents: int = 0) -> Workload:
+    """Return the workload `name` at the profile's size."""
+    return make_workload(
+        name,
+        scale=profile.scale,
+        rate_scale=profile.scale,
+        vocab_size=SHAPES[shape]["vocab_size"],
+        contents=contents,
+    )

@@ -1,197 +1,223 @@
-"""Our server and others that run on this machine: the same checkpoint, the same prompts, round by round.
+"""Our server and others on the same checkpoint and machine, in alternating rounds, one server alive at a time.
 
-    uv run infer-bench write-checkpoint llama-135m-8k /tmp/llama-135m-8k
-    uv run infer-bench peers --model /tmp/llama-135m-8k --peer vllm=http://127.0.0.1:8101 \
-        --peer llama.cpp=http://127.0.0.1:8102
-    uv run infer-bench peers --demo
+    uv run infer-bench write-checkpoint llama-135m-8k CHECKPOINT
+    uv run infer-bench peers --model CHECKPOINT \
+        --peer "vllm=vllm serve CHECKPOINT --port {port}" \
+        --peer "llama.cpp=llama-server -m CHECKPOINT.gguf --port {port} --parallel 16"
 
-Ours is started for this. Sides answer one after another, each after a pause: a side's threads may spin on for a while
-after its last answer, and the next one is to have the machine to itself. The order turns with every round. On a CPU the
-dense layers are timed alone between the rounds (`cpu-floor`), with all servers idle and the variables of our server's
-process: a step of these products cannot be shorter. Our server's idle memory is that of its processes before the first
-request; of the KV cache nothing is written then. The texts of the warm-up are compared, as margins are not known.
+In its turn a side's server is started, warmed up, asked, and ended, so that it has the machine to itself:
+
+    W         16 requests at once, prompts of 32 to 256 tokens, 64 new tokens each
+    stream    one request alone, 64 tokens in and 128 out
+    prefill   one prompt of 1024 tokens, up to its first token
+
+Greedy, to the full length. Lengths are the same in every turn, contents never, so that no prefix cache finds anything.
+The order turns with every round. The texts of the warm-up are compared, as margins are not known. A peer's command
+names a program of its own environment, `env NAME=VALUE program ...` with variables; it must answer `/health` once it is
+ready, and take token ids and `ignore_eos`.
 """
 
 import argparse
 import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from random import Random
 
-from infer_bench.agreement import TextAgreement, compare_texts
-from infer_bench.client.dialects import TOKEN_IDS, Dialect, add_dialect_flags, chosen_dialect
+from infer_bench.agreement import compare_texts
+from infer_bench.client.http import BrokenReplyError, get_latency_s
 from infer_bench.client.load import RequestResult, run_workload
-from infer_bench.client.workloads import Workload
-from infer_bench.cpu.floor import floor_process
+from infer_bench.client.summary import summarize
+from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.results import argument_parser, save, table
-from infer_bench.server.launch import serving
-from infer_bench.server.processes import core_environment, processes_behind, resident_memory
-from infer_bench.serving.peer_rounds import Comparison, Plan, batch_rate, median_and_spread, stream_rate, turn_of
-from infer_models import ModelConfig
+from infer_bench.server.metrics import describe, served_model
 from infer_models.hub import resolve_checkpoint
 
 OURS = "infer"
-DEMO_STREAMS = 32
-WARM_UP = "warm-up"
+END_S = 60.0
+"""Seconds that a server has to end."""
+TOKEN_IDS = range(3, 512)
+"""Of prompts: below are special tokens; every vocabulary has these."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A server that is compared.
-
-    Attributes:
-        name: in the table.
-        url: without `/v1`.
-        model: its name in requests; None: none is sent.
-        dialect: how requests are put.
-        api_key: sent as a bearer token.
-    """
-
-    name: str
-    url: str
-    model: str | None = None
-    dialect: Dialect = TOKEN_IDS
-    api_key: str | None = None
-
-    def ask(self, workload: Workload) -> list[RequestResult]:
-        """Send all requests at once and wait for every answer, whole.
-
-        Raises:
-            RuntimeError: a request failed, or its answer has another length than was asked for.
-        """
-        results = asyncio.run(
-            run_workload(
-                self.url, workload, model=self.model, progress=False, dialect=self.dialect, api_key=self.api_key
-            )
-        )
-        for request, result in zip(workload.requests, results, strict=True):
-            if result.error is not None:
-                raise RuntimeError(f"{self.name} at {self.url}: {result.error}")
-            if "ignore_eos" in self.dialect.extras and result.num_tokens != request.max_tokens:
-                raise RuntimeError(
-                    f"{self.name} at {self.url} counts {result.num_tokens} tokens in an answer of "
-                    f"{request.max_tokens}; it must know `ignore_eos` and `stream_options.include_usage`, or use "
-                    "`--plain`"
-                )
-        return results
+Turn = dict[str, float]
+"""What one side did in one round: of rates more is better, of milliseconds less is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, print the tables and save the result."""
     args = read_arguments(arguments)
-    if args.demo:
-        result, name = measure_demo(args), "demo"
-    else:
-        comparison, agreements = compare(args)
-        print(comparison.tables())
-        for peer, agreement in agreements.items():
-            print(f"\n{OURS} and {peer}: {agreement}")
-        result, name = comparison.as_json(), Path(args.model).resolve().name
-        result["agreements"] = {peer: agreement.as_json() for peer, agreement in agreements.items()}
-    result |= {"scale": args.scale, "serve": args.serve, "peers": {peer.name: peer.url for peer in args.peer}}
-    save(f"peers-{name}", result, args.out)
+    folder = resolve_checkpoint(args.model)
+    ours = [sys.executable, "-m", "infer_server", "--model", str(folder), "--device", args.device]
+    commands = {OURS: [*ours, "--no-access-log", "--port", "{port}", *args.serve], **args.peer}
+    turns: dict[str, list[Turn]] = {side: [] for side in commands}
+    texts: dict[str, list[str]] = {}
+    for number in range(args.rounds):
+        for side in commands if number % 2 == 0 else reversed(commands):
+            print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
+            with running(commands[side], start_s=args.start_s) as url:
+                warm_up = asyncio.run(ask(url, batch("warm-up", args.scale)))
+                take_turn(url, "warm-up", args.scale)
+                turns[side].append(take_turn(url, f"{number}", args.scale))
+            texts.setdefault(side, [result.text for result in warm_up])
+    print(f"\n{tables(turns)}")
+    agreements = {peer: compare_texts(texts[OURS], texts[peer]) for peer in args.peer}
+    for peer, agreement in agreements.items():
+        print(f"\n{OURS} and {peer}: {agreement}")
+    if not args.quick:
+        result = {
+            "scale": args.scale,
+            "commands": {side: shlex.join(command) for side, command in commands.items()},
+            "turns": turns,
+            "medians": {side: medians(found) for side, found in turns.items()},
+            "agreements": {peer: agreement.as_json() for peer, agreement in agreements.items()},
+        }
+        save(f"peers-{Path(args.model).resolve().name}", result, args.out)
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's flags, checked; each peer as a `Side`."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--model", help="folder or Hub id of the checkpoint that all sides serve")
-    parser.add_argument("--demo", action="store_true", help="our server alone, with the demo model")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL[,MODEL]", help="may be repeated")
-    parser.add_argument("--device", default="cpu", help="of our server; the dense layers are timed on `cpu` alone")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every side, after a warm-up")
-    parser.add_argument("--pause", type=float, default=3.0, help="seconds before every side's turn")
+    """Return the command line's flags, checked; `peer` becomes commands by name."""
+    parser = argument_parser(__doc__, quick="one round at a tenth of the lengths")
+    parser.add_argument("--model", required=True, help="folder or Hub id of the checkpoint that all sides serve")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="may be repeated")
+    parser.add_argument("--device", default="auto", help="of our server")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of every side")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
-    parser.add_argument("--api-key", help="of the peers")
-    add_dialect_flags(parser)
+    parser.add_argument("--start-s", type=float, default=600.0, help="seconds that a server has to start")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
     args = parser.parse_args(arguments)
-    if bool(args.model) == args.demo:
-        parser.error("give one of `--model` and `--demo`")
-    if args.peer and not args.model:
-        parser.error("`--peer` needs `--model`, the checkpoint that the peer serves")
-    for name, is_allowed in (("pause", args.pause >= 0), ("rounds", args.rounds >= 1), ("scale", args.scale > 0)):
-        if not is_allowed:
-            parser.error(f"`--{name}` is {getattr(args, name):g}, which is too little")
-    try:
-        args.peer = [parse_peer(text, chosen_dialect(args), args.api_key) for text in args.peer]
-    except ValueError as error:
-        parser.error(str(error))
-    names = [OURS, *(peer.name for peer in args.peer)]
-    if len(set(names)) < len(names):
-        parser.error(f"sides are {', '.join(names)}; every `--peer` needs a name of its own, other than `{OURS}`")
+    peers: dict[str, list[str]] = {}
+    for text in args.peer:
+        name, _, command = text.partition("=")
+        if "{port}" not in command or name in (OURS, *peers):
+            parser.error(f"`--peer {text}` is no NAME=COMMAND with a name of its own and `{{port}}` in the command")
+        peers[name] = shlex.split(command)
+    args.peer = peers
+    if args.rounds < 1 or args.scale <= 0:
+        parser.error(f"`--rounds` is {args.rounds} and `--scale` is {args.scale:g}; both must be positive")
+    if args.quick:
+        args.rounds, args.scale = 1, args.scale / 10
     return args
 
 
-def parse_peer(text: str, dialect: Dialect = TOKEN_IDS, api_key: str | None = None) -> Side:
-    """Return the peer that `text`, NAME=URL[,MODEL], means.
+@contextmanager
+def running(command: Sequence[str], *, start_s: float) -> Iterator[str]:
+    """Start a server, yield its URL once it is ready, and end it with all its processes.
 
     Raises:
-        ValueError: it means none.
+        RuntimeError: it ended, or was not ready within `start_s` seconds.
     """
-    name, _, rest = text.partition("=")
-    url, _, model = rest.partition(",")
-    if not name or not url.startswith(("http://", "https://")):
-        raise ValueError(f"`{text}` is no NAME=URL[,MODEL], such as vllm=http://127.0.0.1:8101")
-    url = url.rstrip("/").removesuffix("/v1")
-    return Side(name=name, url=url, model=model or None, dialect=dialect, api_key=api_key)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    words = [word.replace("{port}", port) for word in command]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - what the user named
+    try:
+        began_s = time.monotonic()
+        while not is_ready(url):
+            if process.poll() is not None or time.monotonic() - began_s > start_s:
+                raise RuntimeError(f"`{shlex.join(words)}` was not ready; its exit code is {process.poll()}")
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def compare(args: argparse.Namespace) -> tuple[Comparison, dict[str, TextAgreement]]:
-    """Start our server and let all sides take their turns; return these, and how far each peer's texts agree."""
-    folder = resolve_checkpoint(args.model)
-    plan = Plan(vocab_size=ModelConfig.from_folder(folder).vocab_size, scale=args.scale)
-    with ExitStack() as stack:
-        own = stack.enter_context(serving(["--model", str(folder), "--device", args.device, *args.serve]))
-        processes = processes_behind(own.url)
-        comparison = Comparison(
-            plan=plan,
-            idle=resident_memory(processes),
-            weight_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
-        )
-        sides = [Side(name=OURS, url=own.url, dialect=chosen_dialect(args)), *args.peer]
-        floor = None
-        if args.device == "cpu":
-            floor = stack.enter_context(floor_process(folder, environment=core_environment(processes)))
-        texts = {}
-        for side in sides:
-            texts[side.name] = [result.text for result in side.ask(plan.batch(WARM_UP))]
-            turn_of(side.ask, plan, contents=WARM_UP)
-            comparison.turns[side.name] = []
-        for number in range(args.rounds):
-            print(f"round {number + 1} of {args.rounds}", file=sys.stderr)
-            if floor is not None:
-                comparison.floors.append(floor.measure())
-            for side in sides if number % 2 == 0 else reversed(sides):
-                time.sleep(args.pause)
-                comparison.turns[side.name].append(turn_of(side.ask, plan, contents=f"{number}"))
-    return comparison, {peer.name: compare_texts(texts[OURS], texts[peer.name]) for peer in args.peer}
+def is_ready(url: str) -> bool:
+    """Return whether the server answers `/health` with 200."""
+    try:
+        asyncio.run(get_latency_s(url, "/health"))
+    except (OSError, BrokenReplyError, RuntimeError):
+        return False
+    return True
 
 
-def measure_demo(args: argparse.Namespace) -> dict[str, Any]:
-    """Print and return what our server reaches with the demo model."""
-    plan = Plan(vocab_size=ModelConfig.from_folder(resolve_checkpoint(None)).vocab_size, scale=args.scale)
-    with serving(["--device", args.device, *args.serve]) as own:
-        side = Side(name=OURS, url=own.url)
-        demo_turn(side, plan, contents=WARM_UP)
-        rounds = [demo_turn(side, plan, contents=f"{number}") for number in range(args.rounds)]
-    found = {name: [each[name] for each in rounds] for name in rounds[0]}
-    print(table(["the demo model", OURS], [[name, median_and_spread(values)] for name, values in found.items()]))
-    return {"rounds": found, "medians": {name: statistics.median(values) for name, values in found.items()}}
+async def ask(url: str, workload: Workload) -> list[RequestResult]:
+    """Send all requests at once and wait for every answer, whole.
+
+    Raises:
+        RuntimeError: a request failed, or its answer has another length than was asked for.
+    """
+    model, _ = served_model(await describe(url, headers={}))
+    results = await run_workload(url, workload, model=model, progress=False)
+    for request, result in zip(workload.requests, results, strict=True):
+        if result.error is not None or result.num_tokens != request.max_tokens:
+            counted = f"{result.num_tokens} tokens came of {request.max_tokens}"
+            raise RuntimeError(f"{workload.name}: {result.error or counted}")
+    return results
 
 
-def demo_turn(side: Side, plan: Plan, *, contents: str) -> dict[str, float]:
-    """Return one round's numbers."""
-    (first,) = side.ask(plan.requests([16], 2, contents=f"first {contents}"))
-    (stream,) = side.ask(plan.requests([16], plan.scaled(256), contents=f"stream {contents}"))
-    streams = side.ask(plan.requests([16] * DEMO_STREAMS, plan.scaled(128), contents=f"streams {contents}"))
+def take_turn(url: str, contents: str, scale: float) -> Turn:
+    """Ask a server everything, with prompts that `contents` draws."""
+    batched = summarize(asyncio.run(ask(url, batch(contents, scale))))
+    stream = summarize(asyncio.run(ask(url, requests(f"stream {contents}", [64], 128, scale))))
+    prefill = summarize(asyncio.run(ask(url, requests(f"prefill {contents}", [1024], 2, scale))))
+    stream_s = stream["latency_s"]["mean"] - stream["ttft_s"]["mean"]
     return {
-        "first token, ms": 1e3 * (first.token_times_s[0] - first.sent_s),
-        "one stream, tokens/s": stream_rate(stream),
-        f"{DEMO_STREAMS} streams, tokens/s": batch_rate(streams),
+        "W, tokens/s": batched["output_tokens_per_s"],
+        "W, ITL p50, ms": 1e3 * batched["itl_s"]["p50"],
+        "W, ITL p99, ms": 1e3 * batched["itl_s"]["p99"],
+        "W, TTFT, ms": 1e3 * batched["ttft_s"]["p50"],
+        "one stream, tokens/s": (stream["num_output_tokens"] - 1) / stream_s,
+        "prefill, ms": 1e3 * prefill["ttft_s"]["mean"],
     }
+
+
+def batch(contents: str, scale: float) -> Workload:
+    """Return the requests of W, whose lengths are those of all published results."""
+    draw = Random("cpu race")  # noqa: S311 - lengths, not a secret
+    return requests(f"W {contents}", [draw.randint(32, 256) for _ in range(16)], 64, scale)
+
+
+def requests(name: str, lengths: Sequence[int], num_new: int, scale: float) -> Workload:
+    """Return requests with prompts of these lengths, times `scale`, all at once; `name` draws their tokens."""
+    draw = Random(name)  # noqa: S311 - a workload, not a secret
+    planned = [
+        PlannedRequest(
+            arrival_s=0.0,
+            prompt=draw.choices(TOKEN_IDS, k=max(2, round(length * scale))),
+            max_tokens=max(2, round(num_new * scale)),  # a rate is between two tokens
+        )
+        for length in lengths
+    ]
+    return Workload(name=name, requests=tuple(planned), is_closed_loop=False)
+
+
+def medians(turns: Sequence[Turn]) -> Turn:
+    """Return the median of every number."""
+    return {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+
+
+def ratios(ours: Turn, theirs: Turn) -> Turn:
+    """Return how many times better ours is than theirs, number by number."""
+    return {name: own / theirs[name] if name.endswith("/s") else theirs[name] / own for name, own in ours.items()}
+
+
+def tables(turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Return the report in Markdown: medians with their spread, and ours over each peer's."""
+    found = {side: medians(rounds) for side, rounds in turns.items()}
+    rows = []
+    for name in found[OURS]:
+        values = {side: [turn[name] for turn in rounds] for side, rounds in turns.items()}
+        cells = (f"{found[side][name]:.1f} ({min(each):.1f} - {max(each):.1f})" for side, each in values.items())
+        rows.append([name, *cells])
+    spreads = table([f"median (least - most of {len(turns[OURS])} rounds)", *turns], rows)
+    peers = [side for side in turns if side != OURS]
+    if not peers:
+        return spreads
+    better = [ratios(found[OURS], found[peer]) for peer in peers]
+    rows = [[name, *(f"{each[name]:.2f}" for each in better)] for name in found[OURS]]
+    return f"{spreads}\n\n{table([f'{OURS}, times better than', *peers], rows)}"

@@ -1,6 +1,6 @@
-"""Draws serving runs: latency against throughput, and one run over time."""
+"""Draws serving runs: latency against throughput, one run over time, and the steps of the ablation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,13 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import gaps_s
+from infer_bench.serving.ablation_claims import Measured, metric_words
+from infer_bench.serving.ablation_steps import STEPS
 
 ACCENT, WAITING, MUTED, INK = "#2a6fbb", "#f0b35e", "#9fc3e8", "#333333"
 STYLE: dict[Any, Any] = {
@@ -36,20 +37,58 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def plot_sweep(points: Sequence[dict[str, Any]], path: Path, *, title: str, unit: str) -> None:
-    """Draw latency against throughput, one point per load, TTFT on the left and ITL on the right.
+LADDER = (
+    ("Continuous batching: P99 time to first token", "continuous_batching", "ttft_p99_s", "continuous"),
+    ("Paged cache: throughput of a burst", "paged_attention", "output_tokens_per_s", "paged"),
+    ("Chunked prefill: P99 time between tokens", "chunked_prefill", "itl_p99_s", "chunked"),
+    ("Prefix caching: median time to first token (logarithmic)", "prefix_caching", "ttft_p50_s", "prefix"),
+)
+"""Title, workload, metric, and the step whose claim it is."""
+
+
+def plot_ladder(measured: Measured, path: Path, *, title: str) -> None:
+    """Draw a panel of bars, one a step, for each claim of the ablation."""
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, panels = plt.subplots(2, 2, figsize=(10.5, 6.0), layout="constrained")
+        figure.suptitle(title)
+        figure.supxlabel("blue: the step that brings it; pale: the others", fontsize=9)
+        for axes, (name, workload, metric, own_step) in zip(panels.flat, LADDER, strict=True):
+            values = [measured[step][workload][metric] for step in STEPS]
+            colors = [ACCENT if step == own_step else MUTED for step in STEPS]
+            bars = axes.barh(list(STEPS.values()), values, color=colors)
+            axes.bar_label(bars, [metric_words(metric, value) for value in values], padding=4, fontsize=9)
+            axes.set_xscale("log" if own_step == "prefix" else "linear")
+            axes.invert_yaxis()
+            axes.margins(x=0.16)
+            axes.set_title(name)
+            better = "more" if metric.endswith("_per_s") else "less"
+            axes.set_xlabel(f"{workload} ({better} is better)", fontsize=9)
+        _save(figure, path)
+
+
+def plot_sweep(points: Mapping[float, dict[str, Any]], path: Path, *, title: str, unit: str) -> None:
+    """Draw latency against throughput, TTFT on the left and ITL on the right.
 
     Args:
-        points: summaries with `load`, the rate or the concurrency, in its order.
+        points: summaries by load, the rate or the concurrency, in its order.
         path: the PNG to write.
         title: what was run on what.
         unit: of the loads, as the points' labels show it.
     """
+    fine = {load: point for load, point in points.items() if point["itl_s"]["p50"] is not None}
+    rates = [point["output_tokens_per_s"] for point in fine.values()]
     with mpl.rc_context(STYLE):
         figure, panels = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-        for axes, (name, key) in zip(panels, (("TTFT", "ttft_s"), ("ITL", "itl_s")), strict=True):
-            _draw_curve(axes, points, key, name)
-            axes.set_xlabel(f"output tokens/s (numbers: {unit})")
+        for axes, name in zip(panels, ("TTFT", "ITL"), strict=True):
+            for percent, color in (("p99", WAITING), ("p50", ACCENT)):
+                times = [1e3 * point[f"{name.lower()}_s"][percent] for point in fine.values()]
+                axes.plot(rates, times, "o-", color=color, label=percent.upper())
+            for load, rate, time in zip(fine, rates, times, strict=True):
+                axes.annotate(f"{load:g}", (rate, time), textcoords="offset points", xytext=(0, 7), color=ACCENT)
+            axes.set(xlabel=f"output tokens/s (numbers: {unit})", ylabel=f"{name}, ms")
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            axes.legend(loc="upper left")
         panels[0].set_title(title)
         _save(figure, path)
 
@@ -81,29 +120,8 @@ def plot_timeline(results: Sequence[RequestResult], path: Path, *, title: str) -
         _save(figure, path)
 
 
-def _draw_curve(axes: Axes, points: Sequence[dict[str, Any]], key: str, name: str) -> None:
-    fine = [point for point in points if point["output_tokens_per_s"] and point[key]["p50"] is not None]
-    rates = [point["output_tokens_per_s"] for point in fine]
-    for percent, color in (("p99", WAITING), ("p50", ACCENT)):
-        axes.plot(rates, [1e3 * point[key][percent] for point in fine], "o-", color=color, label=f"P{percent[1:]}")
-    for point, rate in zip(fine, rates, strict=True):
-        axes.annotate(
-            f"{point['load']:g}",
-            (rate, 1e3 * point[key]["p50"]),
-            textcoords="offset points",
-            xytext=(0, 7),
-            ha="center",
-            fontsize=10,
-            color=ACCENT,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5},
-        )
-    axes.set_ylabel(f"{name}, ms")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left")
-
-
 def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
+    print("drew", path)
