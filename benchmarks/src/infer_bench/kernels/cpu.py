@@ -1,9 +1,8 @@
 """What the CPU paths are worth: ours against the naive forms, alternating in one process; ratios are those of medians.
 
 Linears: `linear` on weights from `prepack` against `F.linear`, over 1 GB of bf16 weights in the shapes of a 1B model's
-layers: more than any cache holds. Then what `linear_invariant` costs over `linear`. Decode attention: `plan_attention`
-and 16 layers of `paged_attention` on 8 sequences of 1024 tokens against gathering their blocks, repeating the heads and
-SDPA, sequence by sequence or in one batch.
+layers: more than any cache holds. Decode attention: `plan_attention` and 16 layers of `paged_attention` on 8 sequences
+of 1024 tokens against gathering their blocks, repeating the heads and SDPA, sequence by sequence or in one batch.
 
     uv run infer-bench kernels-cpu
 """
@@ -21,8 +20,7 @@ from torch.nn import functional
 
 from infer_bench.results import argument_parser, save, table
 from infer_cache import KVPool
-from infer_kernels import linear, linear_invariant, paged_attention, plan_attention, prepack
-from infer_kernels.cpu import kv_cache_dtype
+from infer_kernels import linear, paged_attention, plan_attention, prepack
 
 CPU = torch.device("cpu")
 HIDDEN, INTERMEDIATE, Q_HEADS, KV_HEADS = 2048, 8192, 32, 8
@@ -32,7 +30,6 @@ SEQS, TOKENS, BLOCK_SIZE = 8, 1024, 64
 WARM_UP = 3
 """Rounds that are not counted: virtual machines back memory with pages as it is first read and written."""
 
-Product = Callable[[Tensor, Tensor], Tensor]
 Caches = list[tuple[Tensor, Tensor]]
 
 
@@ -47,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with torch.inference_mode():
         comparisons = [
             *compare_linears(layers=9 // share, rounds=rounds),
-            *compare_invariant(rounds=rounds),
             *compare_decodes(layers=16 // share, rounds=rounds),
         ]
     cells = []
@@ -89,44 +85,17 @@ def compare_linears(*, layers: int, rounds: int) -> list[dict[str, Any]]:
         alternate(
             f"linear, {rows} row{'s' if rows > 1 else ''}",
             gigabytes=sum(weight.nbytes for weight in weights) / 1e9,
-            ours=multiply(linear, packed, rows),
-            naive={"F.linear": multiply(functional.linear, weights, rows)},
+            ours=lambda inputs=inputs: [linear(inputs[w.shape[1]], p) for w, p in zip(weights, packed, strict=True)],
+            naive={"F.linear": lambda inputs=inputs: [functional.linear(inputs[w.shape[1]], w) for w in weights]},
             rounds=rounds,
         )
-        for rows in (1, 8, 16)
+        for rows in (1, 8, 16, 64)
+        for inputs in [{width: torch.randn(rows, width).to(torch.bfloat16) for width in (HIDDEN, INTERMEDIATE)}]
     ]
-
-
-def compare_invariant(*, rounds: int) -> list[dict[str, Any]]:
-    """Compare one layer's linears with `linear_invariant`: equal bits in every batch cost, ratios are below 1."""
-    found = []
-    for dtype, form in ((torch.float32, "plain"), (torch.bfloat16, "plain"), (torch.bfloat16, "prepacked")):
-        weights = [torch.randn(shape).to(dtype) for shape in LAYER]
-        gigabytes = sum(weight.nbytes for weight in weights) / 1e9
-        weights = [prepack(weight) for weight in weights] if form == "prepacked" else weights
-        found += [
-            alternate(
-                f"invariant linear, {str(dtype).removeprefix('torch.')} {form}, rows: {rows}",
-                gigabytes=gigabytes,
-                ours=multiply(linear_invariant, weights, rows),
-                naive={"linear": multiply(linear, weights, rows)},
-                rounds=rounds,
-            )
-            for rows in (1, 512)
-        ]
-    return found
-
-
-def multiply(product: Product, weights: list[Tensor], rows: int) -> Callable[[], object]:
-    """Return what computes `product` of so many rows and each weight."""
-    inputs = {width: torch.randn(rows, width).to(weights[0].dtype) for width in (HIDDEN, INTERMEDIATE)}
-    return lambda: [product(inputs[weight.shape[1]], weight) for weight in weights]
 
 
 def compare_decodes(*, layers: int, rounds: int) -> list[dict[str, Any]]:
     """Compare one token of each sequence through the attention of all layers.
-
-    Ours reads a cache as it is best kept here; the naive forms read one of the model's dtype and of plain order.
 
     Raises:
         AssertionError: the two forms do not agree.
@@ -140,21 +109,20 @@ def compare_decodes(*, layers: int, rounds: int) -> list[dict[str, Any]]:
             kv_heads=KV_HEADS,
             block_size=BLOCK_SIZE,
             head_dim=head_dim,
-            dtype=kv_cache_dtype(torch.bfloat16, CPU),
+            dtype=torch.bfloat16,
             device=CPU,
         )
         caches = [(pool.key_cache(layer), pool.value_cache(layer)) for layer in range(layers)]
-        plain = [(torch.randn(k.shape).bfloat16(), torch.randn(v.shape).bfloat16()) for k, v in caches]
-        for cache, values in zip(sum(caches, ()), sum(plain, ()), strict=True):
-            cache.copy_(values)
+        for cache in sum(caches, ()):
+            cache.normal_()
         q = torch.randn(SEQS, Q_HEADS, head_dim).to(torch.bfloat16)
         for order in ("consecutive", "scattered"):
             blocks = torch.arange(SEQS * columns) if order == "consecutive" else torch.randperm(SEQS * columns)
             block_table = blocks.view(SEQS, columns).int()
             ours = partial(attend, q, caches, block_table)
             naive = {
-                "per sequence": partial(attend_naively, q, plain, block_table, rows=1),
-                "one batch": partial(attend_naively, q, plain, block_table, rows=SEQS),
+                "per sequence": partial(attend_naively, q, caches, block_table, rows=1),
+                "one batch": partial(attend_naively, q, caches, block_table, rows=SEQS),
             }
             torch.testing.assert_close(ours(), naive["one batch"](), atol=0.02, rtol=0.02)
             gigabytes = sum(cache.nbytes for cache in sum(caches, ())) / 1e9
