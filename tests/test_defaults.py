@@ -34,7 +34,8 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "kv_cache_backend": "auto",
     "gpu_memory_utilization": 0.9,
     "kv_reserve": 0.2,
-    "prefill_chunk_size": None,
+    "prefill_chunk_size": 512,
+    "max_prefill_tokens_beside_decodes": None,
     "batch_invariant": False,
     "step_timeout_s": 300.0,
 }

@@ -252,3 +252,17 @@ def test_two_requests_that_compete_for_a_pool_of_little_more_than_one_both_finis
         tight.submit(name, [5] * 10, max_tokens=30)
     outputs = tight.run(max_steps=200)
     assert {name: tokens_of(out) for name, out in outputs.items()} == dict.fromkeys("ab", expected_tokens([5] * 10, 30))
+
+
+def test_few_tokens_of_prompts_are_computed_beside_decodes_and_whole_chunks_without() -> None:
+    running = engine(prefill_chunk_size=32, max_prefill_tokens_beside_decodes=10)
+    running.submit("a", [1] * 32, max_tokens=4)
+    assert running.step().stats.num_step_tokens == 32
+    for name in "bc":
+        running.submit(name, [2] * 32, max_tokens=1)
+    assert [running.step().stats.num_step_tokens for _ in range(4)] == [11, 11, 11, 34]
+    whole = engine(prefill_chunk_size=None, max_prefill_tokens_beside_decodes=10)
+    whole.submit("a", [1], max_tokens=4)
+    whole.step()
+    whole.submit("b", [2] * 32, max_tokens=1)
+    assert whole.step().stats.num_step_tokens == 33

@@ -262,7 +262,7 @@ def test_prompts_computed_whole_need_buffers_for_the_longest(values: dict[str, A
 
 def test_a_chunk_is_cut_to_what_a_step_computes() -> None:
     chunked = size_step(EngineConfig(max_batch_size=4), device=CPU, model_max_seq_len=9000)
-    assert (chunked.max_step_tokens(9000), chunked.prefill_chunk_size) == (2052, 128)
+    assert (chunked.max_step_tokens(9000), chunked.prefill_chunk_size) == (2052, 512)
     small = size_step(EngineConfig(max_num_batched_tokens=64), device=CPU, model_max_seq_len=9000)
     assert (small.max_step_tokens(9000), small.prefill_chunk_size) == (64 + 32, 64)
 
@@ -282,3 +282,13 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 def test_a_cpus_cache_takes_a_quarter_of_what_is_free() -> None:
     memory = kv_memory(EngineConfig(), device=CPU, activation_bytes=0)
     assert memory.share == memory.free // 4
+
+
+def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
+    def most(config: EngineConfig, device: str) -> int | None:
+        limits = size_step(config, device=torch.device(device), model_max_seq_len=9000)
+        return limits.max_prefill_tokens_beside_decodes
+
+    assert most(EngineConfig(), "cpu") == 64
+    assert most(EngineConfig(), "cuda") is None
+    assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7

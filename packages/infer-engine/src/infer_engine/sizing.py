@@ -87,13 +87,13 @@ def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: 
     on_gpu = device.type == "cuda"
     is_contiguous = config.resolved_kv_cache_backend == "contiguous"  # each slot has the longest length
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
-    chunk_size = config.prefill_chunk_size or (512 if on_gpu else 128)
     return SchedulerLimits(
         max_batch_size=config.max_batch_size or (8 if is_contiguous else 256 if on_gpu else 32),
         max_num_batched_tokens=max_num_batched_tokens,
         kv_reserve=config.kv_reserve,
-        prefill_chunk_size=min(chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
+        prefill_chunk_size=min(config.prefill_chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
+        max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes or (None if on_gpu else 64),
     )
 
 

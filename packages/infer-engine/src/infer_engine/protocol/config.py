@@ -16,6 +16,7 @@ KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
 
+DEFAULT_PREFILL_CHUNK_SIZE = 512
 MAX_TIMEOUT_S = 365 * 24 * 3600
 """A year: a longer time is a typing error, and may overflow a clock."""
 
@@ -58,10 +59,12 @@ class EngineConfig:
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
         use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on if the other
             values allow it.
-        prefill_chunk_size: Tokens of one prompt computed in one step, when chunked. Left out: 512 on a GPU, 128 on a
-            CPU, or what `max_num_batched_tokens` allows.
+        prefill_chunk_size: Tokens of one prompt computed in one step, when chunked.
         max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
             as fit.
+        max_prefill_tokens_beside_decodes: Prompt tokens computed in a step in which requests decode, when chunked: the
+            fewer, the shorter the time between two tokens, and the later the first ones. Left out: 64 on a CPU, and on
+            a GPU as many as fit.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
         use_cpu_graphs: On a CPU with C++ kernels, capture a decode step once and replay it. Left out: on.
@@ -93,8 +96,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     kv_reserve: float = 0.2
     use_chunked_prefill: bool | None = None
-    prefill_chunk_size: int | None = None
+    prefill_chunk_size: int = DEFAULT_PREFILL_CHUNK_SIZE
     max_prefill_chunks_per_step: int | None = None
+    max_prefill_tokens_beside_decodes: int | None = None
     use_prefix_caching: bool | None = None
     use_cpu_graphs: bool | None = None
     batch_invariant: bool = False
@@ -176,8 +180,8 @@ class EngineConfig:
             )
 
     def _check_chunk_size(self) -> None:
-        if self.prefill_chunk_size is None:
-            return
+        if self.prefill_chunk_size == DEFAULT_PREFILL_CHUNK_SIZE:
+            return  # a default conflicts with nothing: a chunk is cut to the tokens of a step
         if not self.chunks_prefill:
             raise self._conflict(
                 "prefill_chunk_size",
@@ -260,8 +264,9 @@ _CHECKS = {
     "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),
     "kv_reserve": number("a number in [0, 1)", lambda value: 0 <= value < 1),
     "use_chunked_prefill": optional(switch()),
-    "prefill_chunk_size": optional(_COUNT),
+    "prefill_chunk_size": _COUNT,
     "max_prefill_chunks_per_step": optional(_COUNT),
+    "max_prefill_tokens_beside_decodes": optional(_COUNT),
     "use_prefix_caching": optional(switch()),
     "use_cpu_graphs": optional(switch()),
     "batch_invariant": switch(),

@@ -41,6 +41,8 @@ class ContinuousScheduler(BaseScheduler):
         """
         schedule, budget = self._begin()
         self._add_decodes(schedule, budget)
+        if schedule.items:
+            budget.leave_to_prompts()
         self._add_prompts(schedule, budget)
         return schedule
 

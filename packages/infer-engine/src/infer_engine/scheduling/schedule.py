@@ -19,6 +19,8 @@ class SchedulerLimits:
         kv_reserve: share of the free KV tokens that admission leaves for running requests to grow.
         prefill_chunk_size: most tokens of one prompt in one pass; None computes every prompt whole.
         max_prefill_chunks_per_step: most prompts in one pass; None for as many as fit.
+        max_prefill_tokens_beside_decodes: most tokens of prompts in one pass with decodes, if prompts are computed in
+            chunks; None for as many as fit.
     """
 
     max_batch_size: int
@@ -26,6 +28,7 @@ class SchedulerLimits:
     kv_reserve: float = 0.2
     prefill_chunk_size: int | None = 512
     max_prefill_chunks_per_step: int | None = None
+    max_prefill_tokens_beside_decodes: int | None = None
 
     def max_step_tokens(self, longest_prompt: int) -> int:
         """Return the most tokens of a step: a prompt of `longest_prompt` tokens may be computed whole."""
@@ -73,6 +76,12 @@ class StepBudget:
         self._limits = limits
         self.tokens = limits.max_num_batched_tokens
         self.chunks = limits.max_prefill_chunks_per_step or limits.max_batch_size
+
+    def leave_to_prompts(self) -> None:
+        """Take what a pass with decodes may not compute of prompts from the budget."""
+        most = self._limits.max_prefill_tokens_beside_decodes
+        if most is not None and self._limits.prefill_chunk_size is not None:
+            self.tokens = min(self.tokens, most)
 
     def chunk_size(self, num_tokens: int) -> int:
         """Return how many of a prompt's `num_tokens` tokens fit; a whole prompt over the budget fits as the first."""

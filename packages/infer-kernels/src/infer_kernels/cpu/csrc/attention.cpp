@@ -20,7 +20,7 @@ namespace {
 
 constexpr int PANEL = 16 * WIDE;
 constexpr int TILE = 64;
-constexpr int CHUNK = 4 * TILE;
+constexpr int CHUNK = 8 * TILE;
 constexpr int TILE_ROWS = 8 * 12;
 constexpr int MOST_HEAD_DIM = 256;
 constexpr float MINUS_INFINITY = -__builtin_inff();
@@ -142,17 +142,29 @@ inline Words load_words(const bf16* at, int64_t count) {
 inline Words load_words(const float* at, int64_t count) { return (Words)load_some(at, count); }
 inline Words load_words(const fp16* at, int64_t count) { return (Words)load_some(at, count); }
 
-// Panels of a tile's keys: the keys are the outputs, the head's elements the inputs.
+// Where the keys and values of a tile lie.
+template <class T>
+struct TileRows {
+    const T* keys[TILE];
+    const T* values[TILE];
+};
+
+// Panels of a tile's keys: the keys are the outputs, the head's elements the inputs. Asks for the next tile's rows
+// meanwhile, whose places no processor guesses.
 template <class T, class C>
-void pack_keys(C* panels, const T* const (&keys)[TILE], int64_t head_dim) {
+void pack_keys(C* panels, const T* const (&keys)[TILE], const TileRows<T>& next, int64_t head_dim) {
     constexpr int64_t PER_WORD = 4 / sizeof(C);
     int64_t words = head_dim / PER_WORD;
     for (int64_t first = 0; first < TILE; first += 16) {
         C* panel = panels + first / PANEL * panel_size<WIDE, C>(head_dim) + first % PANEL * PER_WORD;
         for (int64_t word = 0; word < words; word += 16) {
+            int64_t at = word * PER_WORD;
             Words rows[16];
-            for (int i = 0; i < 16; i++)
-                rows[i] = load_words(keys[first + i] + word * PER_WORD, head_dim - word * PER_WORD);
+            for (int i = 0; i < 16; i++) {
+                rows[i] = load_words(keys[first + i] + at, head_dim - at);
+                __builtin_prefetch(next.keys[first + i] + at, 0, 1);
+                __builtin_prefetch(next.values[first + i] + at, 0, 1);
+            }
             transpose(rows);
             for (int i = 0; i < std::min<int64_t>(16, words - word); i++)
                 store_vector(panel + (word + i) * PANEL * PER_WORD, rows[i]);
@@ -165,8 +177,7 @@ inline void pack_values(bf16* panels, const bf16* const (&values)[TILE], int64_t
     for (int64_t key = 0; key < TILE; key += 2) {
         const bf16 *even = values[key], *odd = values[key + 1];
         for (int64_t i = 0; i < head_dim; i += 16) {
-            Words low = widen(load_vector<Halves>(even + i));
-            Words high = widen(load_vector<Halves>(odd + i));
+            Words low = widen(load_vector<Halves>(even + i)), high = widen(load_vector<Halves>(odd + i));
             bf16* panel = panels + i / PANEL * panel_size<WIDE, bf16>(TILE);
             store_vector(panel + key * PANEL + i % PANEL * 2, low | high << 16);
         }
@@ -189,8 +200,9 @@ inline void copy_row(float* to, const T* from, int64_t size) {
 }
 
 // A thread's memory for one piece of work.
-template <class C>
+template <class T, class C>
 struct Scratch {
+    TileRows<T> now, next;
     alignas(64) C queries[TILE_ROWS * MOST_HEAD_DIM];
     alignas(64) C keys[TILE * MOST_HEAD_DIM];
     alignas(64) C values[TILE * MOST_HEAD_DIM];
@@ -216,56 +228,47 @@ struct Piece {
                (head * a.group() + row % a.group()) * head_stride;
     }
 
-    void load_queries(Scratch<C>& scratch) const {
+    void load_queries(Scratch<T, C>& scratch) const {
         for (int64_t row = 0; row < rows(); row++)
             copy_row(scratch.queries + row * a.head_dim, a.q + offset(row, a.q_stride_token, a.q_stride_head), a.head_dim);
         if (width() != a.head_dim) std::fill_n(scratch.values, TILE * width(), C{});
     }
 
     // Adds the keys from `begin` to `end`, which lie in one chunk, to `sums`.
-    void attend(Scratch<C>& scratch, int64_t begin, int64_t end, const Sums& sums) const {
+    void attend(Scratch<T, C>& scratch, int64_t begin, int64_t end, const Sums& sums) const {
         for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) add_tile(scratch, tile, begin, end, sums);
     }
 
-    // Calls `use(key, its keys, its values)` for the keys from `begin` to `end`.
-    template <class Use>
-    void for_keys(int64_t begin, int64_t end, Use use) const {
+    // Finds the rows of a tile, of which the keys from `begin` to `end` count. The others are zeros: no row of this piece
+    // sees them, and their memory may be another sequence's, or nobody's.
+    void find(TileRows<T>& rows, int64_t tile, int64_t begin, int64_t end) const {
+        static const T zeros[MOST_HEAD_DIM] = {};
+        std::fill_n(rows.keys, TILE, zeros);
+        std::fill_n(rows.values, TILE, zeros);
+        end = std::min(end, tile + TILE);
         const int32_t* blocks = a.block_table + seq * a.table_stride;
-        int64_t key = begin, column = key / a.block_size, place = key % a.block_size;
-        for (; key < end; column++, place = 0) {
+        int64_t column = begin / a.block_size, place = begin % a.block_size;
+        for (int64_t key = begin; key < end; column++, place = 0) {
             const T* k = a.keys + blocks[column] * a.k_stride_block + head * a.k_stride_head;
             const T* v = a.values + blocks[column] * a.v_stride_block + head * a.v_stride_head;
-            for (; place < a.block_size && key < end; place++, key++)
-                use(key, k + place * a.k_stride_token, v + place * a.v_stride_token);
+            for (; place < a.block_size && key < end; place++, key++) {
+                rows.keys[key - tile] = k + place * a.k_stride_token;
+                rows.values[key - tile] = v + place * a.v_stride_token;
+            }
         }
     }
 
-    // Asks for a row's memory before it is read: rows are met in an order that no processor guesses.
-    void prefetch(const T* row) const {
-        for (int64_t i = 0; i < a.head_dim; i += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + i);
-    }
-
-    void add_tile(Scratch<C>& scratch, int64_t tile, int64_t begin, int64_t end, const Sums& sums) const {
-        const T *keys[TILE], *values[TILE];
-        // Keys that no row sees are zeros: their memory may be another sequence's, or nobody's.
-        static const T zeros[MOST_HEAD_DIM] = {};
-        std::fill_n(keys, TILE, zeros);
-        std::fill_n(values, TILE, zeros);
-        for_keys(std::max(tile, begin), std::min(tile + TILE, end), [&](int64_t key, const T* k, const T* v) {
-            keys[key - tile] = k;
-            values[key - tile] = v;
-            prefetch(v);
-        });
-        for_keys(tile + TILE, std::min<int64_t>(tile + 2 * TILE, a.seq_lens[seq]),
-                 [&](int64_t, const T* k, const T*) { prefetch(k); });
-        pack_keys(scratch.keys, keys, a.head_dim);
-        pack_values(scratch.values, values, a.head_dim);
+    void add_tile(Scratch<T, C>& scratch, int64_t tile, int64_t begin, int64_t end, const Sums& sums) const {
+        find(scratch.now, tile, std::max(tile, begin), end);
+        find(scratch.next, tile + TILE, tile + TILE, a.seq_lens[seq]);
+        pack_keys(scratch.keys, scratch.now.keys, scratch.next, a.head_dim);
+        pack_values(scratch.values, scratch.now.values, a.head_dim);
         int64_t size = a.head_dim;
         float scale = a.soft_cap != 0.0 ? (float)(a.scale / a.soft_cap) : (float)a.scale;
         for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
             for (int panel = 0; panel < TILE / PANEL; panel++) {
                 Floats scores[count][WIDE] = {};
-                add_product<count, WIDE>(scores, scratch.queries + first * size, size,
+                add_product<count, WIDE>(scores, Inputs<C>{scratch.queries + first * size, size},
                                          scratch.keys + panel * panel_size<WIDE, C>(size), size);
                 for (int row = 0; row < count; row++)
                     for (int i = 0; i < WIDE; i++)
@@ -279,7 +282,7 @@ struct Piece {
                 float* into = sums.values + first * width() + i;
                 for (int row = 0; row < count; row++)
                     for (int k = 0; k < WIDE; k++) products[row][k] = load_vector<Floats>(into + row * width() + 16 * k);
-                add_product<count, WIDE>(products, scratch.probabilities + first * TILE, TILE,
+                add_product<count, WIDE>(products, Inputs<C>{scratch.probabilities + first * TILE, TILE},
                                          scratch.values + i / PANEL * panel_size<WIDE, C>(TILE), TILE);
                 for (int row = 0; row < count; row++)
                     for (int k = 0; k < WIDE; k++) store_vector(into + row * width() + 16 * k, products[row][k]);
@@ -288,7 +291,7 @@ struct Piece {
     }
 
     // Turns a row's scores of a tile into probabilities relative to the largest score so far.
-    void soften(Scratch<C>& scratch, int64_t row, int64_t tile, const Sums& sums) const {
+    void soften(Scratch<T, C>& scratch, int64_t row, int64_t tile, const Sums& sums) const {
         static const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         int64_t last = position(row) - tile, first = a.first_key(position(row)) - tile;
         Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
@@ -339,7 +342,7 @@ struct Piece {
     }
 
     // Computes all chunks of these rows, one after another.
-    void compute(Scratch<C>& scratch) const {
+    void compute(Scratch<T, C>& scratch) const {
         Sums all = sums_in(scratch.sums[0]), chunk = sums_in(scratch.sums[1]);
         load_queries(scratch);
         int64_t begin = a.first_key(position(0)), end = position(rows() - 1) + 1;
@@ -362,8 +365,8 @@ template <class T>
 void paged_attention(const void* arguments, Team& team, int thread) {
     const auto& a = *static_cast<const Attention<T>*>(arguments);
     using C = typename Operand<T>::Type;
-    static thread_local const std::unique_ptr<Scratch<C>> own(new Scratch<C>);
-    Scratch<C>& scratch = *own;
+    static thread_local const std::unique_ptr<Scratch<T, C>> own(new Scratch<T, C>);
+    Scratch<T, C>& scratch = *own;
     int64_t seqs = a.seqs.count(), pieces = 0, num_joined = 0;
     for (int64_t seq = 0; seq < seqs; seq++) {
         pieces += a.pieces_of(seq);

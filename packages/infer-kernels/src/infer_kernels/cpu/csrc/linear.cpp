@@ -11,6 +11,9 @@ constexpr int TILE_ROWS = SUMS / NARROW;
 
 // Rows whose inputs stay in a core's cache while panel after panel meets them.
 constexpr int64_t CACHED_BYTES = 1 << 19;
+// From so many rows on, inputs are first copied into the order in which they are met. Rows lie a power of two apart, and
+// would drive each other out of the cache.
+constexpr int64_t COPIED_ROWS = 64;
 
 template <class T>
 struct Linear {
@@ -26,7 +29,28 @@ struct Linear {
 };
 
 template <class T>
-void multiply_panel(const Linear<T>& layer, int64_t panel, int64_t first_row, int64_t rows) {
+int64_t padded(int64_t inputs) {
+    return (inputs + INPUTS_TOGETHER<T> - 1) / INPUTS_TOGETHER<T> * INPUTS_TOGETHER<T>;
+}
+
+// Copies a block of rows, tile by tile, as [inputs / INPUTS_TOGETHER][rows of the tile][INPUTS_TOGETHER].
+template <class T>
+void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t rows, const Team& team, int thread) {
+    constexpr int64_t together = INPUTS_TOGETHER<T>;
+    int64_t tile = 0;
+    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
+        if (tile++ % team.size != thread) return;
+        start += first_row;
+        const T* x = layer.x + start * layer.x_stride;
+        T* to = copies + start * padded<T>(layer.inputs);
+        for (int64_t k = 0; k < layer.inputs; k += together)
+            for (int row = 0; row < num_rows; row++, to += together)
+                for (int i = 0; i < together; i++) to[i] = k + i < layer.inputs ? x[row * layer.x_stride + k + i] : T{};
+    });
+}
+
+template <class T>
+void multiply_panel(const Linear<T>& layer, const T* copies, int64_t panel, int64_t first_row, int64_t rows) {
     const T* weights = layer.panels + panel * panel_size<NARROW, T>(layer.inputs);
     int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, layer.outputs - first);
     Floats bias[2] = {};
@@ -37,7 +61,9 @@ void multiply_panel(const Linear<T>& layer, int64_t panel, int64_t first_row, in
     for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
         Floats sums[num_rows][NARROW] = {};
         start += first_row;
-        add_product<num_rows, NARROW>(sums, layer.x + start * layer.x_stride, layer.x_stride, weights, layer.inputs);
+        Inputs<T> inputs{layer.x + start * layer.x_stride, layer.x_stride};
+        if (copies) inputs = {copies + start * padded<T>(layer.inputs), INPUTS_TOGETHER<T>, INPUTS_TOGETHER<T> * num_rows};
+        add_product<num_rows, NARROW>(sums, inputs, weights, layer.inputs);
         for (int row = 0; row < num_rows; row++) {
             T* out = layer.out + (start + row) * layer.out_stride + first;
             store_some(out, sums[row][0] + bias[0], count);
@@ -47,7 +73,7 @@ void multiply_panel(const Linear<T>& layer, int64_t panel, int64_t first_row, in
 }
 
 template <class T>
-void linear(const void* arguments, Team& team, int) {
+void linear(const void* arguments, Team& team, int thread) {
     const auto& layer = *static_cast<const Linear<T>*>(arguments);
     int64_t rows = layer.rows.count();
     int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
@@ -55,10 +81,18 @@ void linear(const void* arguments, Team& team, int) {
     int64_t panels = (layer.outputs + PANEL - 1) / PANEL;
     int64_t taken = std::max<int64_t>(1, panels / (team.size * 8));
     int64_t pieces = (panels + taken - 1) / taken, blocks = (rows + row_block - 1) / row_block;
+    T* copies = nullptr;
+    if (rows >= COPIED_ROWS) {
+        team.reserve(rows * padded<T>(layer.inputs) * sizeof(T) / sizeof(float) + 1, thread);
+        copies = reinterpret_cast<T*>(team.shared.data());
+        for (int64_t first = 0; first < rows; first += row_block)
+            copy_rows(layer, copies, first, std::min(row_block, rows - first), team, thread);
+        team.barrier();
+    }
     for (int64_t item; (item = team.take()) < blocks * pieces;) {
         int64_t first_row = item / pieces * row_block, first = item % pieces * taken;
         for (int64_t panel = first; panel < std::min(first + taken, panels); panel++)
-            multiply_panel(layer, panel, first_row, std::min(row_block, rows - first_row));
+            multiply_panel(layer, copies, panel, first_row, std::min(row_block, rows - first_row));
     }
 }
 

@@ -30,6 +30,15 @@ static inline int64_t panel_size(int64_t inputs) {
     return (inputs + INPUTS_TOGETHER<T> - 1) / INPUTS_TOGETHER<T> * INPUTS_TOGETHER<T> * 16 * VECTORS;
 }
 
+// The inputs of a tile of rows. Where one row's lie side by side, `stride` is the distance of two rows, and `step` that
+// of two inputs, or pairs of bf16.
+template <class T>
+struct Inputs {
+    const T* first;
+    int64_t stride;
+    int64_t step = INPUTS_TOGETHER<T>;
+};
+
 // Adds two products to each sum: weights of two inputs for sixteen outputs, and the two inputs of a row as 32 bits.
 static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
 #if defined(__AVX512BF16__)
@@ -47,32 +56,33 @@ static inline uint32_t load_pair(const bf16* x) {
 }
 
 template <int ROWS, int VECTORS>
-static inline void add_product(Floats (&sums)[ROWS][VECTORS], const bf16* x, int64_t stride, const bf16* panel,
-                               int64_t inputs) {
-    for (int64_t k = 0; k < inputs; k += 2, panel += 32 * VECTORS) {
+static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<bf16> x, const bf16* panel, int64_t inputs) {
+    const bf16* at = x.first;
+    auto add = [&](auto load) {
         Words weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load_vector<Words>(panel + 32 * i);
-        bool is_last = k + 1 == inputs;  // of an odd number
 #pragma GCC unroll 24
         for (int row = 0; row < ROWS; row++) {
-            uint32_t pair = is_last ? x[row * stride + k].bits : load_pair(x + row * stride + k);
+            uint32_t pair = load(at + row * x.stride);
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) sums[row][i] = add_pairs(sums[row][i], weights[i], pair);
         }
-    }
+    };
+    for (int64_t k = 0; k + 1 < inputs; k += 2, panel += 32 * VECTORS, at += x.step) add(load_pair);
+    if (inputs % 2) add([](const bf16* last) -> uint32_t { return last->bits; });
 }
 
 template <int ROWS, int VECTORS, class T>
-static inline void add_product(Floats (&sums)[ROWS][VECTORS], const T* x, int64_t stride, const T* panel,
-                               int64_t inputs) {
-    for (int64_t k = 0; k < inputs; k++, panel += 16 * VECTORS) {
+static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t inputs) {
+    const T* at = x.first;
+    for (int64_t k = 0; k < inputs; k++, panel += 16 * VECTORS, at += x.step) {
         Floats weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load16(panel + 16 * i);
 #pragma GCC unroll 24
         for (int row = 0; row < ROWS; row++) {
-            float input = to_float(x[row * stride + k]);
+            float input = to_float(at[row * x.stride]);
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) sums[row][i] += weights[i] * input;
         }

@@ -117,7 +117,11 @@ static inline Words round_to_bf16(Floats value) {
 }
 
 static inline void store16(bf16* at, Floats value) {
+#if defined(__AVX512BF16__)
+    store_vector(at, _mm512_cvtneps_pbh((__m512)value));  // numbers below 2^-126 become 0
+#else
     store_vector(at, narrow(round_to_bf16(value) >> 16));
+#endif
 }
 
 static inline uint16_t float_to_fp16(float x) {
