@@ -1,6 +1,7 @@
 """Every check of the project, each in an environment of its own; `nox -l` lists them."""
 
 import re
+import shutil
 from pathlib import Path
 
 import nox
@@ -209,6 +210,8 @@ def alone(session: nox.Session) -> None:
     with session.chdir(folder):
         session.run("python", "-c", "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('numpy')))")
         session.run("python", "-c", snippet)
+        if shutil.which("c++"):  # the sources are in the wheel
+            session.run("python", "-c", "from infer_kernels.cpu import library; assert library() is not None")
 
 
 @nox.session

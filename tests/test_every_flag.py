@@ -29,6 +29,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "kv_reserve": ("0", 0.0),
     "prefill_chunk_size": ("128", 128),
     "max_prefill_chunks_per_step": ("1", 1),
+    "max_prefill_tokens_beside_decodes": ("64", 64),
     "step_timeout_s": ("1.5", 1.5),
 }
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]

@@ -76,6 +76,11 @@ def test_another_number_of_rows_is_refused() -> None:
         rms_norm(x[:3], weight, 1e-6)
 
 
+def test_more_rows_than_were_recorded_are_refused() -> None:
+    with pytest.raises(ValueError, match="`num_rows` is 5; the step was recorded with 4"):
+        CapturedStep(4).replay(5)
+
+
 def test_two_steps_are_not_recorded_at_once() -> None:
     with CapturedStep(4).recording(), pytest.raises(RuntimeError, match="being recorded already"):
         CapturedStep(4).recording().__enter__()

@@ -33,7 +33,7 @@ def embedding(ids: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
     Raises:
         ValueError: a shape or stride does not fit.
         TypeError: a dtype does not fit.
-        IndexError: an id is not a row of `weight`; not checked while a step is recorded.
+        IndexError: an id is not a row of `weight`; a captured step gives NaN instead.
     """
     require_rank("ids", ids, "tokens")
     require_integer("ids", ids)

@@ -4,8 +4,8 @@
         cpu-kernels-KEY.so        KEY: a hash of sources, flags, compiler and CPU
 
 A library is compiled under a temporary name and renamed, so that no process sees half of one; two processes that start
-at once both compile, and either result is kept. Where the cache cannot be written, the library is built in a temporary
-folder of this process.
+at once both compile, and either result is kept. Where the cache cannot be written or a library there not loaded, it is
+built in a temporary folder.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,10 +37,12 @@ class Build:
     Attributes:
         path: the library.
         compiler: that made it; empty if the library was found in the cache.
+        is_temporary: whether its folder is to be removed once it is loaded.
     """
 
     path: Path
     compiler: str
+    is_temporary: bool = False
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -55,8 +56,9 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
         path = shutil.which(command[0], path=environment.get("PATH"))
         if path is not None:
             return [path, *command[1:]]
-    wanted = f"`{chosen[0]}` of $CXX" if chosen else f"no C++ compiler ({', '.join(COMPILERS)})"
-    raise BuildError(f"{wanted} is installed" if not chosen else f"{wanted} is not installed")
+    if chosen:
+        raise BuildError(f"`{chosen[0]}` of $CXX is not installed")
+    raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
 
 
 def build(*, extra_flags: Sequence[str] = (), cache: Path | None = None) -> Build:
@@ -71,18 +73,34 @@ def build(*, extra_flags: Sequence[str] = (), cache: Path | None = None) -> Buil
     """
     compiler = find_compiler()
     name = f"cpu-kernels-{_key(compiler, extra_flags)}.so"
-    cache = cache or cache_folder()
-    if (cache / name).is_file():
-        return Build(path=cache / name, compiler="")
     try:
+        cache = cache or cache_folder()
+        if (cache / name).is_file():
+            return Build(path=cache / name, compiler="")
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             made = _compile(compiler, Path(folder), extra_flags)
             made.rename(cache / name)
         return Build(path=cache / name, compiler=compiler[0])
-    except OSError:  # read-only, or full
-        own = Path(tempfile.mkdtemp(prefix="infer-cpu-kernels-"))
-        return Build(path=_compile(compiler, own, extra_flags), compiler=compiler[0])
+    except (OSError, RuntimeError) as error:  # read-only, full, or nobody's home
+        if isinstance(error, BuildError):
+            raise
+        return build_temporarily(extra_flags=extra_flags)
+
+
+def build_temporarily(*, extra_flags: Sequence[str] = ()) -> Build:
+    """Compile the library into a temporary folder.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+    """
+    compiler = find_compiler()
+    folder = Path(tempfile.mkdtemp(prefix="infer-cpu-kernels-"))
+    try:
+        return Build(path=_compile(compiler, folder, extra_flags), compiler=compiler[0], is_temporary=True)
+    except BuildError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -140,7 +158,11 @@ def _compile(compiler: Sequence[str], folder: Path, extra_flags: Sequence[str]) 
 
 
 def _compile_with(command: Sequence[str], folder: Path) -> str:
-    """Compile with `command`; return the compiler's message, empty if it succeeds."""
+    """Compile with `command`; return the compiler's message, empty if it succeeds.
+
+    Raises:
+        BuildError: it takes too long.
+    """
     sources = sorted(SOURCE_FOLDER.glob("*.cpp"))
     objects = [folder / f"{source.stem}.o" for source in sources]
     steps = [
@@ -155,7 +177,7 @@ def _compile_with(command: Sequence[str], folder: Path) -> str:
         try:
             outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
         except subprocess.TimeoutExpired:
-            return f"not done after {TIMEOUT_S:.0f} s"
+            raise BuildError(f"`{command[0]}` was not done after {TIMEOUT_S:.0f} s") from None
         finally:
             for process in processes:
                 process.kill()
@@ -164,7 +186,3 @@ def _compile_with(command: Sequence[str], folder: Path) -> str:
                 lines = output.decode(errors="replace").strip().splitlines()
                 return next((line for line in lines if "error" in line), lines[0] if lines else "no message")[:300]
     return ""
-
-
-if __name__ == "__main__":
-    print(build(extra_flags=sys.argv[1:]).path)

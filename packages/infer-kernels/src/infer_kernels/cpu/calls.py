@@ -81,7 +81,13 @@ class CapturedStep:
         self._table = b"".join(_CALL.pack(*call) for call in addresses)
 
     def replay(self, num_rows: int) -> None:
-        """Compute the step for the first `num_rows` rows of its inputs."""
+        """Compute the step for the first `num_rows` rows of its inputs.
+
+        Raises:
+            ValueError: there are more than were recorded.
+        """
+        if not 0 <= num_rows <= self.max_rows:
+            raise ValueError(f"`num_rows` is {num_rows}; the step was recorded with {self.max_rows}")
         self._num_rows.value = num_rows
         self._library.run_calls(_address(self._table), len(self._calls), torch.get_num_threads())
 

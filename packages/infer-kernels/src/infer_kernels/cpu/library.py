@@ -3,10 +3,12 @@
 import ctypes
 import logging
 import os
+import shutil
 import time
+from contextlib import suppress
 from functools import cache
 
-from infer_kernels.cpu.build import BuildError, build
+from infer_kernels.cpu.build import Build, BuildError, build, build_temporarily
 
 logger = logging.getLogger("infer_kernels")
 
@@ -60,9 +62,16 @@ def library() -> Library | None:
         logger.info("CPU kernels are off (%s); plain PyTorch computes", SWITCH)
         return None
     began = time.monotonic()
+    flags = os.environ.get(FLAGS, "").split()
     try:
-        built = build(extra_flags=os.environ.get(FLAGS, "").split())
-        loaded = Library(str(built.path))
+        built = build(extra_flags=flags)
+        try:
+            loaded = _load(built)
+        except OSError:  # damaged, or in a folder from which nothing may be run
+            with suppress(OSError):
+                built.path.unlink()
+            built = build_temporarily(extra_flags=flags)
+            loaded = _load(built)
     except (BuildError, OSError) as error:
         logger.warning("No CPU kernels, plain PyTorch computes, several times slower: %s", error)
         return None
@@ -70,3 +79,16 @@ def library() -> Library | None:
         seconds = time.monotonic() - began
         logger.info("CPU kernels for %s compiled by %s in %.1f s", loaded.instruction_set, built.compiler, seconds)
     return loaded
+
+
+def _load(built: Build) -> Library:
+    """Load the library, whose file is not needed any longer.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+    try:
+        return Library(str(built.path))
+    finally:
+        if built.is_temporary:
+            shutil.rmtree(built.path.parent, ignore_errors=True)

@@ -16,7 +16,7 @@ MOST_HEAD_DIM = 1024
 _LINEAR = Struct("PqPqPPqq")
 _NORM = Struct("PqPqPPqPqPqdq")
 _GATED = Struct("PqPqqq")
-_EMBEDDING = Struct("PqPqPqqd")
+_EMBEDDING = Struct("PqPqPqqqd")
 _QKV = Struct("PqqPqqPqqqPqqqPqqqqqPqPqPPdq")
 _ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqdd")
 
@@ -105,6 +105,7 @@ def embedding(ids: Tensor, weight: Tensor, scale: float) -> Tensor:
         ids.element_size(),
         weight.data_ptr(),
         weight.stride(0),
+        weight.shape[0],
         weight.shape[1],
         scale,
     )

@@ -8,9 +8,8 @@ rows. Here a row meets the same arithmetic whatever its batch and its place ther
 
 On CUDA: one tile shape for any number of rows, products added from the first column to the last by one program, which
 reads the weight once per tile of rows. On a CPU with a prepacked weight: `linear`, which is as invariant. Elsewhere:
-the library's product of tiles of 16 rows, the last filled up with
-zeros, in memory of its own with rows that start on cache lines, as kernels also look at alignment. Tiles of 8 rows
-took longer for many rows, of 32 for one; `infer-bench kernels-cpu` measures what invariance costs.
+the library's product of tiles of 16 rows, the last filled up with zeros, in memory of its own with rows that start on
+cache lines, as kernels also look at alignment. Tiles of 8 rows took longer for many rows, of 32 for one.
 
 Bytes moved: (in_features * out_features * tiles_of_rows + rows * (in_features * tiles_of_columns + out_features)) *
 itemsize, less what caches keep.

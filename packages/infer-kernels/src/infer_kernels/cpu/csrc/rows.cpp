@@ -117,6 +117,7 @@ struct Embedding {
     int64_t id_bytes;  // 4 or 8
     const T* weight;
     int64_t weight_stride;
+    int64_t vocab;
     int64_t hidden;
     double scale;
 };
@@ -126,8 +127,12 @@ void embedding(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const Embedding<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
         int64_t id = a.id_bytes == 4 ? ((const int32_t*)a.ids)[row] : ((const int64_t*)a.ids)[row];
-        const T* from = a.weight + id * a.weight_stride;
         T* out = a.out + row * a.out_stride;
+        if (id < 0 || id >= a.vocab) {  // a step that is replayed cannot raise an error
+            for (int64_t i = 0; i < a.hidden; i += 16) store_some(out + i, splat(__builtin_nanf("")), a.hidden - i);
+            return;
+        }
+        const T* from = a.weight + id * a.weight_stride;
         if (a.scale == 1.0) {
             std::memcpy(out, from, a.hidden * sizeof(T));
             return;

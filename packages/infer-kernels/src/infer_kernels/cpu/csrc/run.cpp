@@ -60,7 +60,7 @@ const char* instruction_set() {
 #elif defined(__AVX2__)
     return "AVX2";
 #else
-    return "portable";
+    return "this CPU";
 #endif
 }
 }
