@@ -69,13 +69,15 @@ def test_a_step_without_kernels_does_not_hold() -> None:
     assert nothing.holds is False
 
 
-def test_the_rehearsal_profiles_every_batch() -> None:
+def test_the_rehearsal_profiles_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("infer_kernels.dispatch", "infer_engine.model_runner.loading"):  # the profiler sees PyTorch alone
+        monkeypatch.setattr(f"{module}.library", lambda: None)
     report = step_profile.run(place())
     assert {finding.holds for finding in report.findings} == {None}
     saved = json.loads(json.dumps(report.details))
     for batch in ("batch 4", "batch 1"):
         names = {each["name"] for each in saved[batch]["kernels"]}
-        assert names & {"mkldnn::_linear_pointwise", "aten::linear", "aten::matmul", "aten::mm"}
+        assert names & {"aten::linear", "aten::matmul", "aten::mm"}
         assert 0 < saved[batch]["busy_us"] <= saved[batch]["profiled_us"]
 
 

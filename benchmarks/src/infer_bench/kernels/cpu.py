@@ -80,18 +80,29 @@ def compare_linears(*, layers: int, rounds: int) -> list[dict[str, Any]]:
     # Values repeat, memory does not: to draw them all would take longer than to measure.
     noise = torch.randn(max(rows * columns for rows, columns in LAYER)).to(torch.bfloat16)
     weights = [noise[: shape[0] * shape[1]].view(shape).clone() for _ in range(layers) for shape in LAYER]
-    packed = [prepack(weight) for weight in weights]
+    packed, widths = [prepack(weight) for weight in weights], [weight.shape[1] for weight in weights]
     return [
         alternate(
             f"linear, {rows} row{'s' if rows > 1 else ''}",
             gigabytes=sum(weight.nbytes for weight in weights) / 1e9,
-            ours=lambda inputs=inputs: [linear(inputs[w.shape[1]], p) for w, p in zip(weights, packed, strict=True)],
-            naive={"F.linear": lambda inputs=inputs: [functional.linear(inputs[w.shape[1]], w) for w in weights]},
+            ours=partial(multiply, linear, packed, widths, inputs_of(rows)),
+            naive={"F.linear": partial(multiply, functional.linear, weights, widths, inputs_of(rows))},
             rounds=rounds,
         )
         for rows in (1, 8, 16, 64)
-        for inputs in [{width: torch.randn(rows, width).to(torch.bfloat16) for width in (HIDDEN, INTERMEDIATE)}]
     ]
+
+
+def inputs_of(rows: int) -> dict[int, Tensor]:
+    """Return so many rows of each width."""
+    return {width: torch.randn(rows, width).to(torch.bfloat16) for width in (HIDDEN, INTERMEDIATE)}
+
+
+def multiply(
+    product: Callable[[Tensor, Any], Tensor], weights: Sequence[Any], widths: Sequence[int], inputs: dict[int, Tensor]
+) -> list[Tensor]:
+    """Return the products of all weights, of so many inputs each."""
+    return [product(inputs[width], weight) for weight, width in zip(weights, widths, strict=True)]
 
 
 def compare_decodes(*, layers: int, rounds: int) -> list[dict[str, Any]]:
