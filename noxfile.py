@@ -139,6 +139,13 @@ def instruction_sets(session: nox.Session, architecture: str) -> None:
 
 
 @nox.session
+def without_cpu_kernels(session: nox.Session) -> None:
+    """The engine on a machine without a compiler: plain PyTorch computes."""
+    sync_package(session, "engine")
+    run_tests(session, "-m", "not full", "packages/infer-engine/tests", env={"INFER_CPU_KERNELS": "0"})
+
+
+@nox.session
 def sanitizers(session: nox.Session) -> None:
     """The C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer."""
     sync_package(session, "kernels")
