@@ -275,3 +275,11 @@ def test_one_row_of_a_prompt_equals_reference(window: int | None, order: str) ->
     plan = plan_attention(**batch.layout, block_size=16, device="cpu", is_prefill=torch.tensor([True, True, True]))
     attended = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=32**-0.5, window=window)
     assert_attention_close(attended, reference(batch, window=window))
+
+
+@pytest.mark.parametrize("window", [None, 700, 513])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decodes_of_several_chunks_equal_reference(dtype: torch.dtype, window: int | None) -> None:
+    lengths = [(1, 1400), (1, 511), (1, 513), (2, 1300)]
+    batch = random_paged_batch(lengths, q_heads=3, kv_heads=1, head_dim=16, block_size=16, dtype=dtype)
+    assert_attention_close(attention(batch, window=window), reference(batch, window=window))
