@@ -115,6 +115,7 @@ def tests_bench(session: nox.Session) -> None:
     run_tests(session, "-m", "not full", "benchmarks/tests")
 
 
+HAS_CPU_KERNELS = ("python", "-c", "from infer_kernels.cpu import library; assert library() is not None")
 CPU_KERNEL_TESTS = [
     f"packages/infer-kernels/tests/test_{name}.py"
     for name in (
@@ -135,7 +136,9 @@ def instruction_sets(session: nox.Session, architecture: str) -> None:
     if architecture == "x86-64-v4" and " avx512vl " not in Path("/proc/cpuinfo").read_text():
         session.skip("this CPU has no AVX512")
     sync_package(session, "kernels")
-    run_tests(session, "-m", "not full", *CPU_KERNEL_TESTS, env={"INFER_CPU_KERNELS_FLAGS": f"-march={architecture}"})
+    env = {"INFER_CPU_KERNELS_FLAGS": f"-march={architecture}"}
+    session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
+    run_tests(session, "-m", "not full", *CPU_KERNEL_TESTS, env=env)
 
 
 @nox.session
@@ -158,6 +161,7 @@ def sanitizers(session: nox.Session) -> None:
         "LD_PRELOAD": " ".join(libraries),
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's
     }
+    session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
     run_tests(session, "-m", "not full", *CPU_KERNEL_TESTS, env=env)
 
 
@@ -218,7 +222,7 @@ def alone(session: nox.Session) -> None:
         session.run("python", "-c", "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('numpy')))")
         session.run("python", "-c", snippet)
         if shutil.which("c++"):  # the sources are in the wheel
-            session.run("python", "-c", "from infer_kernels.cpu import library; assert library() is not None")
+            session.run(*HAS_CPU_KERNELS)
 
 
 @nox.session

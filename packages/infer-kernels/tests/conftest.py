@@ -38,7 +38,9 @@ def plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 def cpu_path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Ops on a CPU compute with C++ kernels, where they can be compiled, and with plain PyTorch."""
     if request.param == "c++" and library() is None:
-        pytest.skip("no CPU kernels here")
+        pytest.skip(
+            "no CPU kernels: no compiler, or switched off; `test_cpu_build.py` fails if they cannot be compiled"
+        )
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "pytorch":
             patch.setattr("infer_kernels.dispatch.library", lambda: None)

@@ -1,5 +1,7 @@
 """A captured step replays what its ops compute, for any number of rows, and takes in nothing else."""
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -79,6 +81,21 @@ def test_another_number_of_rows_is_refused() -> None:
 def test_more_rows_than_were_recorded_are_refused() -> None:
     with pytest.raises(ValueError, match="`num_rows` is 5; the step was recorded with 4"):
         CapturedStep(4).replay(5)
+
+
+def test_another_thread_computes_while_one_records() -> None:
+    step, x, weight = CapturedStep(4), torch.randn(4, HIDDEN), torch.ones(HIDDEN)
+    expected = rms_norm(x, weight, 1e-6)
+    computed: list[Tensor] = []
+    with step.recording():
+        other = threading.Thread(target=lambda: computed.append(rms_norm(x, weight, 1e-6)))
+        other.start()
+        other.join()
+        recorded = rms_norm(x, weight, 1e-6)
+    assert torch.equal(computed[0], expected)
+    assert not torch.equal(recorded, expected)
+    step.replay(4)
+    assert torch.equal(recorded, expected)
 
 
 def test_two_steps_are_not_recorded_at_once() -> None:

@@ -283,3 +283,8 @@ def test_decodes_of_several_chunks_equal_reference(dtype: torch.dtype, window: i
     lengths = [(1, 1400), (1, 511), (1, 513), (2, 1300)]
     batch = random_paged_batch(lengths, q_heads=3, kv_heads=1, head_dim=16, block_size=16, dtype=dtype)
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
+
+
+def test_more_query_heads_than_a_tile_has_rows_equal_reference() -> None:
+    batch = random_paged_batch([(1, 70), (3, 9)], q_heads=130, kv_heads=1, head_dim=16, block_size=16)
+    assert_attention_close(attention(batch), reference(batch))

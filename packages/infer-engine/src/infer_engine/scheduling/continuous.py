@@ -42,7 +42,7 @@ class ContinuousScheduler(BaseScheduler):
         schedule, budget = self._begin()
         self._add_decodes(schedule, budget)
         if schedule.items:
-            budget.leave_to_prompts()
+            budget.limit_prompts_beside_decodes()
         self._add_prompts(schedule, budget)
         return schedule
 

@@ -77,8 +77,8 @@ class StepBudget:
         self.tokens = limits.max_num_batched_tokens
         self.chunks = limits.max_prefill_chunks_per_step or limits.max_batch_size
 
-    def leave_to_prompts(self) -> None:
-        """Take what a pass with decodes may not compute of prompts from the budget."""
+    def limit_prompts_beside_decodes(self) -> None:
+        """Lower the tokens left to what a pass with decodes may compute of prompts."""
         most = self._limits.max_prefill_tokens_beside_decodes
         if most is not None and self._limits.prefill_chunk_size is not None:
             self.tokens = min(self.tokens, most)

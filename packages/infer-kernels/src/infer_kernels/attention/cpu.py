@@ -41,7 +41,8 @@ class CpuAttentionPlan(AttentionPlan):
     ) -> Tensor:
         """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
         is_dense = k_cache.stride(3) == v_cache.stride(3) == 1
-        if is_dense and q.dtype == k_cache.dtype and takes_cpu_kernel(k_cache):
+        fits = is_dense and q.dtype == k_cache.dtype and q.shape[1] <= ops.MOST_GROUP * k_cache.shape[1]
+        if fits and takes_cpu_kernel(k_cache):
             return ops.paged_attention(
                 q,
                 k_cache,

@@ -82,9 +82,9 @@ def build(*, extra_flags: Sequence[str] = (), cache: Path | None = None) -> Buil
             made = _compile(compiler, Path(folder), extra_flags)
             made.rename(cache / name)
         return Build(path=cache / name, compiler=compiler[0])
-    except (OSError, RuntimeError) as error:  # read-only, full, or nobody's home
-        if isinstance(error, BuildError):
-            raise
+    except BuildError:
+        raise
+    except (OSError, RuntimeError):  # read-only, full, or nobody's home
         return build_temporarily(extra_flags=extra_flags)
 
 

@@ -11,6 +11,7 @@ smaller number.
 
 import ctypes
 import mmap
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -63,20 +64,19 @@ class CapturedStep:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record every op of the block.
+        """Record every op of the block that this thread calls.
 
         Raises:
             NotCapturableError: an op of PyTorch computes something inside.
         """
-        global _recorded  # noqa: PLW0603 - ops know the step that records them
-        if _recorded is not None:
+        if _this_thread.recorded is not None:
             raise RuntimeError("A step is being recorded already.")
-        _recorded = self
+        _this_thread.recorded = self
         try:
             with _OnlyViews():  # type: ignore[no-untyped-call]  # torch has no types for it
                 yield
         finally:
-            _recorded = None
+            _this_thread.recorded = None
         addresses = [(kernel, _address(arguments)) for kernel, arguments in self._calls]
         self._table = b"".join(_CALL.pack(*call) for call in addresses)
 
@@ -112,7 +112,13 @@ class CapturedStep:
         return torch.frombuffer(lent, dtype=dtype)[: prod(shape)].view(tuple(shape))
 
 
-_recorded: CapturedStep | None = None
+class _ThisThread(threading.local):
+    """What this thread does; another engine may compute in another one."""
+
+    recorded: CapturedStep | None = None
+
+
+_this_thread = _ThisThread()
 
 
 class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -132,12 +138,13 @@ _HARMLESS: tuple[Callable[..., Any], ...] = (torch.ops.aten.lift_fresh.default, 
 
 def is_recording() -> bool:
     """Return whether a step is being recorded."""
-    return _recorded is not None
+    return _this_thread.recorded is not None
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return memory for a result: of the step that is being recorded, or fresh."""
-    return torch.empty(tuple(shape), dtype=dtype) if _recorded is None else _recorded.empty(shape, dtype)
+    recorded = _this_thread.recorded
+    return torch.empty(tuple(shape), dtype=dtype) if recorded is None else recorded.empty(shape, dtype)
 
 
 def run(kernel: str, dtype: torch.dtype, rows: int, arguments: bytes, *, work: int) -> None:
@@ -151,8 +158,8 @@ def run(kernel: str, dtype: torch.dtype, rows: int, arguments: bytes, *, work: i
         work: elements that it reads; few are left to one thread.
     """
     name = f"{kernel}_{DTYPES[dtype]}"
-    if _recorded is not None:
-        _recorded.add(name, rows, arguments)
+    if _this_thread.recorded is not None:
+        _this_thread.recorded.add(name, rows, arguments)
         return
     if rows == 0:
         return

@@ -78,6 +78,8 @@ def library() -> Library | None:
     if built.compiler:
         seconds = time.monotonic() - began
         logger.info("CPU kernels for %s compiled by %s in %.1f s", loaded.instruction_set, built.compiler, seconds)
+    if not loaded.has_threads:
+        logger.warning("CPU kernels compute with one thread: the compiler has no OpenMP")
     return loaded
 
 

@@ -13,6 +13,8 @@ from infer_kernels.cpu.packed_weight import PackedWeight
 
 MOST_HEAD_DIM = 1024
 """Of `qk_norm_rope_store`; as in `csrc/qkv.cpp`."""
+MOST_GROUP = 96
+"""Query heads of a key-value head in `paged_attention`; `TILE_ROWS` of `csrc/attention.cpp`."""
 _LINEAR = Struct("PqPqPPqq")
 _NORM = Struct("PqPqPPqPqPqdq")
 _GATED = Struct("PqPqqq")
@@ -60,11 +62,9 @@ def norm(
     rows, hidden = x.shape
     if out is None:
         out = empty(x.shape, x.dtype)
-    if residual is None:
-        residual_out = x
-    elif residual_out is None:
-        residual_out = empty(x.shape, x.dtype)
-    assert residual_out is not None
+    total = x
+    if residual is not None:
+        total = empty(x.shape, x.dtype) if residual_out is None else residual_out
     arguments = _NORM.pack(
         out.data_ptr(),
         out.stride(0),
@@ -73,15 +73,15 @@ def norm(
         weight.data_ptr(),
         0 if residual is None else residual.data_ptr(),
         0 if residual is None else residual.stride(0),
-        residual_out.data_ptr(),
-        residual_out.stride(0),
+        total.data_ptr(),
+        total.stride(0),
         0 if post_weight is None else post_weight.data_ptr(),
         hidden,
         eps,
         is_gemma,
     )
     run("norm", x.dtype, rows, arguments, work=x.numel())
-    return out, residual_out
+    return out, total
 
 
 def gated(gate_up: Tensor, *, is_gelu: bool, out: Tensor | None) -> Tensor:

@@ -199,7 +199,11 @@ def linear_invariant(
     """
     if isinstance(weight, PackedWeight):
         product = multiply_packed(x, weight, bias)
-        return product if out is None else out.copy_(product)
+        if out is None:
+            return product
+        require_shape("out", out, product.shape, "the rows of `x` and as many columns as `weight` has rows")
+        require_like("out", out, "x", x)
+        return out.copy_(product)
     require_rank("weight", weight, "out_features, in_features")
     require_float("x", x)
     require_like("weight", weight, "x", x)

@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int CHUNK = 8 * TILE;
-constexpr int TILE_ROWS = 8 * 12;
+constexpr int TILE_ROWS = 96;  // as `MOST_GROUP` of ops.py
 constexpr int MOST_HEAD_DIM = 256;
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
@@ -60,6 +60,8 @@ struct Attention {
         int64_t position = seq_lens[seq] - 1;
         return position / CHUNK - first_key(position) / CHUNK + 1;
     }
+    // Whether a sequence is a decode of several chunks, which are computed apart and joined.
+    bool is_joined(int64_t seq) const { return rows_of(seq) == 1 && seq_lens[seq] > 0 && chunks_of(seq) > 1; }
     // How many pieces of work a sequence is: a head's chunk of a decode, or a head's tile of rows of a prompt.
     int64_t pieces_of(int64_t seq) const {
         int64_t rows = rows_of(seq);
@@ -284,7 +286,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
     int64_t seqs = a.seqs.count(), pieces = 0, num_joined = 0;
     for (int64_t seq = 0; seq < seqs; seq++) {
         pieces += a.pieces_of(seq);
-        if (a.rows_of(seq) == 1 && a.seq_lens[seq] > 0 && a.chunks_of(seq) > 1) num_joined += a.pieces_of(seq);
+        if (a.is_joined(seq)) num_joined += a.pieces_of(seq);
     }
     Piece<T> any{a, 0, 0, 0, 1};
     int64_t sums_size = any.size_of_sums();
@@ -294,7 +296,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
     for (int64_t taken; (taken = team.take()) < pieces;) {
         while (taken >= before + a.pieces_of(seq)) {
             before += a.pieces_of(seq);
-            if (a.rows_of(seq) == 1 && a.seq_lens[seq] > 0 && a.chunks_of(seq) > 1) joined += a.pieces_of(seq);
+            if (a.is_joined(seq)) joined += a.pieces_of(seq);
             seq++;
         }
         int64_t number = taken - before, head = number % a.kv_heads, part = number / a.kv_heads;
@@ -304,7 +306,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
         } else if (rows > 1) {  // the last rows, which see the most keys, come first
             int64_t first = ((rows + step - 1) / step - 1 - part) * step;
             Piece<T>{a, seq, head, first, std::min(step, rows - first)}.compute(scratch);
-        } else if (a.chunks_of(seq) == 1) {
+        } else if (!a.is_joined(seq)) {
             Piece<T>{a, seq, head, 0, 1}.compute(scratch);
         } else {
             Piece<T> piece{a, seq, head, 0, 1};
@@ -320,7 +322,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
     int64_t heads = 0, from = 0;  // of the sequences before
     int64_t taken = team.take();
     for (int64_t seq = 0; seq < seqs; seq++) {
-        if (a.rows_of(seq) != 1 || a.seq_lens[seq] == 0 || a.chunks_of(seq) == 1) continue;
+        if (!a.is_joined(seq)) continue;
         for (; taken < heads + a.kv_heads; taken = team.take()) {
             Piece<T> piece{a, seq, taken - heads, 0, 1};
             auto chunk = [&](int64_t part) {

@@ -28,11 +28,6 @@ struct Linear {
     int64_t outputs;
 };
 
-template <class T>
-int64_t padded(int64_t inputs) {
-    return (inputs + INPUTS_TOGETHER<T> - 1) / INPUTS_TOGETHER<T> * INPUTS_TOGETHER<T>;
-}
-
 // Copies a block of rows, tile by tile, as [inputs / INPUTS_TOGETHER][rows of the tile][INPUTS_TOGETHER].
 template <class T>
 void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t rows, const Team& team, int thread) {

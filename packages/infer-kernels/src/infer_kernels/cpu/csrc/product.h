@@ -24,10 +24,16 @@ constexpr int INPUTS_TOGETHER = 1;
 template <>
 constexpr int INPUTS_TOGETHER<bf16> = 2;
 
-// Elements of a panel of `inputs`, which may be odd.
+// `inputs`, which may be odd, as many as are kept together.
+template <class T>
+static inline int64_t padded(int64_t inputs) {
+    return (inputs + INPUTS_TOGETHER<T> - 1) / INPUTS_TOGETHER<T> * INPUTS_TOGETHER<T>;
+}
+
+// Elements of a panel.
 template <int VECTORS, class T>
 static inline int64_t panel_size(int64_t inputs) {
-    return (inputs + INPUTS_TOGETHER<T> - 1) / INPUTS_TOGETHER<T> * INPUTS_TOGETHER<T> * 16 * VECTORS;
+    return padded<T>(inputs) * 16 * VECTORS;
 }
 
 // The inputs of a tile of rows. Where one row's lie side by side, `stride` is the distance of two rows, and `step` that

@@ -19,14 +19,13 @@ thread_local std::vector<float> shared;  // of the thread that runs a step, seen
 extern "C" {
 
 void run_calls(const Call* calls, int64_t count, int threads) {
-#if !defined(_OPENMP)
-    threads = 1;
-#endif
-    Team team(threads, shared);
+    Team team(shared);
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         int thread = omp_get_thread_num();
+#pragma omp single
+        team.size = omp_get_num_threads();  // fewer than asked for under OMP_THREAD_LIMIT
 #else
     {
         int thread = 0;

@@ -11,9 +11,9 @@
 
 class Team {
    public:
-    explicit Team(int size, std::vector<float>& shared) : size(size), shared(shared) {}
+    explicit Team(std::vector<float>& shared) : shared(shared) {}
 
-    const int size;
+    int size = 1;  // set before any other use
     std::vector<float>& shared;  // memory that all threads see; `reserve` makes it larger
 
     // Hands out the numbers from 0 on, each to one thread, since the last barrier.
