@@ -1,4 +1,4 @@
-"""An engine that replays its captured decode steps gives every request what it gives without a captured step."""
+"""An engine that replays captured steps gives every request what it gives without a captured step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +104,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[ForwardBatch]:
     return steps
 
 
-def test_steps_of_decodes_alone_are_replayed(folder_of: Callable[[str], Path], replayed: list[ForwardBatch]) -> None:
+def test_every_step_is_replayed(folder_of: Callable[[str], Path], replayed: list[ForwardBatch]) -> None:
     engine = ModelEngine(folder_of("llama"), prefill_chunk_size=4)
     taken = []
     for prompt in ([5, 6], random_prompt(7), None):
@@ -114,7 +114,7 @@ def test_steps_of_decodes_alone_are_replayed(folder_of: Callable[[str], Path], r
             engine.step()
             taken.append([step.seq_lens.tolist() for step in replayed])
             replayed.clear()
-    assert taken == [[], [[3]], [[4]], [], [], [[7, 8]], [[9]], [[10]], [[11]]]
+    assert taken == [[[2]], [[3]], [[4]], [[5, 4]], [[6, 7]], [[7, 8]], [[9]], [[10]], [[11]]]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_step_is_captured_where_the_configuration_lets_it(
 ) -> None:
     engine = ModelEngine(folder_of("llama"), **switches)
     engine.complete([5, 6], max_tokens=4)
-    assert len(replayed) == 3 * captures
+    assert len(replayed) == 4 * captures
 
 
 def test_a_captured_step_takes_no_block_from_requests(folder_of: Callable[[str], Path]) -> None:

@@ -74,13 +74,42 @@ def test_an_operation_of_pytorch_is_refused_and_named() -> None:
 def test_another_number_of_rows_is_refused() -> None:
     weight = torch.ones(HIDDEN)
     x = torch.randn(4, HIDDEN)
-    with pytest.raises(NotCapturableError, match="has 3 rows where the step has 4"), CapturedStep(4).recording():
+    with (
+        pytest.raises(NotCapturableError, match="has 3 rows where the step has 4 or 2"),
+        CapturedStep(4, 2).recording(),
+    ):
         rms_norm(x[:3], weight, 1e-6)
+
+
+def test_kernels_follow_the_number_of_rows_of_their_kind() -> None:
+    table, weight = torch.randn(9, HIDDEN), torch.randn(HIDDEN)
+    tokens, picked = torch.zeros(8, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    step = CapturedStep(8, 3)
+    with torch.inference_mode(), step.recording():
+        normed = rms_norm(embedding(tokens, table), weight, 1e-6)
+        out = embedding(picked, normed)
+    for num_tokens, num_picked in ((8, 3), (1, 1), (5, 2), (8, 0), (2, 3)):
+        tokens[:num_tokens] = torch.randint(9, (num_tokens,), dtype=torch.int32)
+        picked[:num_picked] = torch.randint(num_tokens, (num_picked,), dtype=torch.int32)
+        before = out.clone(), normed.clone()
+        step.replay(num_tokens, num_picked)
+        expected = rms_norm(table[tokens[:num_tokens]], weight, 1e-6)
+        assert torch.equal(normed[:num_tokens], expected)
+        assert torch.equal(out[:num_picked], expected[picked[:num_picked]])
+        assert torch.equal(out[num_picked:], before[0][num_picked:])
+        assert torch.equal(normed[num_tokens:], before[1][num_tokens:])
+
+
+def test_kinds_of_rows_that_cannot_be_told_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(4, 4\) rows cannot be told apart"):
+        CapturedStep(4, 4)
 
 
 def test_more_rows_than_were_recorded_are_refused() -> None:
     with pytest.raises(ValueError, match="`num_rows` is 5; the step was recorded with 4"):
         CapturedStep(4).replay(5)
+    with pytest.raises(ValueError, match="`num_rows` is 3; the step was recorded with 2"):
+        CapturedStep(4, 2).replay(4, 3)
 
 
 def test_another_thread_computes_while_one_records() -> None:

@@ -17,7 +17,7 @@ import logging, torch
 logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
 from infer_kernels import linear, prepack, rms_norm
 torch.set_num_threads(max(2, torch.get_num_threads()))
-x, weight = torch.randn(3, 64), torch.randn(512, 64)
+x, weight = torch.randn(70, 64), torch.randn(512, 64)  # so many rows meet a barrier
 torch.testing.assert_close(linear(x, prepack(weight)), x @ weight.T, atol=1e-4, rtol=1e-4)
 rms_norm(x, torch.ones(64), 1e-6)
 print("computed")
@@ -41,7 +41,7 @@ def run(**environment: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=60,
     )
     assert "Traceback" not in done.stderr
     assert done.stdout == "computed\n"

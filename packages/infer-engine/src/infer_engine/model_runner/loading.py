@@ -116,7 +116,14 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
         ),
         device=device,
         batch_invariant=config.batch_invariant,
-        cpu_graph=_capture_decode_step(config, model, pool, limits.max_batch_size, kv.max_seq_len),
+        cpu_graph=_capture_step(
+            config,
+            model,
+            pool,
+            max_tokens=max_step_tokens,
+            max_seqs=limits.max_batch_size,
+            max_seq_len=kv.max_seq_len,
+        ),
     )
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
@@ -140,17 +147,17 @@ def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) 
     )
 
 
-def _capture_decode_step(
-    config: EngineConfig, model: CausalLM, pool: KVPool, max_batch_size: int, max_seq_len: int
+def _capture_step(
+    config: EngineConfig, model: CausalLM, pool: KVPool, *, max_tokens: int, max_seqs: int, max_seq_len: int
 ) -> CPUGraph | None:
     """Return the captured step of a model on a CPU; None if it is not wanted or cannot be captured."""
     is_on_cpu = pool.key_cache(0).is_cpu
     if not is_on_cpu or config.use_cpu_graphs is False or library() is None:
         return None
     try:
-        return CPUGraph(model, pool, max_seqs=max_batch_size, max_seq_len=max_seq_len)
+        return CPUGraph(model, pool, max_tokens=max_tokens, max_seqs=max_seqs, max_seq_len=max_seq_len)
     except NotCapturableError as error:
-        logger.info("Decode steps are not captured: %s", error)
+        logger.info("Steps are not captured: %s", error)
         return None
 
 

@@ -39,7 +39,7 @@ class ModelRunner:
     ) -> None:
         """Compute with `model` over `pool`; `batch_invariant` must be the value that the model was loaded with.
 
-        A step of decodes replays `cpu_graph`, if there is one.
+        Steps replay `cpu_graph`, if there is one.
         """
         self._model = model
         self._pool = pool
@@ -54,11 +54,14 @@ class ModelRunner:
         """Compute the items of the schedule; the logits of requests that need sampling are [rows, vocab]."""
         with _translated_out_of_memory(len(schedule.items)):
             batch = self._input_buffers.build(schedule.items, schedule.table_edits)
-            if self._cpu_graph is not None and batch.is_decode_only:
-                return ComputedPass(logits=self._cpu_graph.replay(batch))
-            hidden = self._model.hidden_states(batch.input_ids, batch.position_ids, self._kv_cache_view(batch))
+            if self._cpu_graph is not None:
+                hidden = self._cpu_graph.replay(batch)
+            else:
+                hidden = self._model.hidden_states(batch.input_ids, batch.position_ids, self._kv_cache_view(batch))
+            if batch.is_decode_only:  # the usual step; all its rows are sampled
+                return ComputedPass(logits=self._model.logits(hidden))
             wanted = None
-            if batch.is_prefill.any():  # a decode step, the usual one, need not check each request
+            if batch.is_prefill.any():
                 wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
             if wanted is None or not wanted.rows:
                 return ComputedPass(logits=self._model.logits(hidden, batch.logits_indices))

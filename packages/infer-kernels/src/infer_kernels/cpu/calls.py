@@ -5,8 +5,8 @@ A recorded step is a list of kernels and their arguments over fixed memory, as a
     recording    an op writes its arguments down and computes nothing; what it returns lies in memory of the step
     replay       one C call runs all kernels in one parallel region, with a barrier after each
 
-All rows of a step are the rows of its batch. It is recorded with the most rows that it will have, and replayed with any
-smaller number.
+A step has several numbers of rows: that of its tokens, which most kernels compute, and that of its sequences, which
+attention does. It is recorded with the most rows of each kind, and replayed with any smaller numbers.
 """
 
 import ctypes
@@ -42,21 +42,24 @@ class CapturedStep:
     """The kernels of one step, recorded once.
 
     Attributes:
-        max_rows: rows of the recorded batch, and the most of a replay.
+        max_rows: by kind of rows, those of the recorded batch and the most of a replay.
     """
 
-    def __init__(self, max_rows: int) -> None:
-        """Record nothing yet.
+    def __init__(self, *max_rows: int) -> None:
+        """Record nothing yet. A kernel's rows are of the kind that has as many: no two kinds may have the same number.
 
         Raises:
             RuntimeError: there is no library.
+            ValueError: two kinds have the same number of rows.
         """
+        if len(set(max_rows)) < len(max_rows):
+            raise ValueError(f"{max_rows} rows cannot be told apart by their number")
         loaded = library()
         if loaded is None:
             raise RuntimeError("There are no CPU kernels to record.")
         self.max_rows = max_rows
         self._library = loaded
-        self._num_rows = ctypes.c_int64(0)
+        self._num_rows = (ctypes.c_int64 * len(max_rows))()
         self._calls: list[tuple[int, bytes]] = []
         self._table = b""
         self._memory: list[mmap.mmap] = []
@@ -80,23 +83,25 @@ class CapturedStep:
         addresses = [(kernel, _address(arguments)) for kernel, arguments in self._calls]
         self._table = b"".join(_CALL.pack(*call) for call in addresses)
 
-    def replay(self, num_rows: int) -> None:
-        """Compute the step for the first `num_rows` rows of its inputs.
+    def replay(self, *num_rows: int) -> None:
+        """Compute the step for the first `num_rows` rows of its inputs, a number for each kind of rows.
 
         Raises:
             ValueError: there are more than were recorded.
         """
-        if not 0 <= num_rows <= self.max_rows:
-            raise ValueError(f"`num_rows` is {num_rows}; the step was recorded with {self.max_rows}")
-        self._num_rows.value = num_rows
+        for given, most in zip(num_rows, self.max_rows, strict=True):
+            if not 0 <= given <= most:
+                raise ValueError(f"`num_rows` is {given}; the step was recorded with {most}")
+        self._num_rows[:] = num_rows
         self._library.run_calls(_address(self._table), len(self._calls), torch.get_num_threads())
 
     def add(self, kernel: str, rows: int, arguments: bytes) -> None:
         """Record a call."""
-        if rows != self.max_rows:
-            raise NotCapturableError(f"`{kernel}` has {rows} rows where the step has {self.max_rows}")
-        packed = _ROWS.pack(0, ctypes.addressof(self._num_rows)) + arguments
-        self._calls.append((self._library.address(kernel), packed))
+        if rows not in self.max_rows:
+            expected = " or ".join(map(str, self.max_rows))
+            raise NotCapturableError(f"`{kernel}` has {rows} rows where the step has {expected}")
+        counter = ctypes.addressof(self._num_rows) + self.max_rows.index(rows) * ctypes.sizeof(ctypes.c_int64)
+        self._calls.append((self._library.address(kernel), _ROWS.pack(0, counter) + arguments))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return memory of the step, used again for another op when nothing refers to the tensor any longer."""

@@ -8,7 +8,8 @@
 // decode's chunks are shared by the threads, a prompt's rows meet every tile together (Dao et al., "FlashAttention",
 // 2022).
 //
-// Scores and sums are fp32. Probabilities of a bf16 cache are rounded to bf16 before they meet the values.
+// Scores and sums are fp32. Probabilities of a bf16 cache are rounded to bf16 before they meet the values. Scores are in
+// units of log 2, so that probabilities are powers of 2.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -22,6 +23,7 @@ constexpr int CHUNK = 8 * TILE;
 constexpr int TILE_ROWS = 96;  // as `MOST_GROUP` of ops.py
 constexpr int MOST_HEAD_DIM = 256;
 constexpr float MINUS_INFINITY = -__builtin_inff();
+constexpr float LOG2_E = 1.44269504088896341f;
 
 template <class T>
 struct Attention {
@@ -80,32 +82,34 @@ struct Operand<bf16> {
     using Type = bf16;
 };
 
-// Running maxima, sums and weighted values of rows; `values` is [rows, width].
+// Running maxima, sums and weighted values of rows: [rows], [rows, 16], whose sixteen add up, and [rows, width].
 struct Sums {
     float* largest;
-    float* total;
+    float* totals;
     float* values;
 };
+
+// Multiplies all of a row's sums, [size], and adds what is `after` times those of `later`.
+inline void combine(float* sums, float factor, const float* later, float after, int64_t size) {
+    for (int64_t i = 0; i < size; i += 16)
+        store_vector(sums + i, load_vector<Floats>(sums + i) * factor + load_vector<Floats>(later + i) * after);
+}
 
 // Adds the later `chunk` to `all`, for `rows` rows.
 void join(const Sums& all, const Sums& chunk, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; row++) {
         if (chunk.largest[row] == MINUS_INFINITY) continue;
         float largest = std::max(all.largest[row], chunk.largest[row]);
-        Floats factors = exp16(Floats{all.largest[row] - largest, chunk.largest[row] - largest});
-        float before = factors[0], after = factors[1];
+        Floats factors = exp2_16(Floats{all.largest[row] - largest, chunk.largest[row] - largest});
         all.largest[row] = largest;
-        all.total[row] = all.total[row] * before + chunk.total[row] * after;
-        float *into = all.values + row * width;
-        const float* from = chunk.values + row * width;
-        for (int64_t i = 0; i < width; i += 16)
-            store_vector(into + i, load_vector<Floats>(into + i) * before + load_vector<Floats>(from + i) * after);
+        combine(all.totals + 16 * row, factors[0], chunk.totals + 16 * row, factors[1], 16);
+        combine(all.values + row * width, factors[0], chunk.values + row * width, factors[1], width);
     }
 }
 
 void clear(const Sums& sums, int64_t rows, int64_t width) {
     std::fill_n(sums.largest, rows, MINUS_INFINITY);
-    std::fill_n(sums.total, rows, 0.0f);
+    std::fill_n(sums.totals, rows * 16, 0.0f);
     std::fill_n(sums.values, rows * width, 0.0f);
 }
 
@@ -119,12 +123,13 @@ inline void copy_row(float* to, const T* from, int64_t size) {
 template <class T, class C>
 struct Scratch {
     TileRows<T> now, next;
+    int64_t positions[TILE_ROWS];
     alignas(64) C queries[TILE_ROWS * MOST_HEAD_DIM];
     alignas(64) C keys[TILE * MOST_HEAD_DIM];
     alignas(64) C values[TILE * MOST_HEAD_DIM];
-    alignas(64) C probabilities[TILE_ROWS * TILE];
-    alignas(64) float scores[TILE_ROWS * TILE];
-    alignas(64) float sums[2][TILE_ROWS * (MOST_HEAD_DIM + 2)];
+    alignas(64) C probabilities[SUMS / WIDE * TILE];  // of the rows that one product computes
+    alignas(64) float scores[SUMS / WIDE * TILE];
+    alignas(64) float sums[2][TILE_ROWS * (MOST_HEAD_DIM + 17)];
 };
 
 // The rows of one sequence and key-value head that are computed together: positions times the group's heads.
@@ -145,8 +150,10 @@ struct Piece {
     }
 
     void load_queries(Scratch<T, C>& scratch) const {
-        for (int64_t row = 0; row < rows(); row++)
+        for (int64_t row = 0; row < rows(); row++) {
             copy_row(scratch.queries + row * a.head_dim, a.q + offset(row, a.q_stride_token, a.q_stride_head), a.head_dim);
+            scratch.positions[row] = position(row);
+        }
         if (width() != a.head_dim) std::fill_n(scratch.values, TILE * width(), C{});
     }
 
@@ -180,7 +187,7 @@ struct Piece {
         pack_keys(scratch.keys, scratch.now.keys, scratch.next, a.head_dim);
         pack_values(scratch.values, scratch.now.values, a.head_dim);
         int64_t size = a.head_dim;
-        float scale = a.soft_cap != 0.0 ? (float)(a.scale / a.soft_cap) : (float)a.scale;
+        float scale = (float)(a.soft_cap != 0.0 ? a.scale / a.soft_cap : a.scale * LOG2_E);
         for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
             for (int panel = 0; panel < TILE / PANEL; panel++) {
                 Floats scores[count][WIDE] = {};
@@ -188,32 +195,31 @@ struct Piece {
                                          scratch.keys + panel * panel_size<WIDE, C>(size), size);
                 for (int row = 0; row < count; row++)
                     for (int i = 0; i < WIDE; i++)
-                        store_vector(scratch.scores + (first + row) * TILE + panel * PANEL + 16 * i, scores[row][i] * scale);
+                        store_vector(scratch.scores + row * TILE + panel * PANEL + 16 * i, scores[row][i] * scale);
             }
-        });
-        for (int64_t row = 0; row < rows(); row++) soften(scratch, row, tile, sums);
-        for (int64_t i = 0; i < width(); i += PANEL) {
-            for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
+            for (int row = 0; row < count; row++)
+                soften(scratch, row, first + row, tile, sums);
+            for (int64_t i = 0; i < width(); i += PANEL) {
                 Floats products[count][WIDE];
                 float* into = sums.values + first * width() + i;
                 for (int row = 0; row < count; row++)
                     for (int k = 0; k < WIDE; k++) products[row][k] = load_vector<Floats>(into + row * width() + 16 * k);
-                add_product<count, WIDE>(products, Inputs<C>{scratch.probabilities + first * TILE, TILE},
+                add_product<count, WIDE>(products, Inputs<C>{scratch.probabilities, TILE},
                                          scratch.values + i / PANEL * panel_size<WIDE, C>(TILE), TILE);
                 for (int row = 0; row < count; row++)
                     for (int k = 0; k < WIDE; k++) store_vector(into + row * width() + 16 * k, products[row][k]);
-            });
-        }
+            }
+        });
     }
 
-    // Turns a row's scores of a tile into probabilities relative to the largest score so far.
-    void soften(Scratch<T, C>& scratch, int64_t row, int64_t tile, const Sums& sums) const {
+    // Turns the scores of a row, the one of that `index` in the scratch, into probabilities relative to the largest so far.
+    void soften(Scratch<T, C>& scratch, int index, int64_t row, int64_t tile, const Sums& sums) const {
         static const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        int64_t last = position(row) - tile, first = a.first_key(position(row)) - tile;
+        int64_t last = scratch.positions[row] - tile, first = a.first_key(scratch.positions[row]) - tile;
         Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
         for (int i = 0; i < TILE / 16; i++) {
-            Floats score = load_vector<Floats>(scratch.scores + row * TILE + 16 * i);
-            if (a.soft_cap != 0.0) score = tanh16(score) * (float)a.soft_cap;
+            Floats score = load_vector<Floats>(scratch.scores + index * TILE + 16 * i);
+            if (a.soft_cap != 0.0) score = tanh16(score) * (float)(a.soft_cap * LOG2_E);
             if (last < TILE - 1 || first > 0) {
                 Floats key = lanes + 16.0f * i;
                 Ints visible = (key <= (float)last) & (key >= (float)first);
@@ -222,33 +228,34 @@ struct Piece {
             scores[i] = score;
             most = maximum(most, score);
         }
-        C* probabilities = scratch.probabilities + row * TILE;
+        C* probabilities = scratch.probabilities + index * TILE;
         float before = sums.largest[row], now = std::max(before, largest(most));
         if (now == MINUS_INFINITY) {
             std::fill_n(probabilities, TILE, C{});
             return;
         }
-        Floats total{};
-        for (int i = 0; i < TILE / 16; i++) {
-            Floats probability = exp16(scores[i] - now);
-            store16(probabilities + 16 * i, probability);
-            total += probability;
-        }
+        Floats total = load_vector<Floats>(sums.totals + 16 * row);
         if (now != before) {
-            float factor = exp16(splat(before - now))[0];
+            float factor = exp2_16(splat(before - now))[0];
             sums.largest[row] = now;
-            sums.total[row] *= factor;
+            total *= factor;
             float* values = sums.values + row * width();
             for (int64_t i = 0; i < width(); i += 16) store_vector(values + i, load_vector<Floats>(values + i) * factor);
         }
-        sums.total[row] += sum(total);
+        for (int i = 0; i < TILE / 16; i++) {
+            Floats probability = exp2_16(scores[i] - now);
+            store16(probabilities + 16 * i, probability);
+            total += probability;
+        }
+        store_vector(sums.totals + 16 * row, total);
     }
 
     void write(const Sums& sums) const {
         for (int64_t row = 0; row < rows(); row++) {
             T* out = a.out + offset(row, a.out_stride_token, a.out_stride_head);
+            float total = sum(load_vector<Floats>(sums.totals + 16 * row));
             for (int64_t i = 0; i < a.head_dim; i += 16)
-                store16(out + i, load_vector<Floats>(sums.values + row * width() + i) / sums.total[row]);
+                store16(out + i, load_vector<Floats>(sums.values + row * width() + i) / total);
         }
     }
 
@@ -273,8 +280,8 @@ struct Piece {
     }
 
     // Memory of `rows` rows as `Sums`.
-    Sums sums_in(float* memory) const { return {memory, memory + rows(), memory + 2 * rows()}; }
-    int64_t size_of_sums() const { return rows() * (width() + 2); }
+    Sums sums_in(float* memory) const { return {memory, memory + rows(), memory + 17 * rows()}; }
+    int64_t size_of_sums() const { return rows() * (width() + 17); }
 };
 
 template <class T>

@@ -44,26 +44,34 @@ void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t row
     });
 }
 
+// The last of several tiles of rows finds the panel in a cache, and asks the idle memory for the `next` one.
 template <class T>
-void multiply_panel(const Linear<T>& layer, const T* copies, int64_t panel, int64_t first_row, int64_t rows) {
+void multiply_panel(const Linear<T>& layer, const T* copies, int64_t panel, int64_t next, int64_t first_row, int64_t rows) {
     const T* weights = layer.panels + panel * panel_size<NARROW, T>(layer.inputs);
+    const T* next_weights = layer.panels + next * panel_size<NARROW, T>(layer.inputs);
     int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, layer.outputs - first);
     Floats bias[2] = {};
     if (layer.bias) {
         bias[0] = load_some(layer.bias + first, count);
         if (count > 16) bias[1] = load_some(layer.bias + first + 16, count - 16);
     }
-    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
+    auto multiply = [&](int64_t start, auto num_rows, auto prefetches) {
         Floats sums[num_rows][NARROW] = {};
-        start += first_row;
         Inputs<T> inputs{layer.x + start * layer.x_stride, layer.x_stride};
         if (copies) inputs = {copies + start * padded<T>(layer.inputs), INPUTS_TOGETHER<T>, INPUTS_TOGETHER<T> * num_rows};
-        add_product<num_rows, NARROW>(sums, inputs, weights, layer.inputs);
+        add_product<num_rows, NARROW, prefetches>(sums, inputs, weights, layer.inputs, next_weights);
         for (int row = 0; row < num_rows; row++) {
             T* out = layer.out + (start + row) * layer.out_stride + first;
             store_some(out, sums[row][0] + bias[0], count);
             if (count > 16) store_some(out + 16, sums[row][1] + bias[1], count - 16);
         }
+    };
+    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
+        if constexpr (2 * num_rows >= TILE_ROWS) {  // as the tiles of several are
+            if (start > 0 && start + num_rows == rows && next != panel)
+                return multiply(first_row + start, num_rows, std::true_type{});
+        }
+        multiply(first_row + start, num_rows, std::false_type{});
     });
 }
 
@@ -84,10 +92,15 @@ void linear(const void* arguments, Team& team, int thread) {
             copy_rows(layer, copies, first, std::min(row_block, rows - first), team, thread);
         team.barrier();
     }
-    for (int64_t item; (item = team.take()) < blocks * pieces;) {
+    // With few rows, which wait for memory, the next piece is taken early, to ask for its weights.
+    bool asks_ahead = rows < COPIED_ROWS;
+    for (int64_t item = team.take(), next_item; item < blocks * pieces; item = asks_ahead ? next_item : team.take()) {
         int64_t first_row = item / pieces * row_block, first = item % pieces * taken;
-        for (int64_t panel = first; panel < std::min(first + taken, panels); panel++)
-            multiply_panel(layer, copies, panel, first_row, std::min(row_block, rows - first_row));
+        int64_t last = std::min(first + taken, panels) - 1, after = last;
+        if (asks_ahead && (next_item = team.take()) < pieces) after = next_item * taken;
+        for (int64_t panel = first; panel <= last; panel++)
+            multiply_panel(layer, copies, panel, panel < last ? panel + 1 : after, first_row,
+                           std::min(row_block, rows - first_row));
     }
 }
 

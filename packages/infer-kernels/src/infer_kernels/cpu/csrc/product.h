@@ -61,13 +61,19 @@ static inline uint32_t load_pair(const bf16* x) {
     return pair;
 }
 
-template <int ROWS, int VECTORS>
-static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<bf16> x, const bf16* panel, int64_t inputs) {
+// With PREFETCHES, asks for the panel `next` meanwhile.
+template <int ROWS, int VECTORS, bool PREFETCHES = false>
+[[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<bf16> x, const bf16* panel, int64_t inputs,
+                               const bf16* next = nullptr) {
     const bf16* at = x.first;
     auto add = [&](auto load) {
         Words weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load_vector<Words>(panel + 32 * i);
+        if constexpr (PREFETCHES) {
+            for (int i = 0; i < VECTORS; i++) __builtin_prefetch(next + 32 * i, 0, 2);
+            next += 32 * VECTORS;
+        }
 #pragma GCC unroll 24
         for (int row = 0; row < ROWS; row++) {
             uint32_t pair = load(at + row * x.stride);
@@ -79,11 +85,16 @@ static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<bf16> x, co
     if (inputs % 2) add([](const bf16* last) -> uint32_t { return last->bits; });
 }
 
-template <int ROWS, int VECTORS, class T>
-static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t inputs) {
+template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
+[[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t inputs,
+                               const T* next = nullptr) {
     const T* at = x.first;
     for (int64_t k = 0; k < inputs; k++, panel += 16 * VECTORS, at += x.step) {
         Floats weights[VECTORS];
+        if constexpr (PREFETCHES) {
+            for (size_t i = 0; i < VECTORS * sizeof(T) / 4; i++) __builtin_prefetch(next + 64 / sizeof(T) * i, 0, 2);
+            next += 16 * VECTORS;
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load16(panel + 16 * i);
 #pragma GCC unroll 24
