@@ -132,62 +132,66 @@ struct Scratch {
     alignas(64) float sums[2][TILE_ROWS * (MOST_HEAD_DIM + 17)];
 };
 
-// The rows of one sequence and key-value head that are computed together: positions times the group's heads.
+// The rows of one sequence and key-value head that are computed together, positions times the group's heads, and the keys
+// that they meet.
 template <class T>
 struct Piece {
-    const Attention<T>& a;
+    const Attention<T>* a;
     int64_t seq, head, first_row, positions;  // `first_row` of the sequence's rows in this step
+    int64_t begin, end;                       // keys
+    int64_t joined = -1;                      // of a decode's chunk: its number among those that are joined
     using C = typename Operand<T>::Type;
 
-    int64_t rows() const { return positions * a.group(); }
+    int64_t rows() const { return positions * a->group(); }
     int64_t position(int64_t row) const {
-        return a.seq_lens[seq] - a.rows_of(seq) + first_row + row / a.group();
+        return a->seq_lens[seq] - a->rows_of(seq) + first_row + row / a->group();
     }
-    int64_t width() const { return (a.head_dim + PANEL - 1) / PANEL * PANEL; }
+    int64_t width() const { return (a->head_dim + PANEL - 1) / PANEL * PANEL; }
     int64_t offset(int64_t row, int64_t token_stride, int64_t head_stride) const {
-        return (a.query_start[seq] + first_row + row / a.group()) * token_stride +
-               (head * a.group() + row % a.group()) * head_stride;
+        return (a->query_start[seq] + first_row + row / a->group()) * token_stride +
+               (head * a->group() + row % a->group()) * head_stride;
     }
 
     void load_queries(Scratch<T, C>& scratch) const {
         for (int64_t row = 0; row < rows(); row++) {
-            copy_row(scratch.queries + row * a.head_dim, a.q + offset(row, a.q_stride_token, a.q_stride_head), a.head_dim);
+            copy_row(scratch.queries + row * a->head_dim, a->q + offset(row, a->q_stride_token, a->q_stride_head), a->head_dim);
             scratch.positions[row] = position(row);
         }
-        if (width() != a.head_dim) std::fill_n(scratch.values, TILE * width(), C{});
+        if (width() != a->head_dim) std::fill_n(scratch.values, TILE * width(), C{});
     }
 
-    // Adds the keys from `begin` to `end`, which lie in one chunk, to `sums`.
-    void attend(Scratch<T, C>& scratch, int64_t begin, int64_t end, const Sums& sums) const {
-        for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) add_tile(scratch, tile, begin, end, sums);
-    }
+    int64_t first_tile() const { return begin / TILE * TILE; }
 
-    // Finds the rows of a tile, of which the keys from `begin` to `end` count. The others are zeros: no row of this piece
-    // sees them, and their memory may be another sequence's, or nobody's.
-    void find(TileRows<T>& rows, int64_t tile, int64_t begin, int64_t end) const {
+    // Finds the rows of a tile. Keys that are not this piece's are zeros: no row of it sees them, and their memory may be
+    // another sequence's, or nobody's.
+    void find(TileRows<T>& rows, int64_t tile) const {
         static const T zeros[MOST_HEAD_DIM] = {};
         std::fill_n(rows.keys, TILE, zeros);
         std::fill_n(rows.values, TILE, zeros);
-        end = std::min(end, tile + TILE);
-        const int32_t* blocks = a.block_table + seq * a.table_stride;
-        int64_t column = begin / a.block_size, place = begin % a.block_size;
-        for (int64_t key = begin; key < end; column++, place = 0) {
-            const T* k = a.keys + blocks[column] * a.k_stride_block + head * a.k_stride_head;
-            const T* v = a.values + blocks[column] * a.v_stride_block + head * a.v_stride_head;
-            for (; place < a.block_size && key < end; place++, key++) {
-                rows.keys[key - tile] = k + place * a.k_stride_token;
-                rows.values[key - tile] = v + place * a.v_stride_token;
+        int64_t first = std::max(tile, begin), last = std::min(end, tile + TILE);
+        const int32_t* blocks = a->block_table + seq * a->table_stride;
+        int64_t column = first / a->block_size, place = first % a->block_size;
+        for (int64_t key = first; key < last; column++, place = 0) {
+            const T* k = a->keys + blocks[column] * a->k_stride_block + head * a->k_stride_head;
+            const T* v = a->values + blocks[column] * a->v_stride_block + head * a->v_stride_head;
+            for (; place < a->block_size && key < last; place++, key++) {
+                rows.keys[key - tile] = k + place * a->k_stride_token;
+                rows.values[key - tile] = v + place * a->v_stride_token;
             }
         }
     }
 
-    void add_tile(Scratch<T, C>& scratch, int64_t tile, int64_t begin, int64_t end, const Sums& sums) const {
-        find(scratch.now, tile, std::max(tile, begin), end);
-        find(scratch.next, tile + TILE, tile + TILE, a.seq_lens[seq]);
-        pack_keys(scratch.keys, scratch.now.keys, scratch.next, a.head_dim);
-        pack_values(scratch.values, scratch.now.values, a.head_dim);
-        int64_t size = a.head_dim;
-        float scale = (float)(a.soft_cap != 0.0 ? a.scale / a.soft_cap : a.scale * LOG2_E);
+    // Adds a tile to `sums`, and asks for the memory of the next one, or of the first of the piece that comes `after`.
+    void add_tile(Scratch<T, C>& scratch, int64_t tile, const Piece& after, const Sums& sums) const {
+        find(scratch.now, tile);
+        if (tile + TILE < end)
+            find(scratch.next, tile + TILE);
+        else
+            after.find(scratch.next, after.first_tile());
+        pack_keys(scratch.keys, scratch.now.keys, scratch.next.keys, a->head_dim);
+        pack_values(scratch.values, scratch.now.values, scratch.next.values, a->head_dim);
+        int64_t size = a->head_dim;
+        float scale = (float)(a->soft_cap != 0.0 ? a->scale / a->soft_cap : a->scale * LOG2_E);
         for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
             for (int panel = 0; panel < TILE / PANEL; panel++) {
                 Floats scores[count][WIDE] = {};
@@ -215,11 +219,11 @@ struct Piece {
     // Turns the scores of a row, the one of that `index` in the scratch, into probabilities relative to the largest so far.
     void soften(Scratch<T, C>& scratch, int index, int64_t row, int64_t tile, const Sums& sums) const {
         static const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        int64_t last = scratch.positions[row] - tile, first = a.first_key(scratch.positions[row]) - tile;
+        int64_t last = scratch.positions[row] - tile, first = a->first_key(scratch.positions[row]) - tile;
         Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
         for (int i = 0; i < TILE / 16; i++) {
             Floats score = load_vector<Floats>(scratch.scores + index * TILE + 16 * i);
-            if (a.soft_cap != 0.0) score = tanh16(score) * (float)(a.soft_cap * LOG2_E);
+            if (a->soft_cap != 0.0) score = tanh16(score) * (float)(a->soft_cap * LOG2_E);
             if (last < TILE - 1 || first > 0) {
                 Floats key = lanes + 16.0f * i;
                 Ints visible = (key <= (float)last) & (key >= (float)first);
@@ -252,36 +256,75 @@ struct Piece {
 
     void write(const Sums& sums) const {
         for (int64_t row = 0; row < rows(); row++) {
-            T* out = a.out + offset(row, a.out_stride_token, a.out_stride_head);
+            T* out = a->out + offset(row, a->out_stride_token, a->out_stride_head);
             float total = sum(load_vector<Floats>(sums.totals + 16 * row));
-            for (int64_t i = 0; i < a.head_dim; i += 16)
+            for (int64_t i = 0; i < a->head_dim; i += 16)
                 store16(out + i, load_vector<Floats>(sums.values + row * width() + i) / total);
         }
     }
 
     void write_zeros() const {
         for (int64_t row = 0; row < rows(); row++)
-            std::memset(a.out + offset(row, a.out_stride_token, a.out_stride_head), 0, a.head_dim * sizeof(T));
+            std::memset(a->out + offset(row, a->out_stride_token, a->out_stride_head), 0, a->head_dim * sizeof(T));
     }
 
     // Computes all chunks of these rows, one after another.
-    void compute(Scratch<T, C>& scratch) const {
+    void compute(Scratch<T, C>& scratch, const Piece& after) const {
         Sums all = sums_in(scratch.sums[0]), chunk = sums_in(scratch.sums[1]);
         load_queries(scratch);
-        int64_t begin = a.first_key(position(0)), end = position(rows() - 1) + 1;
-        for (int64_t start = begin / CHUNK * CHUNK; start < end; start += CHUNK) {
-            bool is_first = start <= begin;
-            const Sums& sums = is_first ? all : chunk;
-            clear(sums, rows(), width());
-            attend(scratch, std::max(begin, start), std::min(end, start + CHUNK), sums);
-            if (!is_first) join(all, chunk, rows(), width());
+        for (int64_t tile = first_tile(); tile < end; tile += TILE) {
+            const Sums& sums = tile / CHUNK == begin / CHUNK ? all : chunk;
+            if (tile == first_tile() || tile % CHUNK == 0) clear(sums, rows(), width());
+            add_tile(scratch, tile, after, sums);
+            bool ends_chunk = (tile + TILE) % CHUNK == 0 || tile + TILE >= end;
+            if (ends_chunk && &sums == &chunk) join(all, chunk, rows(), width());
         }
         write(all);
+    }
+
+    // Computes the one chunk of a decode that is joined with others afterwards.
+    void compute_chunk(Scratch<T, C>& scratch, const Piece& after, const Sums& sums) const {
+        load_queries(scratch);
+        clear(sums, rows(), width());
+        for (int64_t tile = first_tile(); tile < end; tile += TILE) add_tile(scratch, tile, after, sums);
     }
 
     // Memory of `rows` rows as `Sums`.
     Sums sums_in(float* memory) const { return {memory, memory + rows(), memory + 17 * rows()}; }
     int64_t size_of_sums() const { return rows() * (width() + 17); }
+};
+
+// Turns the numbers that threads take, from the least to the largest, into pieces.
+template <class T>
+class Pieces {
+   public:
+    explicit Pieces(const Attention<T>& a) : a_(a) {}
+
+    // The piece of that number; a piece without rows and keys where there are no more.
+    Piece<T> find(int64_t number) {
+        int64_t seqs = a_.seqs.count();
+        while (seq_ < seqs && number >= before_ + a_.pieces_of(seq_)) {
+            before_ += a_.pieces_of(seq_);
+            if (a_.is_joined(seq_)) joined_ += a_.pieces_of(seq_);
+            seq_++;
+        }
+        if (seq_ == seqs) return {&a_, 0, 0, 0, 0, 0, 0};
+        number -= before_;
+        int64_t head = number % a_.kv_heads, part = number / a_.kv_heads;
+        int64_t rows = a_.rows_of(seq_), seq_len = a_.seq_lens[seq_], step = a_.positions_per_tile();
+        if (seq_len == 0) return {&a_, seq_, head, 0, rows, 0, 0};
+        if (a_.is_joined(seq_)) {
+            int64_t first = a_.first_key(seq_len - 1), start = (first / CHUNK + part) * CHUNK;
+            return {&a_, seq_, head, 0, 1, std::max(first, start), std::min<int64_t>(seq_len, start + CHUNK), joined_ + number};
+        }
+        int64_t first_row = ((rows + step - 1) / step - 1 - part) * step;  // the last rows, which see the most keys, come first
+        int64_t positions = std::min(step, rows - first_row), position = seq_len - rows + first_row;
+        return {&a_, seq_, head, first_row, positions, a_.first_key(position), position + positions};
+    }
+
+   private:
+    const Attention<T>& a_;
+    int64_t seq_ = 0, before_ = 0, joined_ = 0;  // pieces, and those to be joined, of the sequences before `seq_`
 };
 
 template <class T>
@@ -290,39 +333,27 @@ void paged_attention(const void* arguments, Team& team, int thread) {
     using C = typename Operand<T>::Type;
     static thread_local const std::unique_ptr<Scratch<T, C>> own(new Scratch<T, C>);
     Scratch<T, C>& scratch = *own;
-    int64_t seqs = a.seqs.count(), pieces = 0, num_joined = 0;
+    int64_t seqs = a.seqs.count(), num_pieces = 0, num_joined = 0;
     for (int64_t seq = 0; seq < seqs; seq++) {
-        pieces += a.pieces_of(seq);
+        num_pieces += a.pieces_of(seq);
         if (a.is_joined(seq)) num_joined += a.pieces_of(seq);
     }
-    Piece<T> any{a, 0, 0, 0, 1};
-    int64_t sums_size = any.size_of_sums();
+    int64_t sums_size = Piece<T>{&a, 0, 0, 0, 1, 0, 0}.size_of_sums();
     team.reserve(num_joined * sums_size, thread);
 
-    int64_t seq = 0, before = 0, joined = 0;  // pieces, and those to be joined, of the sequences before `seq`
-    for (int64_t taken; (taken = team.take()) < pieces;) {
-        while (taken >= before + a.pieces_of(seq)) {
-            before += a.pieces_of(seq);
-            if (a.is_joined(seq)) joined += a.pieces_of(seq);
-            seq++;
-        }
-        int64_t number = taken - before, head = number % a.kv_heads, part = number / a.kv_heads;
-        int64_t rows = a.rows_of(seq), step = a.positions_per_tile();
-        if (a.seq_lens[seq] == 0) {
-            Piece<T>{a, seq, head, 0, rows}.write_zeros();
-        } else if (rows > 1) {  // the last rows, which see the most keys, come first
-            int64_t first = ((rows + step - 1) / step - 1 - part) * step;
-            Piece<T>{a, seq, head, first, std::min(step, rows - first)}.compute(scratch);
-        } else if (!a.is_joined(seq)) {
-            Piece<T>{a, seq, head, 0, 1}.compute(scratch);
-        } else {
-            Piece<T> piece{a, seq, head, 0, 1};
-            int64_t begin = a.first_key(piece.position(0)), start = (begin / CHUNK + part) * CHUNK;
-            Sums sums = piece.sums_in(team.shared.data() + (joined + number) * sums_size);
-            clear(sums, piece.rows(), piece.width());
-            piece.load_queries(scratch);
-            piece.attend(scratch, std::max(begin, start), std::min<int64_t>(a.seq_lens[seq], start + CHUNK), sums);
-        }
+    Pieces<T> pieces(a);
+    // The next piece is taken early, to ask for its memory.
+    int64_t next = team.take();
+    Piece<T> after = pieces.find(next);
+    while (next < num_pieces) {
+        Piece<T> piece = after;
+        after = pieces.find(next = team.take());
+        if (a.seq_lens[piece.seq] == 0)
+            piece.write_zeros();
+        else if (piece.joined < 0)
+            piece.compute(scratch, after);
+        else
+            piece.compute_chunk(scratch, after, piece.sums_in(team.shared.data() + piece.joined * sums_size));
     }
     if (num_joined == 0) return;
     team.barrier();
@@ -331,7 +362,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
     for (int64_t seq = 0; seq < seqs; seq++) {
         if (!a.is_joined(seq)) continue;
         for (; taken < heads + a.kv_heads; taken = team.take()) {
-            Piece<T> piece{a, seq, taken - heads, 0, 1};
+            Piece<T> piece{&a, seq, taken - heads, 0, 1, 0, 0};
             auto chunk = [&](int64_t part) {
                 return piece.sums_in(team.shared.data() + (from + part * a.kv_heads + piece.head) * sums_size);
             };

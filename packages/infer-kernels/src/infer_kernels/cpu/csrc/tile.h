@@ -50,10 +50,10 @@ struct TileRows {
     const T* values[TILE];
 };
 
-// Panels of a tile's keys: the keys are the outputs, the head's elements the inputs. Asks for the next tile's rows
+// Panels of a tile's keys: the keys are the outputs, the head's elements the inputs. Asks for the next tile's keys
 // meanwhile, whose places no processor guesses.
 template <class T, class C>
-void pack_keys(C* panels, const T* const (&keys)[TILE], const TileRows<T>& next, int64_t head_dim) {
+void pack_keys(C* panels, const T* const (&keys)[TILE], const T* const (&next)[TILE], int64_t head_dim) {
     constexpr int64_t PER_WORD = 4 / sizeof(C);
     int64_t words = head_dim / PER_WORD;
     for (int64_t first = 0; first < TILE; first += 16) {
@@ -63,8 +63,7 @@ void pack_keys(C* panels, const T* const (&keys)[TILE], const TileRows<T>& next,
             Words rows[16];
             for (int i = 0; i < 16; i++) {
                 rows[i] = load_words(keys[first + i] + at, head_dim - at);
-                __builtin_prefetch(next.keys[first + i] + at, 0, 1);
-                __builtin_prefetch(next.values[first + i] + at, 0, 1);
+                __builtin_prefetch(next[first + i] + at, 0, 2);
             }
             transpose(rows);
             for (int i = 0; i < std::min<int64_t>(16, words - word); i++)
@@ -73,12 +72,13 @@ void pack_keys(C* panels, const T* const (&keys)[TILE], const TileRows<T>& next,
     }
 }
 
-// Panels of a tile's values: the head's elements are the outputs, the keys the inputs.
-inline void pack_values(bf16* panels, const bf16* const (&values)[TILE], int64_t head_dim) {
+// Panels of a tile's values: the head's elements are the outputs, the keys the inputs. Asks for the next tile's values.
+inline void pack_values(bf16* panels, const bf16* const (&values)[TILE], const bf16* const (&next)[TILE], int64_t head_dim) {
     for (int64_t key = 0; key < TILE; key += 2) {
         const bf16 *even = values[key], *odd = values[key + 1];
         for (int64_t i = 0; i < head_dim; i += 16) {
             Words low = widen(load_vector<Halves>(even + i)), high = widen(load_vector<Halves>(odd + i));
+            __builtin_prefetch(next[key + i / 16 % 2] + i / 32 * 32, 0, 2);  // 32 of each row: a line
             bf16* panel = panels + i / PANEL * panel_size<WIDE, bf16>(TILE);
             store_vector(panel + key * PANEL + i % PANEL * 2, low | high << 16);
         }
@@ -86,9 +86,10 @@ inline void pack_values(bf16* panels, const bf16* const (&values)[TILE], int64_t
 }
 
 template <class T>
-inline void pack_values(float* panels, const T* const (&values)[TILE], int64_t head_dim) {
+inline void pack_values(float* panels, const T* const (&values)[TILE], const T* const (&next)[TILE], int64_t head_dim) {
     for (int64_t key = 0; key < TILE; key++)
         for (int64_t i = 0; i < head_dim; i += 16) {
+            __builtin_prefetch(next[key] + i, 0, 2);
             float* panel = panels + i / PANEL * panel_size<WIDE, float>(TILE);
             store_vector(panel + key * PANEL + i % PANEL, load16(values[key] + i));
         }
