@@ -20,7 +20,7 @@ from pathlib import Path
 
 SOURCE_FOLDER = Path(__file__).parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
-COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
+COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-w")
 FLAG_SETS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
 """Tried in this order: not every compiler knows its own processor, or has OpenMP."""
 TIMEOUT_S = 120.0

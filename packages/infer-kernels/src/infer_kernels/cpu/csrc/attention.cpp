@@ -10,6 +10,9 @@
 //
 // Scores and sums are fp32. Probabilities of a bf16 cache are rounded to bf16 before they meet the values. Scores are in
 // units of log 2, so that probabilities are powers of 2.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")  // 1.15 times as fast; the other sources gain nothing and would take twice as long to compile
+#endif
 #include <algorithm>
 #include <cmath>
 #include <memory>

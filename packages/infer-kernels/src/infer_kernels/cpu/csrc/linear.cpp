@@ -11,9 +11,8 @@ constexpr int TILE_ROWS = SUMS / NARROW;
 
 // Rows whose inputs stay in a core's cache while panel after panel meets them.
 constexpr int64_t CACHED_BYTES = 1 << 19;
-// From so many rows on, inputs are first copied into the order in which they are met. Rows lie a power of two apart, and
-// would drive each other out of the cache.
-constexpr int64_t COPIED_ROWS = 64;
+// From so many rows on, threads share the work of copying inputs. Before, each copies all of them, and waits for no other.
+constexpr int64_t SHARED_ROWS = 64;
 
 template <class T>
 struct Linear {
@@ -28,25 +27,59 @@ struct Linear {
     int64_t outputs;
 };
 
-// Copies a block of rows, tile by tile, as [inputs / INPUTS_TOGETHER][rows of the tile][INPUTS_TOGETHER].
-template <class T>
-void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t rows, const Team& team, int thread) {
+// Copies the rows of a tile as [inputs / INPUTS_TOGETHER][rows][INPUTS_TOGETHER], the order in which products read them,
+// with zeros beyond the last input. One row has that order already.
+template <int ROWS, class T>
+void copy_tile(T* to, const T* x, int64_t stride, int64_t inputs) {
     constexpr int64_t together = INPUTS_TOGETHER<T>;
-    int64_t tile = 0;
+    if constexpr (sizeof(T) * together == 4) {
+        for (int64_t k = 0; k < inputs; k += 16 * together) {
+            Words words[16] = {};
+            for (int row = 0; row < ROWS; row++) words[row] = load_words(x + row * stride + k, inputs - k);
+            transpose(words);
+            for (int i = 0; i < 16 && k + i * together < inputs; i++, to += ROWS * together)
+                std::memcpy(to, &words[i], ROWS * together * sizeof(T));
+        }
+    } else {
+        for (int64_t k = 0; k < inputs; k++)
+            for (int row = 0; row < ROWS; row++) *to++ = x[row * stride + k];
+    }
+}
+
+// Copies every `every`-th tile of a block of rows, from the one of number `tile` on.
+template <class T>
+void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t rows, int tile, int every) {
     for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
-        if (tile++ % team.size != thread) return;
+        if (tile-- != 0) return;
+        tile = every - 1;
         start += first_row;
-        const T* x = layer.x + start * layer.x_stride;
-        T* to = copies + start * padded<T>(layer.inputs);
-        for (int64_t k = 0; k < layer.inputs; k += together)
-            for (int row = 0; row < num_rows; row++, to += together)
-                for (int i = 0; i < together; i++) to[i] = k + i < layer.inputs ? x[row * layer.x_stride + k + i] : T{};
+        copy_tile<num_rows>(copies + start * padded<T>(layer.inputs), layer.x + start * layer.x_stride, layer.x_stride,
+                            layer.inputs);
     });
 }
 
-// The last of several tiles of rows finds the panel in a cache, and asks the idle memory for the `next` one.
+// Returns the inputs, tile by tile as `copy_tile` orders them.
 template <class T>
-void multiply_panel(const Linear<T>& layer, const T* copies, int64_t panel, int64_t next, int64_t first_row, int64_t rows) {
+const T* arrange_inputs(const Linear<T>& layer, int64_t rows, int64_t row_block, Team& team, int thread) {
+    if (rows == 1 && layer.inputs == padded<T>(layer.inputs)) return layer.x;
+    static thread_local std::vector<float> own;
+    size_t needed = rows * padded<T>(layer.inputs) * sizeof(T) / sizeof(float) + 1;
+    bool is_shared = rows >= SHARED_ROWS;
+    if (is_shared)
+        team.reserve(needed, thread);
+    else if (own.size() < needed)
+        own.resize(needed);
+    T* copies = reinterpret_cast<T*>(is_shared ? team.shared.data() : own.data());
+    for (int64_t first = 0; first < rows; first += row_block)
+        copy_rows(layer, copies, first, std::min(row_block, rows - first), is_shared ? thread : 0, is_shared ? team.size : 1);
+    if (is_shared) team.barrier();
+    return copies;
+}
+
+// Computes the outputs of a panel. The last of several tiles of rows finds the panel in a cache, and asks the idle memory
+// for the `next` one.
+template <class T>
+void multiply_panel(const Linear<T>& layer, const T* tiles, int64_t panel, int64_t next, int64_t first_row, int64_t rows) {
     const T* weights = layer.panels + panel * panel_size<NARROW, T>(layer.inputs);
     const T* next_weights = layer.panels + next * panel_size<NARROW, T>(layer.inputs);
     int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, layer.outputs - first);
@@ -57,9 +90,9 @@ void multiply_panel(const Linear<T>& layer, const T* copies, int64_t panel, int6
     }
     auto multiply = [&](int64_t start, auto num_rows, auto prefetches) {
         Floats sums[num_rows][NARROW] = {};
-        Inputs<T> inputs{layer.x + start * layer.x_stride, layer.x_stride};
-        if (copies) inputs = {copies + start * padded<T>(layer.inputs), INPUTS_TOGETHER<T>, INPUTS_TOGETHER<T> * num_rows};
-        add_product<num_rows, NARROW, prefetches>(sums, inputs, weights, layer.inputs, next_weights);
+        constexpr int64_t together = INPUTS_TOGETHER<T>;
+        Inputs<T> inputs{tiles + start * padded<T>(layer.inputs), together, together * num_rows};
+        add_product<num_rows, NARROW, prefetches>(sums, inputs, weights, padded<T>(layer.inputs), next_weights);
         for (int row = 0; row < num_rows; row++) {
             T* out = layer.out + (start + row) * layer.out_stride + first;
             store_some(out, sums[row][0] + bias[0], count);
@@ -67,7 +100,7 @@ void multiply_panel(const Linear<T>& layer, const T* copies, int64_t panel, int6
         }
     };
     for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
-        if constexpr (2 * num_rows >= TILE_ROWS) {  // as the tiles of several are
+        if constexpr (2 * num_rows >= TILE_ROWS && INPUTS_TOGETHER<T> > 1) {  // as the tiles of several are
             if (start > 0 && start + num_rows == rows && next != panel)
                 return multiply(first_row + start, num_rows, std::true_type{});
         }
@@ -83,24 +116,18 @@ void linear(const void* arguments, Team& team, int thread) {
     int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
     int64_t panels = (layer.outputs + PANEL - 1) / PANEL;
     int64_t taken = std::max<int64_t>(1, panels / (team.size * 8));
-    int64_t pieces = (panels + taken - 1) / taken, blocks = (rows + row_block - 1) / row_block;
-    T* copies = nullptr;
-    if (rows >= COPIED_ROWS) {
-        team.reserve(rows * padded<T>(layer.inputs) * sizeof(T) / sizeof(float) + 1, thread);
-        copies = reinterpret_cast<T*>(team.shared.data());
-        for (int64_t first = 0; first < rows; first += row_block)
-            copy_rows(layer, copies, first, std::min(row_block, rows - first), team, thread);
-        team.barrier();
-    }
-    // With few rows, which wait for memory, the next piece is taken early, to ask for its weights.
-    bool asks_ahead = rows < COPIED_ROWS;
-    for (int64_t item = team.take(), next_item; item < blocks * pieces; item = asks_ahead ? next_item : team.take()) {
+    int64_t pieces = (panels + taken - 1) / taken, items = (rows + row_block - 1) / row_block * pieces;
+    const T* tiles = arrange_inputs(layer, rows, row_block, team, thread);
+    for (int64_t item = team.take(), next_item; item < items; item = next_item) {
+        // The next piece is taken early, to ask for its weights, but not near the end, where the other threads may be done.
+        bool takes_early = item + 2 * team.size < items;
+        if (takes_early) next_item = team.take();
         int64_t first_row = item / pieces * row_block, first = item % pieces * taken;
-        int64_t last = std::min(first + taken, panels) - 1, after = last;
-        if (asks_ahead && (next_item = team.take()) < pieces) after = next_item * taken;
+        int64_t last = std::min(first + taken, panels) - 1, after = takes_early ? next_item % pieces * taken : last;
         for (int64_t panel = first; panel <= last; panel++)
-            multiply_panel(layer, copies, panel, panel < last ? panel + 1 : after, first_row,
+            multiply_panel(layer, tiles, panel, panel < last ? panel + 1 : after, first_row,
                            std::min(row_block, rows - first_row));
+        if (!takes_early) next_item = team.take();
     }
 }
 

@@ -195,6 +195,39 @@ inline Floats rounded<bf16>(Floats value) {
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (Words){__VA_ARGS__})
 #endif
 
+// Transposes 16 rows of 16 words, by exchanging ever smaller blocks off the diagonal.
+static inline void transpose(Words (&rows)[16]) {
+#define EXCHANGE(STEP, UPPER, LOWER)                      \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) { \
+        if (i & STEP) continue;                           \
+        Words a = rows[i], b = rows[i + STEP];            \
+        rows[i] = PICK(a, b, UPPER);                      \
+        rows[i + STEP] = PICK(a, b, LOWER);               \
+    }
+#define UPPER8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define LOWER8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define UPPER4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define LOWER4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define UPPER2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define LOWER2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define UPPER1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define LOWER1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+    EXCHANGE(8, UPPER8, LOWER8)
+    EXCHANGE(4, UPPER4, LOWER4)
+    EXCHANGE(2, UPPER2, LOWER2)
+    EXCHANGE(1, UPPER1, LOWER1)
+}
+
+// One word holds two inputs of bf16, or one of fp32.
+static inline Words load_words(const bf16* at, int64_t count) {
+    if (count >= 32) return load_vector<Words>(at);
+    bf16 padded[32] = {};
+    std::memcpy(padded, at, count * sizeof(bf16));
+    return load_vector<Words>(padded);
+}
+static inline Words load_words(const float* at, int64_t count) { return (Words)load_some(at, count); }
+static inline Words load_words(const fp16* at, int64_t count) { return (Words)load_some(at, count); }
+
 // Sums and maxima of the sixteen, always in this order: each with that 8, then 4, 2 and 1 places away.
 template <class Operation>
 static inline float reduce(Floats value, Operation combine) {
