@@ -93,7 +93,7 @@ def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: 
         kv_reserve=config.kv_reserve,
         prefill_chunk_size=min(config.prefill_chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
-        max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes or (None if on_gpu else 32),
+        max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes or (None if on_gpu else 48),
     )
 
 

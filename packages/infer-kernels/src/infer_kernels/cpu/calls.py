@@ -129,6 +129,11 @@ _this_thread = _ThisThread()
 class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """Refuses every op of PyTorch that computes something."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: hidden from the compiler, the mode would import it, which takes a second and 70 MB."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -9,18 +9,32 @@ import torch
 from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
-from infer_kernels.cpu.packed_weight import PackedWeight
+from infer_kernels.cpu.packed_weight import PANEL, PackedWeight
 
 MOST_HEAD_DIM = 1024
 """Of `qk_norm_rope_store`; as in `csrc/qkv.cpp`."""
 MOST_GROUP = 96
 """Query heads of a key-value head in `paged_attention`; `TILE_ROWS` of `csrc/attention.cpp`."""
+_PACK = Struct("PPqqq")
 _LINEAR = Struct("PqPqPPqq")
 _NORM = Struct("PqPqPPqPqPqdq")
 _GATED = Struct("PqPqqq")
 _EMBEDDING = Struct("PqPqPqqqd")
 _QKV = Struct("PqqPqqPqqqPqqqPqqqqqPqPqPPdq")
 _ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqdd")
+
+
+def pack(weight: Tensor) -> PackedWeight:
+    """Return a packed copy of `weight` [out_features, in_features]."""
+    out_features, in_features = weight.shape
+    if weight.stride(1) != 1:
+        weight = weight.contiguous()
+    together = 2 if weight.dtype == torch.bfloat16 else 1
+    num_panels, num_inputs = -(-out_features // PANEL), -(-in_features // together)
+    panels = weight.new_empty((num_panels, num_inputs, PANEL, together))
+    arguments = _PACK.pack(panels.data_ptr(), weight.data_ptr(), weight.stride(0), in_features, out_features)
+    run("pack", weight.dtype, num_panels, arguments, work=panels.numel())
+    return PackedWeight(panels=panels, out_features=out_features, in_features=in_features)
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from infer_kernels.checks import require_dense_rows, require_like, require_rank, require_shape
 from infer_kernels.cpu import ops
-from infer_kernels.cpu.packed_weight import PackedWeight, pack
+from infer_kernels.cpu.packed_weight import PackedWeight
 from infer_kernels.dispatch import takes_cpu_kernel
 
 
@@ -33,7 +33,7 @@ def prepack(weight: Tensor) -> Tensor | PackedWeight:
     """
     require_rank("weight", weight, "out_features, in_features")
     detached = weight.detach()
-    return pack(detached) if weight.numel() and takes_cpu_kernel(detached) else weight
+    return ops.pack(detached) if weight.numel() and takes_cpu_kernel(detached) else weight
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-// Dense layers: y = x @ weight.T + bias, summed in fp32 and rounded once.
+// Dense layers: y = x @ weight.T + bias, summed in fp32 and rounded once; and the packing of their weights.
 #include <algorithm>
 
 #include "product.h"
@@ -27,22 +27,23 @@ struct Linear {
     int64_t outputs;
 };
 
-// Copies the rows of a tile as [inputs / INPUTS_TOGETHER][rows][INPUTS_TOGETHER], the order in which products read them,
-// with zeros beyond the last input. One row has that order already.
+// Copies the first `rows` of ROWS rows as [inputs / INPUTS_TOGETHER][ROWS][INPUTS_TOGETHER], the order in which products
+// read them, with zeros for the other rows and beyond the last input. `step` is the distance of two inputs, or pairs.
 template <int ROWS, class T>
-void copy_tile(T* to, const T* x, int64_t stride, int64_t inputs) {
+void copy_tile(T* to, int64_t step, const T* x, int64_t stride, int64_t inputs, int64_t rows = ROWS) {
     constexpr int64_t together = INPUTS_TOGETHER<T>;
     if constexpr (sizeof(T) * together == 4) {
         for (int64_t k = 0; k < inputs; k += 16 * together) {
             Words words[16] = {};
-            for (int row = 0; row < ROWS; row++) words[row] = load_words(x + row * stride + k, inputs - k);
+            for (int row = 0; row < std::min<int64_t>(rows, ROWS); row++)
+                words[row] = load_words(x + row * stride + k, inputs - k);
             transpose(words);
-            for (int i = 0; i < 16 && k + i * together < inputs; i++, to += ROWS * together)
+            for (int i = 0; i < 16 && k + i * together < inputs; i++, to += step)
                 std::memcpy(to, &words[i], ROWS * together * sizeof(T));
         }
     } else {
-        for (int64_t k = 0; k < inputs; k++)
-            for (int row = 0; row < ROWS; row++) *to++ = x[row * stride + k];
+        for (int64_t k = 0; k < inputs; k++, to += step)
+            for (int row = 0; row < ROWS; row++) to[row] = row < rows ? x[row * stride + k] : T{};
     }
 }
 
@@ -53,8 +54,8 @@ void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t row
         if (tile-- != 0) return;
         tile = every - 1;
         start += first_row;
-        copy_tile<num_rows>(copies + start * padded<T>(layer.inputs), layer.x + start * layer.x_stride, layer.x_stride,
-                            layer.inputs);
+        copy_tile<num_rows>(copies + start * padded<T>(layer.inputs), INPUTS_TOGETHER<T> * num_rows,
+                            layer.x + start * layer.x_stride, layer.x_stride, layer.inputs);
     });
 }
 
@@ -131,10 +132,36 @@ void linear(const void* arguments, Team& team, int thread) {
     }
 }
 
+// A weight in panels.
+template <class T>
+struct Pack {
+    Rows panels;
+    T* packed;
+    const T* weight;  // [outputs, inputs]
+    int64_t stride;
+    int64_t inputs;
+    int64_t outputs;
+};
+
+template <class T>
+void pack(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const Pack<T>*>(arguments);
+    for (int64_t panel; (panel = team.take()) < a.panels.count();) {
+        for (int64_t part = 0; part < NARROW; part++) {
+            int64_t first = panel * PANEL + 16 * part;
+            copy_tile<16>(a.packed + panel * panel_size<NARROW, T>(a.inputs) + part * 16 * INPUTS_TOGETHER<T>,
+                          PANEL * INPUTS_TOGETHER<T>, a.weight + first * a.stride, a.stride, a.inputs, a.outputs - first);
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
 void linear_fp32(const void* arguments, Team& team, int thread) { linear<float>(arguments, team, thread); }
 void linear_bf16(const void* arguments, Team& team, int thread) { linear<bf16>(arguments, team, thread); }
 void linear_fp16(const void* arguments, Team& team, int thread) { linear<fp16>(arguments, team, thread); }
+void pack_fp32(const void* arguments, Team& team, int thread) { pack<float>(arguments, team, thread); }
+void pack_bf16(const void* arguments, Team& team, int thread) { pack<bf16>(arguments, team, thread); }
+void pack_fp16(const void* arguments, Team& team, int thread) { pack<fp16>(arguments, team, thread); }
 }
