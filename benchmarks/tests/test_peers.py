@@ -99,6 +99,8 @@ def test_a_comparison_with_ourselves_saves_every_round(
     saved = json.loads((tmp_path / "peers-tiny.json").read_text())
     assert {side: len(turns) for side, turns in saved["turns"].items()} == {"infer": 1, "stub": 1}
     assert all(value > 0 for turns in saved["turns"].values() for value in turns[0].values())
+    ours, stub = (saved["medians"][side][peers.IDLE_MEMORY] for side in ("infer", "stub"))
+    assert 0.1 < ours == pytest.approx(stub, rel=0.2)
     assert saved["agreements"]["stub"]["num_same_answers"] == 16
     assert "16 of 16 answers are the same text" in capsys.readouterr().out
 

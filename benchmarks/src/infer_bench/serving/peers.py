@@ -10,6 +10,8 @@ In its turn a side's server is started, warmed up, asked, and ended, so that it 
     W         16 requests at once, prompts of 32 to 256 tokens, 64 new tokens each
     stream    one request alone, 64 tokens in and 128 out
     prefill   one prompt of 1024 tokens, up to its first token
+    start     from the command to `/health`; the first round's may read files that the system has not cached
+    memory    of all its processes before the first request, less the checkpoint's weights
 
 Greedy, to the full length. Lengths are the same in every turn, contents never, so that no prefix cache finds anything.
 The order turns with every round. The texts of the warm-up are compared, as margins are not known. A peer's command
@@ -40,6 +42,7 @@ from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.results import argument_parser, save, table
 from infer_bench.server.metrics import describe, served_model
+from infer_bench.server.processes import processes_behind, resident_memory
 from infer_models.hub import resolve_checkpoint
 
 OURS = "infer"
@@ -47,6 +50,8 @@ END_S = 60.0
 """Seconds that a server has to end."""
 TOKEN_IDS = range(3, 512)
 """Of prompts: below are special tokens; every vocabulary has these."""
+
+IDLE_MEMORY = "idle memory over the weights, GB"
 
 Turn = dict[str, float]
 """What one side did in one round: of rates more is better, of milliseconds less is."""
@@ -63,10 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in range(args.rounds):
         for side in commands if number % 2 == 0 else reversed(commands):
             print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
+            began_s = time.monotonic()
             with running(commands[side], start_s=args.start_s) as url:
+                idle = {"start, s": time.monotonic() - began_s, IDLE_MEMORY: idle_memory_gb(url, folder)}
                 warm_up = asyncio.run(ask(url, batch("warm-up", args.scale)))
                 take_turn(url, "warm-up", args.scale)
-                turns[side].append(take_turn(url, f"{number}", args.scale))
+                turns[side].append(take_turn(url, f"{number}", args.scale) | idle)
             texts.setdefault(side, [result.text for result in warm_up])
     print(f"\n{tables(turns)}")
     agreements = {peer: compare_texts(texts[OURS], texts[peer]) for peer in args.peer}
@@ -125,7 +132,7 @@ def running(command: Sequence[str], *, start_s: float) -> Iterator[str]:
         while not is_ready(url):
             if process.poll() is not None or time.monotonic() - began_s > start_s:
                 raise RuntimeError(f"`{shlex.join(words)}` was not ready; its exit code is {process.poll()}")
-            time.sleep(0.2)
+            time.sleep(0.05)
         yield url
     finally:
         process.terminate()
@@ -143,6 +150,12 @@ def is_ready(url: str) -> bool:
     except (OSError, BrokenReplyError, RuntimeError):
         return False
     return True
+
+
+def idle_memory_gb(url: str, checkpoint: Path) -> float:
+    """Return what a server that computes nothing takes beside the weights of `checkpoint`."""
+    weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    return (resident_memory(processes_behind(url)).total_bytes - weights) / 1e9
 
 
 async def ask(url: str, workload: Workload) -> list[RequestResult]:
@@ -212,7 +225,11 @@ def tables(turns: Mapping[str, Sequence[Turn]]) -> str:
     rows = []
     for name in found[OURS]:
         values = {side: [turn[name] for turn in rounds] for side, rounds in turns.items()}
-        cells = (f"{found[side][name]:.1f} ({min(each):.1f} - {max(each):.1f})" for side, each in values.items())
+        digits = 2 if name == IDLE_MEMORY else 1
+        cells = (
+            f"{found[side][name]:.{digits}f} ({min(each):.{digits}f} - {max(each):.{digits}f})"
+            for side, each in values.items()
+        )
         rows.append([name, *cells])
     spreads = table([f"median (least - most of {len(turns[OURS])} rounds)", *turns], rows)
     peers = [side for side in turns if side != OURS]
