@@ -289,6 +289,6 @@ def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
         limits = size_step(config, device=torch.device(device), model_max_seq_len=9000)
         return limits.max_prefill_tokens_beside_decodes
 
-    assert most(EngineConfig(), "cpu") == 32
+    assert most(EngineConfig(), "cpu") == 48
     assert most(EngineConfig(), "cuda") is None
     assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7

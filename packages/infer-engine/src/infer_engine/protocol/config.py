@@ -67,7 +67,7 @@ class EngineConfig:
             a GPU as many as fit.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
-        use_cpu_graphs: On a CPU with C++ kernels, capture a decode step once and replay it. Left out: on.
+        use_cpu_graphs: On a CPU with C++ kernels, capture a step once and replay it. Left out: on.
         batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on
             a CPU with C++ kernels, where it always holds.
         step_timeout_s: Seconds after which a step counts as stuck, and the engine as dead.
