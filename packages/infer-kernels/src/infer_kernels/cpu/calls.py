@@ -92,7 +92,7 @@ class CapturedStep:
         for given, most in zip(num_rows, self.max_rows, strict=True):
             if not 0 <= given <= most:
                 raise ValueError(f"`num_rows` is {given}; the step was recorded with {most}")
-        self._num_rows[:] = num_rows
+        self._num_rows[:] = list(num_rows)
         self._library.run_calls(_address(self._table), len(self._calls), torch.get_num_threads())
 
     def add(self, kernel: str, rows: int, arguments: bytes) -> None:
