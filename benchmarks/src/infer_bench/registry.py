@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 BENCHMARKS = {
+    "structured": ("offline.structured", "what structured output costs, beside free text"),
     "engine": ("offline.engine", "what the engine itself costs per step, without a model"),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),

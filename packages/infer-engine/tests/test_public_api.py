@@ -23,6 +23,7 @@ EXPORTS = [
     "QueueFullError",
     "RequestRefusedError",
     "SamplingParams",
+    "StructuredOutputs",
     "build_engine",
 ]
 

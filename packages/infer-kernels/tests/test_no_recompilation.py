@@ -22,7 +22,7 @@ from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
-from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import compile_afresh
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB = 576, 9, 3, 64, 16, 1000
@@ -171,6 +171,9 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "linear_invariant": lambda batch: linear_invariant(batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous()),
     "sample": launch_sample,
     "apply_penalties": launch_penalties,
+    "apply_bitmask": lambda batch: apply_bitmask(
+        batch.tensor(VOCAB), batch.tensor(VOCAB // 32).int(), batch.slice_of(torch.int64)
+    ),
     "count_tokens": lambda batch: count_tokens(COUNTS, batch.slice_of(torch.int32), batch.slice_of(torch.int64)),
     "topk_logprobs": lambda batch: topk_logprobs(batch.tensor(VOCAB), batch.slice_of(torch.int64), k=2),
 }

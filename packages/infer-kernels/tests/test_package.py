@@ -16,6 +16,7 @@ README = Path(__file__).parents[1] / "README.md"
 OPS = [
     "add_rms_norm",
     "advance_decode",
+    "apply_bitmask",
     "apply_penalties",
     "apply_rope",
     "apply_rope_batched",

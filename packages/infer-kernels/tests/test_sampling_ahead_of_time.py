@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
 from infer_kernels.testing.draws import random_draws
 from infer_kernels.testing.pairwise import parametrize_each_value
@@ -25,6 +25,7 @@ def launch_all(rows: int, vocab: int, dtype: torch.dtype) -> None:
     columns = {"repetition": draws.top_p, "presence": draws.top_p, "frequency": draws.top_p}
     apply_penalties(logits, **state, **columns)
     count_tokens(state["generated_counts"], state["slots"], state["slots"])
+    apply_bitmask(logits, torch.empty(rows, -(-vocab // 32), dtype=torch.int32), state["slots"])
     topk_logprobs(logits, state["slots"], k=3)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.testing.draws import random_draws
 
 LOGITS = torch.randn(3, 8)
@@ -26,6 +26,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
         "presence": ONES,
         "frequency": ONES,
     },
+    apply_bitmask: {"logits": LOGITS.clone(), "bitmask": COUNTS[:1, :1].clone(), "rows": SLOTS[:1]},
     count_tokens: {"generated_counts": COUNTS, "slots": SLOTS, "token_ids": SLOTS},
     topk_logprobs: {"logits": LOGITS, "token_ids": SLOTS, "k": 3},
 }

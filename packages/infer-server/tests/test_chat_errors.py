@@ -97,8 +97,6 @@ async def test_value_out_of_range_is_400_and_names_the_field(client: httpx.Async
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
     ("functions", [{"name": "f"}]),

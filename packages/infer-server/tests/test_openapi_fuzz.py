@@ -26,6 +26,7 @@ BEYOND_SCHEMAS = re.compile(
     | invalid_value\ (stream_options|top_logprobs) # without `stream`, `logprobs`
     | invalid_value\ (messages|add_\w+)            # `messages` and `prompt`, and fields for one of them
     | missing_field\ prompt                        # and no `messages`
+    | invalid_value\ (structured_outputs|grammar|json_schema|response_format)  # more than one, or none inside
     | unsupported_value\ best_of                   # not the value of `n`
     """,
     re.VERBOSE,

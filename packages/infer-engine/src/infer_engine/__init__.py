@@ -13,6 +13,7 @@ from infer_engine.protocol import (
     QueueFullError,
     RequestRefusedError,
     SamplingParams,
+    StructuredOutputs,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "QueueFullError",
     "RequestRefusedError",
     "SamplingParams",
+    "StructuredOutputs",
     "build_engine",
 ]
 

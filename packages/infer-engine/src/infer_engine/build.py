@@ -30,6 +30,8 @@ from infer_engine.scheduling import (
     SchedulerLimits,
     StaticScheduler,
 )
+from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
+from infer_engine.structured.screen import GrammarScreen, ScreenSetup
 from infer_models import CheckpointError
 from infer_models.config import ModelConfig
 from infer_models.hub import resolve_checkpoint
@@ -57,11 +59,12 @@ WrapParts = Callable[[CoreParts], CoreParts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltCore:
-    """A core, a description of its model, and the tokenizer of the same checkpoint."""
+    """A core with a description of its model, the checkpoint's tokenizer, and the compiler of the core's grammars."""
 
     core: EngineCore
     info: EngineInfo
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
 
 
 def build_engine(
@@ -85,7 +88,9 @@ def build_engine(
         process = ProcessCoreClient(config)
         return _assemble_engine(config, process, tokenizer, process.ready.info, process.ready.stats)
     built = build_core(config, wrap_parts=wrap_parts)
-    return _assemble_engine(config, ThreadCoreClient(built.core), built.tokenizer, built.info, built.core.stats)
+    return _assemble_engine(
+        config, ThreadCoreClient(built.core, grammars=built.grammars), built.tokenizer, built.info, built.core.stats
+    )
 
 
 def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> BuiltCore:
@@ -114,12 +119,20 @@ def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> 
         ),
         build_scheduler=lambda manager: build_scheduler(config, manager, loaded.limits),
     )
+    grammars = GrammarCompiler(
+        lambda: Vocabulary(
+            tokenizer.vocabulary_bytes(loaded.info.vocab_size),
+            special_ids=tokenizer.special_ids,
+            eos_token_ids=loaded.eos_token_ids,
+        )
+    )
     core = assemble_core(
         parts if wrap_parts is None else wrap_parts(parts),
         eos_token_ids=loaded.eos_token_ids,
         share_prefix=choose_sharing(config),
+        grammars=grammars,
     )
-    return BuiltCore(core=core, info=loaded.info, tokenizer=tokenizer)
+    return BuiltCore(core=core, info=loaded.info, tokenizer=tokenizer, grammars=grammars)
 
 
 def assemble_core(
@@ -127,6 +140,7 @@ def assemble_core(
     *,
     eos_token_ids: frozenset[int],
     share_prefix: PrefixSharing,
+    grammars: GrammarCompiler | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     """Return a core made of `parts`; `clock` counts seconds, for statistics only."""
@@ -136,6 +150,7 @@ def assemble_core(
         parts.kv_cache_manager,
         eos_token_ids=eos_token_ids,
         share_prefix=share_prefix,
+        grammars=grammars,
         clock=clock,
     )
 
@@ -223,4 +238,11 @@ def _assemble_engine(
         stats=stats,
         max_waiting_requests=config.max_waiting_requests,
         step_timeout_s=config.step_timeout_s,
+        screen=GrammarScreen(
+            lambda: ScreenSetup(
+                tokens=tokenizer.vocabulary_bytes(info.vocab_size),
+                special_ids=list(tokenizer.special_ids),
+                eos_token_ids=[],
+            )
+        ),
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 from infer_engine.build import build_core, build_input_processor
 from infer_engine.frontend.completion import Completion, CompletionBuilder, Prompt
-from infer_engine.frontend.input_processor import ProcessedInput
+from infer_engine.frontend.grammar_screening import grammar_refused
+from infer_engine.frontend.input_processor import ProcessedInput, grammars_of
 from infer_engine.frontend.progress import Progress
 from infer_engine.frontend.sync_engine import SyncEngine
 from infer_engine.protocol import (
@@ -19,6 +20,7 @@ from infer_engine.protocol import (
     SamplingParams,
     StepOutput,
 )
+from infer_engine.structured.constraint import GrammarError
 
 
 class LLM:
@@ -43,6 +45,7 @@ class LLM:
         self._core = built.core
         self._engine = SyncEngine(built.core)
         self._input_processor = build_input_processor(built.tokenizer, config, built.info)
+        self._grammars = built.grammars
         self.info = built.info
 
     @property
@@ -141,7 +144,13 @@ class LLM:
         return self._stream(processed)
 
     def _process_input(self, request: GenerateRequest) -> list[ProcessedInput]:
-        return self._input_processor.process(request, ids=self._input_processor.reserve_ids(request))
+        processed = self._input_processor.process(request, ids=self._input_processor.reserve_ids(request))
+        for grammar in grammars_of(processed):
+            try:
+                self._grammars.compile(grammar)
+            except GrammarError as error:
+                raise grammar_refused(error) from None
+        return processed
 
     def _stream(self, processed: ProcessedInput) -> Generator[StepOutput, None, None]:
         outputs: deque[StepOutput] = deque()

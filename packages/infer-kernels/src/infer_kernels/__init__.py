@@ -15,7 +15,7 @@ from infer_kernels.embedding import embedding
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm import NormVariant, add_rms_norm, norm_add_norm, rms_norm
 from infer_kernels.qkv import KVSlots, QKNorm, Rotary, apply_rope, apply_rope_batched, qk_norm_rope_store, store_kv
-from infer_kernels.sampling import TopLogprobs, apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import TopLogprobs, apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
 
 __all__ = [
     "AttentionBuffers",
@@ -27,6 +27,7 @@ __all__ = [
     "TopLogprobs",
     "add_rms_norm",
     "advance_decode",
+    "apply_bitmask",
     "apply_penalties",
     "apply_rope",
     "apply_rope_batched",

@@ -15,6 +15,7 @@ from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
 from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
 from infer_kernels.qkv.store_kv import store_kv_reference
+from infer_kernels.sampling.bitmask import apply_bitmask_reference
 from infer_kernels.sampling.logprobs import topk_logprobs_reference
 from infer_kernels.sampling.penalties import apply_penalties_reference, count_tokens_reference
 from infer_kernels.sampling.sample import kept_tokens_reference, sample_reference
@@ -23,6 +24,7 @@ from infer_kernels.sampling.uniform import uniform_reference
 __all__ = [
     "add_rms_norm_reference",
     "advance_decode_reference",
+    "apply_bitmask_reference",
     "apply_penalties_reference",
     "apply_rope_batched_reference",
     "apply_rope_reference",

@@ -1,10 +1,15 @@
-"""The kernels of penalties, counts and log-probabilities, interpreted, against their references."""
+"""The kernels of penalties, bitmasks, counts and log-probabilities, interpreted, against their references."""
 
 import pytest
 import torch
 
-from infer_kernels.reference import apply_penalties_reference, count_tokens_reference, topk_logprobs_reference
-from infer_kernels.sampling import apply_penalties, count_tokens, topk_logprobs
+from infer_kernels.reference import (
+    apply_bitmask_reference,
+    apply_penalties_reference,
+    count_tokens_reference,
+    topk_logprobs_reference,
+)
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, topk_logprobs
 from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -27,6 +32,22 @@ def test_apply_penalties_equals_reference(vocab: int, dtype: torch.dtype) -> Non
     expected = apply_penalties_reference(logits, **state)
     assert apply_penalties(logits, **state) is logits
     assert_within_roundings(logits, expected)
+    assert torch.equal(wide[:, vocab + 2 :], rest)
+
+
+@pytest.mark.parametrize("vocab", [1, 33, 4097])
+@pytest.mark.parametrize("words", [1, 2, 129])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_apply_bitmask_equals_reference(vocab: int, words: int, dtype: torch.dtype) -> None:
+    wide = torch.randn(4, vocab + 3).to(dtype)
+    wide[1, 2], wide[3, 2] = torch.nan, torch.inf
+    logits, rest = wide[:, 2 : vocab + 2], wide[:, vocab + 2 :].clone()
+    bitmask = torch.randint(-(2**31), 2**31, (3, words)).to(torch.int32)
+    rows = torch.tensor([3, 0, 1], dtype=torch.int32)
+    expected = apply_bitmask_reference(logits, bitmask, rows)
+    assert apply_bitmask(logits, bitmask, rows) is logits
+    assert torch.equal(logits.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert torch.equal(logits.isnan(), expected.isnan())
     assert torch.equal(wide[:, vocab + 2 :], rest)
 
 

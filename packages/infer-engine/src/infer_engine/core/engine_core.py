@@ -17,6 +17,8 @@ from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
+from infer_engine.structured.compiler import GrammarCompiler
+from infer_engine.structured.constraint import GrammarError, TokenConstraint
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +41,19 @@ class EngineCore:
         *,
         eos_token_ids: frozenset[int],
         share_prefix: PrefixSharing,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`scheduler` must use `kv_cache_manager`; `clock` counts seconds, for statistics only."""
+        """`scheduler` must use `kv_cache_manager`; `clock` counts seconds, for statistics only.
+
+        Without `grammars` every request with a grammar fails.
+        """
         self._scheduler = scheduler
         self._kv_cache_manager = kv_cache_manager
         self._eos_token_ids = eos_token_ids
         self._share_prefix = share_prefix
+        self._grammars = grammars
+        self._unstarted: list[TokenOutput] = []  # of requests whose grammars cannot be compiled
         self._clock = clock
         self._executor = StepExecutor(runner, clock=clock)
         self._requests: dict[str, Request] = {}
@@ -59,7 +67,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
-        return bool(self._requests)
+        return bool(self._requests or self._unstarted)
 
     @property
     def stats(self) -> EngineStats:
@@ -79,7 +87,7 @@ class EngineCore:
 
     def seconds_until_work(self) -> float | None:
         """Return 0.0 if there is work, the wait in seconds if a batch is forming, None if there are no requests."""
-        return self._scheduler.seconds_until_work()
+        return 0.0 if self._unstarted else self._scheduler.seconds_until_work()
 
     def handle(self, message: ToCore) -> None:
         """Handle a message between two steps. An abort frees the memory at once; an unknown id is no error.
@@ -108,7 +116,7 @@ class EngineCore:
         started = self._clock()
         self._counts.num_step_tokens = 0
         self._counts.schedule_s = self._counts.execute_s = self._counts.sample_s = 0.0
-        outputs: list[TokenOutput] = []
+        outputs, self._unstarted = self._unstarted, []
         admitted: list[str] = []
         for make_schedule in self._scheduler.passes:
             schedule = self._make_schedule(make_schedule, outputs)
@@ -134,16 +142,31 @@ class EngineCore:
     def _submit(self, message: Submit) -> None:
         if message.request_id in self._requests:
             raise ValueError(f"`request_id` {message.request_id!r} is in use; every request needs its own.")
+        try:
+            constraint = self._make_constraint(message)
+        except GrammarError as error:
+            logger.error("The grammar of request %s cannot be compiled: %s", message.request_id, error)  # noqa: TRY400 - no traceback of ours would help
+            self._counts.num_failed += 1
+            self._unstarted.append(_grammar_failed(message))
+            return
         request = Request(
             message,
             arrival=self._num_arrivals,
             arrival_step=self._counts.num_steps,
             block_hashes=self._share_prefix(message, self._kv_cache_manager.block_size),
+            constraint=constraint,
         )
         self._num_arrivals += 1
         self._requests[message.request_id] = request
         self._ended.pop(message.request_id, None)
         self._scheduler.add(request)
+
+    def _make_constraint(self, message: Submit) -> TokenConstraint | None:
+        if message.grammar is None:
+            return None
+        if self._grammars is None:
+            raise GrammarError("this core compiles no grammars")
+        return self._grammars.constraint(message.grammar)
 
     def _abort(self, request_id: str) -> None:
         if request := self._requests.get(request_id):
@@ -247,6 +270,20 @@ class EngineCore:
         self._requests.pop(request.request_id, None)
         self._scheduler.remove(request, RequestState.FAILED, num_kept_tokens=0)
         outputs.append(_output(request, [], error=failure))
+
+
+def _grammar_failed(message: Submit) -> TokenOutput:
+    failure = RequestFailure(
+        message="The grammar of this request cannot be compiled; make it simpler.", code="grammar_failed"
+    )
+    num_prompt_tokens = len(message.prompt_token_ids)
+    return TokenOutput(
+        request_id=message.request_id,
+        token_ids=[],
+        error=failure,
+        num_prompt_tokens=num_prompt_tokens,
+        num_completion_tokens=0,
+    )
 
 
 def _output(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from infer_cache.block_hashes import BlockHashes
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
+from infer_engine.structured.constraint import TokenConstraint
 
 
 class RequestState(enum.Enum):
@@ -38,6 +39,7 @@ class Request:
         sampling: how to sample them.
         stop_token_ids: the stop ids of its parameters, as a set.
         seed: seed of the random draws.
+        constraint: which tokens may come next; None: all.
         block_hashes: hashes of its full blocks; None if it shares no blocks.
         state: its state; the scheduler moves it between WAITING, PREFILL and DECODE.
         num_computed_tokens: leading tokens that are computed or reused.
@@ -58,6 +60,7 @@ class Request:
         "arrival_step",
         "block_hashes",
         "capacity",
+        "constraint",
         "has_failed_scheduling",
         "last_step",
         "max_tokens",
@@ -78,7 +81,13 @@ class Request:
     )
 
     def __init__(
-        self, submission: Submit, *, arrival: int, arrival_step: int = 0, block_hashes: BlockHashes | None = None
+        self,
+        submission: Submit,
+        *,
+        arrival: int,
+        arrival_step: int = 0,
+        block_hashes: BlockHashes | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         """Create a waiting request with no computed tokens."""
         self.request_id = submission.request_id
@@ -92,6 +101,7 @@ class Request:
         self.stop_token_ids = frozenset(submission.params.stop_token_ids)
         self.seed = submission.seed
         self.block_hashes = block_hashes
+        self.constraint = constraint
         self.state = RequestState.WAITING
         self.num_computed_tokens = 0
         self.num_reused_tokens = 0
@@ -173,10 +183,14 @@ class Request:
     def append_token(self, token_id: int, *, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a generated token; return the finish reason if it ends the request, else None."""
         self.token_ids.append(token_id)
+        if self.constraint is not None:
+            self.constraint.consume(token_id)
         if token_id in eos_token_ids and not self.sampling.ignore_eos:
             return FinishReason.EOS
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
+        if self.constraint is not None and self.constraint.is_over:
+            return FinishReason.GRAMMAR
         if self.num_completion_tokens >= self.max_tokens:
             return FinishReason.LENGTH
         return None

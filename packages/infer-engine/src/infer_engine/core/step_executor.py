@@ -153,13 +153,16 @@ class StepExecutor:
         )
         outcome.execute_s += forwarded - started
         outcome.sample_s += self._clock() - forwarded
-        failed = {needs_sampling[index].request_id for index in sampled.not_finite}
-        failed.update(
-            request_id for request_id, logprobs in computed.prompt_logprobs.items() if not _are_finite(logprobs)
-        )
+        failed = {needs_sampling[index].request_id: _GRAMMAR_FAILED for index in sampled.grammar_failed}
+        failed |= {needs_sampling[index].request_id: _NOT_FINITE for index in sampled.not_finite}
+        failed |= {
+            request_id: _NOT_FINITE
+            for request_id, logprobs in computed.prompt_logprobs.items()
+            if not _are_finite(logprobs)
+        }
         for item in schedule.items:
             if failed and item[0].request_id in failed:
-                outcome.failures.append((item[0], _NOT_FINITE))
+                outcome.failures.append((item[0], failed[item[0].request_id]))
             else:
                 outcome.computed.append(item)
         outcome.prompt_logprobs.update(computed.prompt_logprobs)
@@ -171,6 +174,9 @@ class StepExecutor:
 
 _NOT_FINITE = RequestFailure(
     message="The model's output for this request is not finite; other requests are not affected.", code="not_finite"
+)
+_GRAMMAR_FAILED = RequestFailure(
+    message="The grammar of this request needs more than its limits to go on; make it simpler.", code="grammar_failed"
 )
 
 

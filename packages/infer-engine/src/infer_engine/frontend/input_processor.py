@@ -5,9 +5,11 @@ All checks of a request happen here, before it enters the queue.
 
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import structs
 
 from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.ipc.messages import Submit
@@ -19,6 +21,7 @@ from infer_engine.protocol import (
     GenerateRequest,
     InvalidRequestError,
 )
+from infer_engine.structured.grammar_text import to_grammar_text
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
@@ -50,6 +53,11 @@ class ProcessedInput:
 
     submission: Submit
     output_processor: OutputProcessor
+
+
+def grammars_of(processed: Iterable[ProcessedInput]) -> set[str]:
+    """Return the texts of the grammars of these sequences."""
+    return {each.submission.grammar for each in processed if each.submission.grammar is not None}
 
 
 def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
@@ -87,8 +95,8 @@ class InputProcessor:
         Raises:
             EmptyPromptError: the prompt has no tokens.
             ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
-            InvalidRequestError: a token id outside the vocabulary, a value that this engine cannot take, or a prompt
-                that the tokenizer fails on.
+            InvalidRequestError: a token id outside the vocabulary, a value that this engine cannot take, a prompt that
+                the tokenizer fails on, or structured output that cannot be kept.
             ContextLengthExceededError: the prompt plus `max_tokens` exceeds the context.
         """
         params = request.params
@@ -100,6 +108,7 @@ class InputProcessor:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         _check_queueing(request)
+        grammar = _grammar_of(request)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
         first_seed = self._base_seed + ids.start if params.seed is None else params.seed
         group = f"r{ids.start}" if len(ids) > 1 else None
@@ -110,10 +119,11 @@ class InputProcessor:
                     prompt_token_ids=prompt,
                     max_tokens=max_tokens,
                     seed=_signed_64_bit(first_seed + index),
-                    params=params,
+                    params=structs.replace(params, structured_outputs=None),
                     priority=request.priority,
                     cache_salt=_salt(request),
                     sibling_group=group,
+                    grammar=grammar,
                 ),
                 output_processor=_refuse_if_tokenizer_fails(lambda: self._make_output_processor(request, prompt)),
             )
@@ -225,6 +235,16 @@ def _check_queueing(request: GenerateRequest) -> None:
             f"`cache_salt` has {len(request.cache_salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed.",
             param="cache_salt",
         )
+
+
+def _grammar_of(request: GenerateRequest) -> str | None:
+    """Return the text of the request's grammar; it is not compiled here."""
+    if request.params.structured_outputs is None:
+        return None
+    try:
+        return to_grammar_text(request.params.structured_outputs)
+    except ValueError as error:
+        raise InvalidRequestError(str(error), param="structured_outputs") from None
 
 
 def _salt(request: GenerateRequest) -> str | None:

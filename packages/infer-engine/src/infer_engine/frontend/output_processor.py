@@ -48,7 +48,7 @@ class OutputProcessor:
         reason = output.finish_reason
         num_tokens = len(output.token_ids)
         # A token that ends the request by its id is not part of the text.
-        num_text_tokens = num_tokens if reason in (None, FinishReason.LENGTH) else num_tokens - 1
+        num_text_tokens = num_tokens - 1 if reason in (FinishReason.EOS, FinishReason.STOP) else num_tokens
         text = ""
         for index in range(num_text_tokens):
             self._num_tokens += 1

@@ -6,14 +6,25 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from infer_engine.ipc.core_protocol import CoreProtocol
-from infer_engine.ipc.messages import Halt, StepResult, ToCore
+from infer_engine.ipc.grammar_gate import GrammarGate
+from infer_engine.ipc.messages import Halt, StepResult, Submit, ToCore
+from infer_engine.structured.compiler import GrammarCompiler
 
 MAX_WAIT_S = 3600.0
 """Longest wait for a message; locks refuse waits of years."""
 
-Inbox = queue.SimpleQueue[ToCore | Halt]
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The grammar of `submission` has been compiled, or cannot be."""
+
+    submission: Submit
+
+
+Inbox = queue.SimpleQueue[ToCore | Halt | Compiled]
 
 
 class StepTimer:
@@ -50,13 +61,25 @@ class CoreLoop:
     """Steps a core in the thread that calls `run`. Messages come from any thread and are handled between steps."""
 
     def __init__(
-        self, core: CoreProtocol, *, emit: Callable[[StepResult], None], timer: StepTimer, inbox: Inbox
+        self,
+        core: CoreProtocol,
+        *,
+        emit: Callable[[StepResult], None],
+        timer: StepTimer,
+        inbox: Inbox,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Step `core`, handle messages from `inbox` and pass each result to `emit`. Nothing else may use `core`."""
+        """Step `core`, handle messages from `inbox` and pass each result to `emit`. Nothing else may use `core`.
+
+        Submissions wait while `grammars`, which are those of `core`, compile theirs.
+        """
         self._core = core
         self._emit = emit
         self._timer = timer
         self._inbox = inbox
+        self._gate = (
+            None if grammars is None else GrammarGate(grammars, on_compiled=lambda each: inbox.put(Compiled(each)))
+        )
 
     def run(self) -> None:
         """Step while there is work, until a `Halt` message comes.
@@ -81,8 +104,16 @@ class CoreLoop:
         try:
             message = self._inbox.get(timeout=None if wait_s is None else min(wait_s, MAX_WAIT_S))
             while not isinstance(message, Halt):
-                self._core.handle(message)
+                self._handle(message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return True
         return False
+
+    def _handle(self, message: ToCore | Compiled) -> None:
+        """Pass a message to the core, unless it has to wait for its grammar."""
+        if isinstance(message, Compiled):
+            if self._gate is not None and self._gate.release(message.submission):
+                self._core.handle(message.submission)
+        elif self._gate is None or not self._gate.holds(message):
+            self._core.handle(message)

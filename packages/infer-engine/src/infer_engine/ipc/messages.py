@@ -16,11 +16,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         prompt_token_ids: at least one.
         max_tokens: most tokens to generate.
         seed: seed of the random draws; each draw depends on it and on the token's position.
-        params: how to sample; the core does not read `max_tokens`, `seed` and `n` there.
+        params: how to sample; the core does not read `max_tokens`, `seed`, `n` and `structured_outputs` there.
         priority: with the `priority` policy lower numbers come first.
         cache_salt: requests share cached prefixes only with those of the same salt.
         sibling_group: the same value for all sequences of one request with `n` > 1, else None. They share their
             prompt's blocks even if prefix caching is off.
+        grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: int = 0
     cache_salt: str | None = None
     sibling_group: str | None = None
+    grammar: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -10,6 +10,7 @@ from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
 from infer_engine.ipc.core_loop import CoreLoop, Inbox, StepTimer
 from infer_engine.ipc.core_protocol import CoreProtocol
 from infer_engine.ipc.messages import Halt, StepResult, ToCore
+from infer_engine.structured.compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +18,20 @@ logger = logging.getLogger(__name__)
 class ThreadCoreClient:
     """Client of a core in a thread of this process. `infer_engine.ipc.core_client.CoreClient` documents each method."""
 
-    def __init__(self, core: CoreProtocol, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Step `core`, which nothing else may use afterwards; `clock` measures the age of a step."""
+    def __init__(
+        self,
+        core: CoreProtocol,
+        *,
+        grammars: GrammarCompiler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Step `core`, which nothing else may use afterwards; `clock` measures the age of a step.
+
+        `grammars` are those of the core, if it has any.
+        """
         self._timer = StepTimer(clock)
         self._inbox: Inbox = queue.SimpleQueue()
-        self._loop = CoreLoop(core, emit=self._emit, timer=self._timer, inbox=self._inbox)
+        self._loop = CoreLoop(core, emit=self._emit, timer=self._timer, inbox=self._inbox, grammars=grammars)
         self._thread = threading.Thread(target=self._run, name="infer-core", daemon=True)
         self._callbacks: CoreCallbacks | None = None
 

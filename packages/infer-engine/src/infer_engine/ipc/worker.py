@@ -102,7 +102,7 @@ def _serve(setup: WorkerSetup, sender: _MessageSender, inbox: Inbox) -> int:
     # The process ends by `_exit`. A normal exit would read back the released libraries, which takes seconds, and might
     # never end after a failure of the device, while streams wait.
     try:
-        CoreLoop(built.core, emit=sender.send_result, timer=timer, inbox=inbox).run()
+        CoreLoop(built.core, emit=sender.send_result, timer=timer, inbox=inbox, grammars=built.grammars).run()
     except BaseException:
         logger.exception("The engine core failed; every request in it fails with it.")
         os._exit(EXIT_FAILED)

@@ -29,6 +29,7 @@ from infer_engine.protocol.requests import (
 from infer_engine.protocol.sampling import SamplingParams
 from infer_engine.protocol.snapshot import BatchSnapshot, SequenceSnapshot
 from infer_engine.protocol.stats import EngineStats
+from infer_engine.protocol.structured_outputs import StructuredOutputs
 
 __all__ = [
     "BatchSnapshot",
@@ -56,5 +57,6 @@ __all__ = [
     "SamplingParams",
     "SequenceSnapshot",
     "StepOutput",
+    "StructuredOutputs",
     "TokenLogprob",
 ]

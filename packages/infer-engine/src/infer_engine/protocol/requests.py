@@ -8,10 +8,11 @@ from infer_engine.protocol.sampling import SamplingParams
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended: an eos id, a stop id or stop string, `max_tokens`, or an abort."""
+    """Why a request ended: an eos id, a stop id or stop string, a complete grammar, `max_tokens`, or an abort."""
 
     EOS = "eos"
     STOP = "stop"
+    GRAMMAR = "grammar"
     LENGTH = "length"
     ABORT = "abort"
 
@@ -79,8 +80,8 @@ class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         message: for people.
-        code: for programs: `step_failed`, `out_of_memory`, `not_finite`, `text_failed`, `engine_dead` or
-            `engine_stuck`; else `internal_error`.
+        code: for programs: `step_failed`, `out_of_memory`, `not_finite`, `grammar_failed`, `text_failed`,
+            `engine_dead` or `engine_stuck`; else `internal_error`.
     """
 
     message: str

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from infer_engine.protocol.structured_outputs import StructuredOutputs
 from infer_engine.protocol.values import Check, number, optional, refusal, switch, whole_number
 
 MAX_TEMPERATURE = 100.0
@@ -42,6 +43,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             generated token's alone, None nothing. They are taken before penalties, biases, temperature and filters.
         prompt_logprobs: the same for each token of the prompt but the first. Such a request reuses no cached prefix.
         n: how many continuations of the prompt to generate.
+        structured_outputs: what the text must look like; None allows any. The text is complete, or ended by
+            `max_tokens`, `stop` or `stop_token_ids`. Where nothing may follow, the request ends, also before
+            `min_tokens` and with `ignore_eos`.
 
     Raises:
         ValueError: a value is of the wrong type or out of range; the message names the field, the value and what is
@@ -65,6 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         """Check all values. `stop` may be one string without a list."""
@@ -79,6 +84,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, "top_k", min(self.top_k, MAX_TOP_K))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refusal("min_tokens", self.min_tokens, f"at most `max_tokens`, which is {self.max_tokens}")
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise refusal("structured_outputs", self.structured_outputs, "`StructuredOutputs` or None")
         _check_bias(self.logit_bias)
         _check_stops(self.stop)
         _check_stop_ids(self.stop_token_ids)

@@ -20,6 +20,9 @@ from torch import Tensor
 from infer_engine.protocol import SamplingParams
 from infer_engine.sampling.host_to_device import to_device
 
+Bitmask = npt.NDArray[np.int32]
+"""[words]: bit i of word w stands for token 32 * w + i."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Edit:
@@ -47,6 +50,14 @@ class RequestEdits:
     min_tokens: int
     before: Edit | None
     after: Edit | None
+
+    def leaves_any(self, allowed: Bitmask) -> bool:
+        """Return whether `before` leaves any of the `allowed` tokens possible."""
+        left = np.unpackbits(allowed.view(np.uint8), bitorder="little")
+        if self.before is not None:
+            forbidden = self.before.ids[np.isneginf(self.before.values)]
+            left[forbidden[forbidden < len(left)]] = 0
+        return bool(left.any())
 
     def edit_after(self, num_completion_tokens: int) -> Edit | None:
         """Return the edit for the token that follows `num_completion_tokens` generated ones."""

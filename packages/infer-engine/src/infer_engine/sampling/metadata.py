@@ -5,7 +5,7 @@ in a few array operations.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from infer_engine.core.request import Request
 from infer_engine.protocol import SamplingParams
-from infer_engine.sampling.logit_edits import Edit, RequestEdits, plan_edits
+from infer_engine.sampling.logit_edits import Bitmask, Edit, RequestEdits, plan_edits
 
 # Smaller numbers are 0 in fp32, and logits divided by 0 are all infinite.
 _LEAST_REPETITION = 1e-30
@@ -30,6 +30,7 @@ class SamplingNeeds(enum.IntFlag):
     EDITS = enum.auto()
     PENALTIES = enum.auto()
     LOGPROBS = enum.auto()
+    GRAMMAR = enum.auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +101,20 @@ class SamplingParamsTable:
         positions = np.fromiter((len(request.token_ids) for request in step.requests), np.int64, len(step.requests))
         return {"positions": positions, **self.columns(step, "seeds", "temperatures", *used)}
 
-    def edits(self, step: SamplingMetadata) -> list[tuple[int, Edit]]:
-        """Return the logit edits of this step, each with the index of its row."""
+    def edits(self, step: SamplingMetadata, *, masks: Mapping[int, Bitmask]) -> list[tuple[int, Edit]]:
+        """Return the logit edits of this step, each with the index of its row.
+
+        `masks` are the tokens that grammars allow, by row index. Where that is the end alone, `min_tokens` gives way.
+        """
         row_edits = []
         for index in step.indices_with(SamplingNeeds.EDITS):
             request = step.requests[index]
             edits = self._edits[request.row]
-            edit = edits.edit_after(request.num_completion_tokens) if edits is not None else None
+            if edits is None:
+                continue
+            edit = edits.edit_after(request.num_completion_tokens)
+            if index in masks and edit is edits.before and not edits.leaves_any(masks[index]):
+                edit = edits.after
             if edit is not None:
                 row_edits.append((index, edit))
         return row_edits
@@ -138,11 +146,11 @@ class SamplingParamsTable:
         columns["frequency"][row] = params.frequency_penalty
         self._num_logprobs[row] = params.logprobs or 0
         self._edits[row] = edits
-        self._needs[row] = _needs(params, has_edits=edits is not None)
+        self._needs[row] = _needs(params, has_edits=edits is not None, has_grammar=request.constraint is not None)
         self._owners[row] = request.arrival
 
 
-def _needs(params: SamplingParams, *, has_edits: bool) -> SamplingNeeds:
+def _needs(params: SamplingParams, *, has_edits: bool, has_grammar: bool) -> SamplingNeeds:
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     draws = not params.is_greedy
     conditions = (
@@ -153,5 +161,6 @@ def _needs(params: SamplingParams, *, has_edits: bool) -> SamplingNeeds:
         (SamplingNeeds.EDITS, has_edits),
         (SamplingNeeds.PENALTIES, penalties != (1.0, 0.0, 0.0)),
         (SamplingNeeds.LOGPROBS, params.logprobs is not None),
+        (SamplingNeeds.GRAMMAR, has_grammar),
     )
     return SamplingNeeds(sum(need for need, holds in conditions if holds))

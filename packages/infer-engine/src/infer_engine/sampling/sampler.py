@@ -4,12 +4,14 @@
        │
        ├─ min_tokens: tokens that end the request are forbidden ┐
        ├─ logit_bias                                            ├─ in place, one rounding each
-       ├─ repetition, then frequency and presence penalties ────┘
+       ├─ repetition, then frequency and presence penalties ────┤
+       ├─ grammar: tokens that it does not allow are forbidden ─┘
        └─ temperature, min-p, top-k, top-p, one draw              `infer_kernels.sample`
 
 An operation runs only if a row of the batch needs it.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,12 +21,15 @@ from torch import Tensor
 
 from infer_engine.core.request import Request
 from infer_engine.sampling.host_to_device import to_device
-from infer_engine.sampling.logit_edits import LogitEdits
+from infer_engine.sampling.logit_edits import Bitmask, LogitEdits
 from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
 from infer_engine.sampling.metadata import SamplingMetadata, SamplingNeeds, SamplingParamsTable
 from infer_engine.sampling.penalties import Penalties
 from infer_engine.sampling.sampler_output import SamplerOutput
-from infer_kernels import sample
+from infer_engine.structured.constraint import GrammarError
+from infer_kernels import apply_bitmask, sample
+
+logger = logging.getLogger(__name__)
 
 
 class Sampler:
@@ -61,7 +66,8 @@ class Sampler:
         logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
         logprob_rows = torch.tensor(logprob_indices, device=self._device) if logprob_indices else None
         unedited = logits[logprob_rows] if logprob_rows is not None else logits  # a copy, because edits change `logits`
-        largest = self._edit_logits(logits, metadata)
+        masks, grammar_failed = _read_masks(metadata)
+        largest = self._edit_logits(logits, metadata, masks)
         drawn = self._draw(logits, metadata)
         if largest is None:
             largest = logits.gather(-1, drawn[:, None]).squeeze(-1)
@@ -69,7 +75,7 @@ class Sampler:
         computed = (
             None if logprob_rows is None else compute_logprobs(unedited, drawn[logprob_rows], with_top=any(counts))
         )
-        output = _to_output(largest, drawn)
+        output = replace(_to_output(largest, drawn), grammar_failed=grammar_failed)
         if computed is None:
             return output
         logprobs = zip(logprob_indices, read_logprobs(computed, counts), strict=True)
@@ -83,13 +89,13 @@ class Sampler:
         """
         return compute_logprobs(logits[:, : self._vocab_size], token_ids, with_top=with_top)
 
-    def _edit_logits(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor | None:
-        """Apply edits and penalties in place; return each row's largest logit before that, or None."""
+    def _edit_logits(self, logits: Tensor, metadata: SamplingMetadata, masks: dict[int, Bitmask]) -> Tensor | None:
+        """Apply edits, penalties and `masks` in place; return each row's largest logit before that, or None."""
         if not metadata.any_needs & ~SamplingNeeds.LOGPROBS:
             return None
         largest = logits.amax(dim=-1)
         if metadata.any_needs & SamplingNeeds.EDITS:
-            self._edits.apply(logits, self._rows.edits(metadata))
+            self._edits.apply(logits, self._rows.edits(metadata, masks=masks))
         if metadata.any_needs & SamplingNeeds.PENALTIES:
             has_penalty = (metadata.needs & SamplingNeeds.PENALTIES) != 0
             self._penalties.apply(
@@ -98,12 +104,30 @@ class Sampler:
                 slots=np.where(has_penalty, metadata.rows, -1),
                 **self._rows.columns(metadata, "repetition", "presence", "frequency"),
             )
+        if masks:
+            rows = torch.tensor(list(masks), device=self._device)
+            apply_bitmask(logits, torch.from_numpy(np.stack(list(masks.values()))).to(self._device), rows)
         return largest
 
     def _draw(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         if not metadata.any_needs & SamplingNeeds.DRAW:
             return sample(logits)
         return sample(logits, **to_device(self._rows.draws(metadata), self._device))
+
+
+def _read_masks(metadata: SamplingMetadata) -> tuple[dict[int, Bitmask], frozenset[int]]:
+    """Return the tokens that grammars allow, by row index, and the rows whose grammars fail."""
+    masks: dict[int, Bitmask] = {}
+    failed = []
+    for index in metadata.indices_with(SamplingNeeds.GRAMMAR):
+        constraint = metadata.requests[index].constraint
+        assert constraint is not None
+        try:
+            masks[index] = constraint.mask()
+        except GrammarError as error:
+            logger.error("The grammar of request %s fails: %s", metadata.requests[index].request_id, error)  # noqa: TRY400 - no traceback of ours would help
+            failed.append(index)
+    return masks, frozenset(failed)
 
 
 def _to_output(largest: Tensor, drawn: Tensor) -> SamplerOutput:

@@ -13,8 +13,10 @@ class SamplerOutput:
         token_ids: one per row, inside the vocabulary.
         logprobs: by row index, for the rows that need them and are not in `not_finite`.
         not_finite: indices of rows whose logits have NaN or +inf, or only -inf; their token ids are invalid.
+        grammar_failed: indices of rows whose grammar cannot go on; their token ids are invalid.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     not_finite: frozenset[int] = frozenset()
+    grammar_failed: frozenset[int] = frozenset()

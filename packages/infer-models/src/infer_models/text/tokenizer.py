@@ -97,6 +97,10 @@ class Tokenizer:
         """
         return self._token_bytes[token_id]
 
+    def vocabulary_bytes(self, vocab_size: int | None = None) -> list[bytes]:
+        """Return the bytes of all tokens by id, of the first `vocab_size` or of all; see `token_bytes`."""
+        return [self._token_bytes[token_id] for token_id in range(vocab_size or self.vocab_size)]
+
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token as the vocabulary spells it, or None for an id outside of it."""
         return self._tokenizer.id_to_token(token_id)

@@ -14,13 +14,14 @@ import msgspec
 from litestar import Request, Response
 from msgspec import structs
 
-from infer_engine.protocol import Engine, GenerateRequest, RequestStream
+from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream
 from infer_server.http.authentication import tenant
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.http.sse import EventEncoder, EventStreamResponse, accepts_event_stream
 from infer_server.openai.builders import ChunkBuilder, ResponseBuilder, complete_response, stream_events
 from infer_server.openai.generation_fields import GenerationFields, check_stream_options
+from infer_server.openai.structured_outputs import refusal_of
 from infer_server.operations.access_log import log_prompts, record_generation
 from infer_server.settings import ServerSettings
 
@@ -111,7 +112,7 @@ class GenerationHandler(Generic[B, R]):
         requests = _of_tenant(self._endpoint.requests(body), tenant(request.scope))
         check_stream_options(body.stream_options, streaming=streaming)
         log_prompts(request.scope, requests)
-        accepted = AcceptedRequest(body=body, requests=requests, streams=await self._engine.submit(requests))
+        accepted = AcceptedRequest(body=body, requests=requests, streams=await self._submit(requests, body))
         record_generation(request.scope, accepted.streams)
         if streaming:
             return await self._stream(accepted, encode=self._endpoint.event_encoder(accepts_events=accepts_events))
@@ -119,6 +120,12 @@ class GenerationHandler(Generic[B, R]):
             return Response(await unless_disconnected(self._complete(accepted), request.receive))
         finally:
             accepted.abort()
+
+    async def _submit(self, requests: list[GenerateRequest], body: B) -> list[RequestStream]:
+        try:
+            return await self._engine.submit(requests)
+        except InvalidRequestError as error:
+            raise refusal_of(error, body=body) or error from None
 
     async def _stream(self, accepted: AcceptedRequest[B], *, encode: EventEncoder) -> Response[R]:
         try:

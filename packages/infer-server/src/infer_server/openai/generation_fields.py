@@ -5,7 +5,7 @@ added. A null is the same as leaving a field out.
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_CHARACTERS
 from infer_server.errors import shorten
 from infer_server.openai.fields import TokenId, check_restricted, described, restricted
+from infer_server.openai.structured_outputs import TEXT_LENGTHS, StructuredOutputsField, guided, structured_outputs_of
 from infer_server.openai.validation import out_of_range
 
 StopString = Annotated[str, described("A text.", minLength=1, maxLength=MAX_STOP_CHARACTERS)]
@@ -99,6 +100,18 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cache_salt: Annotated[
         str | None, described("Cached prefixes are shared only with requests of the same salt and API key.")
     ] = None
+    structured_outputs: Annotated[
+        StructuredOutputsField | None, described("What the text looks like, in vLLM's words.")
+    ] = None
+    grammar: Annotated[
+        str | None, described("A grammar in GBNF or Lark, as llama.cpp's clients send it.", **TEXT_LENGTHS)
+    ] = None
+    json_schema: Annotated[Any, described("A JSON Schema, as llama.cpp's clients send it.")] = None
+    guided_json: Annotated[Any, guided("json")] = None
+    guided_regex: Annotated[Any, guided("regex")] = None
+    guided_choice: Annotated[Any, guided("choice")] = None
+    guided_grammar: Annotated[Any, guided("grammar")] = None
+    guided_whitespace_pattern: Annotated[Any, guided("whitespace_pattern")] = None
     user: Annotated[str | None, described("Accepted without effect.")] = None
     metadata: Annotated[dict[str, str] | None, described("Accepted without effect.")] = None
     store: Annotated[bool | None, described("Accepted without effect: nothing is stored.")] = None
@@ -122,13 +135,24 @@ _SAME_NAMED_FIELDS = (
 
 
 def sampling_params(
-    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    response_format: dict[str, Any] | None = None,
 ) -> SamplingParams:
     """Return the sampling parameters of `fields`; the other arguments have other names in each kind of body.
 
     Raises:
         ApiError: 400, `invalid_value`: a value is out of range.
     """
+    structured_outputs = structured_outputs_of(
+        structured_outputs=fields.structured_outputs,
+        grammar=fields.grammar,
+        json_schema=fields.json_schema,
+        response_format=response_format,
+    )
     given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(fields, name)) is not None}
     try:
         return SamplingParams(
@@ -137,6 +161,7 @@ def sampling_params(
             prompt_logprobs=prompt_logprobs,
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             logit_bias=_biases(fields.logit_bias or {}),
+            structured_outputs=structured_outputs,
             **given,
         )
     except ValueError as error:

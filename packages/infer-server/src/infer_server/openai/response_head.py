@@ -12,6 +12,7 @@ OpenAIFinishReason = Literal["stop", "length"]
 _OPENAI_FINISH_REASONS: dict[FinishReason, OpenAIFinishReason] = {
     FinishReason.EOS: "stop",
     FinishReason.STOP: "stop",
+    FinishReason.GRAMMAR: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.ABORT: "length",
 }

@@ -29,6 +29,7 @@ FAILURE_CODES = (
     "step_failed",
     "out_of_memory",
     "not_finite",
+    "grammar_failed",
     "text_failed",
     "engine_dead",
     "engine_stuck",

@@ -10,6 +10,7 @@ from infer_engine.protocol import GenerateRequest
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
 from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.generation_fields import GenerationFields, sampling_params
+from infer_server.openai.structured_outputs import ResponseFormat
 from infer_server.openai.validation import check_model, check_range, out_of_range
 
 MAX_TOP_LOGPROBS = 20
@@ -30,9 +31,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),
     ] = None
-    response_format: Annotated[
-        dict[str, Any] | None, restricted('Only {"type": "text"}.', allow=({"type": "text"},), send='{"type": "text"}')
-    ] = None
+    response_format: ResponseFormat = None
     parallel_tool_calls: Annotated[bool | None, described("Accepted without effect.")] = None
     prompt_cache_key: Annotated[str | None, described("Accepted without effect.")] = None
     safety_identifier: Annotated[str | None, described("Accepted without effect.")] = None
@@ -68,7 +67,13 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
     check_restricted(body)
     return GenerateRequest(
         prompt=prompt,
-        params=sampling_params(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body), prompt_logprobs=None),
+        params=sampling_params(
+            body,
+            max_tokens=_max_tokens(body),
+            logprobs=_logprobs(body),
+            prompt_logprobs=None,
+            response_format=body.response_format,
+        ),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )

@@ -1,0 +1,96 @@
+"""`GrammarCompiler`: compiles grammars over a vocabulary, and keeps those that were used last."""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from infer_engine.structured.constraint import GrammarError, TokenConstraint
+
+MAX_KEPT = 32
+MAX_LEXER_STATES = 20_000
+"""About 2 kB each; a usual schema has some hundreds."""
+MAX_ERROR_CHARACTERS = 500
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+_SNIPPET = re.compile(r"\n +\d+ \| ")
+
+
+class Vocabulary:
+    """The tokens of a model, as `llguidance` reads them."""
+
+    def __init__(
+        self, tokens: Sequence[bytes], *, special_ids: Collection[int], eos_token_ids: Collection[int]
+    ) -> None:
+        """Take `tokens` by id; the special ones are no text, and those of `eos_token_ids` end one.
+
+        Without an end-of-sequence token a text ends where its grammar allows nothing more, or at `max_tokens`.
+        """
+        ends = sorted(token_id for token_id in eos_token_ids if token_id < len(tokens))
+        self.tokens = list(tokens) if ends else [*tokens, b"<end of text>"]
+        ends = ends or [len(tokens)]
+        self.bos_token_id = None
+        self.eos_token_id = ends[0]
+        self.special_token_ids = sorted({*special_ids, *ends})
+        self.tokenizer = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+
+    def __call__(self, _: bytes | str) -> list[int]:
+        """Return nothing: grammars force no tokens, so the library has no text to tokenize."""
+        return []
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model. Safe to use from several threads, which wait for one another."""
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
+        """Call `make_vocabulary` when the first grammar comes: it takes up to a second, and memory."""
+        self._make_vocabulary = make_vocabulary
+        self._vocabulary: Vocabulary | None = None
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def has(self, grammar: str) -> bool:
+        """Return whether `grammar` is compiled."""
+        return grammar in self._kept
+
+    def compile(self, grammar: str) -> None:
+        """Compile `grammar` and keep it, in place of the one that has not been used for longest.
+
+        Raises:
+            GrammarError: it is no grammar, or needs more than its limits.
+        """
+        with self._lock:
+            self._compile(grammar)
+
+    def constraint(self, grammar: str) -> TokenConstraint:
+        """Return the constraint of a sequence without tokens; takes microseconds if `grammar` is compiled.
+
+        Raises:
+            GrammarError: as in `compile`.
+        """
+        with self._lock:
+            matcher = self._compile(grammar)
+            assert self._vocabulary is not None
+            return TokenConstraint(matcher.deep_copy(), vocab_size=self._vocabulary.tokenizer.vocab_size)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        if grammar in self._kept:
+            self._kept.move_to_end(grammar)
+            return self._kept[grammar]
+        if self._vocabulary is None:
+            self._vocabulary = self._make_vocabulary()
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise GrammarError(describe(matcher.get_error()))
+        self._kept[grammar] = matcher
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return matcher
+
+
+def describe(error: str) -> str:
+    """Return the library's message on one line, without its place in a text that the client has not written."""
+    message = _SNIPPET.split(error.replace("<non-verbose/>", ""))[0]
+    return " ".join(_PLACE.sub("", message).split())[:MAX_ERROR_CHARACTERS] or "it is not possible"

@@ -1,0 +1,54 @@
+"""`TokenConstraint`: which tokens a sequence may take next, by its grammar."""
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+
+class GrammarError(Exception):
+    """A grammar cannot be compiled, or cannot go on: it needs more than its limits. The message is the library's."""
+
+
+class TokenConstraint:
+    """The state of a grammar after the generated tokens of one sequence.
+
+    A token is consumed only when it has been appended to the sequence, so a repeated step, a preemption and a prefix
+    hit change nothing.
+    """
+
+    def __init__(self, matcher: LLMatcher, *, vocab_size: int) -> None:
+        """Begin with `matcher`, which nothing else may use; tokens are below `vocab_size`, the matcher's."""
+        self._matcher = matcher
+        self._num_words = -(-vocab_size // 32)
+        self._mask: npt.NDArray[np.int32] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the text is complete and nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text is complete; something may still follow."""
+        return self._matcher.is_accepting()
+
+    def mask(self) -> npt.NDArray[np.int32]:
+        """Return the tokens that may come next, [words] int32: bit i of word w stands for token 32 * w + i.
+
+        Computed once for each consumed token; the caller must not change it.
+
+        Raises:
+            GrammarError: the grammar has reached a limit; the library would offer the end of the text alone.
+        """
+        if self._mask is None:
+            mask = np.zeros(self._num_words, np.int32)
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if self._matcher.is_error() or not mask.any():
+                raise GrammarError(self._matcher.get_error() or "no token can follow")
+            self._mask = mask
+        return self._mask
+
+    def consume(self, token_id: int) -> None:
+        """Go on with `token_id`, which the mask must allow; else every later mask raises."""
+        self._matcher.consume_token(token_id)
+        self._mask = None

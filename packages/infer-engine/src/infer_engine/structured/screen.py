@@ -1,0 +1,137 @@
+"""`GrammarScreen`: tries grammars in a process of its own, so that a hostile one costs only that process.
+
+    this process                    screening process (`infer_engine.structured.screen_worker`)
+      check(grammar) ──grammar──>     fork ──> compile, one mask, exit      limits: CPU seconds, memory
+                     <──verdict──     wait for it
+
+A compilation cannot be interrupted, and some need minutes and gigabytes; a forked process can be killed, and gives all
+its memory back.
+"""
+
+import logging
+import multiprocessing
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from infer_engine.structured.compiler import Vocabulary
+from infer_engine.structured.constraint import GrammarError
+
+logger = logging.getLogger(__name__)
+
+MAX_CPU_S = 1
+MAX_WALL_S = 10.0
+START_TIMEOUT_S = 60.0
+MAX_GROWTH_BYTES = 1 << 29
+MAX_PASSED = 1024
+
+
+class ScreenSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message to the screening process: the tokens by id, and which of them are special or end a text."""
+
+    tokens: list[bytes]
+    special_ids: list[int]
+    eos_token_ids: list[int]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a grammar: `error` says why it is refused; None: it may be used."""
+
+    error: str | None
+
+
+class GrammarScreen:
+    """Tries grammars one after another. Safe to use from several threads, which wait for one another."""
+
+    def __init__(self, make_setup: Callable[[], ScreenSetup]) -> None:
+        """Start the process, with `make_setup()`, when the first grammar comes."""
+        self._make_setup = make_setup
+        self._lock = threading.Lock()
+        self._passed: OrderedDict[str, None] = OrderedDict()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process, or None before the first grammar and after the end."""
+        return None if self._process is None else self._process.pid
+
+    def has_passed(self, grammar: str) -> bool:
+        """Return whether `grammar` was found good before."""
+        return grammar in self._passed
+
+    def check(self, grammar: str) -> None:
+        """Try `grammar`; wait until it is compiled or has reached a limit.
+
+        Raises:
+            GrammarError: it is no grammar, or takes too much time or memory.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise GrammarError("the engine is stopped")
+            if grammar not in self._passed:
+                verdict = self._ask(grammar)
+                if verdict.error is not None:
+                    raise GrammarError(verdict.error)
+                self._passed[grammar] = None
+                if len(self._passed) > MAX_PASSED:
+                    self._passed.popitem(last=False)
+
+    def close(self) -> None:
+        """End the process; later checks are refused. Does not wait for a check that is running."""
+        self._is_closed = True
+        self._end()
+
+    def _ask(self, grammar: str) -> Verdict:
+        for is_last in (False, True):  # a process that has ended, for whatever reason, is replaced once
+            if self._is_closed:
+                break
+            try:
+                connection = self._connection or self._start()
+                connection.send_bytes(grammar.encode())
+                return msgspec.msgpack.decode(_receive(connection, MAX_WALL_S + 1.0), type=Verdict)
+            except (EOFError, OSError):
+                self._end()
+                if is_last and not self._is_closed:
+                    logger.exception("The process that tries grammars ends or does not answer.")
+        return Verdict(error="grammars cannot be tried at present; the log says why")
+
+    def _start(self) -> Connection:
+        connection, worker_end = multiprocessing.Pipe()
+        with worker_end:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-P", "-m", "infer_engine.structured.screen_worker", str(worker_end.fileno())],
+                pass_fds=[worker_end.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._connection = connection
+        connection.send_bytes(msgspec.msgpack.encode(self._make_setup()))
+        _receive(connection, START_TIMEOUT_S)  # it is ready
+        return connection
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        if connection is not None:
+            connection.close()
+
+
+def vocabulary_of(setup: ScreenSetup) -> Vocabulary:
+    """Return the vocabulary that `setup` describes."""
+    return Vocabulary(setup.tokens, special_ids=setup.special_ids, eos_token_ids=setup.eos_token_ids)
+
+
+def _receive(connection: Connection, timeout_s: float) -> bytes:
+    """Return the next message; raise EOFError if none comes in time, as if the process had ended."""
+    if not connection.poll(timeout_s):
+        raise EOFError
+    return connection.recv_bytes()

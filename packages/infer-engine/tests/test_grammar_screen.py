@@ -1,0 +1,149 @@
+"""Hostile grammars cost only the process that tries them, and only for a while."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infer_engine.frontend.grammar_screening import GrammarScreening
+from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.grammar_text import to_grammar_text
+from infer_engine.structured.screen import GrammarScreen, ScreenSetup
+
+GOOD = to_grammar_text(StructuredOutputs(choice=("yes", "no")))
+ANOTHER = to_grammar_text(StructuredOutputs(choice=("another",)))
+SLOW = 'start: %json {"type": "integer", "multipleOf": 999983}'
+"""Takes half a minute and hundreds of megabytes to compile; schemas are checked before, so no client can send it."""
+TOKENS = [bytes([byte]) for byte in range(256)]
+
+
+def setup() -> ScreenSetup:
+    return ScreenSetup(tokens=TOKENS, special_ids=[], eos_token_ids=[])
+
+
+@pytest.fixture
+def screen() -> Iterator[GrammarScreen]:
+    screen = GrammarScreen(setup)
+    yield screen
+    screen.close()
+
+
+def worker_of(screen: GrammarScreen) -> psutil.Process:
+    assert screen.pid is not None
+    return psutil.Process(screen.pid)
+
+
+def test_a_good_grammar_passes_and_is_remembered(screen: GrammarScreen) -> None:
+    screen.check(GOOD)
+    assert screen.has_passed(GOOD)
+    worker_of(screen).kill()
+    screen.check(GOOD)  # asks nobody
+
+
+@pytest.mark.parametrize("grammar", ["start: (", '{"grammars": 3}', "start: %json {", "\x00", "start: /(?=a)b/"])
+def test_what_is_no_grammar_is_refused_with_its_reason(screen: GrammarScreen, grammar: str) -> None:
+    with pytest.raises(GrammarError) as error:
+        screen.check(grammar)
+    assert str(error.value)
+    assert not screen.has_passed(grammar)
+
+
+def test_a_slow_grammar_is_ended_and_the_next_one_is_tried_at_once(screen: GrammarScreen) -> None:
+    screen.check(GOOD)
+    worker = worker_of(screen)
+    before = worker.memory_info().rss
+    with pytest.raises(GrammarError, match="too long"):
+        screen.check(SLOW)
+    screen.check(ANOTHER)
+    assert worker_of(screen).pid == worker.pid
+    assert not worker.children()
+    assert worker.memory_info().rss < before + 50e6
+
+
+def test_a_large_grammar_is_ended(screen: GrammarScreen) -> None:
+    large = "start: " + " | ".join(f'"{"x" * 50}{number}"' for number in range(200_000))
+    with pytest.raises(GrammarError):
+        screen.check(large)
+    screen.check(GOOD)
+
+
+def test_a_process_that_has_ended_is_replaced(screen: GrammarScreen) -> None:
+    screen.check(GOOD)
+    first = worker_of(screen)
+    first.kill()
+    first.wait(10)
+    screen.check(ANOTHER)
+    assert worker_of(screen).pid != first.pid
+
+
+def test_a_closed_screen_leaves_no_process_and_refuses() -> None:
+    screen = GrammarScreen(setup)
+    screen.check(GOOD)
+    worker = worker_of(screen)
+    screen.close()
+    assert not worker.is_running()
+    with pytest.raises(GrammarError, match="stopped"):
+        screen.check(ANOTHER)
+
+
+def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    child = os.fork()
+    if child == 0:
+        screen = GrammarScreen(setup)
+        screen.check(GOOD)
+        told.write_text(str(worker_of(screen).pid))
+        os._exit(0)
+    os.waitpid(child, 0)
+    pid = int(told.read_text())
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class _HeldScreen(GrammarScreen):
+    """Tries grammars when it is allowed to, and notes them."""
+
+    def __init__(self) -> None:
+        super().__init__(setup)
+        self.tried: list[str] = []
+        self.permits = threading.Semaphore(0)
+
+    def check(self, grammar: str) -> None:
+        assert self.permits.acquire(timeout=20)
+        self.tried.append(grammar)
+        if grammar.startswith("bad"):
+            raise GrammarError("it is bad")
+
+
+async def test_tenants_take_turns() -> None:
+    screen = _HeldScreen()
+    screening = GrammarScreening(screen)
+    checks = [asyncio.ensure_future(screening.check(f"a{number}", tenant="a")) for number in range(4)]
+    await asyncio.sleep(0)
+    checks.append(asyncio.ensure_future(screening.check("b0", tenant="b")))
+    await asyncio.sleep(0)
+    screen.permits.release(5)
+    await asyncio.gather(*checks)
+    assert screen.tried.index("b0") <= 2
+    screening.close()
+
+
+async def test_the_event_loop_goes_on_and_a_refusal_names_the_field() -> None:
+    screen = _HeldScreen()
+    screening = GrammarScreening(screen)
+    check = asyncio.ensure_future(screening.check("bad", tenant=None))
+    await asyncio.sleep(0.01)
+    assert not check.done()
+    screen.permits.release()
+    with pytest.raises(InvalidRequestError, match="it is bad") as refusal:
+        await check
+    assert refusal.value.param == "structured_outputs"
+    screening.close()

@@ -1,0 +1,135 @@
+"""The fields by which clients ask for structured output, and the `StructuredOutputs` that they make.
+
+OpenAI's `response_format`, vLLM's `structured_outputs`, llama.cpp's `grammar` and `json_schema`: at most one of them.
+"""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, MAX_CHOICES_OF_TEXT
+from infer_server.errors import ApiError
+from infer_server.openai.fields import described, restricted
+from infer_server.openai.validation import out_of_range, unsupported
+
+TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
+
+# The schema of what the decoder takes as any object: its errors name the fields of each type.
+_RESPONSE_FORMATS = [
+    {"type": "object", "properties": {"type": {"const": kind}}, "required": ["type"], "additionalProperties": False}
+    for kind in ("text", "json_object")
+] + [
+    {
+        "type": "object",
+        "properties": {
+            "type": {"const": "json_schema"},
+            "json_schema": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "description": {"type": ["string", "null"]},
+                    "schema": {"type": "object"},
+                    "strict": {"type": ["boolean", "null"]},
+                },
+                "required": ["name", "schema"],
+            },
+        },
+        "required": ["type", "json_schema"],
+    }
+]
+
+ResponseFormat = Annotated[
+    dict[str, Any] | None,
+    msgspec.Meta(
+        description="What the text looks like: any text, a JSON object, or JSON that matches a schema.",
+        extra_json_schema={"oneOf": [*_RESPONSE_FORMATS, {"type": "null"}]},
+    ),
+]
+
+
+class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text looks like, as vLLM's clients say it: exactly one of the fields but the last."""
+
+    json: Annotated[Any, described("A JSON Schema (draft 2020-12), or its text.")] = None
+    json_object: Annotated[bool | None, described("True: any JSON object.")] = None
+    regex: Annotated[str | None, described("A regular expression that the whole text matches.", **TEXT_LENGTHS)] = None
+    choice: Annotated[
+        list[str] | None, described("The text is one of these.", minItems=1, maxItems=MAX_CHOICES_OF_TEXT)
+    ] = None
+    grammar: Annotated[str | None, described("A grammar in Lark's syntax or llama.cpp's GBNF.", **TEXT_LENGTHS)] = None
+    structural_tag: Annotated[Any, described("Free text with parts that match schemas, between tags.")] = None
+    whitespace_pattern: Annotated[
+        str | None, described("A regular expression for the whitespace between the tokens of JSON.", **TEXT_LENGTHS)
+    ] = None
+
+
+def guided(name: str) -> msgspec.Meta:
+    """Return the annotation of a field of older vLLM, in whose place `structured_outputs` has the field `name`."""
+    return restricted("Only null.", send=f"`structured_outputs` with `{name}`")
+
+
+def structured_outputs_of(
+    *,
+    structured_outputs: StructuredOutputsField | None,
+    grammar: str | None,
+    json_schema: Any,
+    response_format: dict[str, Any] | None,
+) -> StructuredOutputs | None:
+    """Return what the text must look like; None if it may be anything.
+
+    Raises:
+        ApiError: 400: more than one field is given, or a value is wrong.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    if structured_outputs is not None:
+        found.append(("structured_outputs", msgspec.structs.asdict(structured_outputs)))
+    if grammar is not None:
+        found.append(("grammar", {"grammar": grammar}))
+    if json_schema is not None:
+        found.append(("json_schema", {"json": json_schema}))
+    if response_format is not None and (wanted := _of_response_format(response_format)) is not None:
+        found.append(("response_format", wanted))
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(f"`{name}`" for name, _ in found)
+        raise out_of_range(found[1][0], f"{names} are given; send only one of them.")
+    [(name, wanted)] = found
+    try:
+        return StructuredOutputs(**wanted)
+    except ValueError as error:
+        raise _wrong(name, str(error)) from None
+
+
+def refusal_of(error: InvalidRequestError, *, body: msgspec.Struct) -> ApiError | None:
+    """Return the error for structured output that the engine refuses; None if it refuses something else of `body`."""
+    if error.param != "structured_outputs":
+        return None
+    names = ("structured_outputs", "grammar", "json_schema", "response_format")
+    return _wrong(next(name for name in names if getattr(body, name, None) is not None), error.message)
+
+
+def _of_response_format(response_format: dict[str, Any]) -> dict[str, Any] | None:
+    match response_format:
+        case {"type": "text", **rest} if not rest:
+            return None
+        case {"type": "json_object", **rest} if not rest:
+            return {"json_object": True}
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema, **rest}, **others} if not others:
+            if unknown := next((name for name in rest if name not in ("name", "description", "strict")), None):
+                raise unsupported(f"response_format.json_schema.{unknown}", rest[unknown], send="null")
+            return {"json": schema}
+        case _:
+            raise out_of_range(
+                "response_format",
+                '`response_format` must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+                '"json_schema": {"name": ..., "schema": {...}}}.',
+            )
+
+
+def _wrong(field: str, message: str) -> ApiError:
+    """Return the error for the value of `field`; `message` may begin with the engine's name for it."""
+    path = {"response_format": "response_format.json_schema.schema"}.get(field, field)
+    return out_of_range(field, re.sub(r"^`(json|grammar|structured_outputs)`", f"`{path}`", message))

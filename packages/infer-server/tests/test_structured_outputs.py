@@ -1,0 +1,150 @@
+"""The fields for structured output: what reaches the engine, and what is refused by the client's own name for it."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from infer_engine.protocol import FinishReason, InvalidRequestError, StructuredOutputs
+from infer_server.testing import FakeEngine, Script
+from infer_server.testing.client import client_of
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    COMPLETIONS: {"prompt": "hi"},
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+async def post(client: httpx.AsyncClient, route: str, **fields: Any) -> httpx.Response:
+    return await client.post(route, json=BODIES[route] | fields)
+
+
+def error_of(reply: httpx.Response) -> dict[str, Any]:
+    (error,) = reply.json().values()
+    return dict(error)
+
+
+FIELDS: list[tuple[dict[str, Any], StructuredOutputs]] = [
+    ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json=SCHEMA)),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}},
+        StructuredOutputs(json=SCHEMA, whitespace_pattern=" "),
+    ),
+    ({"structured_outputs": {"json_object": True}}, StructuredOutputs(json_object=True)),
+    ({"structured_outputs": {"regex": "a+", "json": None}}, StructuredOutputs(regex="a+")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredOutputs(choice=("a", "b"))),
+    ({"structured_outputs": {"grammar": "root ::= [a]"}}, StructuredOutputs(grammar="root ::= [a]")),
+    ({"structured_outputs": {"structural_tag": {"triggers": []}}}, StructuredOutputs(structural_tag={"triggers": []})),
+    ({"grammar": "root ::= [a]"}, StructuredOutputs(grammar="root ::= [a]")),
+    ({"json_schema": SCHEMA}, StructuredOutputs(json=SCHEMA)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize(("fields", "wanted"), FIELDS, ids=lambda each: str(each)[:40])
+async def test_what_is_asked_for_reaches_the_engine(
+    own_client: httpx.AsyncClient, engine: FakeEngine, route: str, fields: dict[str, Any], wanted: StructuredOutputs
+) -> None:
+    assert (await post(own_client, route, **fields)).status_code == 200
+    assert engine.requests[0].params.structured_outputs == wanted
+
+
+FORMATS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
+    ({"type": "text"}, None),
+    ({"type": "json_object"}, StructuredOutputs(json_object=True)),
+    ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, StructuredOutputs(json=SCHEMA)),
+    (
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": False, "description": "d"}},
+        StructuredOutputs(json=SCHEMA),
+    ),
+]
+
+
+@pytest.mark.parametrize(("response_format", "wanted"), FORMATS, ids=lambda each: str(each)[:40])
+async def test_openais_response_format(
+    own_client: httpx.AsyncClient, engine: FakeEngine, response_format: Any, wanted: StructuredOutputs | None
+) -> None:
+    assert (await post(own_client, CHAT, response_format=response_format)).status_code == 200
+    assert engine.requests[0].params.structured_outputs == wanted
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "`regex`, `choice`"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs", "`json_object`"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs", "`choice`"),
+    ({"structured_outputs": {"regex": "a" * 65_537}}, "structured_outputs", "65537"),
+    ({"grammar": ""}, "grammar", "`grammar`"),
+    ({"grammar": "root ::= [a]", "json_schema": {}}, "json_schema", "only one"),
+    ({"grammar": "root ::= [a]", "structured_outputs": {"regex": "a"}}, "grammar", "only one"),
+]
+
+
+@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize(("fields", "param", "says"), WRONG, ids=lambda each: str(each)[:40])
+async def test_wrong_values_are_refused_by_name(
+    client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str, says: str
+) -> None:
+    reply = await post(client, route, **fields)
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], error["param"]) == (
+        400 if route == CHAT else 422, "invalid_value", param,
+    )  # fmt: skip
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {},
+        {"type": "xml"},
+        {"type": "json_object", "schema": {}},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "x"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": "{}"}},
+    ],
+    ids=str,
+)
+async def test_other_response_formats_are_refused(client: httpx.AsyncClient, response_format: Any) -> None:
+    reply = await post(client, CHAT, response_format=response_format)
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "response_format")
+
+
+@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "whitespace_pattern"])
+async def test_older_names_are_refused_with_the_field_to_use(client: httpx.AsyncClient, route: str, name: str) -> None:
+    error = error_of(await post(client, route, **{f"guided_{name}": "x"}))
+    assert (error["code"], error["param"]) == ("unsupported_value", f"guided_{name}")
+    assert f"send `structured_outputs` with `{name}`" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "begins"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs", "`structured_outputs`"),
+        ({"json_schema": SCHEMA}, "json_schema", "`json_schema`"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            "response_format",
+            "`response_format.json_schema.schema`",
+        ),
+    ],
+)
+async def test_the_engines_refusal_names_the_clients_field(
+    own_client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, begins: str
+) -> None:
+    engine.refusal = InvalidRequestError("`json`: `foo` is not known", param="structured_outputs")
+    reply = await post(own_client, CHAT, **fields)
+    error = error_of(reply)
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
+    assert error["message"] == f"{begins}: `foo` is not known"
+
+
+async def test_a_complete_grammar_is_openais_stop_and_named_in_our_own_field() -> None:
+    async with client_of(FakeEngine(Script(finish_reason=FinishReason.GRAMMAR))) as client:
+        chat = (await post(client, CHAT)).json()
+        assert chat["choices"][0]["finish_reason"] == "stop"
+        events = (await post(client, COMPLETIONS, stream=True)).text
+        assert '"finish_reason":"grammar"' in events
