@@ -1,4 +1,4 @@
-"""The snippets of docs/clients.md and README.md, run against a real server."""
+"""The snippets of docs/clients.md, docs/structured-output.md and README.md, run against a real server."""
 
 import itertools
 import json
@@ -54,7 +54,7 @@ def test_every_python_snippet_runs(serve: Serve, chatty: Path) -> None:
             assert run.stdout.strip(), program
 
 
-@pytest.mark.parametrize("document", ["docs/clients.md", "README.md"])
+@pytest.mark.parametrize("document", ["docs/clients.md", "docs/structured-output.md", "README.md"])
 def test_every_curl_snippet_is_answered(serve: Serve, document: str) -> None:
     """The commands are sent as curl would, without one: it need not be installed."""
     commands = snippets(document, "sh")

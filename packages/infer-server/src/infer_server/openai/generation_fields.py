@@ -13,7 +13,13 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_CHARACTERS
 from infer_server.errors import shorten
 from infer_server.openai.fields import TokenId, check_restricted, described, restricted
-from infer_server.openai.structured_outputs import TEXT_LENGTHS, StructuredOutputsField, guided, structured_outputs_of
+from infer_server.openai.structured_outputs import (
+    TEXT_LENGTHS,
+    ResponseFormat,
+    StructuredOutputsField,
+    guided,
+    structured_outputs_of,
+)
 from infer_server.openai.validation import out_of_range
 
 StopString = Annotated[str, described("A text.", minLength=1, maxLength=MAX_STOP_CHARACTERS)]
@@ -140,7 +146,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    response_format: dict[str, Any] | None = None,
+    response_format: ResponseFormat | None = None,
 ) -> SamplingParams:
     """Return the sampling parameters of `fields`; the other arguments have other names in each kind of body.
 

@@ -10,43 +10,31 @@ import msgspec
 
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
 from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, MAX_CHOICES_OF_TEXT
-from infer_server.errors import ApiError
+from infer_server.errors import ApiError, shorten
 from infer_server.openai.fields import described, restricted
-from infer_server.openai.validation import out_of_range, unsupported
+from infer_server.openai.validation import out_of_range
 
+_MAX_MESSAGE_CHARACTERS = 250  # it may quote what the client sent
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
 
-# The schema of what the decoder takes as any object: its errors name the fields of each type.
-_RESPONSE_FORMATS = [
-    {"type": "object", "properties": {"type": {"const": kind}}, "required": ["type"], "additionalProperties": False}
-    for kind in ("text", "json_object")
-] + [
-    {
-        "type": "object",
-        "properties": {
-            "type": {"const": "json_schema"},
-            "json_schema": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "description": {"type": ["string", "null"]},
-                    "schema": {"type": "object"},
-                    "strict": {"type": ["boolean", "null"]},
-                },
-                "required": ["name", "schema"],
-            },
-        },
-        "required": ["type", "json_schema"],
-    }
-]
 
-ResponseFormat = Annotated[
-    dict[str, Any] | None,
-    msgspec.Meta(
-        description="What the text looks like: any text, a JSON object, or JSON that matches a schema.",
-        extra_json_schema={"oneOf": [*_RESPONSE_FORMATS, {"type": "null"}]},
-    ),
-]
+_TYPES = ("text", "json_object", "json_schema")
+
+
+class JSONSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A schema, and what OpenAI's clients say about it; it is always kept, whatever `strict` says."""
+
+    schema: Annotated[dict[str, Any], described("A JSON Schema (draft 2020-12).")]
+    name: Annotated[str | None, described("Accepted without effect.")] = None
+    description: Annotated[str | None, described("Accepted without effect.")] = None
+    strict: Annotated[bool | None, described("Accepted without effect: the schema is always kept.")] = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text looks like, as OpenAI's clients say it."""
+
+    type: Annotated[str, described("Any text, a JSON object, or JSON that matches a schema.", enum=list(_TYPES))]
+    json_schema: Annotated[JSONSchemaFormat | None, described("The schema of the type `json_schema`.")] = None
 
 
 class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +63,7 @@ def structured_outputs_of(
     structured_outputs: StructuredOutputsField | None,
     grammar: str | None,
     json_schema: Any,
-    response_format: dict[str, Any] | None,
+    response_format: ResponseFormat | None,
 ) -> StructuredOutputs | None:
     """Return what the text must look like; None if it may be anything.
 
@@ -111,25 +99,27 @@ def refusal_of(error: InvalidRequestError, *, body: msgspec.Struct) -> ApiError 
     return _wrong(next(name for name in names if getattr(body, name, None) is not None), error.message)
 
 
-def _of_response_format(response_format: dict[str, Any]) -> dict[str, Any] | None:
+def _of_response_format(response_format: ResponseFormat) -> dict[str, Any] | None:
+    if response_format.type not in _TYPES:
+        raise out_of_range(
+            "response_format",
+            f"`response_format.type` is {shorten(response_format.type, 40)!r}; send one of {', '.join(_TYPES)}.",
+        )
+    if (response_format.type == "json_schema") != (response_format.json_schema is not None):
+        raise out_of_range(
+            "response_format", "`response_format.json_schema` belongs to the type `json_schema`; send both, or neither."
+        )
     match response_format:
-        case {"type": "text", **rest} if not rest:
-            return None
-        case {"type": "json_object", **rest} if not rest:
-            return {"json_object": True}
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema, **rest}, **others} if not others:
-            if unknown := next((name for name in rest if name not in ("name", "description", "strict")), None):
-                raise unsupported(f"response_format.json_schema.{unknown}", rest[unknown], send="null")
+        case ResponseFormat(json_schema=JSONSchemaFormat(schema=schema)):
             return {"json": schema}
+        case ResponseFormat(type="json_object"):
+            return {"json_object": True}
         case _:
-            raise out_of_range(
-                "response_format",
-                '`response_format` must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
-                '"json_schema": {"name": ..., "schema": {...}}}.',
-            )
+            return None
 
 
 def _wrong(field: str, message: str) -> ApiError:
     """Return the error for the value of `field`; `message` may begin with the engine's name for it."""
     path = {"response_format": "response_format.json_schema.schema"}.get(field, field)
-    return out_of_range(field, re.sub(r"^`(json|grammar|structured_outputs)`", f"`{path}`", message))
+    message = re.sub(r"^`(json|grammar|structured_outputs)`", f"`{path}`", message)
+    return out_of_range(field, shorten(message, _MAX_MESSAGE_CHARACTERS))

@@ -31,7 +31,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),
     ] = None
-    response_format: ResponseFormat = None
+    response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
     parallel_tool_calls: Annotated[bool | None, described("Accepted without effect.")] = None
     prompt_cache_key: Annotated[str | None, described("Accepted without effect.")] = None
     safety_identifier: Annotated[str | None, described("Accepted without effect.")] = None
