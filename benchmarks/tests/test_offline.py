@@ -1,6 +1,7 @@
 """The offline benchmarks: ceilings that hold, steps that add up, turns that alternate, equal tokens."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from infer_bench.agreement import JudgedAnswer, compare_texts, compare_tokens
 from infer_bench.ceilings import CeilingProbe, Ceilings, ModelCosts, Work
-from infer_bench.offline import concurrency, engine
+from infer_bench.offline import concurrency, engine, structured
 from infer_bench.offline import transformers as comparison
 from infer_bench.shapes import SHAPES
 from infer_models import ModelConfig
@@ -101,6 +102,17 @@ def test_concurrency_compares_the_same_requests(
     saved = json.loads((tmp_path / "concurrency-llama-30m.json").read_text())
     assert saved["ratio"] == saved["together"][0] / saved["one_by_one"][0]
     assert "| ratio (ceiling 3) |" in capsys.readouterr().out
+
+
+def test_structured_output_is_compared_with_free_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, "llama-30m", SHAPES["llama-30m"] | {"num_hidden_layers": 1})
+    structured.main(["--quick", "--rows", "2", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert re.search(r"\| free text \| [\d.]+ \(1\.000\) \| [\d.]+ \(1\.000\) \|", printed)
+    assert re.search(r"\| json_schema \| [\d.]+ \([\d.]+\)", printed)
+    assert "first token, same grammar" in printed
 
 
 # The comparison

@@ -157,6 +157,8 @@ def _sampling(dtype: torch.dtype) -> Iterator[Check]:
         state = (torch.arange(rows).int(), torch.rand(rows, vocab) < 0.1, torch.randint(0, 3, (rows, vocab)).int())
         columns = (torch.full((rows,), 1.3), torch.full((rows,), 0.5), torch.full((rows,), 0.2))
         yield _check("apply_penalties", (logits, *state, *columns), label, call=_penalize)
+        bits = torch.randint(-(2**31), 2**31, (rows // 2, vocab // 32)).int()
+        yield _check("apply_bitmask", (logits, bits, torch.randperm(rows)[: rows // 2]), label, close=EQUAL)
 
 
 def _drawn(logits: Tensor, draws: Draws, label: str) -> Check:

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from infer_kernels.checks import (
     require_dense_rows,
@@ -36,11 +37,11 @@ BITS = 32
 def apply_bitmask_reference(logits: Tensor, bitmask: Tensor, rows: Tensor) -> Tensor:
     """Masked copy of `logits`, row by row; arguments as for `apply_bitmask`."""
     masked = logits.clone()
-    for words, row in zip(bitmask.tolist(), rows.tolist(), strict=True):
-        for token in range(logits.shape[1]):
-            word = words[token // BITS] if token // BITS < len(words) else 0
-            if not word >> token % BITS & 1 and not masked[row, token].isnan():
-                masked[row, token] = -torch.inf
+    token = torch.arange(logits.shape[1], device=logits.device)
+    for words, row in zip(bitmask, rows.tolist(), strict=True):
+        word = functional.pad(words, (0, max(0, -(-len(token) // BITS) - len(words))))[token // BITS]
+        is_allowed = (word >> token % BITS & 1) == 1
+        masked[row] = torch.where(is_allowed | masked[row].isnan(), masked[row], -torch.inf)
     return masked
 
 
