@@ -74,6 +74,8 @@ def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
         (sample, "out", torch.zeros(6, dtype=torch.int64)[::2], r"`out` has stride 2; pass a contiguous one"),
         (apply_penalties, "generated_counts", COUNTS[:, :7], r"`generated_counts` has shape \[2, 7\]; pass \[2, 8\]"),
         (apply_penalties, "in_prompt", COUNTS[:1].bool(), r"`in_prompt` has shape \[1, 8\]; pass \[2, 8\]"),
+        (apply_bitmask, "rows", SLOTS[:2], r"`rows` has shape \[2\]; pass \[1\], one for each of `bitmask`"),
+        (apply_bitmask, "bitmask", torch.zeros(4, 1).int().T[:, ::2], r"`bitmask` has stride"),
         (count_tokens, "token_ids", SLOTS[:2], r"`token_ids` has shape \[2\]; pass \[3\], one for each of `slots`"),
         (topk_logprobs, "token_ids", SLOTS[:2], r"`token_ids` has shape \[2\]; pass \[3\]"),
         (topk_logprobs, "k", 9, r"`k` is 9; pass 0 to 8, the vocabulary"),

@@ -1,20 +1,16 @@
 """`GrammarCompiler`: compiles grammars over a vocabulary, and keeps those that were used last."""
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from infer_engine.structured.constraint import GrammarError, TokenConstraint
+from infer_engine.structured.constraint import GrammarError, TokenConstraint, describe
 
 MAX_KEPT = 32
 MAX_LEXER_STATES = 20_000
 """About 2 kB each; a usual schema has some hundreds."""
-MAX_ERROR_CHARACTERS = 500
-_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
-_SNIPPET = re.compile(r"\n +\d+ \| ")
 
 
 class Vocabulary:
@@ -83,14 +79,8 @@ class GrammarCompiler:
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise GrammarError(describe(matcher.get_error()))
+            raise GrammarError(describe(matcher.get_error()) or "it is not possible")
         self._kept[grammar] = matcher
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return matcher
-
-
-def describe(error: str) -> str:
-    """Return the library's message on one line, without its place in a text that the client has not written."""
-    message = _SNIPPET.split(error.replace("<non-verbose/>", ""))[0]
-    return " ".join(_PLACE.sub("", message).split())[:MAX_ERROR_CHARACTERS] or "it is not possible"

@@ -1,8 +1,14 @@
 """`TokenConstraint`: which tokens a sequence may take next, by its grammar."""
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
+
+MAX_ERROR_CHARACTERS = 500
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+_SNIPPET = re.compile(r"\n +\d+ \| ")
 
 
 class GrammarError(Exception):
@@ -38,13 +44,15 @@ class TokenConstraint:
         Computed once for each consumed token; the caller must not change it.
 
         Raises:
-            GrammarError: the grammar has reached a limit; the library would offer the end of the text alone.
+            GrammarError: the grammar has reached a limit, or a text that nothing completes; the library would offer the
+                end of the text alone.
         """
         if self._mask is None:
             mask = np.zeros(self._num_words, np.int32)
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            if self._matcher.is_error() or not mask.any():
-                raise GrammarError(self._matcher.get_error() or "no token can follow")
+            is_dead_end = self._matcher.is_stopped() and not self._matcher.is_accepting()
+            if self._matcher.is_error() or is_dead_end or not mask.any():
+                raise GrammarError(describe(self._matcher.get_error()) or "no token can follow")
             self._mask = mask
         return self._mask
 
@@ -52,3 +60,9 @@ class TokenConstraint:
         """Go on with `token_id`, which the mask must allow; else every later mask raises."""
         self._matcher.consume_token(token_id)
         self._mask = None
+
+
+def describe(error: str) -> str:
+    """Return the library's message on one line, without its place in a text that the client has not written."""
+    message = _SNIPPET.split(error.replace("<non-verbose/>", ""))[0]
+    return " ".join(_PLACE.sub("", message).split())[:MAX_ERROR_CHARACTERS]

@@ -7,6 +7,7 @@ from llguidance import StructTag, grammar_from, regex_to_lark
 
 from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, StructuredOutputs
 from infer_engine.structured.json_schema import prepare_schema
+from infer_engine.structured.json_schema_checks import GRAMMAR_OPTIONS
 
 WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,64}"
 """Whitespace between the tokens of JSON: enough for any usual layout, too little to generate it for ever."""
@@ -76,7 +77,7 @@ def _from_schema(schema: dict[str, Any], whitespace_pattern: str | None) -> str:
 
 
 def _with_options(schema: dict[str, Any], whitespace_pattern: str | None = None) -> dict[str, Any]:
-    return schema | {"x-guidance": {"lenient": False, "whitespace_pattern": whitespace_pattern or WHITESPACE}}
+    return schema | {"x-guidance": GRAMMAR_OPTIONS | {"whitespace_pattern": whitespace_pattern or WHITESPACE}}
 
 
 def _from_lark(grammar: str) -> str:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from infer_engine.structured.json_schema_checks import check_schema
+
 MAX_DEPTH = 64
 MAX_ENUM = 1_000
 MAX_MULTIPLE_OF = 10_000
@@ -54,7 +56,9 @@ def prepare_schema(schema: Any) -> Any:
         ValueError: it is no JSON Schema, or cannot be kept; the message names the keyword and where it stands.
     """
     _check_depth(schema)
-    return _prepare(schema, "#")
+    prepared = _prepare(schema, "#")
+    check_schema(prepared)
+    return prepared
 
 
 def _check_depth(value: Any) -> None:
@@ -142,12 +146,15 @@ def _plain(allowed: str, holds: Callable[[Any], bool]) -> Callable[[Any, str], A
     return check
 
 
+def _count(value: Any, place: str) -> int:
+    """Return a count as a whole number: the library takes no `2.0`."""
+    if not _is_number(value) or value < 0 or value != int(value):
+        raise ValueError(f"{place} is {_shown(value)}; it must be a whole number of at least 0")
+    return int(value)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
 
 
 def _are_texts(value: Any) -> bool:
@@ -161,7 +168,6 @@ def _is_type(value: Any) -> bool:
 
 _TEXT = _plain("a text", lambda value: isinstance(value, str))
 _NUMBER = _plain("a number", _is_number)
-_COUNT = _plain("a whole number of at least 0", _is_count)
 
 _KEYWORDS: dict[str, Callable[[Any, str], Any]] = {
     "$schema": _plain("a draft of JSON Schema", lambda value: isinstance(value, str) and "json-schema.org/" in value),
@@ -185,14 +191,14 @@ _KEYWORDS: dict[str, Callable[[Any, str], Any]] = {
     "patternProperties": _schemas_by_name,
     "additionalProperties": _schema,
     "required": _plain("a list of texts", _are_texts),
-    "minProperties": _COUNT,
-    "maxProperties": _COUNT,
+    "minProperties": _count,
+    "maxProperties": _count,
     "items": _schema,
     "prefixItems": _schema_list,
-    "minItems": _COUNT,
-    "maxItems": _COUNT,
-    "minLength": _COUNT,
-    "maxLength": _COUNT,
+    "minItems": _count,
+    "maxItems": _count,
+    "minLength": _count,
+    "maxLength": _count,
     "pattern": _TEXT,
     "format": _plain(
         "one of " + ", ".join(f"`{name}`" for name in sorted(FORMATS | set(FORMAT_PATTERNS))) + "; leave it out",

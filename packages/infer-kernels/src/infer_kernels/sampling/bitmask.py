@@ -1,6 +1,6 @@
 """Bitmasks over the vocabulary: the tokens that a grammar allows, one bit each.
 
-    logit = min(logit, +inf where the token's bit is 1, -inf elsewhere)      NaN stays NaN
+    logit = min(logit, +inf where the token's bit is 1, -inf elsewhere)      NaN stays some NaN
 
 Bit i of word w, from the least significant one, stands for token 32 * w + i. Tokens beyond the last word have no bit
 and are forbidden; bits beyond the vocabulary mean nothing.

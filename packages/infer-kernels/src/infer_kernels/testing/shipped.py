@@ -22,7 +22,7 @@ from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
-from infer_kernels.sampling import apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES
 
@@ -225,6 +225,9 @@ def _sampling() -> Iterator[LaunchCase]:
         yield _case("sample", dtype, "no filter", partial(draw, dtype))
         yield _case("sample", dtype, "all filters", partial(draw, dtype, top_k=True, top_p=True, min_p=True))
         yield _case("apply_penalties", dtype, "vocab 32000", partial(penalize, dtype))
+        logits, bits = torch.zeros(3, 32000, dtype=dtype), torch.zeros(2, 1000, dtype=torch.int32)
+        masked = torch.zeros(2, dtype=torch.int64)
+        yield _case("apply_bitmask", dtype, "vocab 32000", partial(apply_bitmask, logits, bits, masked))
         yield _case(
             "topk_logprobs",
             dtype,
