@@ -57,6 +57,7 @@ REQUEST: dict[str, Any] = {
     "logprobs": None,
     "prompt_logprobs": None,
     "n": 1,
+    "structured_outputs": None,
 }
 SERVER: dict[str, Any] = {
     "host": "127.0.0.1",

@@ -10,7 +10,7 @@ from infer_engine.ipc.core_loop import CoreLoop, Inbox, StepTimer
 from infer_engine.ipc.messages import Abort, Halt, StepResult, Submit
 from infer_engine.protocol import SamplingParams
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 from infer_engine.testing.cores import ScriptedCore
 
 VOCABULARY = Vocabulary([bytes([byte]) for byte in range(256)], special_ids=[], eos_token_ids=[])

@@ -12,7 +12,7 @@ import pytest
 
 from infer_engine.frontend.grammar_screening import GrammarScreening
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.structured.screen import GrammarScreen, ScreenSetup
 

@@ -14,7 +14,8 @@ import pytest
 
 from infer_engine.protocol import StructuredOutputs
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
-from infer_engine.structured.constraint import GrammarError, TokenConstraint
+from infer_engine.structured.constraint import TokenConstraint
+from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.structured.json_schema import prepare_schema
 

@@ -1,6 +1,8 @@
 """What `infer_engine` exports, and the ways to configure, start and end an engine."""
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +38,12 @@ def folder(folder_of: Callable[[str], Path]) -> Path:
 
 def config_of(folder: Path) -> EngineConfig:
     return EngineConfig(model=str(folder), dtype="float32", max_seq_len=64, max_batch_size=3)
+
+
+def test_a_frontend_imports_no_torch_no_numpy_and_no_grammar_library() -> None:
+    script = "import sys, infer_engine.build; print(sorted({'torch', 'numpy', 'llguidance'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "[]\n"
 
 
 def test_the_package_exports_what_its_users_need() -> None:

@@ -11,7 +11,8 @@ import pytest
 from infer_engine.protocol import StructuredOutputs
 from infer_engine.structured import compiler as compiler_module
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
-from infer_engine.structured.constraint import GrammarError, TokenConstraint
+from infer_engine.structured.constraint import TokenConstraint
+from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
 
 WORDS = [

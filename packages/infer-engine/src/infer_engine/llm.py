@@ -20,7 +20,7 @@ from infer_engine.protocol import (
     SamplingParams,
     StepOutput,
 )
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 
 
 class LLM:

@@ -6,6 +6,7 @@ It is deterministic: the same messages between the same steps give the same toke
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +19,10 @@ from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, Tok
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
 from infer_engine.structured.compiler import GrammarCompiler
-from infer_engine.structured.constraint import GrammarError, TokenConstraint
+from infer_engine.structured.errors import GrammarError
+
+if TYPE_CHECKING:
+    from infer_engine.structured.constraint import TokenConstraint
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +165,7 @@ class EngineCore:
         self._ended.pop(message.request_id, None)
         self._scheduler.add(request)
 
-    def _make_constraint(self, message: Submit) -> TokenConstraint | None:
+    def _make_constraint(self, message: Submit) -> "TokenConstraint | None":
         if message.grammar is None:
             return None
         if self._grammars is None:

@@ -7,11 +7,14 @@ WAITING ──admit──> PREFILL ──last chunk──> DECODE ──eos, sto
 
 import enum
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from infer_cache.block_hashes import BlockHashes
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
-from infer_engine.structured.constraint import TokenConstraint
+
+if TYPE_CHECKING:
+    from infer_engine.structured.constraint import TokenConstraint
 
 
 class RequestState(enum.Enum):
@@ -87,7 +90,7 @@ class Request:
         arrival: int,
         arrival_step: int = 0,
         block_hashes: BlockHashes | None = None,
-        constraint: TokenConstraint | None = None,
+        constraint: "TokenConstraint | None" = None,
     ) -> None:
         """Create a waiting request with no computed tokens."""
         self.request_id = submission.request_id

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
 from infer_engine.protocol import InvalidRequestError
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.screen import GrammarScreen
 
 

@@ -21,7 +21,6 @@ from infer_engine.protocol import (
     GenerateRequest,
     InvalidRequestError,
 )
-from infer_engine.structured.grammar_text import to_grammar_text
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
@@ -241,6 +240,8 @@ def _grammar_of(request: GenerateRequest) -> str | None:
     """Return the text of the request's grammar; it is not compiled here."""
     if request.params.structured_outputs is None:
         return None
+    from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415 - imports the grammar library
+
     try:
         return to_grammar_text(request.params.structured_outputs)
     except ValueError as error:

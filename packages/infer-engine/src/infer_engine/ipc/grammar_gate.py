@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from infer_engine.ipc.messages import Abort, Submit, ToCore
 from infer_engine.structured.compiler import GrammarCompiler
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 
 
 class GrammarGate:

@@ -26,7 +26,7 @@ from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
 from infer_engine.sampling.metadata import SamplingMetadata, SamplingNeeds, SamplingParamsTable
 from infer_engine.sampling.penalties import Penalties
 from infer_engine.sampling.sampler_output import SamplerOutput
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 from infer_kernels import apply_bitmask, sample
 
 logger = logging.getLogger(__name__)

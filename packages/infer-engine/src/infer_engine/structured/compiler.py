@@ -3,10 +3,14 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from infer_engine.structured.errors import GrammarError, describe
 
-from infer_engine.structured.constraint import GrammarError, TokenConstraint, describe
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from infer_engine.structured.constraint import TokenConstraint
 
 MAX_KEPT = 32
 MAX_LEXER_STATES = 20_000
@@ -23,6 +27,8 @@ class Vocabulary:
 
         Without an end-of-sequence token a text ends where its grammar allows nothing more, or at `max_tokens`.
         """
+        from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415 - 7 MB and 0.1 s: only when used
+
         ends = sorted(token_id for token_id in eos_token_ids if token_id < len(tokens))
         self.tokens = list(tokens) if ends else [*tokens, b"<end of text>"]
         ends = ends or [len(tokens)]
@@ -59,23 +65,27 @@ class GrammarCompiler:
         with self._lock:
             self._compile(grammar)
 
-    def constraint(self, grammar: str) -> TokenConstraint:
+    def constraint(self, grammar: str) -> "TokenConstraint":
         """Return the constraint of a sequence without tokens; takes microseconds if `grammar` is compiled.
 
         Raises:
             GrammarError: as in `compile`.
         """
+        from infer_engine.structured.constraint import TokenConstraint  # noqa: PLC0415 - imports numpy: only when used
+
         with self._lock:
             matcher = self._compile(grammar)
             assert self._vocabulary is not None
             return TokenConstraint(matcher.deep_copy(), vocab_size=self._vocabulary.tokenizer.vocab_size)
 
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, grammar: str) -> "LLMatcher":
         if grammar in self._kept:
             self._kept.move_to_end(grammar)
             return self._kept[grammar]
         if self._vocabulary is None:
             self._vocabulary = self._make_vocabulary()
+        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - imported with the vocabulary
+
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():

@@ -1,18 +1,14 @@
 """`TokenConstraint`: which tokens a sequence may take next, by its grammar."""
 
-import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
-MAX_ERROR_CHARACTERS = 500
-_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
-_SNIPPET = re.compile(r"\n +\d+ \| ")
+from infer_engine.structured.errors import GrammarError, describe
 
-
-class GrammarError(Exception):
-    """A grammar cannot be compiled, or cannot go on: it needs more than its limits. The message is the library's."""
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 class TokenConstraint:
@@ -22,7 +18,7 @@ class TokenConstraint:
     hit change nothing.
     """
 
-    def __init__(self, matcher: LLMatcher, *, vocab_size: int) -> None:
+    def __init__(self, matcher: "LLMatcher", *, vocab_size: int) -> None:
         """Begin with `matcher`, which nothing else may use; tokens are below `vocab_size`, the matcher's."""
         self._matcher = matcher
         self._num_words = -(-vocab_size // 32)
@@ -60,9 +56,3 @@ class TokenConstraint:
         """Go on with `token_id`, which the mask must allow; else every later mask raises."""
         self._matcher.consume_token(token_id)
         self._mask = None
-
-
-def describe(error: str) -> str:
-    """Return the library's message on one line, without its place in a text that the client has not written."""
-    message = _SNIPPET.split(error.replace("<non-verbose/>", ""))[0]
-    return " ".join(_PLACE.sub("", message).split())[:MAX_ERROR_CHARACTERS]

@@ -19,8 +19,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from infer_engine.structured.compiler import Vocabulary
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +122,6 @@ class GrammarScreen:
             process.wait()
         if connection is not None:
             connection.close()
-
-
-def vocabulary_of(setup: ScreenSetup) -> Vocabulary:
-    """Return the vocabulary that `setup` describes."""
-    return Vocabulary(setup.tokens, special_ids=setup.special_ids, eos_token_ids=setup.eos_token_ids)
 
 
 def _receive(connection: Connection, timeout_s: float) -> bytes:

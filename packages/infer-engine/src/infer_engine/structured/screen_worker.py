@@ -17,14 +17,13 @@ from pathlib import Path
 import msgspec
 
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
-from infer_engine.structured.constraint import GrammarError
+from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.screen import (
     MAX_CPU_S,
     MAX_GROWTH_BYTES,
     MAX_WALL_S,
     ScreenSetup,
     Verdict,
-    vocabulary_of,
 )
 
 NICENESS = 5
@@ -48,6 +47,11 @@ def main() -> None:
             connection.send_bytes(msgspec.msgpack.encode(verdict))
     except (EOFError, OSError):
         return
+
+
+def vocabulary_of(setup: ScreenSetup) -> Vocabulary:
+    """Return the vocabulary that `setup` describes."""
+    return Vocabulary(setup.tokens, special_ids=setup.special_ids, eos_token_ids=setup.eos_token_ids)
 
 
 def _try(grammar: str, vocabulary: Vocabulary) -> Verdict:

@@ -1,0 +1,17 @@
+"""`GrammarError`, and what the grammar library says as clients read it."""
+
+import re
+
+MAX_ERROR_CHARACTERS = 500
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+_SNIPPET = re.compile(r"\n +\d+ \| ")
+
+
+class GrammarError(Exception):
+    """A grammar cannot be compiled, or cannot go on: it needs more than its limits. The message is the library's."""
+
+
+def describe(error: str) -> str:
+    """Return the library's message on one line, without its place in a text that the client has not written."""
+    message = _SNIPPET.split(error.replace("<non-verbose/>", ""))[0]
+    return " ".join(_PLACE.sub("", message).split())[:MAX_ERROR_CHARACTERS]
