@@ -14,7 +14,8 @@ from infer_engine.frontend.grammar_screening import GrammarScreening
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
 from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
-from infer_engine.structured.screen import GrammarScreen, ScreenSetup
+from infer_engine.structured.screen import MAX_GROWTH_BYTES, GrammarScreen, ScreenSetup
+from infer_engine.structured.screen_worker import limit_this_process
 
 GOOD = to_grammar_text(StructuredOutputs(choice=("yes", "no")))
 ANOTHER = to_grammar_text(StructuredOutputs(choice=("another",)))
@@ -71,6 +72,18 @@ def test_a_large_grammar_is_ended(screen: GrammarScreen) -> None:
     with pytest.raises(GrammarError):
         screen.check(large)
     screen.check(GOOD)
+
+
+def test_a_grammar_has_so_much_memory() -> None:
+    child = os.fork()
+    if child == 0:
+        limit_this_process()
+        try:
+            _ = bytearray(2 * MAX_GROWTH_BYTES)
+        except MemoryError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_process_that_has_ended_is_replaced(screen: GrammarScreen) -> None:

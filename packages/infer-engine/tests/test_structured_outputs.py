@@ -163,6 +163,19 @@ def test_a_complete_text_ends_the_request_whatever_min_tokens_and_ignore_eos_say
         assert completion.finish_reason is FinishReason.GRAMMAR
 
 
+def test_min_tokens_gives_way_where_a_grammar_allows_the_end_alone(llm: LLM, id_of: Callable[[str], int]) -> None:
+    [completion] = generate(llm, params(grammar='start: "a"', min_tokens=5, stop_token_ids=(id_of("a"),)))
+    assert (completion.token_ids, completion.finish_reason) == ([id_of("a")], FinishReason.STOP)
+
+
+def test_a_grammar_that_cannot_go_on_fails_its_own_request_alone(llm: LLM) -> None:
+    ambiguous = "start: a\na: a a | " + " | ".join(f'"{number}"' for number in range(4000))
+    failed, other = generate(llm, params(9, grammar=ambiguous), params(9, regex="[0-9]{9}"))
+    assert failed.error is not None
+    assert failed.error.code == "grammar_failed"
+    assert other.text.isdigit()
+
+
 def test_the_end_of_max_tokens_is_the_grammars_if_it_is_complete(llm: LLM) -> None:
     [completion] = generate(llm, params(3, regex="[0-9]{3}"))
     assert (completion.text.isdigit(), completion.finish_reason) == (True, FinishReason.GRAMMAR)
@@ -202,6 +215,7 @@ def test_penalties_and_biases_count_among_the_allowed_tokens(llm: LLM, id_of: Ca
         ({"grammar": '%llguidance {}\nstart: "a"'}, "`grammar` holds `%llguidance`"),
         ({"grammar": '{"grammars": []}'}, "`grammar` is a JSON object"),
         ({"json": {"type": "string", "frobnicate": 1}}, "frobnicate"),
+        ({"json": {"type": "string", "pattern": '^[^"]+$'}}, "control character"),
         ({"json": "{"}, "not JSON"),
         ({"json": False}, "nothing matches"),
         ({"json": {"$ref": "http://example.com/schema"}}, r"\$ref"),

@@ -61,7 +61,7 @@ def _try(grammar: str, vocabulary: Vocabulary) -> Verdict:
     if pid == 0:
         with contextlib.suppress(BaseException):
             os.close(reader)
-            _limit()
+            limit_this_process()
             os.write(writer, _compile(grammar, vocabulary))
         os._exit(0)
     os.close(writer)
@@ -76,7 +76,8 @@ def _try(grammar: str, vocabulary: Vocabulary) -> Verdict:
     return Verdict(error=TOO_MUCH_TIME if ran_out_of_time else TOO_MUCH_MEMORY)
 
 
-def _limit() -> None:
+def limit_this_process() -> None:
+    """Limit the CPU time and the memory that this process may use from here on."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
