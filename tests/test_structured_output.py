@@ -94,8 +94,8 @@ def test_hostile_grammars_hold_up_nobody(serve: Serve, folder: Path) -> None:
         assert len(statuses) == len(HOSTILE)
         assert set(statuses) <= {200, 422, "grammar_failed"}
         assert statuses.count(422) >= 4
-        assert max(waits) < 0.5, sorted(waits)[-5:]
-        assert max(gaps) < 0.5, sorted(gaps)[-5:]
+        assert max(waits) < 1.0, sorted(waits)[-5:]
+        assert max(gaps) < 1.0, sorted(gaps)[-5:]
         assert client.post("/v1/completions", json=small | {"structured_outputs": {"choice": ["cd"]}}).is_success
         assert _memory_mb(server.process.pid) < memory_before + 150
 

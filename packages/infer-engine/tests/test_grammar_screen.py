@@ -1,11 +1,11 @@
 """Hostile grammars cost only the process that tries them, and only for a while."""
 
 import asyncio
-import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +15,6 @@ from infer_engine.protocol import InvalidRequestError, StructuredOutputs
 from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.structured.screen import MAX_GROWTH_BYTES, GrammarScreen, ScreenSetup
-from infer_engine.structured.screen_worker import limit_this_process
 
 GOOD = to_grammar_text(StructuredOutputs(choice=("yes", "no")))
 ANOTHER = to_grammar_text(StructuredOutputs(choice=("another",)))
@@ -75,15 +74,13 @@ def test_a_large_grammar_is_ended(screen: GrammarScreen) -> None:
 
 
 def test_a_grammar_has_so_much_memory() -> None:
-    child = os.fork()
-    if child == 0:
-        limit_this_process()
-        try:
-            _ = bytearray(2 * MAX_GROWTH_BYTES)
-        except MemoryError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    script = f"""
+from infer_engine.structured.screen_worker import limit_this_process
+limit_this_process()
+bytearray(2 * {MAX_GROWTH_BYTES})
+"""
+    run = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    assert run.stderr.endswith("MemoryError\n")
 
 
 def test_a_process_that_has_ended_is_replaced(screen: GrammarScreen) -> None:
@@ -105,18 +102,18 @@ def test_a_closed_screen_leaves_no_process_and_refuses() -> None:
         screen.check(ANOTHER)
 
 
-def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    child = os.fork()
-    if child == 0:
-        screen = GrammarScreen(setup)
-        screen.check(GOOD)
-        told.write_text(str(worker_of(screen).pid))
-        os._exit(0)
-    os.waitpid(child, 0)
-    pid = int(told.read_text())
+def test_the_process_ends_with_the_one_that_started_it() -> None:
+    script = f"""
+import os
+from infer_engine.structured.screen import GrammarScreen, ScreenSetup
+screen = GrammarScreen(lambda: ScreenSetup(tokens={TOKENS!r}, special_ids=[], eos_token_ids=[]))
+screen.check({GOOD!r})
+print(screen.pid, flush=True)
+os._exit(0)
+"""
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while psutil.pid_exists(int(run.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
