@@ -108,6 +108,21 @@ def test_a_request_that_is_aborted_meanwhile_never_reaches_the_core(core: Script
     assert "bound" not in {message.request_id for message in core.messages if isinstance(message, Submit | Abort)}
 
 
+def test_a_compiler_that_breaks_holds_nothing_back_for_ever(core: ScriptedCore) -> None:
+    def fail() -> Vocabulary:
+        raise RuntimeError("the vocabulary is broken on purpose")
+
+    grammars = GrammarCompiler(fail)
+
+    def act(inbox: Inbox, results: "queue.Queue[StepResult]") -> None:
+        inbox.put(submit("bound", GRAMMAR))
+        assert next_id(results) == "bound"
+
+    run(core, grammars, act)
+    with pytest.raises(GrammarError, match="the log says why"):
+        grammars.constraint(GRAMMAR)
+
+
 def test_what_cannot_be_compiled_goes_on_to_the_core_which_fails_it(core: ScriptedCore) -> None:
     grammars = GrammarCompiler(lambda: VOCABULARY)
 

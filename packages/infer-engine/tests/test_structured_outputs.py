@@ -216,6 +216,7 @@ def test_penalties_and_biases_count_among_the_allowed_tokens(llm: LLM, id_of: Ca
         ({"grammar": '{"grammars": []}'}, "`grammar` is a JSON object"),
         ({"json": {"type": "string", "frobnicate": 1}}, "frobnicate"),
         ({"json": {"type": "string", "pattern": '^[^"]+$'}}, "control character"),
+        ({"json": {"enum": ["x" * 70_000]}}, "characters; at most 65536"),
         ({"json": "{"}, "not JSON"),
         ({"json": False}, "nothing matches"),
         ({"json": {"$ref": "http://example.com/schema"}}, r"\$ref"),

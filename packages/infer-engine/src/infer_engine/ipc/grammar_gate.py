@@ -39,6 +39,8 @@ class GrammarGate:
         return is_wanted
 
     def _compile(self, submission: Submit, grammar: str) -> None:
-        with contextlib.suppress(GrammarError):  # the core meets it again, and fails the request
-            self._grammars.compile(grammar)
-        self._on_compiled(submission)
+        try:
+            with contextlib.suppress(GrammarError):  # the core meets it again, and fails the request
+                self._grammars.compile(grammar)
+        finally:  # whatever happened: nobody else would end the request
+            self._on_compiled(submission)

@@ -66,7 +66,7 @@ class Sampler:
         logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
         logprob_rows = torch.tensor(logprob_indices, device=self._device) if logprob_indices else None
         unedited = logits[logprob_rows] if logprob_rows is not None else logits  # a copy, because edits change `logits`
-        masks, grammar_failed = _read_masks(metadata)
+        masks, grammar_failed = _read_masks(metadata) if metadata.any_needs & SamplingNeeds.GRAMMAR else ({}, None)
         largest = self._edit_logits(logits, metadata, masks)
         drawn = self._draw(logits, metadata)
         if largest is None:
@@ -75,7 +75,9 @@ class Sampler:
         computed = (
             None if logprob_rows is None else compute_logprobs(unedited, drawn[logprob_rows], with_top=any(counts))
         )
-        output = replace(_to_output(largest, drawn), grammar_failed=grammar_failed)
+        output = _to_output(largest, drawn)
+        if grammar_failed:
+            output = replace(output, grammar_failed=grammar_failed)
         if computed is None:
             return output
         logprobs = zip(logprob_indices, read_logprobs(computed, counts), strict=True)

@@ -1,5 +1,6 @@
 """`GrammarCompiler`: compiles grammars over a vocabulary, and keeps those that were used last."""
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     from infer_engine.structured.constraint import TokenConstraint
+
+logger = logging.getLogger(__name__)
 
 MAX_KEPT = 32
 MAX_LEXER_STATES = 20_000
@@ -82,15 +85,24 @@ class GrammarCompiler:
         if grammar in self._kept:
             self._kept.move_to_end(grammar)
             return self._kept[grammar]
-        if self._vocabulary is None:
-            self._vocabulary = self._make_vocabulary()
-        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - imported with the vocabulary
-
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        try:
+            matcher = self._make_matcher(grammar)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the Rust library is not an `Exception`
+            logger.exception("The grammar library failed on a grammar.")
+            raise GrammarError("the grammar library fails on it; the log says why") from error
         if matcher.is_error():
             raise GrammarError(describe(matcher.get_error()) or "it is not possible")
         self._kept[grammar] = matcher
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return matcher
+
+    def _make_matcher(self, grammar: str) -> "LLMatcher":
+        if self._vocabulary is None:
+            self._vocabulary = self._make_vocabulary()
+        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - imported with the vocabulary
+
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        return LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)

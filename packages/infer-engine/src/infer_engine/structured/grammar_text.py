@@ -61,12 +61,12 @@ def _read_schema(schema: Any, name: str) -> dict[str, Any]:
             schema = json.loads(schema)
         except ValueError as error:
             raise ValueError(f"`{name}` is a text that is not JSON ({error}); send a JSON Schema.") from None
+    if (length := len(json.dumps(schema, ensure_ascii=False))) > MAX_CHARACTERS:
+        raise ValueError(f"`{name}` has {length} characters; at most {MAX_CHARACTERS} are allowed.")
     try:
         schema = prepare_schema(schema)
     except ValueError as error:
         raise ValueError(f"`{name}`: {error}") from None
-    if (length := len(json.dumps(schema, ensure_ascii=False))) > MAX_CHARACTERS:
-        raise ValueError(f"`{name}` has {length} characters; at most {MAX_CHARACTERS} are allowed.")
     if schema is False:
         raise ValueError(f"`{name}` is the schema `false`, which nothing matches; send another one.")
     return {} if schema is True else schema
