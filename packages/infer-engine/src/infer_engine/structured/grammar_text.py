@@ -9,7 +9,7 @@ from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, StructuredO
 from infer_engine.structured.json_schema import prepare_schema
 from infer_engine.structured.json_schema_checks import GRAMMAR_OPTIONS
 
-WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,64}"
+WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,16}"
 """Whitespace between the tokens of JSON: enough for any usual layout, too little to generate it for ever."""
 MAX_TAGS = 128
 _OPTIONS = "%llguidance"
