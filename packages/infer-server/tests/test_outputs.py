@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from infer_engine.protocol import GenerateRequest, RequestStream, RequestTimes, SamplingParams, StepOutput
-from infer_server.openai.outputs import merge_outputs
+from infer_server.generation.outputs import merge_outputs
 from infer_server.testing import FakeEngine, Script
 
 

@@ -4,6 +4,14 @@
 made. The server is written against `Engine` and `RequestStream`, which `infer_engine.build_engine` implements.
 """
 
+from infer_engine.protocol.answer_deltas import (
+    AnswerDelta,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    answer_deltas,
+)
+from infer_engine.protocol.chat import ChatMessage, ChatPrompt, Tool, ToolCall
 from infer_engine.protocol.config import EngineConfig
 from infer_engine.protocol.engine import Engine, EngineInfo, EngineStatus, RequestStream, RequestTimes
 from infer_engine.protocol.errors import (
@@ -18,8 +26,6 @@ from infer_engine.protocol.errors import (
     RequestRefusedError,
 )
 from infer_engine.protocol.requests import (
-    ChatMessage,
-    ChatPrompt,
     FinishReason,
     GenerateRequest,
     RequestFailure,
@@ -32,11 +38,13 @@ from infer_engine.protocol.stats import EngineStats
 from infer_engine.protocol.structured_outputs import StructuredOutputs
 
 __all__ = [
+    "AnswerDelta",
     "BatchSnapshot",
     "ChatMessage",
     "ChatPrompt",
     "ChatTemplateUnusableError",
     "CheckpointUnusableError",
+    "ContentDelta",
     "ContextLengthExceededError",
     "EmptyPromptError",
     "Engine",
@@ -50,6 +58,7 @@ __all__ = [
     "GenerateRequest",
     "InvalidRequestError",
     "QueueFullError",
+    "ReasoningDelta",
     "RequestFailure",
     "RequestRefusedError",
     "RequestStream",
@@ -59,4 +68,8 @@ __all__ = [
     "StepOutput",
     "StructuredOutputs",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
+    "answer_deltas",
 ]

@@ -4,6 +4,8 @@ import enum
 
 import msgspec
 
+from infer_engine.protocol.answer_deltas import AnswerDelta
+from infer_engine.protocol.chat import ChatPrompt
 from infer_engine.protocol.sampling import SamplingParams
 
 
@@ -31,30 +33,6 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     logprob: float
     rank: int
     top: list[tuple[int, float]]
-
-
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a conversation.
-
-    Attributes:
-        role: its author, in the words of the checkpoint's template: `system`, `user`, `assistant`, ...
-        content: its text; nothing in it becomes a special token.
-    """
-
-    role: str
-    content: str
-
-
-class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation, which the checkpoint's chat template turns into a prompt.
-
-    Attributes:
-        messages: in order.
-        add_generation_prompt: end the prompt where the assistant's answer begins.
-    """
-
-    messages: tuple[ChatMessage, ...]
-    add_generation_prompt: bool = True
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +73,16 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         request_id: the engine's id of the request.
         token_ids: the tokens of this step, in order; empty only after an abort or a failure.
         text: the text that this step completed. Text is held back while it is part of a character or may begin a stop
-            string; it comes with a later output, at the latest with the last one.
+            string; it comes with a later output, at the latest with the last one. Of a conversation's answer it is the
+            content alone: no reasoning, no tool calls.
+        deltas: what this step adds to the parts of a conversation's answer, in order; None where there are no such
+            parts, and all of the text is content.
         finished: whether this is the last output.
         finish_reason: why it ended; None while it runs and if it failed.
         error: why it failed; None otherwise.
         num_prompt_tokens: tokens of the prompt.
         num_completion_tokens: tokens generated so far, including those of this output.
+        num_reasoning_tokens: those of them that were generated before the content or the tool calls.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         logprobs: one for each of `token_ids` if the request asked for them, else None.
         prompt_logprobs: one for each prompt token (None for the first token), with the first output of a request that
@@ -110,11 +92,13 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     token_ids: list[int]
     text: str = ""
+    deltas: list[AnswerDelta] | None = None
     finished: bool = False
     finish_reason: FinishReason | None = None
     error: RequestFailure | None = None
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_reasoning_tokens: int = 0
     num_cached_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -7,13 +7,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from infer_server.errors import internal_error
+from infer_server.errors import ErrorReply, internal_error
 from infer_server.http.disconnects import cancel_and_wait, wait_for_disconnect
 from infer_server.http.request_ids import request_id
 
@@ -46,22 +47,29 @@ def plain_event(_: str, data: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-class EventStreamResponse(Response[Any]):
-    """Sends `events`, one write each, and pings in between; calls `release` at the end, also after an error."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStream:
+    """The events of a response.
 
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        *,
-        release: Callable[[], None],
-        encode: EventEncoder,
-        ping_interval_s: float,
-    ) -> None:
-        """`encode` makes the error event if `events` raises."""
+    Attributes:
+        events: the bytes of one write each.
+        error_event: makes the last bytes of the stream if `events` raises.
+        ping: is sent while there are no events.
+    """
+
+    events: AsyncGenerator[bytes, None]
+    error_event: Callable[[ErrorReply], bytes]
+    ping: bytes = PING
+
+
+class EventStreamResponse(Response[Any]):
+    """Sends a stream's events, and pings in between; calls `release` at the end, also after an error."""
+
+    def __init__(self, stream: EventStream, *, release: Callable[[], None], ping_interval_s: float) -> None:
+        """Send `stream`, with a ping after each `ping_interval_s` seconds without events."""
         super().__init__(content=b"", media_type=MEDIA_TYPE)
-        self._events = events
+        self._stream = stream
         self._release = release
-        self._encode = encode
         self._ping_interval_s = ping_interval_s
         self._last_write_s = 0.0
 
@@ -85,12 +93,12 @@ class EventStreamResponse(Response[Any]):
 
     async def _write(self, scope: Scope, send: Send) -> None:
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(self._stream.events) as events:
                 async for event in events:
                     await self._send(send, event)
         except Exception:
             logger.exception("stream of request %s failed", request_id(scope))
-            await self._send(send, self._encode("error", internal_error().reply) + DONE)
+            await self._send(send, self._stream.error_event(internal_error().reply))
 
     async def _ping(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time
@@ -98,7 +106,7 @@ class EventStreamResponse(Response[Any]):
         while True:
             idle_s = clock() - self._last_write_s
             if idle_s >= self._ping_interval_s:
-                await self._send(send, PING)
+                await self._send(send, self._stream.ping)
                 idle_s = 0.0
             await asyncio.sleep(self._ping_interval_s - idle_s)
 

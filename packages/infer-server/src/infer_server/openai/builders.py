@@ -9,10 +9,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from infer_engine.protocol import FinishReason, RequestFailure, RequestStream, StepOutput, TokenLogprob
+from infer_engine.protocol import RequestStream, StepOutput, TokenLogprob
 from infer_server.errors import ApiError
+from infer_server.generation.failures import raise_if_failed, raise_if_unfinished
+from infer_server.generation.outputs import merge_outputs
 from infer_server.http.sse import DONE, EventEncoder, plain_event
-from infer_server.openai.outputs import merge_outputs
 from infer_server.openai.usage import Usage, usage_of
 
 R_co = TypeVar("R_co", bound=msgspec.Struct, covariant=True)
@@ -86,8 +87,7 @@ async def stream_events(
                     events.append(encode("done", chunks.finish(index, output, text=rest)))
                 if events:
                     yield b"".join(events)
-                if output.error is not None:
-                    raise _failure_error(output.error)
+                raise_if_failed(output)
     except ApiError as error:
         yield encode("error", error.reply) + DONE
         return
@@ -109,30 +109,12 @@ async def complete_response(
     last_outputs: dict[int, StepOutput] = {}
     async with aclosing(merge_outputs(streams)) as outputs:
         async for index, output in outputs:
-            if output.error is not None:
-                raise _failure_error(output.error)
-            if output.finish_reason is FinishReason.ABORT:
-                raise shutdown_error()
+            raise_if_unfinished(output)
             builder.add(index, output)
             if output.finished:
                 last_outputs[index] = output
     total = usage_of([last_outputs[i] for i in range(len(streams))], choices_per_prompt=choices_per_prompt)
     return builder.build(total)
-
-
-def shutdown_error() -> ApiError:
-    """Return the error for a request that the server's shutdown has aborted."""
-    return ApiError(
-        503,
-        "The server is shutting down and could not finish this request; send it again.",
-        code="engine_unavailable",
-        retry_after_s=1,
-    )
-
-
-def _failure_error(failure: RequestFailure) -> ApiError:
-    """Return the error for a request that failed in the engine."""
-    return ApiError(500, failure.message, code=failure.code)
 
 
 def _tokens(output: StepOutput) -> list[GeneratedToken]:

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from infer_engine.protocol import (
+    AnswerDelta,
     BatchSnapshot,
     ChatPrompt,
     ChatTemplateUnusableError,
+    ContentDelta,
     ContextLengthExceededError,
     EngineInfo,
     EngineStats,
@@ -16,6 +18,7 @@ from infer_engine.protocol import (
     FinishReason,
     GenerateRequest,
     InvalidRequestError,
+    ReasoningDelta,
     RequestFailure,
     RequestStream,
     RequestTimes,
@@ -44,7 +47,7 @@ class Script:
     """The outputs of every request.
 
     Attributes:
-        steps: one output for each: its token ids and its text.
+        steps: one output for each: its token ids, and its text or what it adds to the parts of the answer.
         finish_reason: that of the last output.
         failure: ends the request after all steps, in place of `finish_reason`.
         num_cached_tokens: prompt tokens that were found in a cache.
@@ -52,7 +55,11 @@ class Script:
         pause_after: number of outputs after which the request waits for `resume` or `abort`.
     """
 
-    steps: tuple[tuple[tuple[int, ...], str], ...] = (((1,), "Hello"), ((2,), ","), ((3,), " world"))
+    steps: tuple[tuple[tuple[int, ...], str | tuple[AnswerDelta, ...]], ...] = (
+        ((1,), "Hello"),
+        ((2,), ","),
+        ((3,), " world"),
+    )
     finish_reason: FinishReason = FinishReason.EOS
     failure: RequestFailure | None = None
     num_cached_tokens: int = 0
@@ -97,7 +104,7 @@ class FakeStream:
 
     async def _outputs(self) -> AsyncIterator[StepOutput]:
         steps, made = self._script.steps, 0
-        for position, (token_ids, text) in enumerate(steps):
+        for position, (token_ids, parts) in enumerate(steps):
             if position == self._script.pause_after:
                 await self._resumed.wait()
             await asyncio.sleep(0)  # other tasks run between steps, as with an engine
@@ -108,7 +115,7 @@ class FakeStream:
             if is_last:
                 self.ended.set()
             self._record_time()
-            yield self._output(made, token_ids, text=text, reason=self._script.finish_reason if is_last else None)
+            yield self._output(made, token_ids, parts=parts, reason=self._script.finish_reason if is_last else None)
             if is_last:
                 return
         if self.aborted:
@@ -128,23 +135,33 @@ class FakeStream:
         made: int,
         token_ids: tuple[int, ...],
         *,
-        text: str = "",
+        parts: str | tuple[AnswerDelta, ...] = "",
         reason: FinishReason | None = None,
         error: RequestFailure | None = None,
     ) -> StepOutput:
         return StepOutput(
             request_id=self.request_id,
             token_ids=list(token_ids),
-            text=text,
+            text=_content(parts),
+            deltas=None if isinstance(parts, str) else list(parts),
             finished=reason is not None or error is not None,
             finish_reason=reason,
             error=error,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_completion_tokens=made,
+            num_reasoning_tokens=self._num_reasoning_tokens(made),
             num_cached_tokens=self._script.num_cached_tokens,
             logprobs=self._logprobs(token_ids, self._params.logprobs),
             prompt_logprobs=self._prompt_logprobs() if token_ids and made == len(token_ids) else None,
         )
+
+    def _num_reasoning_tokens(self, made: int) -> int:
+        thought = sum(
+            len(token_ids)
+            for token_ids, parts in self._script.steps
+            if not isinstance(parts, str) and any(isinstance(part, ReasoningDelta) for part in parts)
+        )
+        return min(made, thought)
 
     def _prompt_logprobs(self) -> list[TokenLogprob | None] | None:
         listed = self._logprobs(self.prompt_token_ids[1:], self._params.prompt_logprobs)
@@ -217,7 +234,7 @@ class FakeEngine:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the text of a token of the script, an ASCII character, or the id in angle brackets."""
-        scripted = {ids[0]: text for ids, text in self._script.steps if len(ids) == 1}
+        scripted = {ids[0]: _content(parts) for ids, parts in self._script.steps if len(ids) == 1}
         plain = chr(token_id) if 31 < token_id < 127 else f"<{token_id}>"
         return scripted.get(token_id, plain).encode()
 
@@ -309,3 +326,9 @@ class FakeEngine:
         for token_id in token_ids:
             if not 0 <= token_id < self.info.vocab_size:
                 raise InvalidRequestError(f"`{name}` has the unknown token id {token_id}.", param=name)
+
+
+def _content(parts: str | tuple[AnswerDelta, ...]) -> str:
+    if isinstance(parts, str):
+        return parts
+    return "".join(part.text for part in parts if isinstance(part, ContentDelta))

@@ -5,7 +5,8 @@ from typing import Literal
 import msgspec
 
 from infer_engine.protocol import FinishReason, StepOutput
-from infer_server.openai.builders import GeneratedToken, shutdown_error
+from infer_server.generation.failures import shutdown_error
+from infer_server.openai.builders import GeneratedToken
 from infer_server.openai.logprobs import ChatLogprobs, ChatTokenLogprob, TokenBytes, chat_token_logprob
 from infer_server.openai.response_head import OpenAIFinishReason, ResponseHead, openai_finish_reason
 from infer_server.openai.usage import Usage

@@ -6,11 +6,12 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest
+from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventEncoder, plain_event
 from infer_server.openai.chat.request import ChatBody, chat_request
 from infer_server.openai.chat.response import ChatChunkBuilder, ChatCompletion, ChatResponseBuilder
-from infer_server.openai.generation import COMMON_ERRORS, RESPONSE_DESCRIPTION, AcceptedRequest, GenerationHandler
+from infer_server.openai.chunked_endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
 from infer_server.openai.response_head import ResponseHead, new_response_head
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
@@ -47,7 +48,7 @@ def chat_routes(engine: Engine, *, settings: ServerSettings, served_model: str) 
     return [create_chat_completion]
 
 
-class _ChatEndpoint:
+class _ChatEndpoint(ChunkedEndpoint[ChatBody, ChatCompletion]):
     """Makes requests of conversations, and chat completions of the outputs."""
 
     def __init__(self, engine: Engine, *, served_model: str) -> None:

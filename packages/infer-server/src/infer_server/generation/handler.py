@@ -15,27 +15,21 @@ from litestar import Request, Response
 from msgspec import structs
 
 from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream
+from infer_server.errors import ApiError
 from infer_server.http.authentication import tenant
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
-from infer_server.http.sse import EventEncoder, EventStreamResponse, accepts_event_stream
-from infer_server.openai.builders import ChunkBuilder, ResponseBuilder, complete_response, stream_events
-from infer_server.openai.generation_fields import GenerationFields, check_stream_options
-from infer_server.openai.structured_outputs import refusal_of
+from infer_server.http.sse import EventStream, EventStreamResponse, accepts_event_stream
 from infer_server.operations.access_log import log_prompts, record_generation
 from infer_server.settings import ServerSettings
 
-B = TypeVar("B", bound=GenerationFields)
-B_co = TypeVar("B_co", bound=GenerationFields, covariant=True)
-B_contra = TypeVar("B_contra", bound=GenerationFields, contravariant=True)
+B = TypeVar("B", bound=msgspec.Struct)
+B_co = TypeVar("B_co", bound=msgspec.Struct, covariant=True)
+B_contra = TypeVar("B_contra", bound=msgspec.Struct, contravariant=True)
 R = TypeVar("R", bound=msgspec.Struct)
 R_co = TypeVar("R_co", bound=msgspec.Struct, covariant=True)
 
 # What the OpenAPI document says of every endpoint that generates text.
-RESPONSE_DESCRIPTION = (
-    "Answers with one object, or with server-sent events where `stream` is true or `stream` is left out and `Accept` "
-    "names `text/event-stream`."
-)
 COMMON_ERRORS = {
     413: "The body is too large.",
     500: "The request failed.",
@@ -78,14 +72,25 @@ class Endpoint(Protocol[B_contra, R_co]):
             ApiError: a value in it is not accepted.
         """
 
-    def event_encoder(self, *, accepts_events: bool) -> EventEncoder:
-        """Return what encodes events; `accepts_events` says whether the `Accept` header named event streams."""
+    def is_streaming(self, body: B_contra, *, accepts_events: bool) -> bool:
+        """Return whether to answer with events; `accepts_events` says whether the `Accept` header names them.
 
-    async def chunk_builder(self, accepted: AcceptedRequest[B_contra]) -> ChunkBuilder:
-        """Return the builder of a stream's chunks."""
+        Raises:
+            ApiError: `body` asks for what only the other kind of answer has.
+        """
 
-    async def response_builder(self, accepted: AcceptedRequest[B_contra]) -> ResponseBuilder[R_co]:
-        """Return the builder of a response that does not stream."""
+    def refusal(self, error: InvalidRequestError, body: B_contra) -> ApiError | None:
+        """Return the reply if the engine refuses `body` with `error`; None for the usual reply."""
+
+    async def events(self, accepted: AcceptedRequest[B_contra], *, accepts_events: bool) -> EventStream:
+        """Return the events of the answer."""
+
+    async def complete(self, accepted: AcceptedRequest[B_contra]) -> R_co:
+        """Return the whole answer.
+
+        Raises:
+            ApiError: the request failed, or the engine aborted it.
+        """
 
 
 class GenerationHandler(Generic[B, R]):
@@ -108,16 +113,15 @@ class GenerationHandler(Generic[B, R]):
         """
         body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
         accepts_events = accepts_event_stream(request.headers.get("accept", ""))
-        streaming = accepts_events if body.stream is None else body.stream
         requests = _of_tenant(self._endpoint.requests(body), tenant(request.scope))
-        check_stream_options(body.stream_options, streaming=streaming)
+        streaming = self._endpoint.is_streaming(body, accepts_events=accepts_events)
         log_prompts(request.scope, requests)
         accepted = AcceptedRequest(body=body, requests=requests, streams=await self._submit(requests, body))
         record_generation(request.scope, accepted.streams)
         if streaming:
-            return await self._stream(accepted, encode=self._endpoint.event_encoder(accepts_events=accepts_events))
+            return await self._stream(accepted, accepts_events=accepts_events)
         try:
-            return Response(await unless_disconnected(self._complete(accepted), request.receive))
+            return Response(await unless_disconnected(self._endpoint.complete(accepted), request.receive))
         finally:
             accepted.abort()
 
@@ -125,28 +129,16 @@ class GenerationHandler(Generic[B, R]):
         try:
             return await self._engine.submit(requests)
         except InvalidRequestError as error:
-            raise refusal_of(error, body=body) or error from None
+            raise self._endpoint.refusal(error, body) or error from None
 
-    async def _stream(self, accepted: AcceptedRequest[B], *, encode: EventEncoder) -> Response[R]:
+    async def _stream(self, accepted: AcceptedRequest[B], *, accepts_events: bool) -> Response[R]:
         try:
-            chunks = await self._endpoint.chunk_builder(accepted)
+            stream = await self._endpoint.events(accepted, accepts_events=accepts_events)
         except BaseException:
             accepted.abort()
             raise
-        options = accepted.body.stream_options
-        events = stream_events(
-            accepted.streams,
-            chunks,
-            encode=encode,
-            choices_per_prompt=accepted.choices_per_prompt,
-            include_usage=bool(options and options.include_usage),
-        )
         ping_interval_s = self._settings.sse_ping_interval
-        return EventStreamResponse(events, release=accepted.abort, encode=encode, ping_interval_s=ping_interval_s)
-
-    async def _complete(self, accepted: AcceptedRequest[B]) -> R:
-        builder = await self._endpoint.response_builder(accepted)
-        return await complete_response(accepted.streams, builder, choices_per_prompt=accepted.choices_per_prompt)
+        return EventStreamResponse(stream, release=accepted.abort, ping_interval_s=ping_interval_s)
 
 
 def _of_tenant(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:
