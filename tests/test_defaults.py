@@ -38,6 +38,8 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "max_prefill_tokens_beside_decodes": None,
     "batch_invariant": False,
     "step_timeout_s": 300.0,
+    "tool_call_format": "auto",
+    "reasoning_format": "auto",
 }
 REQUEST: dict[str, Any] = {
     "max_tokens": 128,

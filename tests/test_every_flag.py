@@ -31,6 +31,8 @@ WORDS: dict[str, tuple[str, Any]] = {
     "max_prefill_chunks_per_step": ("1", 1),
     "max_prefill_tokens_beside_decodes": ("64", 64),
     "step_timeout_s": ("1.5", 1.5),
+    "tool_call_format": ("hermes", "hermes"),
+    "reasoning_format": ("none", "none"),
 }
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]
 WITH_STATIC_BATCHES = "batch_wait_timeout_s"

@@ -14,7 +14,10 @@ COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waitin
 COUNTS += ["num_kv_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]
-WORDS = ["dtype", "device", "load_format", "batching_mode", "scheduler_policy", "kv_cache_backend"]
+WORDS = [
+    *("dtype", "device", "load_format", "batching_mode", "scheduler_policy", "kv_cache_backend"),
+    *("tool_call_format", "reasoning_format"),
+]
 
 
 def config_of(**values: Any) -> EngineConfig:

@@ -170,11 +170,11 @@ def test_text_that_fails_is_an_output_with_an_error_and_none_of_its_tokens(caplo
     assert (last.error.code, last.token_ids, last.num_completion_tokens) == ("text_failed", [], 1)
     assert "on purpose" not in last.error.message
     assert "decoding is broken on purpose" in caplog.text
-    assert text.flush() == ""
+    assert text.flush() == ("", None)
 
 
 def test_text_cut_short_gives_what_was_held_back() -> None:
     text = request_text(stops=("never",))
     outputs = run(text, [BYTE_LEVEL.encode("a nev"), [], []])
     assert outputs[0].text == "a "
-    assert request_text().flush() == ""
+    assert request_text().flush() == ("", None)

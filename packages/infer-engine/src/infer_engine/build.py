@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.paged_manager import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
@@ -119,6 +121,7 @@ def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> 
         ),
         build_scheduler=lambda manager: build_scheduler(config, manager, loaded.limits),
     )
+    info = _with_chat_formats(loaded.info, tokenizer)
     grammars = GrammarCompiler(
         lambda: Vocabulary(
             tokenizer.vocabulary_bytes(loaded.info.vocab_size),
@@ -132,7 +135,7 @@ def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> 
         share_prefix=choose_sharing(config),
         grammars=grammars,
     )
-    return BuiltCore(core=core, info=loaded.info, tokenizer=tokenizer, grammars=grammars)
+    return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars)
 
 
 def assemble_core(
@@ -212,13 +215,27 @@ def load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
     """
     if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         return dummy_tokenizer(ModelConfig.from_folder(folder).vocab_size)
-    return Tokenizer.from_folder(folder)
+    return Tokenizer.from_folder(
+        folder, tool_call_format=config.tool_call_format, reasoning_format=config.reasoning_format
+    )
 
 
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
     """Return the input processor for the core that `info` describes."""
     limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len)
     return InputProcessor(tokenizer, limits, seed=config.seed)
+
+
+def _with_chat_formats(info: EngineInfo, tokenizer: Tokenizer) -> EngineInfo:
+    """Return `info` with what the chat template says of tools and reasoning."""
+    if not tokenizer.has_chat:
+        return structs.replace(info, has_chat_template=False)
+    calls, reasoning = tokenizer.chat.tool_call_format, tokenizer.chat.reasoning_format
+    return structs.replace(
+        info,
+        tool_call_format=None if calls is None else calls.name,
+        reasoning_format=None if reasoning is None else reasoning.name,
+    )
 
 
 def _load_tokenizer_of(config: EngineConfig) -> Tokenizer:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from infer_engine.frontend.chat_formats import ChatFormats
 from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import (
@@ -21,9 +22,11 @@ from infer_engine.protocol import (
     GenerateRequest,
     InvalidRequestError,
 )
+from infer_engine.structured.answer_form import AnswerForm
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
+    EncodedChat,
     IncrementalDetokenizer,
     StopStringMatcher,
     TextTooLongError,
@@ -34,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
+
+_CHARACTERS_OF_A_TOOL = 1_000  # about: a description and a schema
 
 _T = TypeVar("_T")
 
@@ -65,7 +70,8 @@ def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
         case str():
             return len(prompt)
         case ChatPrompt():
-            return sum(len(message.role) + len(message.content) for message in prompt.messages)
+            num_characters = sum(len(message.role) + len(message.content) for message in prompt.messages)
+            return num_characters + _CHARACTERS_OF_A_TOOL * len(prompt.tools)
         case _:
             return 0
 
@@ -76,6 +82,7 @@ class InputProcessor:
     def __init__(self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None) -> None:
         """`seed` is the base seed of requests without a seed of their own; None draws one."""
         self._tokenizer = tokenizer
+        self._chat_formats = ChatFormats(tokenizer) if tokenizer.has_chat else None
         self._limits = limits
         self._num_ids = 0
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
@@ -95,11 +102,11 @@ class InputProcessor:
             EmptyPromptError: the prompt has no tokens.
             ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
             InvalidRequestError: a token id outside the vocabulary, a value that this engine cannot take, a prompt that
-                the tokenizer fails on, or structured output that cannot be kept.
+                the tokenizer fails on, or tools or structured output that cannot be kept.
             ContextLengthExceededError: the prompt plus `max_tokens` exceeds the context.
         """
         params = request.params
-        prompt = self._prompt_token_ids(request)
+        prompt, form = self._encode_prompt(request)
         if not prompt:
             raise EmptyPromptError
         if isinstance(request.prompt, list) or self._tokenizer.vocab_size > self._limits.vocab_size:
@@ -107,7 +114,7 @@ class InputProcessor:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         _check_queueing(request)
-        grammar = _grammar_of(request)
+        grammar = _grammar_of(request, form)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
         first_seed = self._base_seed + ids.start if params.seed is None else params.seed
         group = f"r{ids.start}" if len(ids) > 1 else None
@@ -124,7 +131,7 @@ class InputProcessor:
                     sibling_group=group,
                     grammar=grammar,
                 ),
-                output_processor=_refuse_if_tokenizer_fails(lambda: self._make_output_processor(request, prompt)),
+                output_processor=_refuse_if_tokenizer_fails(lambda: self._make_output_processor(request, prompt, form)),
             )
             for index, sequence_id in enumerate(ids)
         ]
@@ -145,7 +152,7 @@ class InputProcessor:
                     lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
                 )
             case ChatPrompt():
-                return self._tokenize_chat(prompt, max_tokens)
+                return self._encode_chat(prompt, max_tokens).token_ids
 
     def detokenize(self, token_ids: list[int]) -> str:
         """Return the text of `token_ids`, special tokens included; safe to call from any thread.
@@ -162,14 +169,18 @@ class InputProcessor:
         """Return the bytes that a token stands for."""
         return self._tokenizer.token_bytes(token_id)
 
-    def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
+    def _encode_prompt(self, request: GenerateRequest) -> tuple[list[int], AnswerForm | None]:
+        """Return the prompt's ids and, for a conversation, what its answer may look like."""
         limit = self._limits.max_seq_len
         if isinstance(request.prompt, list):
             if len(request.prompt) > limit:  # before each id is checked
                 raise self._too_long(len(request.prompt), request)
-            return request.prompt
+            return request.prompt, None
         try:
-            return self.tokenize(request.prompt, max_tokens=limit)
+            if isinstance(request.prompt, str):
+                return self.tokenize(request.prompt, max_tokens=limit), None
+            encoded = self._encode_chat(request.prompt, limit)
+            return encoded.token_ids, self._require_formats().answer_form(request.prompt, encoded.reasoning)
         except TextTooLongError as error:
             raise self._too_long(error.num_tokens, request) from None
 
@@ -180,23 +191,30 @@ class InputProcessor:
             max_tokens=request.params.max_tokens or 1,
         )
 
-    def _tokenize_chat(self, prompt: ChatPrompt, max_tokens: int | None) -> list[int]:
-        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    def _encode_chat(self, prompt: ChatPrompt, max_tokens: int | None) -> EncodedChat:
         try:
+            conversation = self._require_formats().conversation(prompt)
             return _refuse_if_tokenizer_fails(
-                lambda: self._tokenizer.encode_chat(
-                    messages, add_generation_prompt=prompt.add_generation_prompt, max_tokens=max_tokens
-                ),
-                param="messages",
+                lambda: self._tokenizer.chat.encode(conversation, max_tokens=max_tokens), param="messages"
             )
-        except (ChatTemplateMissingError, ChatTemplateError) as error:
+        except ChatTemplateError as error:
             raise ChatTemplateUnusableError(f"`messages` cannot be made a prompt: {error}") from error
 
-    def _make_output_processor(self, request: GenerateRequest, prompt: list[int]) -> OutputProcessor:
+    def _require_formats(self) -> ChatFormats:
+        if self._chat_formats is None:
+            raise ChatTemplateUnusableError(f"`messages` cannot be made a prompt: {ChatTemplateMissingError()}")
+        return self._chat_formats
+
+    def _make_output_processor(
+        self, request: GenerateRequest, prompt: list[int], form: AnswerForm | None
+    ) -> OutputProcessor:
+        formats = None if form is None else self._chat_formats
+        shown_ids = frozenset[int]() if formats is None or form is None else formats.marker_ids(form)
         return OutputProcessor(
-            IncrementalDetokenizer(self._tokenizer, prompt),
+            IncrementalDetokenizer(self._tokenizer, prompt, shown_ids=shown_ids),
             StopStringMatcher(request.params.stop),
             min_tokens=request.params.min_tokens,
+            parser=None if formats is None or form is None else formats.parser(form),
         )
 
     def _max_tokens(self, request: GenerateRequest, *, num_prompt_tokens: int) -> int:
@@ -236,16 +254,24 @@ def _check_queueing(request: GenerateRequest) -> None:
         )
 
 
-def _grammar_of(request: GenerateRequest) -> str | None:
-    """Return the text of the request's grammar; it is not compiled here."""
-    if request.params.structured_outputs is None:
+def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> str | None:
+    """Return the text of the request's grammar, whose answer has this `form`; it is not compiled here."""
+    content = request.params.structured_outputs
+    if content is None and (form is None or form.tool_call_format is None):
         return None
-    from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415 - imports the grammar library
+    # They import the grammar library.
+    from infer_engine.structured.answer_grammar import answer_grammar  # noqa: PLC0415
+    from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415
 
     try:
-        return to_grammar_text(request.params.structured_outputs)
+        if form is not None:
+            assert isinstance(request.prompt, ChatPrompt)
+            return answer_grammar(request.prompt, content, form)
+        assert content is not None
+        return to_grammar_text(content)
     except ValueError as error:
-        raise InvalidRequestError(str(error), param="structured_outputs") from None
+        param = "tools" if str(error).startswith("`tools`") else "structured_outputs"
+        raise InvalidRequestError(str(error), param=param) from None
 
 
 def _salt(request: GenerateRequest) -> str | None:

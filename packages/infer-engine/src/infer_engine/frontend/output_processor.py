@@ -1,11 +1,12 @@
-"""`OutputProcessor`: turns the tokens of one request into text deltas and looks for stop strings."""
+"""`OutputProcessor`: turns the tokens of one request into text, takes it apart, and looks for stop strings."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from infer_engine.frontend.answer_parser import AnswerParser
 from infer_engine.ipc.messages import TokenOutput
-from infer_engine.protocol import FinishReason, RequestFailure, StepOutput
+from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, RequestFailure, StepOutput
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher
 
 logger = logging.getLogger(__name__)
@@ -18,11 +19,33 @@ _T = TypeVar("_T")
 class OutputProcessor:
     """Detokenizes one request. It never raises: a failure becomes an output with an error."""
 
-    __slots__ = ("_detokenizer", "_failed", "_min_tokens", "_num_tokens", "_stops")
+    __slots__ = (
+        "_deltas",
+        "_detokenizer",
+        "_failed",
+        "_min_tokens",
+        "_num_reasoning_tokens",
+        "_num_tokens",
+        "_parser",
+        "_stops",
+    )
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stops: StopStringMatcher, *, min_tokens: int = 0) -> None:
-        """Detokenize with `detokenizer`; a match of `stops` ends the text once it has more than `min_tokens` tokens."""
+    def __init__(
+        self,
+        detokenizer: IncrementalDetokenizer,
+        stops: StopStringMatcher,
+        *,
+        min_tokens: int = 0,
+        parser: AnswerParser | None = None,
+    ) -> None:
+        """Detokenize with `detokenizer`; a match of `stops` ends the text once it has more than `min_tokens` tokens.
+
+        `parser` takes the text apart; stop strings are looked for in the content only. Without it all is content.
+        """
         self._detokenizer = detokenizer
+        self._parser = parser
+        self._deltas: list[AnswerDelta] = []
+        self._num_reasoning_tokens = 0
         self._stops = stops
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -35,14 +58,14 @@ class OutputProcessor:
         a failure to make the text, finishes it with an error.
         """
         if output.error is not None:
-            return _step_output(output, num_tokens=0, error=output.error)
+            return self._step_output(output, num_tokens=0, error=output.error)
         processed = self._catch_failures(lambda: self._process(output))
-        return _step_output(output, num_tokens=0, error=TEXT_FAILED) if processed is None else processed
+        return self._step_output(output, num_tokens=0, error=TEXT_FAILED) if processed is None else processed
 
-    def flush(self) -> str:
-        """Return the text that was held back, when the request ends without another token."""
+    def flush(self) -> tuple[str, list[AnswerDelta] | None]:
+        """Return what was held back, as text and as deltas, when the request ends without another token."""
         finished = None if self._failed else self._catch_failures(self._finish)
-        return "" if finished is None else finished[0]
+        return "" if finished is None else finished[0], self._take_deltas()
 
     def _process(self, output: TokenOutput) -> StepOutput:
         reason = output.finish_reason
@@ -52,21 +75,63 @@ class OutputProcessor:
         text = ""
         for index in range(num_text_tokens):
             self._num_tokens += 1
-            delta, matched = self._match_stops(self._detokenizer.add(output.token_ids[index]))
+            delta, matched = self._add(self._detokenizer.add(output.token_ids[index]))
             text += delta
             if matched:
-                return _step_output(output, num_tokens=index + 1, text=text, reason=FinishReason.STOP)
+                return self._step_output(output, num_tokens=index + 1, text=text, reason=FinishReason.STOP)
         if reason is None:
-            return _step_output(output, num_tokens=num_tokens, text=text)
+            return self._step_output(output, num_tokens=num_tokens, text=text)
         delta, matched = self._finish()
-        return _step_output(
+        return self._step_output(
             output, num_tokens=num_tokens, text=text + delta, reason=FinishReason.STOP if matched else reason
         )
 
     def _finish(self) -> tuple[str, bool]:
-        """Return the rest of the text, and whether it completed a stop string."""
-        delta, matched = self._match_stops(self._detokenizer.finish())
-        return delta if matched else delta + self._stops.finish(), matched
+        """Return the rest of the content, and whether it completed a stop string."""
+        text = self._detokenizer.finish()
+        if self._parser is None:
+            delta, matched = self._match_stops(text)
+            return delta if matched else delta + self._stops.finish(), matched
+        delta, matched = self._add_parts([*self._parser.add(text), *self._parser.finish()])
+        return delta if matched else delta + self._end_content(), matched
+
+    def _add(self, text: str) -> tuple[str, bool]:
+        """Take the text of a token; return the content that it settles, and whether it completed a stop string."""
+        if self._parser is None:
+            return self._match_stops(text)
+        was_reasoning = self._parser.is_reasoning
+        parts = self._parser.add(text)
+        self._num_reasoning_tokens += was_reasoning or self._parser.is_reasoning
+        return self._add_parts(parts)
+
+    def _add_parts(self, parts: Iterable[AnswerDelta]) -> tuple[str, bool]:
+        """Note the parts of an answer; return their content, and whether it completed a stop string."""
+        content = ""
+        for part in parts:
+            if isinstance(part, ContentDelta):
+                delta, matched = self._match_stops(part.text)
+                content += delta
+                if delta:
+                    self._deltas.append(ContentDelta(delta))
+                if matched:
+                    return content, True
+            else:
+                content += self._end_content()
+                self._deltas.append(part)
+        return content, False
+
+    def _end_content(self) -> str:
+        """Return the content that was held back: no stop string begins there, as none goes beyond the content."""
+        held = self._stops.finish()
+        if held:
+            self._deltas.append(ContentDelta(held))
+        return held
+
+    def _take_deltas(self) -> list[AnswerDelta] | None:
+        if self._parser is None:
+            return None
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _match_stops(self, delta: str) -> tuple[str, bool]:
         if self._num_tokens > self._min_tokens:
@@ -83,26 +148,28 @@ class OutputProcessor:
             self._failed = True
             return None
 
-
-def _step_output(
-    output: TokenOutput,
-    *,
-    num_tokens: int,
-    text: str = "",
-    reason: FinishReason | None = None,
-    error: RequestFailure | None = None,
-) -> StepOutput:
-    """Return `output` with `text` and only its first `num_tokens` tokens."""
-    return StepOutput(
-        request_id=output.request_id,
-        token_ids=output.token_ids[:num_tokens],
-        text=text,
-        finished=reason is not None or error is not None,
-        finish_reason=reason,
-        error=error,
-        num_prompt_tokens=output.num_prompt_tokens,
-        num_completion_tokens=output.num_completion_tokens - len(output.token_ids) + num_tokens,
-        num_cached_tokens=output.num_cached_tokens,
-        logprobs=None if output.logprobs is None else output.logprobs[:num_tokens],
-        prompt_logprobs=output.prompt_logprobs,
-    )
+    def _step_output(
+        self,
+        output: TokenOutput,
+        *,
+        num_tokens: int,
+        text: str = "",
+        reason: FinishReason | None = None,
+        error: RequestFailure | None = None,
+    ) -> StepOutput:
+        """Return `output` with `text` and only its first `num_tokens` tokens."""
+        return StepOutput(
+            request_id=output.request_id,
+            token_ids=output.token_ids[:num_tokens],
+            text=text,
+            deltas=self._take_deltas(),
+            finished=reason is not None or error is not None,
+            finish_reason=reason,
+            error=error,
+            num_prompt_tokens=output.num_prompt_tokens,
+            num_completion_tokens=output.num_completion_tokens - len(output.token_ids) + num_tokens,
+            num_reasoning_tokens=self._num_reasoning_tokens,
+            num_cached_tokens=output.num_cached_tokens,
+            logprobs=None if output.logprobs is None else output.logprobs[:num_tokens],
+            prompt_logprobs=output.prompt_logprobs,
+        )

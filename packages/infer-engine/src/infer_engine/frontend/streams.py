@@ -7,7 +7,7 @@ import msgspec
 
 from infer_engine.frontend.input_processor import ProcessedInput
 from infer_engine.ipc.messages import TokenOutput
-from infer_engine.protocol import FinishReason, RequestFailure, RequestTimes, StepOutput
+from infer_engine.protocol import AnswerDelta, FinishReason, RequestFailure, RequestTimes, StepOutput
 
 
 class QueuedStream:
@@ -61,19 +61,26 @@ class QueuedStream:
 
     def end(self, finish_reason: FinishReason) -> None:
         """Queue a last output without tokens, with the text that was held back."""
-        self._put_last(text=self._output_processor.flush(), finish_reason=finish_reason)
+        text, deltas = self._output_processor.flush()
+        self._put_last(text=text, deltas=deltas, finish_reason=finish_reason)
 
     def fail(self, error: RequestFailure) -> None:
         """Queue a last output with `error`."""
         self._put_last(error=error)
 
     def _put_last(
-        self, *, text: str = "", finish_reason: FinishReason | None = None, error: RequestFailure | None = None
+        self,
+        *,
+        text: str = "",
+        deltas: list[AnswerDelta] | None = None,
+        finish_reason: FinishReason | None = None,
+        error: RequestFailure | None = None,
     ) -> None:
         last = msgspec.structs.replace(
             self._last,
             token_ids=[],
             text=text,
+            deltas=deltas,
             finished=True,
             finish_reason=finish_reason,
             error=error,

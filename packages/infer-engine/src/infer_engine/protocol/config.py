@@ -12,6 +12,8 @@ LoadFormat = Literal["auto", "dummy"]
 BatchingMode = Literal["static", "continuous"]
 SchedulerPolicy = Literal["fcfs", "prefill_first", "decode_round_robin", "priority"]
 KVCacheBackend = Literal["contiguous", "paged"]
+ToolCallFormatChoice = Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args", "json"]
+ReasoningFormatChoice = Literal["auto", "none", "think", "mistral"]
 KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
@@ -71,6 +73,9 @@ class EngineConfig:
         batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on
             a CPU with C++ kernels, where it always holds.
         step_timeout_s: Seconds after which a step counts as stuck, and the engine as dead.
+        tool_call_format: How the model writes tool calls. `auto`: as its chat template asks for them.
+        reasoning_format: How the model writes what it thinks before it answers; `none`: it does not, or it is to be
+            part of the text. `auto`: as its chat template has it.
 
     Raises:
         ValueError: a value is not allowed, or two that were set conflict; the message names the field, the value and
@@ -103,6 +108,8 @@ class EngineConfig:
     use_cpu_graphs: bool | None = None
     batch_invariant: bool = False
     step_timeout_s: float = 300.0
+    tool_call_format: ToolCallFormatChoice = "auto"
+    reasoning_format: ReasoningFormatChoice = "auto"
 
     def __post_init__(self) -> None:
         """Check each value, then the conflicts between them."""
@@ -271,4 +278,6 @@ _CHECKS = {
     "use_cpu_graphs": optional(switch()),
     "batch_invariant": switch(),
     "step_timeout_s": number(_TIMEOUT % "above 0", lambda value: 0 < value <= MAX_TIMEOUT_S),
+    "tool_call_format": one_of(*get_args(ToolCallFormatChoice)),
+    "reasoning_format": one_of(*get_args(ReasoningFormatChoice)),
 }

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from infer_engine.protocol.requests import ChatPrompt, GenerateRequest, StepOutput
+from infer_engine.protocol.chat import ChatPrompt
+from infer_engine.protocol.requests import GenerateRequest, StepOutput
 from infer_engine.protocol.snapshot import BatchSnapshot
 from infer_engine.protocol.stats import EngineStats
 
@@ -25,6 +26,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         num_kv_blocks: blocks of the KV cache.
         block_size: tokens of one block.
         max_batch_size: requests computed in one step.
+        has_chat_template: whether it takes conversations.
+        tool_call_format: how the model writes tool calls by itself; None where it can only be made to.
+        reasoning_format: how the model writes reasoning; None if it does not.
     """
 
     model: str
@@ -37,6 +41,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     block_size: int
     max_batch_size: int
+    has_chat_template: bool = True
+    tool_call_format: str | None = None
+    reasoning_format: str | None = None
 
 
 class EngineStatus(enum.StrEnum):

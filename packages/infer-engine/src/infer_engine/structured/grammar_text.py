@@ -13,7 +13,7 @@ WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,16}"
 """Whitespace between the tokens of JSON: enough for any usual layout, too little to generate it for ever."""
 MAX_TAGS = 128
 _OPTIONS = "%llguidance"
-_HEADER = f'{_OPTIONS} {{"no_forcing": true}}\n'
+HEADER = f'{_OPTIONS} {{"no_forcing": true}}\n'
 """Every token that the grammar allows is allowed, not only the usual tokens of a text that it forces."""
 
 
@@ -26,6 +26,15 @@ def to_grammar_text(outputs: StructuredOutputs) -> str:
         ValueError: a schema that cannot be kept, or a text that is no grammar; the message begins with the attribute's
             name in backticks. What only a compilation shows is not found.
     """
+    return HEADER + to_rules(outputs)
+
+
+def to_rules(outputs: StructuredOutputs) -> str:
+    """Return the same without the options at its head, to be put into another grammar; it begins at `start`.
+
+    Raises:
+        ValueError: as in `to_grammar_text`.
+    """
     try:
         return _make(outputs)
     except RecursionError:
@@ -35,16 +44,16 @@ def to_grammar_text(outputs: StructuredOutputs) -> str:
 def _make(outputs: StructuredOutputs) -> str:
     match outputs.kind:
         case "json":
-            return _from_schema(_read_schema(outputs.json, "json"), outputs.whitespace_pattern)
+            return f"start: {json_expression(read_schema(outputs.json, 'json'), outputs.whitespace_pattern)}"
         case "json_object":
-            return _from_schema({"type": "object"}, outputs.whitespace_pattern)
+            return f"start: {json_expression({'type': 'object'}, outputs.whitespace_pattern)}"
         case "regex":
             assert outputs.regex is not None
-            return f"{_HEADER}start: /{regex_to_lark(outputs.regex, 'd')}/"
+            return f"start: /{regex_to_lark(outputs.regex, 'd')}/"
         case "choice":
             assert outputs.choice is not None
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in outputs.choice)
-            return f"{_HEADER}start: {choices}"
+            return f"start: {choices}"
         case "grammar":
             assert outputs.grammar is not None
             return _from_lark(outputs.grammar)
@@ -52,8 +61,12 @@ def _make(outputs: StructuredOutputs) -> str:
             return _from_structural_tag(outputs.structural_tag)
 
 
-def _read_schema(schema: Any, name: str) -> dict[str, Any]:
-    """Return a checked schema, which may be given as its JSON text."""
+def read_schema(schema: Any, name: str) -> dict[str, Any]:
+    """Return a checked schema, which may be given as its JSON text.
+
+    Raises:
+        ValueError: it is no schema, or cannot be kept; the message begins with `name` in backticks.
+    """
     if isinstance(schema, str):
         if len(schema) > MAX_CHARACTERS:
             raise ValueError(f"`{name}` has {len(schema)} characters; at most {MAX_CHARACTERS} are allowed.")
@@ -72,8 +85,9 @@ def _read_schema(schema: Any, name: str) -> dict[str, Any]:
     return {} if schema is True else schema
 
 
-def _from_schema(schema: dict[str, Any], whitespace_pattern: str | None) -> str:
-    return f"{_HEADER}start: %json {json.dumps(_with_options(schema, whitespace_pattern))}"
+def json_expression(schema: dict[str, Any], whitespace_pattern: str | None = None) -> str:
+    """Return what generates a JSON text that matches `schema`, which is checked."""
+    return f"%json {json.dumps(_with_options(schema, whitespace_pattern))}"
 
 
 def _with_options(schema: dict[str, Any], whitespace_pattern: str | None = None) -> dict[str, Any]:
@@ -88,7 +102,7 @@ def _from_lark(grammar: str) -> str:
     if _OPTIONS in grammar:
         raise ValueError(f"`grammar` holds `{_OPTIONS}`, whose options the server sets; leave it out.")
     try:
-        return _with_header(grammar_from("grammar", grammar))
+        return _without_header(grammar_from("grammar", grammar))
     except ValueError as error:
         raise ValueError(f"`grammar` cannot be read: {error}") from None
 
@@ -105,7 +119,7 @@ def _from_structural_tag(tag: Any) -> str:
     if not _are_texts(triggers) or not isinstance(structures, list) or not 1 <= len(structures) <= MAX_TAGS:
         raise ValueError(f"`structural_tag` must have texts as `triggers`, and 1 to {MAX_TAGS} `structures`.")
     tags = [_read_structure(each, triggers) for each in structures]
-    return _with_header(StructTag.to_grammar(tags, assume_special=False))
+    return _without_header(StructTag.to_grammar(tags, assume_special=False))
 
 
 def _read_structure(structure: Any, triggers: list[str]) -> StructTag:
@@ -117,7 +131,7 @@ def _read_structure(structure: Any, triggers: list[str]) -> StructTag:
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
         raise ValueError(f"`structural_tag`: {begin[:40]!r} begins with none of the `triggers`.")
-    schema = _read_schema(structure["schema"], "structural_tag")
+    schema = read_schema(structure["schema"], "structural_tag")
     return StructTag(trigger=trigger, begin=begin, grammar=_with_options(schema), end=end)
 
 
@@ -125,6 +139,6 @@ def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(each, str) and each for each in values) and bool(values)
 
 
-def _with_header(lark: str) -> str:
-    """Return a grammar that the library has made, with the options that all have here."""
-    return _HEADER + lark.removeprefix(f"{_OPTIONS} {{}}\n")
+def _without_header(lark: str) -> str:
+    """Return a grammar that the library has made, without its own options."""
+    return lark.removeprefix(f"{_OPTIONS} {{}}\n")

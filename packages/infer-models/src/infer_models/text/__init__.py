@@ -1,5 +1,7 @@
 """Text on one side, token ids on the other: tokenizers, chat templates, streaming, stop strings. Imports no torch."""
 
+from infer_models.text.chat_encoder import Conversation, EncodedChat, ReasoningState
+from infer_models.text.chat_format import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningFormat, ToolCallFormat
 from infer_models.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
 from infer_models.text.detokenizer import IncrementalDetokenizer
 from infer_models.text.dummy import dummy_tokenizer
@@ -8,12 +10,19 @@ from infer_models.text.stop_strings import StopStringMatcher
 from infer_models.text.tokenizer import Tokenizer
 
 __all__ = [
+    "REASONING_FORMATS",
+    "TOOL_CALL_FORMATS",
     "ChatTemplate",
     "ChatTemplateError",
     "ChatTemplateMissingError",
+    "Conversation",
+    "EncodedChat",
     "IncrementalDetokenizer",
+    "ReasoningFormat",
+    "ReasoningState",
     "StopStringMatcher",
     "TextTooLongError",
     "Tokenizer",
+    "ToolCallFormat",
     "dummy_tokenizer",
 ]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -12,6 +13,16 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = Mapping[str, object]
+Tool = Mapping[str, object]
+
+FIELD_NAMES = frozenset(
+    {
+        *("role", "content", "name", "type", "text", "reasoning_content", "thinking", "id", "index"),
+        *("tool_calls", "tool_call_id", "function", "arguments"),
+        *("description", "parameters", "properties", "required", "items", "enum", "additionalProperties", "anyOf"),
+    }
+)
+"""The names of fields of messages and tools, which templates look for."""
 
 # Far beyond any prompt: a template that writes so much goes round in circles, or repeats every message in each.
 _MAX_CHARACTERS = 64 * 2**20
@@ -19,6 +30,12 @@ _MAX_CHARACTERS = 64 * 2**20
 
 class ChatTemplateMissingError(Exception):
     """The checkpoint has no chat template: it completes text but holds no conversations."""
+
+    def __init__(self) -> None:
+        """Say what to do about it."""
+        super().__init__(
+            "this checkpoint has no chat template; give it one in `chat_template.jinja`, or send a plain prompt."
+        )
 
 
 class ChatTemplateError(ValueError):
@@ -36,7 +53,12 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """A compiled template. Renders as `transformers` does: the same white space, functions, filters and sandbox."""
+    """A compiled template. Renders as `transformers` does: the same white space, functions, filters and sandbox.
+
+    Attributes:
+        source: the template's own text.
+        reserved_names: variables that no caller can set: the conversation and the special tokens.
+    """
 
     def __init__(self, source: str, *, variables: Mapping[str, str], max_characters: int = _MAX_CHARACTERS) -> None:
         """Compile `source`; `variables` are the special tokens by name, such as `bos_token`.
@@ -51,23 +73,48 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.source = source
+        self.reserved_names = frozenset({"messages", "tools", "documents", "add_generation_prompt", *variables})
         self._template = environment.from_string(source)
         self._variables = dict(variables)
         self._max_characters = max_characters
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Return the prompt's text; with `add_generation_prompt` it ends where the answer begins.
 
+        Args:
+            messages: the conversation.
+            tools: what the model may call, as OpenAI's API describes it.
+            variables: further variables of the template, such as `enable_thinking`.
+            add_generation_prompt: end the text where the answer begins.
+
         Raises:
-            ChatTemplateError: the template refuses the messages, fails on them, or writes too much.
+            ChatTemplateError: the template refuses the messages, fails on them, or writes too much; or one of
+                `variables` has a reserved name.
         """
+        for name in variables:
+            if name in self.reserved_names or not name.isidentifier():
+                raise ChatTemplateError(f"the template's variable `{name[:40]}` cannot be set; leave it out.")
         # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
         plain_messages = [{key: map_text(value, str) for key, value in message.items()} for message in messages]
+        plain_tools = [map_text(tool, str) for tool in tools] or None
         pieces: list[str] = []
         room = self._max_characters
         try:
             for piece in self._template.generate(
-                **self._variables, messages=plain_messages, add_generation_prompt=add_generation_prompt
+                **map_text(variables, str),
+                **self._variables,
+                messages=plain_messages,
+                tools=plain_tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
             ):
                 pieces.append(piece)
                 room -= len(piece)
@@ -92,7 +139,7 @@ class ChatTemplate:
 
 
 def map_text(value: object, change: Callable[[str], str]) -> Any:
-    """Return a plain copy of JSON-like `value` with `change` applied to every text in it but names of fields.
+    """Return a plain copy of JSON-like `value` with `change` applied to every text in it but the names of fields.
 
     Raises:
         ChatTemplateError: there is something in it that JSON does not have.
@@ -102,7 +149,7 @@ def map_text(value: object, change: Callable[[str], str]) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {key if key.isidentifier() else change(key): map_text(item, change) for key, item in value.items()}
+        return {key if key in FIELD_NAMES else change(key): map_text(item, change) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [map_text(item, change) for item in value]
     raise ChatTemplateError(f"a message holds a `{type(value).__name__}`; give text, numbers, lists and mappings.")

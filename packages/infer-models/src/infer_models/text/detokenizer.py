@@ -1,6 +1,6 @@
 """From tokens that arrive one by one to text that is never taken back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from infer_models.text.tokenizer import Tokenizer
 
@@ -27,12 +27,24 @@ class IncrementalDetokenizer:
     bytes of a byte-fallback run are decoded once, when it ends.)
     """
 
-    __slots__ = ("_num_sent", "_prompt_text", "_skip_special_tokens", "_tokenizer", "_window")
+    __slots__ = ("_hidden_ids", "_num_sent", "_prompt_text", "_tokenizer", "_window")
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
-        """Continue the text of `prompt_ids`; special tokens have no text unless `skip_special_tokens` is false."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: Collection[int] = (),
+    ) -> None:
+        """Continue the text of `prompt_ids`.
+
+        Special tokens have no text unless `skip_special_tokens` is false, or they are among `shown_ids`.
+        """
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        if shown_ids:
+            self._hidden_ids = self._hidden_ids.difference(shown_ids)
         self._window = self._end_of_prompt(prompt_ids)
         self._prompt_text = self._decode(self._window)
         self._num_sent = 0  # characters of the window's text, beside the prompt's
@@ -80,12 +92,12 @@ class IncrementalDetokenizer:
 
     def _is_visible(self, token_id: int) -> bool:
         # A decoder treats the first token that it is given differently: what it will not see must not be context.
-        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
+        if token_id in self._hidden_ids:
             return False
         return self._tokenizer.id_to_token(token_id) is not None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)  # what is hidden is not in them
 
 
 def _num_common(first: str, second: str) -> int:

@@ -1,7 +1,7 @@
 """Encodes texts to ids, within a limit and without holding up other threads."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import tokenizers
 
@@ -41,8 +41,10 @@ class TextEncoder:
         return [encoding.ids for encoding in encodings]
 
 
-def with_special_tokens_as_text(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return a copy that encodes special tokens as any other text. It has no decoder and adds nothing to a text.
+def with_control_tokens_as_text(tokenizer: tokenizers.Tokenizer, control_ids: Collection[int]) -> tokenizers.Tokenizer:
+    """Return a copy that encodes the tokens of `control_ids` as any other text, and adds nothing to a text.
+
+    It has no decoder.
 
     A switch on the shared tokenizer would race, hence a copy. Both share the model, the largest part by far.
     """
@@ -52,10 +54,10 @@ def with_special_tokens_as_text(tokenizer: tokenizers.Tokenizer) -> tokenizers.T
     if tokenizer.pre_tokenizer is not None:
         copy.pre_tokenizer = tokenizer.pre_tokenizer
     # Tokens outside of the model get their ids in the order in which they are added.
-    in_order = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
-    for special, group in itertools.groupby(in_order, key=lambda token: token.special):
-        add = copy.add_special_tokens if special else copy.add_tokens
-        add(list(group))
+    in_order = sorted(tokenizer.get_added_tokens_decoder().items())
+    for is_control, group in itertools.groupby(in_order, key=lambda entry: entry[0] in control_ids):
+        add = copy.add_special_tokens if is_control else copy.add_tokens
+        add([token for _, token in group])
     copy.encode_special_tokens = True
     return copy
 

@@ -1,9 +1,10 @@
-"""Tells the special tokens that a chat template wrote from those that messages spell out."""
+"""Tells the control tokens that a chat template wrote from those that messages spell out."""
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infer_models.text.chat_template import ChatTemplateError, Message, map_text
 from infer_models.text.slicing import SLICE_LENGTH, change_in_slices, slices
@@ -25,15 +26,15 @@ class SpecialToken:
 
 
 class MessageMarks:
-    """Marks the characters of messages that special tokens are made of, to tell them from the template's own.
+    """Marks the characters of messages and tools that special tokens are made of, to tell them from the template's own.
 
     Each is replaced by a private character of its own: what still spells a special token after rendering was written by
     the template. A special token that has punctuation (`<|im_end|>`) is recognized by it, so that only punctuation is
     marked; white space and letters stay, and with them most of what templates do with their messages (trim, compare).
     """
 
-    def __init__(self, distinctive: Collection[str], messages: Sequence[Message]) -> None:
-        """Choose characters that do not occur in `messages` to stand for those of `distinctive_characters`."""
+    def __init__(self, distinctive: Collection[str], values: Iterable[object]) -> None:
+        """Choose characters that do not occur in `values` to stand for those of `distinctive_characters`."""
         used: set[str] = set()
 
         def note_characters(text: str) -> str:
@@ -42,8 +43,8 @@ class MessageMarks:
                     used.update(piece)
             return text
 
-        for message in messages:
-            map_text(message, note_characters)
+        for value in values:
+            map_text(value, note_characters)
         free = (character for character in map(chr, _PRIVATE_CHARACTERS) if character not in used)
         marks = dict(zip(distinctive, itertools.islice(free, len(distinctive)), strict=True))
         self._to_marks = str.maketrans(marks)
@@ -60,9 +61,13 @@ class MessageMarks:
             role = message.get("role")
             if isinstance(role, str) and not _ROLE.fullmatch(role):
                 raise ChatTemplateError(f"`role` is {role!r}; it must be a plain name such as `user`.")
-            fields = map_text(message, lambda text: _translate(text, self._to_marks))
+            fields = self.mark_value(message)
             marked.append(fields if role is None else {**fields, "role": role})
         return marked
+
+    def mark_value(self, value: object) -> Any:
+        """Return a copy of JSON-like `value` with the distinctive characters of all its texts replaced."""
+        return map_text(value, lambda text: _translate(text, self._to_marks))
 
     def unmark(self, text: str) -> str:
         """Return `text` with the characters that `mark` replaced."""
@@ -108,11 +113,11 @@ class SpecialTokenScanner:
                 start = end
 
 
-def distinctive_characters(special_tokens: Sequence[SpecialToken]) -> list[str]:
-    """Return the characters by which special tokens are told from other text: punctuation, where they have any."""
+def distinctive_characters(texts: Iterable[str]) -> list[str]:
+    """Return the characters by which control tokens are told from other text: punctuation, where they have any."""
     found: set[str] = set()
-    for special in special_tokens:
-        visible = {character for character in special.content if not character.isspace()}
+    for text in texts:
+        visible = {character for character in text if not character.isspace()}
         found |= {character for character in visible if not character.isalnum()} or visible
     return sorted(found)
 

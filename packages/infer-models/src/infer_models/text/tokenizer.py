@@ -1,13 +1,13 @@
 """`Tokenizer`: text to token ids and back, and chats to prompts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
 
+from infer_models.text.chat_encoder import ChatEncoder, Conversation
 from infer_models.text.chat_template import ChatTemplate, ChatTemplateMissingError, Message
-from infer_models.text.encoding import TextEncoder, with_special_tokens_as_text
-from infer_models.text.special_tokens import MessageMarks, SpecialToken, SpecialTokenScanner, distinctive_characters
+from infer_models.text.encoding import TextEncoder
 from infer_models.text.token_bytes import TokenBytes
 from infer_models.text.token_count_bound import max_bytes_per_token
 from infer_models.text.tokenizer_files import read_tokenizer_files
@@ -35,39 +35,62 @@ class Tokenizer:
         *,
         named_tokens: Mapping[str, str] | None = None,
         chat_template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
+        tool_call_format: str = "auto",
+        reasoning_format: str = "auto",
     ) -> None:
-        """Wrap `tokenizer`; `named_tokens` are its special tokens by name, such as `eos_token`."""
+        """Wrap `tokenizer`; `named_tokens` are its special tokens by name, such as `eos_token`.
+
+        `tool_template` is the chat template of conversations with tools, where a checkpoint has one of its own; the
+        formats are as in `from_folder`.
+        """
         named_tokens = named_tokens or {}
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        special_tokens = [
-            SpecialToken(token_id=token_id, content=token.content, strips_left=token.lstrip, strips_right=token.rstrip)
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        ]
-        self._scanner = SpecialTokenScanner(special_tokens)
-        self._distinctive_characters = distinctive_characters(special_tokens)
         bytes_per_token = max_bytes_per_token(tokenizer)
         self._encoder = TextEncoder(tokenizer, max_bytes_per_token=bytes_per_token)
-        self._plain_encoder = TextEncoder(with_special_tokens_as_text(tokenizer), max_bytes_per_token=bytes_per_token)
+        self._chat = None
+        if chat_template is not None:
+            self._chat = ChatEncoder(
+                tokenizer,
+                chat_template,
+                encoder=self._encoder,
+                max_bytes_per_token=bytes_per_token,
+                tool_template=tool_template,
+                tool_call_format=tool_call_format,
+                reasoning_format=reasoning_format,
+            )
         self.vocab_size: int = 1 + max(tokenizer.get_vocab().values(), default=-1)
         ordinary_vocab = tokenizer.get_vocab(with_added_tokens=False)
         self.ordinary_vocab_size: int = 1 + max(ordinary_vocab.values(), default=-1)
-        self.special_ids = frozenset(special.token_id for special in special_tokens)
+        self.special_ids = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
         self.fallback_byte_ids = _fallback_byte_ids(tokenizer)
         self._token_bytes = TokenBytes(tokenizer, fallback_byte_ids=self.fallback_byte_ids)
         self.bos_token_id = self._named_id(named_tokens, "bos_token")
         self.eos_token_id = self._named_id(named_tokens, "eos_token")
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> "Tokenizer":
+    def from_folder(
+        cls, folder: Path | str, *, tool_call_format: str = "auto", reasoning_format: str = "auto"
+    ) -> "Tokenizer":
         """Read the tokenizer of the checkpoint in `folder`: `tokenizer.json` and, where present, its companions.
+
+        The formats are names in `TOOL_CALL_FORMATS` and `REASONING_FORMATS`, or `auto`: what the chat template says;
+        `none`: no reasoning.
 
         Raises:
             CheckpointError: a file is missing or damaged; the message names it.
         """
         files = read_tokenizer_files(Path(folder))
-        return cls(files.tokenizer, named_tokens=files.named_tokens, chat_template=files.chat_template)
+        return cls(
+            files.tokenizer,
+            named_tokens=files.named_tokens,
+            chat_template=files.chat_template,
+            tool_template=files.tool_template,
+            tool_call_format=tool_call_format,
+            reasoning_format=reasoning_format,
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the ids of `text`, as `transformers` does: special tokens that it spells out become their ids.
@@ -112,58 +135,43 @@ class Tokenizer:
             ChatTemplateMissingError: the checkpoint has no chat template.
             ChatTemplateError: the template refuses the messages.
         """
-        return self._require_template().render(messages, add_generation_prompt=add_generation_prompt)
+        return self.chat.render(Conversation(messages=messages, add_generation_prompt=add_generation_prompt))
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """Return the prompt's ids for `messages`. What messages say never becomes a special token.
-
-        The ids are those of the rendered text. Only where messages spell out special tokens, alone or together with the
-        template's text around them, are those encoded as any other text.
+        """Return the prompt's ids for `messages`; see `ChatEncoder.encode`.
 
         Raises:
             ChatTemplateMissingError: the checkpoint has no chat template.
             ChatTemplateError: the template refuses the messages, or a role is no plain name.
             TextTooLongError: there are more than `max_tokens` ids.
         """
-        template = self._require_template()
-        marks = MessageMarks(self._distinctive_characters, messages)
-        marked_text = template.render(marks.mark(messages), add_generation_prompt=add_generation_prompt)
-        pieces = list(self._scanner.split(marked_text))
-        special_ids = _special_ids(pieces)
-        text = template.render(messages, add_generation_prompt=add_generation_prompt)
-        # Not worth a try where messages spell special tokens; and a tokenizer may see more than the scanner does.
-        if _special_ids(self._scanner.split(text)) == special_ids:
-            token_ids = self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
-            if [token_id for token_id in token_ids if token_id in self.special_ids] == special_ids:
-                return token_ids
-        between = self._plain_encoder.encode(
-            [marks.unmark(piece) for piece in pieces if isinstance(piece, str)],
-            add_special_tokens=False,
-            max_tokens=max_tokens,
-            num_other_tokens=len(special_ids),
-        )
-        ids_between = iter(between)
-        return [
-            token_id
-            for piece in pieces
-            for token_id in ([piece.token_id] if isinstance(piece, SpecialToken) else next(ids_between))
-        ]
+        conversation = Conversation(messages=messages, add_generation_prompt=add_generation_prompt)
+        return self.chat.encode(conversation, max_tokens=max_tokens).token_ids
 
-    def _require_template(self) -> ChatTemplate:
-        if self._chat_template is None:
-            raise ChatTemplateMissingError(
-                "this checkpoint has no chat template; give it one in `chat_template.jinja`, or send a plain prompt."
-            )
-        return self._chat_template
+    @property
+    def has_chat(self) -> bool:
+        """Whether the checkpoint has a chat template."""
+        return self._chat is not None
+
+    @property
+    def chat(self) -> ChatEncoder:
+        """What encodes conversations.
+
+        Raises:
+            ChatTemplateMissingError: the checkpoint has no chat template.
+        """
+        if self._chat is None:
+            raise ChatTemplateMissingError
+        return self._chat
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of the token that the vocabulary spells so, or None."""
+        return self._tokenizer.token_to_id(token)
 
     def _named_id(self, named_tokens: Mapping[str, str], name: str) -> int | None:
         return self._tokenizer.token_to_id(named_tokens[name]) if name in named_tokens else None
-
-
-def _special_ids(pieces: Iterable[str | SpecialToken]) -> list[int]:
-    return [piece.token_id for piece in pieces if isinstance(piece, SpecialToken)]
 
 
 def _fallback_byte_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:

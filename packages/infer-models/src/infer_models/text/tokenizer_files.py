@@ -23,11 +23,13 @@ class TokenizerFiles:
         tokenizer: the `tokenizers` object, with every special token marked as such.
         named_tokens: special tokens by name, such as `bos_token`.
         chat_template: compiled; None where the checkpoint has none.
+        tool_template: that of conversations with tools, where it is another one.
     """
 
     tokenizer: tokenizers.Tokenizer
     named_tokens: Mapping[str, str]
     chat_template: ChatTemplate | None
+    tool_template: ChatTemplate | None
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
@@ -42,8 +44,9 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     named_tokens = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name)))}
     _add_listed_tokens(tokenizer, config, config_path)
     _mark_special(tokenizer, [*named_tokens.values(), *_additional_tokens(config)])
+    chat_template, tool_template = _read_templates(folder, config, named_tokens)
     return TokenizerFiles(
-        tokenizer=tokenizer, named_tokens=named_tokens, chat_template=_read_template(folder, config, named_tokens)
+        tokenizer=tokenizer, named_tokens=named_tokens, chat_template=chat_template, tool_template=tool_template
     )
 
 
@@ -130,16 +133,24 @@ def _mark_special(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> None:
     tokenizer.add_special_tokens(missing)
 
 
-def _read_template(folder: Path, config: Mapping[str, Any], named_tokens: Mapping[str, str]) -> ChatTemplate | None:
+def _read_templates(
+    folder: Path, config: Mapping[str, Any], named_tokens: Mapping[str, str]
+) -> tuple[ChatTemplate | None, ChatTemplate | None]:
+    """Return the chat template, and the one of conversations with tools if it is another."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         source: object = _read_text(path)
     else:
         path = folder / "tokenizer_config.json"
         source = config.get("chat_template")
+    tool_source = None
     if isinstance(source, list):  # several templates by name
         by_name = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = by_name.get("default")
+        source, tool_source = by_name.get("default"), by_name.get("tool_use")
+    return _compile(source, path, named_tokens), _compile(tool_source, path, named_tokens)
+
+
+def _compile(source: object, path: Path, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
     if source is None:
         return None
     if not isinstance(source, str):

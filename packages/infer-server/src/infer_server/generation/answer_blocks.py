@@ -78,6 +78,10 @@ class AnswerBlocks:
         """Whether a tool call has begun."""
         return any(block.kind == "tool_call" for block in self.blocks)
 
+    def text_of(self, kind: BlockKind) -> str:
+        """Return the text of all blocks of one kind, joined."""
+        return "".join(block.text for block in self.blocks if block.kind == kind)
+
     def add(self, output: StepOutput) -> Iterator[BlockEvent]:
         """Take the next output; yield what it changes, in order. It must be read to its end."""
         for delta in answer_deltas(output):

@@ -3,13 +3,13 @@
 What events and objects look like is up to a `ChunkBuilder` or a `ResponseBuilder` of the endpoint.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from infer_engine.protocol import RequestStream, StepOutput, TokenLogprob
+from infer_engine.protocol import AnswerDelta, RequestStream, StepOutput, TokenLogprob
 from infer_server.errors import ApiError
 from infer_server.generation.failures import raise_if_failed, raise_if_unfinished
 from infer_server.generation.outputs import merge_outputs
@@ -20,11 +20,15 @@ R_co = TypeVar("R_co", bound=msgspec.Struct, covariant=True)
 
 
 class GeneratedToken(msgspec.Struct, frozen=True, gc=False):
-    """One token of a step; `text` is empty while the text that ends with it is not certain."""
+    """One token of a step; `text` is empty while the text that ends with it is not certain.
+
+    `deltas` are what it adds to the parts of a conversation's answer, where the engine takes answers apart.
+    """
 
     token_id: int
     text: str
     logprob: TokenLogprob | None
+    deltas: Sequence[AnswerDelta] | None = None
 
 
 class ChunkBuilder(Protocol):
@@ -33,8 +37,8 @@ class ChunkBuilder(Protocol):
     def start(self, index: int, first: StepOutput) -> msgspec.Struct | None:
         """Return the chunk before the first token of a choice, whose first output is `first`; None if there is none."""
 
-    def token(self, index: int, token: GeneratedToken) -> msgspec.Struct:
-        """Return the chunk of one token."""
+    def token(self, index: int, token: GeneratedToken) -> Iterable[msgspec.Struct]:
+        """Return the chunks of one token."""
 
     def finish(self, index: int, last: StepOutput, *, text: str) -> msgspec.Struct:
         """Return the chunk that ends a choice after its `last` output; `text` is what no token's chunk had.
@@ -65,7 +69,7 @@ async def stream_events(
     choices_per_prompt: int,
     include_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a stream's events: one write per output, one event per token, one more at a choice's end.
+    """Yield the bytes of a stream's events: one write per output, events per token, one more at a choice's end.
 
     `include_usage` adds a chunk with the usage of the whole request. A failure of any choice ends the stream with an
     error event. The last event is always `data: [DONE]`.
@@ -80,7 +84,8 @@ async def stream_events(
                     started.add(index)
                     start = chunks.start(index, output)
                     events += [] if start is None else [encode("token", start)]
-                events += [encode("token", chunks.token(index, token)) for token in _tokens(output)]
+                for token in _tokens(output):
+                    events += [encode("token", chunk) for chunk in chunks.token(index, token)]
                 if output.finished and output.error is None:
                     last_outputs[index] = output
                     rest = "" if output.token_ids else output.text
@@ -121,5 +126,7 @@ def _tokens(output: StepOutput) -> list[GeneratedToken]:
     """Return the tokens of a step. The last one has the step's text."""
     num_tokens = len(output.token_ids)
     texts = [""] * (num_tokens - 1) + [output.text]
+    no_deltas: Sequence[AnswerDelta] | None = None if output.deltas is None else ()
+    deltas = [no_deltas] * (num_tokens - 1) + [output.deltas]
     logprobs: Sequence[TokenLogprob | None] = output.logprobs or [None] * num_tokens
-    return [GeneratedToken(*token) for token in zip(output.token_ids, texts, logprobs, strict=False)]
+    return [GeneratedToken(*token) for token in zip(output.token_ids, texts, logprobs, deltas, strict=False)]

@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 
 from infer_engine.protocol import FinishReason, StepOutput
 
-OpenAIFinishReason = Literal["stop", "length"]
+OpenAIFinishReason = Literal["stop", "length", "tool_calls"]
 
 # OpenAI has no word for an aborted request; `length` says that the text is incomplete.
 _OPENAI_FINISH_REASONS: dict[FinishReason, OpenAIFinishReason] = {

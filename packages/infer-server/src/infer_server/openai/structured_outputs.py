@@ -96,7 +96,10 @@ def refusal_of(error: InvalidRequestError, *, body: msgspec.Struct) -> ApiError 
     if error.param != "structured_outputs":
         return None
     names = ("structured_outputs", "grammar", "json_schema", "response_format")
-    return _wrong(next(name for name in names if getattr(body, name, None) is not None), error.message)
+    given = next((name for name in names if getattr(body, name, None) is not None), None)
+    if given is None:  # the grammar of the tools
+        return out_of_range("tools", error.message.replace("`structured_outputs`", "`tools`", 1))
+    return _wrong(given, error.message)
 
 
 def _of_response_format(response_format: ResponseFormat) -> dict[str, Any] | None:

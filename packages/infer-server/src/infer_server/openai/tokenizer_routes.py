@@ -12,6 +12,7 @@ from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
+from infer_server.openai.chat.tool_fields import TOOLS, ToolDefinition, tool_settings
 from infer_server.openai.fields import TokenId, described
 from infer_server.openai.validation import check_model, out_of_range
 from infer_server.openapi import error_responses, operation_with_body
@@ -42,6 +43,10 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     add_generation_prompt: Annotated[
         bool | None, described("End where the answer begins; true if left out. Only for `messages`.")
+    ] = None
+    tools: Annotated[list[ToolDefinition] | None, TOOLS] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, described("Further variables of the chat template. Only for `messages`.")
     ] = None
     return_token_strs: Annotated[bool | None, described("List the tokens' texts too.")] = None
 
@@ -117,6 +122,9 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
                 raise out_of_range(
                     "add_generation_prompt", "`add_generation_prompt` is for `messages`; leave it out with `prompt`."
                 )
+            for name in ("tools", "chat_template_kwargs"):
+                if getattr(body, name):
+                    raise out_of_range(name, f"`{name}` is for `messages`; leave it out with `prompt`.")
             return text
         case (None, list(messages)):
             if body.add_special_tokens:
@@ -124,7 +132,12 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
                     "add_special_tokens",
                     "`add_special_tokens` is for `prompt`; leave it out with `messages`: the chat template adds them.",
                 )
-            return chat_prompt(messages, add_generation_prompt=body.add_generation_prompt is not False)
+            return chat_prompt(
+                messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                **tool_settings(body.tools, None, parallel=None),
+                template_kwargs=body.chat_template_kwargs or {},
+            )
         case _:
             raise ApiError(
                 400, "`prompt` and `messages` are both there; send one of them.", code="invalid_value", param="messages"

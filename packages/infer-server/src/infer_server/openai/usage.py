@@ -13,13 +13,20 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens of the answers were reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of prompts and of answers. The details are there only if tokens were cached."""
+    """Tokens of prompts and of answers. The details are there only if tokens were cached, or were reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 def usage_of(last_outputs: Sequence[StepOutput], *, choices_per_prompt: int) -> Usage:
@@ -34,9 +41,13 @@ def usage_of(last_outputs: Sequence[StepOutput], *, choices_per_prompt: int) -> 
     prompt_tokens = sum(choices[0].num_prompt_tokens for choices in prompts)
     completion_tokens = sum(last.num_completion_tokens for last in last_outputs)
     cached_tokens = sum(min(last.num_cached_tokens for last in choices) for choices in prompts)
+    reasoning_tokens = sum(last.num_reasoning_tokens for last in last_outputs)
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens) if cached_tokens else None,
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+        if reasoning_tokens
+        else None,
     )

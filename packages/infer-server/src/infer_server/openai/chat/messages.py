@@ -11,14 +11,21 @@ import msgspec
 
 from infer_engine.protocol import ChatMessage, ChatPrompt
 from infer_server.errors import ApiError, shorten
+from infer_server.generation.tools import check_results, missing
+from infer_server.openai.chat.tool_fields import ToolCallField, tool_calls
 from infer_server.openai.fields import check_restricted, described, restricted, restricted_names
 from infer_server.openai.validation import out_of_range
 
 MAX_MESSAGES = 2048
 
 # `developer` is OpenAI's newer name for `system`; chat templates use the older one.
-_TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TOOL_ROLES = ("tool", "function")
+_TEMPLATE_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 _ROLES = ", ".join(f"`{role}`" for role in _TEMPLATE_ROLES)
 
 
@@ -46,48 +53,69 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     role: Annotated[str, described("The author; `developer` is the same as `system`.", enum=sorted(_TEMPLATE_ROLES))]
     content: Annotated[
         str | list[DocumentedPart] | None,
-        described("Text, or parts of it, which are joined.", type=["string", "array"]),
+        described("Text, or parts of it, which are joined. May be null beside `tool_calls`."),
     ] = None
+    tool_calls: Annotated[list[ToolCallField] | None, described("The calls of an assistant's message.")] = None
+    tool_call_id: Annotated[str | None, described("The call whose result a `tool` message has.")] = None
+    reasoning_content: Annotated[str | None, described("What the assistant thought.")] = None
+    reasoning: Annotated[str | None, described("The same under another name.")] = None
     name: Annotated[str | None, described("Accepted without effect: chat templates do not get it.")] = None
     refusal: Annotated[Any, restricted("Only null.")] = None
     annotations: Annotated[Any, restricted("Only null or [].", allow=([],))] = None
     audio: Annotated[Any, restricted("Only null.")] = None
-    tool_calls: Annotated[Any, restricted("Only null or [].", allow=([],))] = None
-    tool_call_id: Annotated[Any, restricted("Only null.")] = None
     function_call: Annotated[Any, restricted("Only null.")] = None
 
 
-DocumentedMessage = Annotated[Message, msgspec.Meta(extra_json_schema={"required": ["role", "content"]})]
+DocumentedMessage = Annotated[Message, msgspec.Meta(extra_json_schema={"required": ["role"]})]
 
 _other_contents = attrgetter(*restricted_names(ContentPart))
 _NO_OTHER_CONTENTS = (None,) * len(restricted_names(ContentPart))
 
 
-def chat_prompt(messages: list[Message], *, add_generation_prompt: bool) -> ChatPrompt:
-    """Return the prompt for `messages`.
+def chat_prompt(messages: list[Message], *, add_generation_prompt: bool = True, **settings: Any) -> ChatPrompt:
+    """Return the prompt for `messages`; `settings` are the other attributes of `ChatPrompt`.
 
     Raises:
         ApiError: 400: there is no message or there are more than 2,048, a role is unknown or not supported, a content
-            is missing or is not text.
+            is missing or is not text, or a tool's result belongs to no call.
     """
     if not messages:
         raise ApiError(400, "`messages` is empty; send at least one message.", code="empty_prompt", param="messages")
     if len(messages) > MAX_MESSAGES:
         raise out_of_range("messages", f"`messages` has {len(messages)} messages; send at most {MAX_MESSAGES}.")
-    return ChatPrompt(
-        messages=tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages)),
-        add_generation_prompt=add_generation_prompt,
-    )
+    read = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    check_results(read, param="messages")
+    return ChatPrompt(messages=read, add_generation_prompt=add_generation_prompt, **settings)
 
 
 def _message(message: Message, at: str) -> ChatMessage:
-    if message.role in _TOOL_ROLES:
-        words = f"`{at}.role` is `{message.role}`, which is not supported; send one of {_ROLES}."
+    if message.role == "function":
+        words = f"`{at}.role` is `function`, which is not supported; send `tool`, with `tool_call_id`."
         raise ApiError(400, words, code="unsupported_value", param=f"{at}.role")
     if message.role not in _TEMPLATE_ROLES:
         raise out_of_range(f"{at}.role", f"`{at}.role` is {shorten(message.role, 40)!r}; it must be one of {_ROLES}.")
     check_restricted(message, prefix=f"{at}.")
-    return ChatMessage(role=_TEMPLATE_ROLES[message.role], content=_text(message.content, f"{at}.content"))
+    _check_fields_of_role(message, at)
+    calls = tool_calls(message.tool_calls, f"{at}.tool_calls")
+    return ChatMessage(
+        role=_TEMPLATE_ROLES[message.role],
+        content="" if message.content is None and calls else _text(message.content, f"{at}.content"),
+        reasoning=message.reasoning_content if message.reasoning is None else message.reasoning,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _check_fields_of_role(message: Message, at: str) -> None:
+    """Refuse fields that belong to another role, which the template would leave out."""
+    if message.role == "tool" and not message.tool_call_id:
+        raise missing(f"{at}.tool_call_id")
+    if message.role != "tool" and message.tool_call_id is not None:
+        raise out_of_range(f"{at}.tool_call_id", f"`{at}.tool_call_id` is for messages of the role `tool` only.")
+    if message.role != "assistant":
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(message, name):
+                raise out_of_range(f"{at}.{name}", f"`{at}.{name}` is for messages of the role `assistant` only.")
 
 
 def _text(content: str | list[ContentPart] | None, at: str) -> str:

@@ -7,7 +7,15 @@ which they have no effect.
 from typing import Annotated, Any
 
 from infer_engine.protocol import GenerateRequest
+from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
+from infer_server.openai.chat.tool_fields import (
+    TOOL_CHOICE,
+    TOOLS,
+    NamedToolChoice,
+    ToolDefinition,
+    tool_settings,
+)
 from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.generation_fields import GenerationFields, sampling_params
 from infer_server.openai.structured_outputs import ResponseFormat
@@ -32,12 +40,25 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),
     ] = None
     response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
-    parallel_tool_calls: Annotated[bool | None, described("Accepted without effect.")] = None
+    tools: Annotated[list[ToolDefinition] | None, TOOLS] = None
+    tool_choice: Annotated[str | NamedToolChoice | None, TOOL_CHOICE] = None
+    parallel_tool_calls: Annotated[bool | None, described("Whether an answer may have several calls; true.")] = None
+    reasoning_effort: Annotated[
+        str | None,
+        described(
+            "`none` switches thinking off, another word switches it on, where the chat template knows such variables.",
+            minLength=1,
+            maxLength=MAX_EFFORT_CHARACTERS,
+        ),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")
+    ] = None
     prompt_cache_key: Annotated[str | None, described("Accepted without effect.")] = None
     safety_identifier: Annotated[str | None, described("Accepted without effect.")] = None
     audio: Annotated[Any, restricted("Only null.")] = None
     function_call: Annotated[Any, restricted("Only `none` or `auto`.", allow=("none", "auto"), send="`none`")] = None
-    functions: Annotated[Any, restricted("Only null or [].", allow=([],))] = None
+    functions: Annotated[Any, restricted("Only null or [].", allow=([],), send="`tools`")] = None
     modalities: Annotated[list[str] | None, restricted('Only ["text"].', allow=(["text"],), send='["text"]')] = None
     moderation: Annotated[Any, restricted("Only null.")] = None
     prediction: Annotated[Any, restricted("Only null.")] = None
@@ -45,12 +66,9 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
     prompt_cache_retention: Annotated[
         str | None, restricted("Only `in_memory`.", allow=("in_memory", "in-memory"), send="`in_memory`")
     ] = None
-    reasoning_effort: Annotated[str | None, restricted("Only `none`.", allow=("none",), send="`none`")] = None
     service_tier: Annotated[
         str | None, restricted("Only `auto` or `default`.", allow=("auto", "default"), send="`auto`")
     ] = None
-    tool_choice: Annotated[Any, restricted("Only `none` or `auto`.", allow=("none", "auto"), send="`none`")] = None
-    tools: Annotated[Any, restricted("Only null or [].", allow=([],))] = None
     verbosity: Annotated[str | None, restricted("Only `medium`.", allow=("medium",), send="`medium`")] = None
     web_search_options: Annotated[Any, restricted("Only null.")] = None
 
@@ -59,10 +77,14 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
     """Return the engine's request for `body`.
 
     Raises:
-        ApiError: 400 for messages that are not all text, a feature that is not supported, or a value out of range; 404
-            for a model that is not served.
+        ApiError: 400 for messages that are not all text, wrong tools, a feature that is not supported, or a value out
+            of range; 404 for a model that is not served.
     """
-    prompt = chat_prompt(body.messages, add_generation_prompt=True)
+    prompt = chat_prompt(
+        body.messages,
+        **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        template_kwargs=template_kwargs_of(_effort(body), body.chat_template_kwargs),
+    )
     check_model(body.model, served_model=served_model)
     check_restricted(body)
     return GenerateRequest(
@@ -77,6 +99,15 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
+
+
+def _effort(body: ChatBody) -> str | None:
+    effort = body.reasoning_effort
+    if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
+        raise out_of_range(
+            "reasoning_effort", f"`reasoning_effort` has {len(effort)} characters; send a word such as `low` or `none`."
+        )
+    return effort
 
 
 def _max_tokens(body: ChatBody) -> int | None:

@@ -1,10 +1,13 @@
 """The replies of `/v1/chat/completions`: OpenAI's chat completion and its chunks, and what builds them."""
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from infer_engine.protocol import FinishReason, StepOutput
+from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, ReasoningDelta, StepOutput, ToolCallDelta
+from infer_server.generation.answer_blocks import AnswerBlocks, new_call_id
 from infer_server.generation.failures import shutdown_error
 from infer_server.openai.builders import GeneratedToken
 from infer_server.openai.logprobs import ChatLogprobs, ChatTokenLogprob, TokenBytes, chat_token_logprob
@@ -12,12 +15,33 @@ from infer_server.openai.response_head import OpenAIFinishReason, ResponseHead, 
 from infer_server.openai.usage import Usage
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """The function that a call is for; the arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the client shall make."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. Clients can send it back as a message of the conversation."""
+    """The answer. Clients can send it back as a message of the conversation.
+
+    `content` is null where there are calls and no text. The reasoning has two names: clients know one or the other.
+    """
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +64,30 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The name of a called function, with its first delta, or more of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The beginning of the call `index`, with its id, or more of it."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to the message: first the role, then content, at the end nothing."""
+    """What a chunk adds to the message: first the role, then its parts, at the end nothing."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallEntry] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,23 +113,30 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 class ChatChunkBuilder:
     """Builds the chunks of one stream."""
 
-    __slots__ = ("_head", "_token_bytes")
+    __slots__ = ("_head", "_names_tool", "_token_bytes", "_with_calls")
 
-    def __init__(self, head: ResponseHead, *, token_bytes: TokenBytes) -> None:
-        """`token_bytes` gives the bytes of a token, for log-probabilities."""
+    def __init__(self, head: ResponseHead, *, token_bytes: TokenBytes, names_tool: bool = False) -> None:
+        """`token_bytes` gives the bytes of a token, for log-probabilities; `names_tool`: the client named the tool."""
         self._head = head
         self._token_bytes = token_bytes
+        self._names_tool = names_tool
+        self._with_calls: set[int] = set()
 
     def start(self, index: int, first: StepOutput) -> ChatCompletionChunk:  # noqa: ARG002 - the role needs no output
         """Return the chunk with the role."""
         return self._chunk(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")))
 
-    def token(self, index: int, token: GeneratedToken) -> ChatCompletionChunk:
-        """Return the chunk of one token of choice `index`."""
+    def token(self, index: int, token: GeneratedToken) -> Iterator[ChatCompletionChunk]:
+        """Yield the chunks of one token of choice `index`; the first has its log-probability."""
         logprobs = None
         if token.logprob is not None:
             logprobs = ChatLogprobs(content=[chat_token_logprob(token.logprob, self._token_bytes)])
-        return self._chunk(ChatChunkChoice(index=index, delta=Delta(content=token.text), logprobs=logprobs))
+        if token.deltas is None:
+            yield self._chunk(ChatChunkChoice(index=index, delta=Delta(content=token.text), logprobs=logprobs))
+            return
+        for delta in self._deltas(index, token.deltas):
+            yield self._chunk(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs))
+            logprobs = None
 
     def finish(self, index: int, last: StepOutput, *, text: str) -> ChatCompletionChunk:
         """Return the chunk that ends choice `index` after its `last` output; `text` is what no token's chunk had.
@@ -97,11 +147,29 @@ class ChatChunkBuilder:
         if last.finish_reason is FinishReason.ABORT:
             raise shutdown_error()
         delta = Delta(content=text or None)
-        return self._chunk(ChatChunkChoice(index=index, delta=delta, finish_reason=openai_finish_reason(last)))
+        if last.deltas is not None and not last.token_ids:  # what was held back is of one kind
+            [delta] = self._deltas(index, last.deltas)
+        reason = chat_finish_reason(last, has_calls=index in self._with_calls, names_tool=self._names_tool)
+        return self._chunk(ChatChunkChoice(index=index, delta=delta, finish_reason=reason))
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         """Return the chunk with the usage of the whole request."""
         return self._chunk(usage=usage)
+
+    def _deltas(self, index: int, parts: Sequence[AnswerDelta]) -> list[Delta]:
+        """Return the deltas of `parts`, at least one; a call begins in a delta of its own."""
+        deltas: list[Delta] = []
+        for part in parts:
+            match part:
+                case ToolCallDelta():
+                    self._with_calls.add(index)
+                    deltas += _call_deltas(part)
+                case ContentDelta(text=text):
+                    before = deltas.pop().content or "" if deltas and deltas[-1].content else ""
+                    deltas.append(Delta(content=before + text))
+                case ReasoningDelta(text=text):
+                    deltas.append(Delta(reasoning_content=text, reasoning=text))
+        return deltas or [Delta()]
 
     def _chunk(self, *choices: ChatChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
         return ChatCompletionChunk(**self._head, object="chat.completion.chunk", choices=list(choices), usage=usage)
@@ -110,19 +178,23 @@ class ChatChunkBuilder:
 class ChatResponseBuilder:
     """Builds the chat completion of a request that does not stream."""
 
-    __slots__ = ("_head", "_last_outputs", "_logprobs", "_texts", "_token_bytes")
+    __slots__ = ("_answers", "_head", "_last_outputs", "_logprobs", "_names_tool", "_token_bytes")
 
-    def __init__(self, head: ResponseHead, *, num_choices: int, token_bytes: TokenBytes) -> None:
-        """`token_bytes` gives the bytes of a token, for log-probabilities."""
+    def __init__(
+        self, head: ResponseHead, *, num_choices: int, token_bytes: TokenBytes, names_tool: bool = False
+    ) -> None:
+        """`token_bytes` gives the bytes of a token, for log-probabilities; `names_tool`: the client named the tool."""
         self._head = head
         self._token_bytes = token_bytes
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._names_tool = names_tool
+        self._answers = [AnswerBlocks() for _ in range(num_choices)]
         self._logprobs: list[list[ChatTokenLogprob]] = [[] for _ in range(num_choices)]
         self._last_outputs: dict[int, StepOutput] = {}
 
     def add(self, index: int, output: StepOutput) -> None:
         """Take the next output of the choice `index`."""
-        self._texts[index].append(output.text)
+        for _ in self._answers[index].add(output):
+            pass  # only the whole answer counts
         self._logprobs[index] += [chat_token_logprob(entry, self._token_bytes) for entry in output.logprobs or ()]
         self._last_outputs[index] = output
 
@@ -132,10 +204,40 @@ class ChatResponseBuilder:
         return ChatCompletion(**self._head, choices=choices, usage=usage)
 
     def _choice(self, index: int, last: StepOutput) -> ChatChoice:
-        entries = self._logprobs[index]
+        entries, answer = self._logprobs[index], self._answers[index]
         return ChatChoice(
             index=index,
-            message=AssistantMessage(content="".join(self._texts[index])),
+            message=_message(answer),
             logprobs=ChatLogprobs(content=entries) if entries else None,
-            finish_reason=openai_finish_reason(last),
+            finish_reason=chat_finish_reason(last, has_calls=answer.has_calls, names_tool=self._names_tool),
         )
+
+
+def chat_finish_reason(last: StepOutput, *, has_calls: bool, names_tool: bool) -> OpenAIFinishReason:
+    """Return the finish reason of an answer that may have calls; of one that the client asked for by name: `stop`."""
+    reason = openai_finish_reason(last)
+    return "tool_calls" if reason == "stop" and has_calls and not names_tool else reason
+
+
+def _call_deltas(part: ToolCallDelta) -> Iterator[Delta]:
+    if part.name is not None:
+        function = FunctionDelta(name=part.name, arguments="")
+        yield Delta(tool_calls=[ToolCallEntry(index=part.index, id=new_call_id(), type="function", function=function)])
+    if part.arguments:
+        yield Delta(tool_calls=[ToolCallEntry(index=part.index, function=FunctionDelta(arguments=part.arguments))])
+
+
+def _message(answer: AnswerBlocks) -> AssistantMessage:
+    content = answer.text_of("text")
+    reasoning = answer.text_of("reasoning") or UNSET
+    calls = [
+        MessageToolCall(id=block.call_id, function=CalledFunction(name=block.name, arguments=block.text))
+        for block in answer.blocks
+        if block.kind == "tool_call"
+    ]
+    return AssistantMessage(
+        content=None if calls and not content else content,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+        tool_calls=calls or UNSET,
+    )

@@ -11,6 +11,7 @@ from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventEncoder, plain_event
 from infer_server.openai.chat.request import ChatBody, chat_request
 from infer_server.openai.chat.response import ChatChunkBuilder, ChatCompletion, ChatResponseBuilder
+from infer_server.openai.chat.tool_fields import NamedToolChoice
 from infer_server.openai.chunked_endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
 from infer_server.openai.response_head import ResponseHead, new_response_head
 from infer_server.openapi import error_responses, operation_with_body
@@ -23,8 +24,8 @@ _ERRORS = {
 } | COMMON_ERRORS
 
 _EVENTS = (
-    "`chat.completion.chunk` objects, in events without names: for each choice one with the role, one per token and "
-    "one with `finish_reason`; then `[DONE]`."
+    "`chat.completion.chunk` objects, in events without names: for each choice one with the role, one per token (two "
+    "where a tool call begins) and one with `finish_reason`; then `[DONE]`."
 )
 
 
@@ -61,12 +62,22 @@ class _ChatEndpoint(ChunkedEndpoint[ChatBody, ChatCompletion]):
     def event_encoder(self, *, accepts_events: bool) -> EventEncoder:  # noqa: ARG002 - chat events never have names
         return plain_event
 
-    async def chunk_builder(self, _: AcceptedRequest[ChatBody]) -> ChatChunkBuilder:
-        return ChatChunkBuilder(self._head(), token_bytes=self._engine.token_bytes)
+    async def chunk_builder(self, accepted: AcceptedRequest[ChatBody]) -> ChatChunkBuilder:
+        return ChatChunkBuilder(
+            self._head(), token_bytes=self._engine.token_bytes, names_tool=_names_tool(accepted.body)
+        )
 
     async def response_builder(self, accepted: AcceptedRequest[ChatBody]) -> ChatResponseBuilder:
-        num_choices = len(accepted.streams)
-        return ChatResponseBuilder(self._head(), num_choices=num_choices, token_bytes=self._engine.token_bytes)
+        return ChatResponseBuilder(
+            self._head(),
+            num_choices=len(accepted.streams),
+            token_bytes=self._engine.token_bytes,
+            names_tool=_names_tool(accepted.body),
+        )
 
     def _head(self) -> ResponseHead:
         return new_response_head("chatcmpl", served_model=self._served_model)
+
+
+def _names_tool(body: ChatBody) -> bool:
+    return isinstance(body.tool_choice, NamedToolChoice)

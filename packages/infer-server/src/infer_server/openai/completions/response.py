@@ -103,10 +103,10 @@ class CompletionChunkBuilder:
         choice = self._pieces.echo(index, first)
         return None if choice is None else self._token_chunk(choice, token_id=None)
 
-    def token(self, index: int, token: GeneratedToken) -> TokenChunk:
+    def token(self, index: int, token: GeneratedToken) -> tuple[TokenChunk]:
         """Return the chunk of one token of choice `index`."""
         logprobs = None if token.logprob is None else [token.logprob]
-        return self._token_chunk(self._pieces.generated(index, token.text, logprobs), token_id=token.token_id)
+        return (self._token_chunk(self._pieces.generated(index, token.text, logprobs), token_id=token.token_id),)
 
     def finish(self, index: int, last: StepOutput, *, text: str) -> FinishChunk:
         """Return the chunk that ends choice `index` after its `last` output; `text` is what no token's chunk had."""

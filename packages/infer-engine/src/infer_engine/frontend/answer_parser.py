@@ -1,0 +1,331 @@
+"""`AnswerParser`: takes the text of an answer apart into reasoning, content and tool calls, as it arrives.
+
+A state machine whose work grows with the length of the text alone. What it does not recognize is content: whatever a
+model writes, nothing is raised, and no text is lost but the marks, the white space between the parts, and a call that
+is cut off before its arguments.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta, ToolCallDelta
+from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
+
+MAX_NAME_CHARACTERS = 128
+_MAX_BLANKS = 8
+_INSIDE_JSON = re.compile(r'[{}\[\]"]')
+_INSIDE_STRING = re.compile(r'["\\]')
+
+_MORE = -1  # the text may still become a match
+_NO = -2
+
+_Step = Callable[[str], str]
+"""Takes text, never empty, and returns what is left of it for the next step; what it cannot tell yet it holds back."""
+
+
+class AnswerParser:
+    """Parses one answer.
+
+    Attributes:
+        is_reasoning: whether the text that comes next is reasoning, as far as is known.
+    """
+
+    __slots__ = (
+        "_blanks",
+        "_calls",
+        "_deltas",
+        "_depth",
+        "_drops_blanks",
+        "_held",
+        "_in_string",
+        "_is_escaped",
+        "_num_calls",
+        "_reasoning",
+        "_step",
+        "is_reasoning",
+    )
+
+    def __init__(
+        self,
+        *,
+        reasoning_format: ReasoningFormat | None = None,
+        state: ReasoningState = ReasoningState.NONE,
+        tool_call_format: ToolCallFormat | None = None,
+    ) -> None:
+        """Begin where the prompt leaves off, in `state`; look for calls only with a `tool_call_format`."""
+        self._reasoning = reasoning_format
+        self._calls = None if tool_call_format is None else _CallMarks(tool_call_format)
+        self._deltas: list[AnswerDelta] = []
+        self._held = ""
+        self._blanks: list[str] = []  # white space that belongs to a part only if more of its text follows
+        self._drops_blanks = False  # at the beginning of a part
+        self._num_calls = 0
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+        self.is_reasoning = False
+        self._step: _Step = self._read_answer
+        if reasoning_format is not None and state is ReasoningState.OPEN:
+            self._begin_reasoning()
+        elif reasoning_format is not None and state is ReasoningState.MAY_BEGIN:
+            self._step = self._read_beginning
+
+    def add(self, text: str) -> list[AnswerDelta]:
+        """Take the next piece of text; return what it settles, in order."""
+        text, self._held = self._held + text, ""
+        while text:
+            text = self._step(text)
+        return self._take()
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what was held back: no more text comes."""
+        held, self._held = self._held, ""
+        if self.is_reasoning:
+            self._put(ReasoningDelta, held)
+        elif self._step not in (self._read_first_head, self._read_next_head, self._read_call_end):
+            self._put(ContentDelta, held)
+            if self._blanks and not self._drops_blanks:
+                self._deltas.append(ContentDelta("".join(self._blanks)))
+        return self._take()
+
+    def _take(self) -> list[AnswerDelta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _put(self, kind: type[ReasoningDelta | ContentDelta], text: str) -> None:
+        """Add text to the current part; white space at its end waits until more follows."""
+        visible = text.rstrip()
+        if not visible:
+            if text:
+                self._blanks.append(text)
+            return
+        end = text[len(visible) :]
+        if self._drops_blanks:
+            visible, self._drops_blanks = visible.lstrip(), False
+        elif self._blanks:
+            visible = "".join((*self._blanks, visible))
+        self._deltas.append(kind(visible))
+        self._blanks = [end] if end else []
+
+    def _end_part(self) -> None:
+        """Drop the white space at the end of a part and at the beginning of the next one."""
+        self._blanks = []
+        self._drops_blanks = True
+
+    def _hold(self, text: str) -> str:
+        self._held = text
+        return ""
+
+    def _begin_reasoning(self) -> None:
+        self.is_reasoning = True
+        self._end_part()
+        self._step = self._read_reasoning
+
+    def _read_beginning(self, text: str) -> str:
+        """Read the beginning of an answer that may begin with reasoning."""
+        assert self._reasoning is not None
+        visible = text.lstrip()
+        if visible.startswith(self._reasoning.begin):
+            self._begin_reasoning()
+            return visible[len(self._reasoning.begin) :]
+        if self._reasoning.begin.startswith(visible) and len(text) - len(visible) <= _MAX_BLANKS:
+            return self._hold(text)
+        self._step = self._read_answer
+        return text
+
+    def _read_reasoning(self, text: str) -> str:
+        assert self._reasoning is not None
+        end = self._reasoning.end
+        position = text.find(end)
+        if position < 0:
+            return self._put_all_but(ReasoningDelta, text, end)
+        self._put(ReasoningDelta, text[:position])
+        self._end_part()
+        self.is_reasoning = False
+        self._step = self._read_answer
+        return text[position + len(end) :]
+
+    def _read_answer(self, text: str) -> str:
+        """Read content up to the first call."""
+        if self._calls is None:
+            return self._read_content(text)
+        trigger = self._calls.format.trigger
+        if not self._calls.format.is_anywhere:
+            return self._read_answer_of_one_kind(text, self._calls.format)
+        position = text.find(trigger)
+        if position < 0:
+            return self._put_all_but(ContentDelta, text, trigger)
+        self._put(ContentDelta, text[:position])
+        self._step = self._read_first_head
+        return text[position:]
+
+    def _read_answer_of_one_kind(self, text: str, call_format: ToolCallFormat) -> str:
+        """Read the beginning of an answer that is all text or all calls."""
+        visible = text.lstrip()
+        after_prefix = visible
+        if call_format.prefix and visible.startswith(call_format.prefix):
+            after_prefix = visible[len(call_format.prefix) :].lstrip()
+        if after_prefix.startswith(call_format.trigger):
+            self._step = self._read_first_head
+            return after_prefix
+        may_become = call_format.trigger.startswith(after_prefix) or call_format.prefix.startswith(visible)
+        if may_become and len(text) - len(after_prefix) <= _MAX_BLANKS + len(call_format.prefix):
+            return self._hold(text)
+        self._step = self._read_content
+        return after_prefix if after_prefix is not visible else text
+
+    def _read_content(self, text: str) -> str:
+        self._put(ContentDelta, text)
+        return ""
+
+    def _read_first_head(self, text: str) -> str:
+        assert self._calls is not None
+        return self._read_head(text, self._calls.first_begin)
+
+    def _read_next_head(self, text: str) -> str:
+        assert self._calls is not None
+        return self._read_head(text, self._calls.begin)
+
+    def _read_head(self, text: str, begin: Sequence[str]) -> str:
+        """Read a call up to its arguments; text that turns out to be no call is content."""
+        assert self._calls is not None
+        end, name = self._calls.match_head(text, begin)
+        if end == _MORE:
+            return self._hold(text)
+        if end == _NO:
+            length = len(self._calls.format.trigger)
+            self._put(ContentDelta, text[:length])
+            self._step = self._read_answer if self._calls.format.is_anywhere else self._read_content
+            return text[length:]
+        self._end_part()
+        self._deltas.append(ToolCallDelta(index=self._num_calls, name=name))
+        self._num_calls += 1
+        self._step = self._read_arguments
+        return text[end:]
+
+    def _read_arguments(self, text: str) -> str:
+        """Read a JSON object, of which the beginning may have been read."""
+        position = 0
+        while position < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                position += 1
+                continue
+            found = (_INSIDE_STRING if self._in_string else _INSIDE_JSON).search(text, position)
+            if found is None:
+                break
+            position = found.end()
+            match found[0]:
+                case '"':
+                    self._in_string = not self._in_string
+                case "\\":
+                    self._is_escaped = True
+                case "{" | "[":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if self._depth == 0:
+                        self._step = self._read_call_end
+                        self._put_arguments(text[:position])
+                        return text[position:]
+        self._put_arguments(text)
+        return ""
+
+    def _put_arguments(self, text: str) -> None:
+        self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=text))
+
+    def _read_call_end(self, text: str) -> str:
+        assert self._calls is not None
+        end = _match(text, _skip_blanks(text, 0), self._calls.call_end)
+        if end == _MORE:
+            return self._hold(text)
+        self._step = self._read_after_call
+        return text if end == _NO else text[end:]
+
+    def _read_after_call(self, text: str) -> str:
+        """Read what follows a call: another one, the end of all, or text."""
+        assert self._calls is not None
+        marks = self._calls
+        text = text.lstrip()
+        if not text:
+            return ""
+        after_separator = _match(text, 0, marks.separator)
+        if after_separator >= 0:
+            after_separator = _skip_blanks(text, after_separator)
+            next_call = _match(text, after_separator, marks.begin)
+            if next_call == _MORE:
+                return self._hold(text)
+            if next_call != _NO:
+                self._step = self._read_next_head
+                return text[after_separator:]
+        self._step = self._read_answer if marks.format.is_anywhere else self._read_content
+        end = _match(text, 0, marks.end)
+        return text if end < 0 else text[end:]
+
+    def _put_all_but(self, kind: type[ReasoningDelta | ContentDelta], text: str, marker: str) -> str:
+        """Add `text` to the current part, but hold back its end if `marker` may begin there."""
+        num_held = _num_begun(text, marker)
+        self._put(kind, text[: len(text) - num_held])
+        return self._hold(text[len(text) - num_held :])
+
+
+class _CallMarks:
+    """The marks of a format, split at their white space."""
+
+    __slots__ = ("_before_arguments", "begin", "call_end", "end", "first_begin", "format", "separator")
+
+    def __init__(self, call_format: ToolCallFormat) -> None:
+        self.format = call_format
+        self.begin = call_format.call_begin.split()
+        self.first_begin = [*call_format.begin.split(), *self.begin]
+        self.call_end = call_format.call_end.split()
+        self.separator = call_format.separator.split()
+        self.end = call_format.end.split()
+        self._before_arguments = call_format.before_arguments.split()
+
+    def match_head(self, text: str, begin: Sequence[str]) -> tuple[int, str]:
+        """Return where the arguments of the call at the beginning of `text` begin, and the tool's name.
+
+        In place of a position there may be `_MORE` or `_NO`.
+        """
+        start = _match(text, 0, begin)
+        if start < 0:
+            return start, ""
+        name_end = text.find(self._before_arguments[0][0], start, start + MAX_NAME_CHARACTERS + 1)
+        if name_end < 0:
+            return (_MORE if len(text) - start <= MAX_NAME_CHARACTERS else _NO), ""
+        end = _match(text, name_end, self._before_arguments)
+        if end < 0 or name_end == start:
+            return (_NO if name_end == start else end), ""
+        end = _skip_blanks(text, end)
+        if end == len(text):
+            return _MORE, ""
+        return (end if text[end] == "{" else _NO), text[start:name_end]
+
+
+def _match(text: str, position: int, pieces: Sequence[str]) -> int:
+    """Return where `pieces`, with little or no white space between them, end if they begin at `position`."""
+    for index, piece in enumerate(pieces):
+        if index:
+            position = _skip_blanks(text, position)
+        if not text.startswith(piece, position):
+            is_begun = piece.startswith(text[position : position + len(piece)])
+            return _MORE if is_begun else _NO
+        position += len(piece)
+    return position
+
+
+def _skip_blanks(text: str, position: int) -> int:
+    end = min(len(text), position + _MAX_BLANKS)
+    while position < end and text[position].isspace():
+        position += 1
+    return position
+
+
+def _num_begun(text: str, marker: str) -> int:
+    """Return the most characters at the end of `text` with which `marker` begins, but is not complete."""
+    position = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while position >= 0:
+        if marker.startswith(text[position:]):
+            return len(text) - position
+        position = text.find(marker[0], position + 1)
+    return 0
