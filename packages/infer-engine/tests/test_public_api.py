@@ -17,6 +17,7 @@ from infer_engine.testing.faults import Fault, FaultPlan
 
 EXPORTS = [
     "LLM",
+    "ChatMessage",
     "CheckpointUnusableError",
     "Completion",
     "EngineConfig",
@@ -26,6 +27,8 @@ EXPORTS = [
     "RequestRefusedError",
     "SamplingParams",
     "StructuredOutputs",
+    "Tool",
+    "ToolCall",
     "build_engine",
 ]
 

@@ -24,10 +24,13 @@ BEYOND_SCHEMAS = re.compile(
     | invalid_value\ (prompt|tokens)               # a token id outside the vocabulary, or a prompt too long for 64 bits
     | invalid_value\ (min_tokens|max_tokens)       # one larger than the other
     | invalid_value\ (stream_options|top_logprobs) # without `stream`, `logprobs`
-    | invalid_value\ (messages|add_\w+)            # `messages` and `prompt`, and fields for one of them
+    | invalid_value\ (messages|add_\w+|chat_template_kwargs)  # `messages` and `prompt`, and fields for one of them
     | missing_field\ prompt                        # and no `messages`
     | invalid_value\ (structured_outputs|grammar|json_schema|response_format)  # more than one, or none inside
     | unsupported_value\ best_of                   # not the value of `n`
+    | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
+    | unsupported_value\ tool_choice\.type | invalid_value\ (tools\S*|tool_choice)  # tools of one name, or none of that
+    | (missing_field|unsupported_value|invalid_type)\ (function|name)
     """,
     re.VERBOSE,
 )

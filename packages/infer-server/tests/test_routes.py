@@ -1,11 +1,14 @@
 """The routes other than completions, and what all replies have in common."""
 
+from typing import Any
+
 import httpx
 import pytest
+from msgspec import structs
 
 from infer_engine.protocol import EngineStatus
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine
+from infer_server.testing import FAKE_INFO, FakeEngine
 from infer_server.testing.client import client_of
 
 
@@ -49,7 +52,29 @@ async def test_health_and_ready_follow_the_engine(
 
 
 async def test_version_is_the_packages(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/version")).json() == {"version": "0.1.0"}
+    reply = (await client.get("/version")).json()
+    assert reply["version"] == "0.1.0"
+    paths = (await client.get("/schema/openapi.json")).json()["paths"]
+    assert set(reply["apis"]) <= set(paths)
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({}, (True, ["none", "required", "function"], None, False)),
+        (
+            {"tool_call_format": "hermes", "reasoning_format": "think"},
+            (True, ["none", "auto", "required", "function"], "hermes", True),
+        ),
+        ({"has_chat_template": False}, (False, [], None, False)),
+    ],
+)
+async def test_a_model_says_what_it_can(info: dict[str, Any], expected: tuple[object, ...]) -> None:
+    async with client_of(FakeEngine(info=structs.replace(FAKE_INFO, **info))) as client:
+        (model,) = (await client.get("/v1/models")).json()["data"]
+    can = model["capabilities"]
+    assert can["structured_outputs"]
+    assert (can["chat"], can["tool_choice"], can["tool_call_format"], can["reasoning"]) == expected
 
 
 @pytest.mark.parametrize(

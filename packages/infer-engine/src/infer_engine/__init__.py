@@ -6,6 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 from infer_engine.protocol import (
+    ChatMessage,
     CheckpointUnusableError,
     EngineConfig,
     EngineStartError,
@@ -14,6 +15,8 @@ from infer_engine.protocol import (
     RequestRefusedError,
     SamplingParams,
     StructuredOutputs,
+    Tool,
+    ToolCall,
 )
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "ChatMessage",
     "CheckpointUnusableError",
     "Completion",
     "EngineConfig",
@@ -32,6 +36,8 @@ __all__ = [
     "RequestRefusedError",
     "SamplingParams",
     "StructuredOutputs",
+    "Tool",
+    "ToolCall",
     "build_engine",
 ]
 

@@ -3,7 +3,10 @@
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from infer_engine.build import build_core, build_input_processor
 from infer_engine.frontend.completion import Completion, CompletionBuilder, Prompt
@@ -19,8 +22,12 @@ from infer_engine.protocol import (
     GenerateRequest,
     SamplingParams,
     StepOutput,
+    Tool,
 )
+from infer_engine.protocol.chat import ToolChoice
 from infer_engine.structured.errors import GrammarError
+
+Conversation = Sequence[ChatMessage | Mapping[str, Any]]
 
 
 class LLM:
@@ -92,25 +99,46 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
+        messages: Conversation | Sequence[Conversation],
         params: SamplingParams | None = None,
         *,
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice = "auto",
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         priority: int = 0,
         cache_salt: str | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
-        """Answer one conversation or several; a message has a `role` and a `content`.
+        """Answer one conversation or several.
 
         If `params` is None, an answer may fill the context. The rest is as in `generate`.
 
+        Args:
+            messages: each a `ChatMessage`, or a mapping of its attributes: at least a `role` and a `content`.
+            params: one for all conversations.
+            tools: what the model may call; the calls are in `Completion.tool_calls`.
+            tool_choice: `auto` lets the model choose, `required` makes it call, `none` hides the tools from it.
+            template_kwargs: further variables of the chat template, such as `enable_thinking`.
+            priority: as in `generate`.
+            cache_salt: as in `generate`.
+            use_tqdm: as in `generate`.
+
         Raises:
-            RequestRefusedError: the checkpoint has no chat template, or it refuses a conversation; one is too long.
+            RequestRefusedError: the checkpoint has no chat template, or it refuses a conversation; one is too long; the
+                tools cannot be kept.
+            ValueError: a message has no role or no content, or an attribute of the wrong type.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        is_one = bool(messages) and isinstance(messages[0], Mapping | ChatMessage)
+        conversations: Any = [messages] if is_one else messages
         params = params or SamplingParams(max_tokens=None)
         requests = [
             GenerateRequest(
-                prompt=_conversation(conversation),  # type: ignore[arg-type]  # narrowed above
+                prompt=ChatPrompt(
+                    messages=tuple(_message(message) for message in conversation),
+                    tools=tuple(tools),
+                    tool_choice=tool_choice,
+                    template_kwargs=dict(template_kwargs),
+                ),
                 params=params,
                 priority=priority,
                 cache_salt=cache_salt,
@@ -184,8 +212,8 @@ class LLM:
         return [builder.build() for builder, _ in sequences]
 
 
-def _conversation(messages: Sequence[Mapping[str, str]]) -> ChatPrompt:
-    return ChatPrompt(messages=tuple(ChatMessage(role=each["role"], content=each["content"]) for each in messages))
+def _message(message: ChatMessage | Mapping[str, Any]) -> ChatMessage:
+    return message if isinstance(message, ChatMessage) else msgspec.convert(message, ChatMessage)
 
 
 def _to_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

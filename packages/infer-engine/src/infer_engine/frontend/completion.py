@@ -2,9 +2,25 @@
 
 from dataclasses import dataclass
 
-from infer_engine.protocol import ChatPrompt, FinishReason, RequestFailure, StepOutput, TokenLogprob
+from infer_engine.protocol import (
+    ChatPrompt,
+    FinishReason,
+    ReasoningDelta,
+    RequestFailure,
+    StepOutput,
+    TokenLogprob,
+    ToolCallDelta,
+)
 
 Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedCall:
+    """A tool call of an answer; `arguments` is JSON text, which is cut short if `max_tokens` ended the answer in it."""
+
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +30,9 @@ class Completion:
     Attributes:
         prompt: as given.
         index: which of the prompt's `n` completions it is, from 0.
-        text: the generated text, without stop strings.
+        text: the generated text, without stop strings; of a conversation's answer the content alone.
+        reasoning: what the model thought before it answered; empty if it did not.
+        tool_calls: what the model asks the caller to call.
         token_ids: the generated tokens, an end-of-sequence token included.
         finish_reason: why it ended; None if it failed.
         error: why it failed; None otherwise. The tokens generated before the failure are kept.
@@ -28,6 +46,8 @@ class Completion:
     prompt: Prompt | ChatPrompt
     index: int
     text: str
+    reasoning: str
+    tool_calls: list[GeneratedCall]
     token_ids: list[int]
     finish_reason: FinishReason | None
     error: RequestFailure | None
@@ -45,6 +65,8 @@ class CompletionBuilder:
         self._prompt = prompt
         self._index = index
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[str, list[str]]] = []  # name, and pieces of the arguments
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -54,6 +76,16 @@ class CompletionBuilder:
         """Add the next output."""
         self._last = output
         self._texts.append(output.text)
+        for delta in output.deltas or ():
+            match delta:
+                case ReasoningDelta(text=text):
+                    self._reasoning.append(text)
+                case ToolCallDelta(name=str(name)):
+                    self._calls.append((name, [delta.arguments]))
+                case ToolCallDelta():
+                    self._calls[delta.index][1].append(delta.arguments)
+                case _:
+                    pass  # the content is the text
         self._token_ids += output.token_ids
         if output.logprobs is not None:
             if self._logprobs is None:
@@ -70,6 +102,8 @@ class CompletionBuilder:
             prompt=self._prompt,
             index=self._index,
             text="".join(self._texts),
+            reasoning="".join(self._reasoning),
+            tool_calls=[GeneratedCall(name=name, arguments="".join(pieces)) for name, pieces in self._calls],
             token_ids=self._token_ids,
             finish_reason=self._last.finish_reason,
             error=self._last.error,

@@ -8,9 +8,27 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import PathParameter
 
-from infer_engine.protocol import Engine
+from infer_engine.protocol import Engine, EngineInfo
 from infer_server.errors import ApiError, shorten
 from infer_server.openapi import error_responses
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model can do besides continuing texts.
+
+    Attributes:
+        chat: it takes conversations.
+        structured_outputs: its answers can be made to match schemas and grammars.
+        tool_choice: the values that it takes; without `auto` it only calls tools when it must.
+        tool_call_format: how it writes calls by itself, or null.
+        reasoning: its answers may have reasoning.
+    """
+
+    chat: bool
+    structured_outputs: bool
+    tool_choice: list[str]
+    tool_call_format: str | None
+    reasoning: bool
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +39,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "infer"
     max_model_len: int
+    capabilities: Capabilities
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +51,12 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]:
     """Return the handlers under `/v1/models`."""
-    model = Model(id=served_model, created=int(time.time()), max_model_len=engine.info.max_seq_len)
+    model = Model(
+        id=served_model,
+        created=int(time.time()),
+        max_model_len=engine.info.max_seq_len,
+        capabilities=_capabilities(engine.info),
+    )
 
     @get("/v1/models", summary="List the served models")
     async def list_models() -> ModelList:
@@ -55,6 +79,19 @@ def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]
         return model
 
     return [list_models, retrieve_model]
+
+
+def _capabilities(info: EngineInfo) -> Capabilities:
+    choices = ["none", "auto", "required", "function"]
+    if info.tool_call_format is None:
+        choices.remove("auto")
+    return Capabilities(
+        chat=info.has_chat_template,
+        structured_outputs=True,
+        tool_choice=choices if info.has_chat_template else [],
+        tool_call_format=info.tool_call_format,
+        reasoning=info.reasoning_format is not None,
+    )
 
 
 def _segments(path: str) -> list[str]:

@@ -18,14 +18,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's version."""
+    """The server's version, and the APIs for text that it has."""
 
     version: str
+    apis: list[str]
 
 
 def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
     """Return the handlers of `/health`, `/ready` and `/version`."""
-    server_version = Version(version=version("infer-server"))
+    server_version = Version(version=version("infer-server"), apis=list(_APIS))
 
     @get(
         "/health",
@@ -47,11 +48,14 @@ def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
             raise _unavailable(engine.status, "send requests elsewhere")
         return Status(status=engine.status)
 
-    @get("/version", summary="Show the version")
+    @get("/version", summary="Show the version and the APIs")
     async def show_version() -> Version:
         return server_version
 
     return [health, ready, show_version]
+
+
+_APIS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 def _unavailable(status: EngineStatus, advice: str) -> ApiError:

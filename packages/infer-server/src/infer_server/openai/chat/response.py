@@ -122,9 +122,10 @@ class ChatChunkBuilder:
         self._names_tool = names_tool
         self._with_calls: set[int] = set()
 
-    def start(self, index: int, first: StepOutput) -> ChatCompletionChunk:  # noqa: ARG002 - the role needs no output
-        """Return the chunk with the role."""
-        return self._chunk(ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+    def start(self, index: int, first: StepOutput) -> ChatCompletionChunk:
+        """Return the chunk with the role; an answer that may be calls alone has no content yet, not an empty one."""
+        content = "" if first.deltas is None else None
+        return self._chunk(ChatChunkChoice(index=index, delta=Delta(role="assistant", content=content)))
 
     def token(self, index: int, token: GeneratedToken) -> Iterator[ChatCompletionChunk]:
         """Yield the chunks of one token of choice `index`; the first has its log-probability."""
