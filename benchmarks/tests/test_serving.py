@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
 from infer_bench.registry import main as run
+from infer_bench.serving import text_side
 from infer_bench.serving.plots import plot_sweep
 from infer_bench.serving.workloads import Load, measure, read_arguments, report
 from infer_engine.protocol import InvalidRequestError
@@ -125,3 +127,11 @@ def test_flags_that_exclude_each_other_are_refused(flags: str, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         read_arguments(flags.split())
     assert "`--" in capsys.readouterr().err
+
+
+def test_looking_for_calls_is_compared_with_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text_side.main(["--quick", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    for name in ("with tools", "content, with tools", "a call's arguments", "reasoning, with tools"):
+        assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \|", printed)
+    assert printed.count("| 1.000 |") == 2

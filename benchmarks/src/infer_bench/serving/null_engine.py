@@ -94,7 +94,7 @@ class NullCore:
 
 def null_engine(*, step_s: float = 0.0, folder: Path | None = None) -> AsyncEngine:
     """Return a running engine with the tokenizer of the demo model, or of the checkpoint in `folder`."""
-    tokenizer = Tokenizer.from_folder(folder or demo_model_folder())
+    tokenizer = Tokenizer.from_folder(folder or demo_model_folder(), tool_call_format="hermes")
     info = EngineInfo(
         model="null",
         architecture="null",

@@ -93,6 +93,9 @@ class AnswerParser:
 
     def _put(self, kind: type[ReasoningDelta | ContentDelta], text: str) -> None:
         """Add text to the current part; white space at its end waits until more follows."""
+        if text and not self._blanks and not self._drops_blanks and not text[-1].isspace():  # as most is
+            self._deltas.append(kind(text))
+            return
         visible = text.rstrip()
         if not visible:
             if text:
@@ -263,9 +266,12 @@ class AnswerParser:
 
     def _put_all_but(self, kind: type[ReasoningDelta | ContentDelta], text: str, marker: str) -> str:
         """Add `text` to the current part, but hold back its end if `marker` may begin there."""
-        num_held = _num_begun(text, marker)
-        self._put(kind, text[: len(text) - num_held])
-        return self._hold(text[len(text) - num_held :])
+        num_held = _num_begun(text, marker) if marker[0] in text else 0
+        if not num_held:
+            self._put(kind, text)
+            return ""
+        self._put(kind, text[:-num_held])
+        return self._hold(text[-num_held:])
 
 
 class _CallMarks:

@@ -23,6 +23,7 @@ class OutputProcessor:
         "_deltas",
         "_detokenizer",
         "_failed",
+        "_is_in_content",
         "_min_tokens",
         "_num_reasoning_tokens",
         "_num_tokens",
@@ -45,6 +46,7 @@ class OutputProcessor:
         self._detokenizer = detokenizer
         self._parser = parser
         self._deltas: list[AnswerDelta] = []
+        self._is_in_content = False
         self._num_reasoning_tokens = 0
         self._stops = stops
         self._min_tokens = min_tokens
@@ -112,16 +114,19 @@ class OutputProcessor:
                 delta, matched = self._match_stops(part.text)
                 content += delta
                 if delta:
-                    self._deltas.append(ContentDelta(delta))
+                    self._deltas.append(part if delta == part.text else ContentDelta(delta))
                 if matched:
                     return content, True
+                self._is_in_content = True
             else:
-                content += self._end_content()
+                if self._is_in_content:
+                    content += self._end_content()
                 self._deltas.append(part)
         return content, False
 
     def _end_content(self) -> str:
         """Return the content that was held back: no stop string begins there, as none goes beyond the content."""
+        self._is_in_content = False
         held = self._stops.finish()
         if held:
             self._deltas.append(ContentDelta(held))

@@ -161,15 +161,14 @@ class ChatChunkBuilder:
         """Return the deltas of `parts`, at least one; a call begins in a delta of its own."""
         deltas: list[Delta] = []
         for part in parts:
-            match part:
-                case ToolCallDelta():
-                    self._with_calls.add(index)
-                    deltas += _call_deltas(part)
-                case ContentDelta(text=text):
-                    before = deltas.pop().content or "" if deltas and deltas[-1].content else ""
-                    deltas.append(Delta(content=before + text))
-                case ReasoningDelta(text=text):
-                    deltas.append(Delta(reasoning_content=text, reasoning=text))
+            if isinstance(part, ContentDelta):
+                before = deltas.pop().content or "" if deltas and deltas[-1].content else ""
+                deltas.append(Delta(content=before + part.text))
+            elif isinstance(part, ReasoningDelta):
+                deltas.append(Delta(reasoning_content=part.text, reasoning=part.text))
+            else:
+                self._with_calls.add(index)
+                deltas.append(_call_delta(part))
         return deltas or [Delta()]
 
     def _chunk(self, *choices: ChatChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
@@ -220,12 +219,11 @@ def chat_finish_reason(last: StepOutput, *, has_calls: bool, names_tool: bool) -
     return "tool_calls" if reason == "stop" and has_calls and not names_tool else reason
 
 
-def _call_deltas(part: ToolCallDelta) -> Iterator[Delta]:
-    if part.name is not None:
-        function = FunctionDelta(name=part.name, arguments="")
-        yield Delta(tool_calls=[ToolCallEntry(index=part.index, id=new_call_id(), type="function", function=function)])
-    if part.arguments:
-        yield Delta(tool_calls=[ToolCallEntry(index=part.index, function=FunctionDelta(arguments=part.arguments))])
+def _call_delta(part: ToolCallDelta) -> Delta:
+    if part.name is None:
+        return Delta(tool_calls=[ToolCallEntry(index=part.index, function=FunctionDelta(arguments=part.arguments))])
+    function = FunctionDelta(name=part.name, arguments=part.arguments)
+    return Delta(tool_calls=[ToolCallEntry(index=part.index, id=new_call_id(), type="function", function=function)])
 
 
 def _message(answer: AnswerBlocks) -> AssistantMessage:
