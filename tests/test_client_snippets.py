@@ -1,4 +1,4 @@
-"""The snippets of docs/clients.md, docs/structured-output.md and README.md, run against a real server."""
+"""The snippets of the pages for clients, run against a real server."""
 
 import itertools
 import json
@@ -21,10 +21,19 @@ ADDRESS = "http://127.0.0.1:8000"
 Serve = Callable[..., AbstractContextManager[Any]]
 
 
-def snippets(document: str, language: str) -> list[str]:
+def all_snippets(document: str, language: str) -> list[str]:
     text = (ROOT / document).read_text(encoding="utf-8")
-    found = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-    return [snippet for snippet in found if ADDRESS in snippet]
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def snippets(document: str, language: str) -> list[str]:
+    return [snippet for snippet in all_snippets(document, language) if ADDRESS in snippet]
+
+
+def run_program(program: str) -> None:
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (run.returncode, run.stderr) == (0, ""), program
+    assert run.stdout.strip(), program
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +52,21 @@ def test_every_python_snippet_runs(serve: Serve, chatty: Path) -> None:
     assert len(programs) == 5
     with serve("--model", str(chatty)) as server:
         for program in programs:
-            run = subprocess.run(
-                [sys.executable, "-c", program.replace(ADDRESS, server.url)],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
-            assert (run.returncode, run.stderr) == (0, ""), program
-            assert run.stdout.strip(), program
+            run_program(program.replace(ADDRESS, server.url))
 
 
-@pytest.mark.parametrize("document", ["docs/clients.md", "docs/structured-output.md", "README.md"])
+@pytest.mark.parametrize(("document", "num_programs"), [("docs/tools.md", 2), ("docs/agents.md", 2)])
+def test_every_program_for_tools_runs_on_the_demo_model(serve: Serve, document: str, num_programs: int) -> None:
+    programs = all_snippets(document, "python")
+    assert len(programs) == num_programs
+    with serve() as server:
+        for program in programs:
+            run_program(program.replace(ADDRESS, server.url))
+
+
+@pytest.mark.parametrize(
+    "document", ["docs/clients.md", "docs/structured-output.md", "docs/tools.md", "docs/agents.md", "README.md"]
+)
 def test_every_curl_snippet_is_answered(serve: Serve, document: str) -> None:
     """The commands are sent as curl would, without one: it need not be installed."""
     commands = snippets(document, "sh")

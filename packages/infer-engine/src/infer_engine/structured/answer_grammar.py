@@ -4,8 +4,11 @@ One grammar holds all of it, so that the calls that an answer has are always cal
 that match their schemas, and thinking is as free as it would be without.
 """
 
+import functools
 import json
 from collections.abc import Sequence
+
+import msgspec
 
 from infer_engine.protocol import ChatPrompt, StructuredOutputs, Tool
 from infer_engine.structured.answer_form import AnswerForm, TokenIdOf
@@ -124,7 +127,7 @@ class _CallRules:
         rules = [f"tool: {' | '.join(names)}"]
         num_characters = 0
         for name, tool in zip(names, tools, strict=True):
-            arguments = json_expression(arguments_schema(tool), _WHITESPACE)
+            arguments = _arguments(msgspec.json.encode(tool))
             num_characters += len(arguments)
             rules.append(f"{name}: {_quoted(tool.name)} {self._literal(self._format.before_arguments)} {arguments}")
         if num_characters > MAX_TOOL_CHARACTERS:
@@ -162,6 +165,12 @@ class _CallRules:
         """Return the expression of `text` after a marker, where models put a space, a line break or nothing."""
         rest = text.lstrip()
         return self._literal(rest) if rest == text else f"WS {self._literal(rest)}"
+
+
+@functools.lru_cache(maxsize=256)  # agents send the same tools with every request
+def _arguments(encoded_tool: bytes) -> str:
+    """Return what generates the arguments of a tool, which is given as JSON."""
+    return json_expression(arguments_schema(msgspec.json.decode(encoded_tool, type=Tool)), _WHITESPACE)
 
 
 def _quoted(text: str) -> str:
