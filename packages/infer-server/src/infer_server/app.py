@@ -11,6 +11,7 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 
 from infer_engine.protocol import Engine
+from infer_server.anthropic.routes import message_routes
 from infer_server.http.authentication import OPEN_PATHS, with_authentication
 from infer_server.http.cors import with_cors
 from infer_server.http.error_handlers import exception_handlers
@@ -19,6 +20,7 @@ from infer_server.http.request_ids import with_request_ids
 from infer_server.openai.chat.routes import chat_routes
 from infer_server.openai.completions.routes import completion_routes
 from infer_server.openai.model_routes import model_routes
+from infer_server.openai.responses.routes import responses_routes
 from infer_server.openai.tokenizer_routes import tokenizer_routes
 from infer_server.openapi import document_api_keys, openapi_config
 from infer_server.operations.access_log import AccessLog, record_route
@@ -52,6 +54,8 @@ def _routes(engine: Engine, *, settings: ServerSettings, served_model: str, metr
         route_handlers=[
             *completion_routes(engine, settings=settings, served_model=served_model),
             *chat_routes(engine, settings=settings, served_model=served_model),
+            *responses_routes(engine, settings=settings, served_model=served_model),
+            *message_routes(engine, settings=settings, served_model=served_model),
             *tokenizer_routes(engine, settings=settings, served_model=served_model),
             *model_routes(engine, served_model=served_model),
             *status_routes(engine),

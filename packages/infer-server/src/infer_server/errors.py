@@ -1,6 +1,6 @@
 """`ApiError`: an error reply. Every error has OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -69,6 +69,15 @@ class ApiError(Exception):
         copy = ApiError(statuses.get(error.code, self.status), error.message, code=error.code, param=error.param)
         copy.headers = self.headers
         return copy
+
+
+ErrorShape = Callable[[ApiError], tuple[int, msgspec.Struct]]
+"""Makes the status and the body of a reply with an error, as an API has them."""
+
+
+def openai_shape(error: ApiError) -> tuple[int, msgspec.Struct]:
+    """Return the status and the body as they are."""
+    return error.status, error.reply
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:

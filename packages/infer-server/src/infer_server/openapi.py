@@ -117,10 +117,12 @@ def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = No
     return OperationWithBody
 
 
-def error_responses(descriptions: dict[int, str]) -> dict[int, ResponseSpec]:
-    """Return the documentation of a route's errors: a description for each status; all have the same body."""
+def error_responses(
+    descriptions: dict[int, str], *, reply: type[msgspec.Struct] = ErrorReply
+) -> dict[int, ResponseSpec]:
+    """Return the documentation of a route's errors: a description for each status; all have `reply` as their body."""
     return {
-        status: ResponseSpec(ErrorReply, description=text, generate_examples=False)
+        status: ResponseSpec(reply, description=text, generate_examples=False)
         for status, text in sorted(descriptions.items())
     }
 

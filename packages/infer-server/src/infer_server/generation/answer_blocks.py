@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from infer_engine.protocol import ContentDelta, ReasoningDelta, StepOutput, ToolCallDelta, answer_deltas
+from infer_engine.protocol import (
+    ContentDelta,
+    ReasoningDelta,
+    RequestStream,
+    StepOutput,
+    ToolCallDelta,
+    answer_deltas,
+)
+from infer_server.generation.failures import raise_if_unfinished
 
 BlockKind = Literal["reasoning", "text", "tool_call"]
 
@@ -97,6 +105,11 @@ class AnswerBlocks:
         if output.finished:
             yield from self._end()
 
+    def take(self, output: StepOutput) -> None:
+        """Take the next output; only the whole answer counts."""
+        for _ in self.add(output):
+            pass
+
     def _grow(self, kind: BlockKind, text: str) -> Iterator[BlockEvent]:
         if not text:
             return
@@ -117,6 +130,22 @@ class AnswerBlocks:
         if self._is_open:
             self._is_open = False
             yield BlockEnded(self.blocks[-1])
+
+
+async def whole_answer(stream: RequestStream) -> tuple[AnswerBlocks, StepOutput]:
+    """Read `stream` to its end; return the answer, and the last output.
+
+    Raises:
+        ApiError: 500, the request failed; 503, the server's shutdown aborted it.
+    """
+    answer = AnswerBlocks()
+    last: StepOutput | None = None
+    async for output in stream:
+        raise_if_unfinished(output)
+        answer.take(output)
+        last = output
+    assert last is not None, "a stream has a last output"
+    return answer, last
 
 
 def new_call_id() -> str:

@@ -11,7 +11,8 @@ from typing import Any
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from infer_server.errors import ApiError
+from infer_server.anthropic.errors import PATHS, shape_error
+from infer_server.errors import ApiError, openai_shape
 from infer_server.http.error_responses import send_error
 
 # Probes and scrapers send no key, and the playground's page only has the field to enter one.
@@ -22,7 +23,9 @@ _TENANT_CHARACTERS = 32
 
 
 def with_authentication(app: ASGIApp, *, keys: Sequence[str]) -> ASGIApp:
-    """Return `app` behind a check for one of `keys` in `Authorization: Bearer KEY`; `app` itself if `keys` is empty.
+    """Return `app` behind a check for one of `keys`; `app` itself if `keys` is empty.
+
+    A key is in `Authorization: Bearer KEY` or, as Anthropic's clients send it, in `x-api-key: KEY`.
 
     `OPEN_PATHS` need no key. Requests without a valid key are answered with 401 and do not reach `app`.
     """
@@ -32,11 +35,12 @@ def with_authentication(app: ASGIApp, *, keys: Sequence[str]) -> ASGIApp:
 
     async def check_key(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == ScopeType.HTTP and scope["path"] not in OPEN_PATHS:
-            credentials = [value for name, value in scope["headers"] if name == b"authorization"]
-            digest = _digest(_bearer_key(credentials))
+            credentials = [header for header in scope["headers"] if header[0] in (b"authorization", b"x-api-key")]
+            digest = _digest(_key_of(credentials))
             # Compare with all keys, each in constant time: the time taken reveals nothing about a key.
             if not sum(secrets.compare_digest(digest, known) for known in digests):
-                await send_error(_refusal(credentials), send)
+                shape = shape_error if scope["path"].startswith(PATHS) else openai_shape
+                await send_error(_refusal(credentials), send, shape=shape)
                 return
             scope.setdefault("state", {})[_STATE_KEY] = digest[:_TENANT_CHARACTERS]
         await app(scope, receive, send)
@@ -57,19 +61,24 @@ def _digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def _bearer_key(credentials: Sequence[bytes]) -> bytes:
-    """Return the key of the only `Authorization` header, or an empty one, which is never valid."""
-    if len(credentials) != 1:
-        return b""
-    scheme, _, key = credentials[0].partition(b" ")
+def _key_of(credentials: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the key of the only header with one, or of two that agree; else an empty one, which is never valid."""
+    names = [name for name, _ in credentials]
+    keys = {value.strip() if name == b"x-api-key" else _bearer_key(value) for name, value in credentials}
+    return keys.pop() if len(keys) == 1 and len(set(names)) == len(names) else b""
+
+
+def _bearer_key(value: bytes) -> bytes:
+    scheme, _, key = value.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
-def _refusal(credentials: Sequence[bytes]) -> ApiError:
+def _refusal(credentials: Sequence[tuple[bytes, bytes]]) -> ApiError:
+    how = "`Authorization: Bearer KEY`, or as `x-api-key: KEY`"
     if credentials:
-        message = "This API key is not one of the server's; send a valid one as `Authorization: Bearer KEY`."
+        message = f"This API key is not one of the server's; send a valid one as {how}."
     else:
-        message = "The server needs an API key; send it as `Authorization: Bearer KEY`."
+        message = f"The server needs an API key; send it as {how}."
     error = ApiError(401, message, code="invalid_api_key")
     error.headers["WWW-Authenticate"] = "Bearer"
     return error

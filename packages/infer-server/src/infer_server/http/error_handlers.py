@@ -11,7 +11,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from litestar.types import ExceptionHandlersMap
 
 from infer_engine.protocol import RequestRefusedError
-from infer_server.errors import ApiError, internal_error, refusal_error, shorten
+from infer_server.errors import ApiError, ErrorShape, internal_error, openai_shape, refusal_error, shorten
 from infer_server.http.bodies import ClientDisconnectedError
 from infer_server.http.request_ids import request_id
 
@@ -24,37 +24,47 @@ AnyRequest = Request[Any, Any, Any]
 
 
 def exception_handlers(
-    statuses: Mapping[str, int] = MappingProxyType({}), *, params: Mapping[str, str] = MappingProxyType({})
+    statuses: Mapping[str, int] = MappingProxyType({}),
+    *,
+    params: Mapping[str, str] = MappingProxyType({}),
+    shape: ErrorShape = openai_shape,
 ) -> ExceptionHandlersMap:
     """Return a handler for every exception of a route, or of the routing itself.
 
-    `statuses` replaces the status for some error codes; `params` maps the engine's names of fields to the route's.
+    `statuses` replaces the status for some error codes; `params` maps the engine's names of fields to the route's;
+    `shape` makes the status and the body of a reply.
     """
 
+    def reply(error: ApiError) -> Response[Any]:
+        status, body = shape(error)
+        return Response(body, status_code=status, headers=error.headers, media_type="application/json")
+
     def on_api_error(_: AnyRequest, error: ApiError) -> Response[Any]:
-        return _reply(error.with_status_from(statuses))
+        return reply(error.with_status_from(statuses))
 
     def on_refusal(_: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
-        return _reply(refusal_error(refusal, params=params).with_status_from(statuses))
+        return reply(refusal_error(refusal, params=params).with_status_from(statuses))
+
+    def on_http_exception(request: AnyRequest, error: HTTPException) -> Response[Any]:
+        return reply(_of_http_exception(request, error))
+
+    def on_unexpected(request: AnyRequest, error: Exception) -> Response[Any]:
+        return reply(_of_unexpected(request, error))
 
     return {
         ApiError: on_api_error,
         RequestRefusedError: on_refusal,
         ClientDisconnectedError: _on_disconnect,
-        HTTPException: _on_http_exception,
-        Exception: _on_unexpected,
+        HTTPException: on_http_exception,
+        Exception: on_unexpected,
     }
-
-
-def _reply(error: ApiError) -> Response[Any]:
-    return Response(error.reply, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 def _on_disconnect(_: AnyRequest, __: ClientDisconnectedError) -> Response[Any]:
     return Response(b"", status_code=_CLIENT_CLOSED_REQUEST)
 
 
-def _on_http_exception(request: AnyRequest, error: HTTPException) -> Response[Any]:
+def _of_http_exception(request: AnyRequest, error: HTTPException) -> ApiError:
     method, path = _printable(request.scope["method"]), _printable(request.scope["path"])
     match error:
         case NotFoundException():
@@ -62,12 +72,12 @@ def _on_http_exception(request: AnyRequest, error: HTTPException) -> Response[An
         case MethodNotAllowedException():
             message = f"`{path}` does not take {method}; `/schema` lists what it takes."
         case _ if error.status_code >= 500:
-            return _on_unexpected(request, error)
+            return _of_unexpected(request, error)
         case _:
             message = f"{method} `{path}` was refused: {HTTPStatus(error.status_code).phrase.lower()}."
     code = HTTPStatus(error.status_code).name.lower()
-    reply = _reply(ApiError(error.status_code, message, code=code))
-    reply.headers.update(error.headers or {})
+    reply = ApiError(error.status_code, message, code=code)
+    reply.headers = {**reply.headers, **(error.headers or {})}
     return reply
 
 
@@ -76,6 +86,6 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shorten(text, _MAX_ECHO_CHARACTERS))
 
 
-def _on_unexpected(request: AnyRequest, error: Exception) -> Response[Any]:
+def _of_unexpected(request: AnyRequest, error: Exception) -> ApiError:
     logger.error("request %s failed", request_id(request.scope), exc_info=error)
-    return _reply(internal_error())
+    return internal_error()

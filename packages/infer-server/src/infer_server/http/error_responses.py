@@ -3,7 +3,7 @@
 import msgspec
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Send
 
-from infer_server.errors import ApiError
+from infer_server.errors import ApiError, ErrorShape, openai_shape
 
 _REASONS = {
     400: b"Bad Request",
@@ -15,12 +15,13 @@ _REASONS = {
 }
 
 
-async def send_error(error: ApiError, send: Send) -> None:
-    """Answer an ASGI request with `error`."""
-    body = msgspec.json.encode(error.reply)
+async def send_error(error: ApiError, send: Send, *, shape: ErrorShape = openai_shape) -> None:
+    """Answer an ASGI request with `error`, in its API's `shape`."""
+    status, reply = shape(error)
+    body = msgspec.json.encode(reply)
     start: HTTPResponseStartEvent = {
         "type": "http.response.start",
-        "status": error.status,
+        "status": status,
         "headers": _headers(error, body),
     }
     end: HTTPResponseBodyEvent = {"type": "http.response.body", "body": body, "more_body": False}

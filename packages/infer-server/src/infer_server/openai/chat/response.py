@@ -193,8 +193,7 @@ class ChatResponseBuilder:
 
     def add(self, index: int, output: StepOutput) -> None:
         """Take the next output of the choice `index`."""
-        for _ in self._answers[index].add(output):
-            pass  # only the whole answer counts
+        self._answers[index].take(output)
         self._logprobs[index] += [chat_token_logprob(entry, self._token_bytes) for entry in output.logprobs or ()]
         self._last_outputs[index] = output
 

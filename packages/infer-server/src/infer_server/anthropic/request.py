@@ -1,0 +1,158 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the engine's request that they make.
+
+Unknown fields are ignored everywhere: clients of this API send new ones before servers know them.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from infer_engine.protocol import ChatPrompt, GenerateRequest, SamplingParams, StructuredOutputs, Tool
+from infer_engine.protocol.chat import ToolChoice
+from infer_server.anthropic.content import MessageField, SystemField, conversation_of
+from infer_server.errors import shorten
+from infer_server.generation.tools import check_forced_tool, check_results, check_tools
+from infer_server.openai.fields import described
+from infer_server.openai.validation import check_model, out_of_range
+
+_CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+
+
+class ToolField(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool. Those of other types than `custom` run on a provider's servers, and are dropped."""
+
+    name: Annotated[str, described("Of letters, digits, `_`, `-` and `.`.")]
+    type: Annotated[str | None, described("`custom`, or left out; tools of other types are dropped.")] = None
+    description: Annotated[str | None, described("What it does, for the model to read.")] = None
+    input_schema: Annotated[dict[str, Any] | None, described("A JSON Schema of the object of its arguments.")] = None
+    strict: Annotated[bool | None, described("Refuse a schema that cannot be kept in full.")] = None
+
+
+class ToolChoiceField(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether tools are called."""
+
+    type: Annotated[str, described("What the model may do.", enum=list(_CHOICES))]
+    name: Annotated[str | None, described("The tool to call, with the type `tool`.")] = None
+    disable_parallel_tool_use: Annotated[bool | None, described("At most one call.")] = None
+
+
+class ThinkingField(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the model thinks before it answers."""
+
+    type: Annotated[str, described("Other words are taken as `enabled`.", examples=list(_THINKING))]
+    budget_tokens: Annotated[int | None, described("Accepted without effect.")] = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text looks like."""
+
+    type: Annotated[str, described("Only `json_schema`.", enum=["json_schema"])]
+    schema: Annotated[dict[str, Any] | None, described("A JSON Schema.", type="object")] = None
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model answers."""
+
+    format: OutputFormat | None = None
+
+
+class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/messages/count_tokens`: what makes the prompt."""
+
+    messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1)]
+    model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
+    system: Annotated[SystemField, described("What the system says: text, or blocks of text.")] = None
+    tools: Annotated[list[ToolField] | None, described("What the model may call.")] = None
+    tool_choice: Annotated[ToolChoiceField | None, described("Whether tools are called.")] = None
+    thinking: Annotated[ThinkingField | None, described("Whether the model thinks before it answers.")] = None
+
+
+class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
+    """The body of `POST /v1/messages`."""
+
+    max_tokens: Annotated[int, described("Most tokens to generate.", minimum=1)]
+    temperature: Annotated[float | None, described("0 always takes the most probable token.", minimum=0)] = None
+    top_p: Annotated[float | None, described("Sample from the most probable tokens that hold this much.")] = None
+    top_k: Annotated[int | None, described("Sample from this many most probable tokens.", minimum=1)] = None
+    stop_sequences: Annotated[list[str] | None, described("Texts that end the answer, up to 16.")] = None
+    stream: Annotated[bool | None, described("Send events as tokens are made.")] = None
+    output_config: Annotated[OutputConfig | None, described("How the model answers.")] = None
+    output_format: Annotated[OutputFormat | None, described("An older place of `output_config.format`.")] = None
+    metadata: Annotated[Any, described("Accepted without effect.")] = None
+
+
+def messages_request(body: MessagesBody, *, served_model: str) -> GenerateRequest:
+    """Return the engine's request for `body`.
+
+    Raises:
+        ApiError: 400: a value that is wrong, or a block that is not supported; 404: a model that is not served.
+    """
+    prompt = prompt_of(body, served_model=served_model)
+    if body.messages[-1].role == "assistant":
+        raise out_of_range(
+            "messages", "`messages` ends with one of the assistant, which cannot be continued; end with the user's."
+        )
+    given = {
+        name: value
+        for name, value in (("temperature", body.temperature), ("top_p", body.top_p), ("top_k", body.top_k))
+        if value is not None
+    }
+    try:
+        params = SamplingParams(
+            max_tokens=body.max_tokens,
+            stop=tuple(body.stop_sequences or ()),
+            structured_outputs=_structured_outputs(body),
+            **given,  # type: ignore[arg-type]  # of several types
+        )
+    except ValueError as error:
+        message = str(error).replace("`stop`", "`stop_sequences`")
+        field = message.split("`")[1] if "`" in message else None
+        raise out_of_range(field, message) from None
+    return GenerateRequest(prompt=prompt, params=params)
+
+
+def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
+    """Return the prompt for `body`.
+
+    Raises:
+        ApiError: 400: a value that is wrong, or a block that is not supported; 404: a model that is not served.
+    """
+    check_model(body.model, served_model=served_model)
+    messages = conversation_of(body.system, body.messages)
+    check_results(messages, param="messages")
+    own = [
+        (index, tool) for index, tool in enumerate(body.tools or ()) if tool.type in (None, "custom")
+    ]  # the others run on a provider's servers
+    tools = tuple(
+        Tool(name=tool.name, description=tool.description, parameters=tool.input_schema or {}, strict=bool(tool.strict))
+        for _, tool in own
+    )
+    check_tools(tools, places=[f"tools[{index}]" for index, _ in own])
+    choice = body.tool_choice or ToolChoiceField(type="auto")
+    if choice.type not in _CHOICES:
+        raise out_of_range(
+            "tool_choice", f"`tool_choice.type` is {shorten(choice.type, 40)!r}; send one of {', '.join(_CHOICES)}."
+        )
+    if choice.type == "tool":
+        check_forced_tool(choice.name or "", tools, param="tool_choice.name")
+    if choice.type == "any" and not tools:
+        raise out_of_range("tool_choice", "`tool_choice` is `any`, but there are no `tools`; send some.")
+    thinking = body.thinking
+    return ChatPrompt(
+        messages=messages,
+        tools=tools,
+        tool_choice=_CHOICES[choice.type],
+        tool_name=choice.name if choice.type == "tool" else None,
+        parallel_tool_calls=not choice.disable_parallel_tool_use,
+        template_kwargs={} if thinking is None else {"enable_thinking": _THINKING.get(thinking.type, True)},
+    )
+
+
+def _structured_outputs(body: MessagesBody) -> StructuredOutputs | None:
+    wanted = body.output_format or (body.output_config.format if body.output_config else None)
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema" or wanted.schema is None:
+        raise out_of_range("output_config", "`output_config.format` must be a `json_schema` with a `schema`.")
+    return StructuredOutputs(json=wanted.schema)

@@ -1,0 +1,93 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.handlers import HTTPRouteHandler
+
+from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError
+from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, shape_error
+from infer_server.anthropic.request import CountTokensBody, MessagesBody, messages_request, prompt_of
+from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
+from infer_server.errors import ApiError
+from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
+from infer_server.http.bodies import decode_body, read_body
+from infer_server.http.disconnects import unless_disconnected
+from infer_server.http.error_handlers import exception_handlers
+from infer_server.http.sse import EventStream
+from infer_server.openapi import error_responses, operation_with_body
+from infer_server.settings import ServerSettings
+
+_OVERLOADED = {529: COMMON_ERRORS[503]}
+_ERRORS = {
+    400: "Not JSON, a value that is wrong, a block that is not supported, a context too long, a model without a chat "
+    "template.",
+    404: "The model is not served.",
+    413: COMMON_ERRORS[413],
+    500: COMMON_ERRORS[500],
+} | _OVERLOADED
+_EVENTS = (
+    "Events with names: `message_start`; `content_block_start`, `content_block_delta` and `content_block_stop` for "
+    "each block; `message_delta`, `message_stop`; `ping` in between."
+)
+
+
+def message_routes(engine: Engine, *, settings: ServerSettings, served_model: str) -> list[HTTPRouteHandler]:
+    """Return the handlers under `/v1/messages`."""
+    endpoint = _MessagesEndpoint(served_model=served_model)
+    handler = GenerationHandler(endpoint, MessagesBody, engine=engine, settings=settings)
+    handlers = exception_handlers(params={"prompt": "messages"}, shape=shape_error)
+
+    @post(
+        PATHS,
+        status_code=200,
+        summary="Answer a conversation, in Anthropic's words",
+        description="Answers with one message, or with server-sent events where `stream` is true.",
+        operation_class=operation_with_body(MessagesBody, events=_EVENTS),
+        responses=error_responses(_ERRORS, reply=MessageErrorReply),
+        exception_handlers=handlers,
+    )
+    async def create_message(request: Request[Any, Any, Any]) -> Response[MessageReply]:
+        return await handler.respond(request)
+
+    @post(
+        f"{PATHS}/count_tokens",
+        status_code=200,
+        summary="Count the tokens of a conversation",
+        operation_class=operation_with_body(CountTokensBody),
+        responses=error_responses(_ERRORS, reply=MessageErrorReply),
+        exception_handlers=handlers,
+    )
+    async def count_tokens(request: Request[Any, Any, Any]) -> TokenCount:
+        body = decode_body(await read_body(request, settings.max_body_bytes), CountTokensBody)
+        prompt = prompt_of(body, served_model=served_model)
+        return TokenCount(input_tokens=len(await unless_disconnected(engine.tokenize(prompt), request.receive)))
+
+    return [create_message, count_tokens]
+
+
+class _MessagesEndpoint:
+    """Makes requests of conversations, and messages of the outputs."""
+
+    def __init__(self, *, served_model: str) -> None:
+        self._served_model = served_model
+
+    def requests(self, body: MessagesBody) -> list[GenerateRequest]:
+        return [messages_request(body, served_model=self._served_model)]
+
+    def is_streaming(self, body: MessagesBody, *, accepts_events: bool) -> bool:  # noqa: ARG002 - `stream` alone decides
+        return bool(body.stream)
+
+    def refusal(self, _: InvalidRequestError, __: MessagesBody) -> ApiError | None:
+        return None  # the engine's words name the field
+
+    async def events(self, accepted: AcceptedRequest[MessagesBody], *, accepts_events: bool) -> EventStream:  # noqa: ARG002 - as above
+        return EventStream(events=self._builder(accepted).events(), error_event=error_event, ping=PING)
+
+    async def complete(self, accepted: AcceptedRequest[MessagesBody]) -> MessageReply:
+        return await self._builder(accepted).whole()
+
+    def _builder(self, accepted: AcceptedRequest[MessagesBody]) -> MessageBuilder:
+        [stream] = accepted.streams
+        stops = list(accepted.body.stop_sequences or ())
+        return MessageBuilder(stream, served_model=self._served_model, stop_sequences=stops)

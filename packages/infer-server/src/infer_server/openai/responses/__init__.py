@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, stateless: https://platform.openai.com/docs/api-reference/responses."""
