@@ -19,8 +19,8 @@ _INSIDE_STRING = re.compile(r'["\\]')
 _MORE = -1  # the text may still become a match
 _NO = -2
 
-_Step = Callable[[str], str]
-"""Takes text, never empty, and returns what is left of it for the next step; what it cannot tell yet it holds back."""
+_Step = Callable[[str, int], int]
+"""Reads text from a position on; returns where the next step goes on. What it cannot tell yet it holds back."""
 
 
 class AnswerParser:
@@ -72,8 +72,9 @@ class AnswerParser:
     def add(self, text: str) -> list[AnswerDelta]:
         """Take the next piece of text; return what it settles, in order."""
         text, self._held = self._held + text, ""
-        while text:
-            text = self._step(text)
+        position = 0
+        while position < len(text):
+            position = self._step(text, position)
         return self._take()
 
     def finish(self) -> list[AnswerDelta]:
@@ -114,100 +115,103 @@ class AnswerParser:
         self._blanks = []
         self._drops_blanks = True
 
-    def _hold(self, text: str) -> str:
-        self._held = text
-        return ""
+    def _hold(self, text: str, position: int) -> int:
+        self._held = text[position:]
+        return len(text)
 
     def _begin_reasoning(self) -> None:
         self.is_reasoning = True
         self._end_part()
         self._step = self._read_reasoning
 
-    def _read_beginning(self, text: str) -> str:
+    def _read_beginning(self, text: str, position: int) -> int:
         """Read the beginning of an answer that may begin with reasoning."""
         assert self._reasoning is not None
-        visible = text.lstrip()
-        if visible.startswith(self._reasoning.begin):
+        begin = self._reasoning.begin
+        start = _skip_blanks(text, position)
+        if text.startswith(begin, start):
             self._begin_reasoning()
-            return visible[len(self._reasoning.begin) :]
-        if self._reasoning.begin.startswith(visible) and len(text) - len(visible) <= _MAX_BLANKS:
-            return self._hold(text)
+            return start + len(begin)
+        if begin.startswith(text[start : start + len(begin)]):
+            return self._hold(text, position)
         self._step = self._read_answer
-        return text
+        return position
 
-    def _read_reasoning(self, text: str) -> str:
+    def _read_reasoning(self, text: str, position: int) -> int:
         assert self._reasoning is not None
-        end = self._reasoning.end
-        position = text.find(end)
-        if position < 0:
-            return self._put_all_but(ReasoningDelta, text, end)
-        self._put(ReasoningDelta, text[:position])
+        marker = self._reasoning.end
+        end = text.find(marker, position)
+        if end < 0:
+            return self._put_all_but(ReasoningDelta, text, position, marker)
+        self._put(ReasoningDelta, text[position:end])
         self._end_part()
         self.is_reasoning = False
         self._step = self._read_answer
-        return text[position + len(end) :]
+        return end + len(marker)
 
-    def _read_answer(self, text: str) -> str:
+    def _read_answer(self, text: str, position: int) -> int:
         """Read content up to the first call."""
         if self._calls is None:
-            return self._read_content(text)
-        trigger = self._calls.format.trigger
+            return self._read_content(text, position)
         if not self._calls.format.is_anywhere:
-            return self._read_answer_of_one_kind(text, self._calls.format)
-        position = text.find(trigger)
-        if position < 0:
-            return self._put_all_but(ContentDelta, text, trigger)
-        self._put(ContentDelta, text[:position])
+            return self._read_answer_of_one_kind(text, position, self._calls.format)
+        trigger = self._calls.format.trigger
+        start = text.find(trigger, position)
+        if start < 0:
+            return self._put_all_but(ContentDelta, text, position, trigger)
+        self._put(ContentDelta, text[position:start])
         self._step = self._read_first_head
-        return text[position:]
+        return start
 
-    def _read_answer_of_one_kind(self, text: str, call_format: ToolCallFormat) -> str:
+    def _read_answer_of_one_kind(self, text: str, position: int, call_format: ToolCallFormat) -> int:
         """Read the beginning of an answer that is all text or all calls."""
-        visible = text.lstrip()
-        after_prefix = visible
-        if call_format.prefix and visible.startswith(call_format.prefix):
-            after_prefix = visible[len(call_format.prefix) :].lstrip()
-        if after_prefix.startswith(call_format.trigger):
+        start = _skip_blanks(text, position)
+        if call_format.prefix:
+            if text.startswith(call_format.prefix, start):
+                position = start + len(call_format.prefix)
+                start = _skip_blanks(text, position)
+            elif call_format.prefix.startswith(text[start : start + len(call_format.prefix)]):
+                return self._hold(text, position)
+        if text.startswith(call_format.trigger, start):
             self._step = self._read_first_head
-            return after_prefix
-        may_become = call_format.trigger.startswith(after_prefix) or call_format.prefix.startswith(visible)
-        if may_become and len(text) - len(after_prefix) <= _MAX_BLANKS + len(call_format.prefix):
-            return self._hold(text)
+            return start
+        if call_format.trigger.startswith(text[start : start + len(call_format.trigger)]):
+            return self._hold(text, position)
         self._step = self._read_content
-        return after_prefix if after_prefix is not visible else text
+        return position
 
-    def _read_content(self, text: str) -> str:
-        self._put(ContentDelta, text)
-        return ""
+    def _read_content(self, text: str, position: int) -> int:
+        self._put(ContentDelta, text[position:] if position else text)
+        return len(text)
 
-    def _read_first_head(self, text: str) -> str:
+    def _read_first_head(self, text: str, position: int) -> int:
         assert self._calls is not None
-        return self._read_head(text, self._calls.first_begin)
+        return self._read_head(text, position, self._calls.first_begin)
 
-    def _read_next_head(self, text: str) -> str:
+    def _read_next_head(self, text: str, position: int) -> int:
         assert self._calls is not None
-        return self._read_head(text, self._calls.begin)
+        return self._read_head(text, position, self._calls.begin)
 
-    def _read_head(self, text: str, begin: Sequence[str]) -> str:
+    def _read_head(self, text: str, position: int, begin: Sequence[str]) -> int:
         """Read a call up to its arguments; text that turns out to be no call is content."""
         assert self._calls is not None
-        end, name = self._calls.match_head(text, begin)
+        end, name = self._calls.match_head(text, position, begin)
         if end == _MORE:
-            return self._hold(text)
+            return self._hold(text, position)
         if end == _NO:
-            length = len(self._calls.format.trigger)
-            self._put(ContentDelta, text[:length])
+            end = position + len(self._calls.format.trigger)
+            self._put(ContentDelta, text[position:end])
             self._step = self._read_answer if self._calls.format.is_anywhere else self._read_content
-            return text[length:]
+            return end
         self._end_part()
         self._deltas.append(ToolCallDelta(index=self._num_calls, name=name))
         self._num_calls += 1
         self._step = self._read_arguments
-        return text[end:]
+        return end
 
-    def _read_arguments(self, text: str) -> str:
+    def _read_arguments(self, text: str, start: int) -> int:
         """Read a JSON object, of which the beginning may have been read."""
-        position = 0
+        position = start
         while position < len(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -228,50 +232,51 @@ class AnswerParser:
                     self._depth -= 1
                     if self._depth == 0:
                         self._step = self._read_call_end
-                        self._put_arguments(text[:position])
-                        return text[position:]
-        self._put_arguments(text)
-        return ""
+                        self._put_arguments(text[start:position])
+                        return position
+        self._put_arguments(text[start:] if start else text)
+        return len(text)
 
     def _put_arguments(self, text: str) -> None:
         self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=text))
 
-    def _read_call_end(self, text: str) -> str:
+    def _read_call_end(self, text: str, position: int) -> int:
         assert self._calls is not None
-        end = _match(text, _skip_blanks(text, 0), self._calls.call_end)
+        end = _match(text, _skip_blanks(text, position), self._calls.call_end)
         if end == _MORE:
-            return self._hold(text)
+            return self._hold(text, position)
         self._step = self._read_after_call
-        return text if end == _NO else text[end:]
+        return position if end == _NO else end
 
-    def _read_after_call(self, text: str) -> str:
+    def _read_after_call(self, text: str, position: int) -> int:
         """Read what follows a call: another one, the end of all, or text."""
         assert self._calls is not None
         marks = self._calls
-        text = text.lstrip()
-        if not text:
-            return ""
-        after_separator = _match(text, 0, marks.separator)
+        position = _skip_blanks(text, position)
+        if position == len(text) or text[position].isspace():  # white space between calls has no meaning
+            return position
+        after_separator = _match(text, position, marks.separator)
         if after_separator >= 0:
             after_separator = _skip_blanks(text, after_separator)
             next_call = _match(text, after_separator, marks.begin)
             if next_call == _MORE:
-                return self._hold(text)
+                return self._hold(text, position)
             if next_call != _NO:
                 self._step = self._read_next_head
-                return text[after_separator:]
+                return after_separator
         self._step = self._read_answer if marks.format.is_anywhere else self._read_content
-        end = _match(text, 0, marks.end)
-        return text if end < 0 else text[end:]
+        end = _match(text, position, marks.end)
+        return position if end < 0 else end
 
-    def _put_all_but(self, kind: type[ReasoningDelta | ContentDelta], text: str, marker: str) -> str:
-        """Add `text` to the current part, but hold back its end if `marker` may begin there."""
-        num_held = _num_begun(text, marker) if marker[0] in text else 0
+    def _put_all_but(self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, marker: str) -> int:
+        """Add the rest of `text` to the current part, but hold back its end if `marker` may begin there."""
+        rest = text[position:] if position else text
+        num_held = _num_begun(rest, marker) if marker[0] in rest else 0
         if not num_held:
-            self._put(kind, text)
-            return ""
-        self._put(kind, text[:-num_held])
-        return self._hold(text[-num_held:])
+            self._put(kind, rest)
+            return len(text)
+        self._put(kind, rest[:-num_held])
+        return self._hold(text, len(text) - num_held)
 
 
 class _CallMarks:
@@ -288,12 +293,12 @@ class _CallMarks:
         self.end = call_format.end.split()
         self._before_arguments = call_format.before_arguments.split()
 
-    def match_head(self, text: str, begin: Sequence[str]) -> tuple[int, str]:
-        """Return where the arguments of the call at the beginning of `text` begin, and the tool's name.
+    def match_head(self, text: str, position: int, begin: Sequence[str]) -> tuple[int, str]:
+        """Return where the arguments of the call at `position` begin, and the tool's name.
 
         In place of a position there may be `_MORE` or `_NO`.
         """
-        start = _match(text, 0, begin)
+        start = _match(text, position, begin)
         if start < 0:
             return start, ""
         name_end = text.find(self._before_arguments[0][0], start, start + MAX_NAME_CHARACTERS + 1)

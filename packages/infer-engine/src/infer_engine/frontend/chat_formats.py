@@ -1,14 +1,16 @@
 """`ChatFormats`: from a `ChatPrompt` to what its template gets, and to how its answer is read."""
 
 import hashlib
+import re
 from typing import Any
 
-from infer_engine.frontend.answer_parser import AnswerParser
+from infer_engine.frontend.answer_parser import MAX_NAME_CHARACTERS, AnswerParser
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool
 from infer_engine.structured.answer_form import AnswerForm
 from infer_models.text import TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 
 _SHORT_ID_LENGTH = 9
+_TOOL_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}")
 
 
 class ChatFormats:
@@ -72,6 +74,12 @@ class ChatFormats:
 
     def _tool_call_format(self, prompt: ChatPrompt) -> ToolCallFormat | None:
         names = [tool.name for tool in prompt.tools]
+        wrong = next((name for name in names if not _TOOL_NAME.fullmatch(name)), None)
+        if wrong is not None:
+            raise InvalidRequestError(
+                f"`tools` has the name {wrong[:40]!r}; give names of 1 to 128 letters, digits, `_`, `-` or `.`.",
+                param="tools",
+            )
         if len(set(names)) < len(names):
             raise InvalidRequestError("`tools` has two tools of one name; rename one.", param="tools")
         if prompt.tool_name is not None and prompt.tool_name not in names:
