@@ -59,7 +59,7 @@ def test_only_what_cannot_be_kept_becomes_wider() -> None:
             "free": {"not": {"type": "null"}},
             "inner": {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"not": {}}}, "required": ["a"]},
         },
-        "required": ["city", "odd"],
+        "required": ["city", "odd", "lost"],
         "additionalProperties": False,
     }
     found = schema_of(parameters)

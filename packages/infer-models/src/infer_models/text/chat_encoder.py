@@ -1,8 +1,7 @@
 """`ChatEncoder`: from a conversation to the ids of a prompt, in which no message can write a control token."""
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -18,12 +17,21 @@ from infer_models.text.chat_format import (
     reasoning_format_of,
     tool_call_format_of,
 )
-from infer_models.text.chat_template import ChatTemplate, ChatTemplateError, Message, Tool
-from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text
-from infer_models.text.special_tokens import MessageMarks, SpecialToken, SpecialTokenScanner, distinctive_characters
+from infer_models.text.chat_template import ChatRefusedError, ChatTemplate, ChatTemplateError, Message, Tool, json_text
+from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
+from infer_models.text.slicing import change_in_slices
+from infer_models.text.special_tokens import (
+    MessageMarks,
+    SpecialToken,
+    SpecialTokenScanner,
+    distinctive_characters,
+    visible_characters,
+)
 from infer_models.text.tool_prompt import with_tools_as_text
 
-_CONTROL = re.compile(r"<\|[^<>|\s]+\|>|<[^<>\s]+>|\[[^\[\]\s]+\]")
+# A name between punctuation, such as `<think>`, `[INST]` or `◁think▷`.
+_MARKER = re.compile(r"[^\w\s]\S*\w\S*[^\w\s]")
+_ALWAYS_CONTROL = re.compile(r"<([|\N{FULLWIDTH VERTICAL LINE}]).+\1>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,37 @@ class EncodedChat:
 
     token_ids: list[int]
     reasoning: ReasoningState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """A rendered text: its control tokens, the pieces between them, and where it leaves off.
+
+    `marks` are those that the messages in it have.
+    """
+
+    text: str
+    pieces: list[str | SpecialToken]
+    reasoning: ReasoningState
+    marks: MessageMarks | None = None
+
+    @property
+    def control_ids(self) -> list[int]:
+        return [piece.token_id for piece in self.pieces if isinstance(piece, SpecialToken)]
+
+    def agrees_with(self, other: "_Reading") -> bool:
+        return self.control_ids == other.control_ids and self.reasoning is other.reasoning
+
+    def plain_pieces(self) -> list[str | SpecialToken]:
+        """Return the pieces without marks."""
+        if self.marks is None:
+            return self.pieces
+        return [self.marks.unmark(piece) if isinstance(piece, str) else piece for piece in self.pieces]
+
+    def words(self) -> str:
+        """Return the text without marks, and without the difference between small and capital letters."""
+        text = self.text if self.marks is None else self.marks.unmark(self.text)
+        return change_in_slices(text, lambda piece: piece.upper().casefold())
 
 
 class ChatEncoder:
@@ -93,19 +132,28 @@ class ChatEncoder:
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(self._tool_template.source)
         self._encoder = encoder
-        control_tokens = _control_tokens(tokenizer, template.source + self._tool_template.source)
+        markers = [] if self.reasoning_format is None else [self.reasoning_format.begin, self.reasoning_format.end]
+        sources = [template.source, self._tool_template.source, *markers]
+        if self.tool_call_format is not None:
+            sources += [self.tool_call_format.write("", ""), self.tool_call_format.prefix]
+        control_tokens = _control_tokens(tokenizer, "\n".join(sources))
         self._control_ids = frozenset(token.token_id for token in control_tokens)
         self._scanner = SpecialTokenScanner(control_tokens)
-        markers = [] if self.reasoning_format is None else [self.reasoning_format.begin, self.reasoning_format.end]
-        self._distinctive = distinctive_characters([*(token.content for token in control_tokens), *markers])
+        contents = [*(token.content for token in control_tokens), *markers]
+        self._distinctive = distinctive_characters(contents)
+        self._visible = visible_characters(contents)
         plain = with_control_tokens_as_text(tokenizer, self._control_ids)
         self._plain_encoder = TextEncoder(plain, max_bytes_per_token=max_bytes_per_token)
+        continuing = without_first_space(plain)
+        self._continuing_encoder = TextEncoder(continuing, max_bytes_per_token=max_bytes_per_token)
 
     @cached_property
     def knows_tools(self) -> bool:
         """Whether the template tells the model about tools."""
         name = "a_tool_to_look_for"
-        tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
+        text = {"type": "string", "description": ""}
+        parameters = {"type": "object", "properties": {"text": text}, "required": ["text"]}
+        tool = {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
         try:
             return name in self._tool_template.render([{"role": "user", "content": "Hi"}], tools=[tool])
         except ChatTemplateError:
@@ -124,11 +172,16 @@ class ChatEncoder:
             messages, tools, has_calls = with_tools_as_text(messages, tools, tool_format), (), False
         try:
             return self._render(chat, messages, tools)
-        except ChatTemplateError:
+        except ChatTemplateError as error:
             if not has_calls:
                 raise
-            # A few templates write the arguments of calls as they come, and want their JSON text.
+            refusal = error
+        # A few templates write the arguments of calls as they come, and want their JSON text.
+        try:
             return self._render(chat, [_with_arguments_as_text(each) for each in messages], tools)
+        except ChatTemplateError as error:
+            is_clearer = isinstance(error, ChatRefusedError) and not isinstance(refusal, ChatRefusedError)
+            raise error if is_clearer else refusal from None
 
     def _render(self, chat: Conversation, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         template = self._tool_template if tools else self.template
@@ -146,41 +199,71 @@ class ChatEncoder:
             ChatTemplateError: the template refuses the conversation, or a role is no plain name.
             TextTooLongError: there are more than `max_tokens` ids.
         """
-        marks = MessageMarks(self._distinctive, [*chat.messages, *chat.tools, chat.variables])
-        marked_text = self.render(
-            Conversation(
-                messages=marks.mark(chat.messages),
-                tools=[marks.mark_value(tool) for tool in chat.tools],
-                variables={name: marks.mark_value(value) for name, value in chat.variables.items()},
-                add_generation_prompt=chat.add_generation_prompt,
-            )
-        )
-        reasoning = self._reasoning_state(marked_text)
-        pieces = list(self._scanner.split(marked_text))
-        control_ids = _ids_of(pieces)
-        text = self.render(chat)
+        whole = self._read(self.render(chat))
+        own = self._own_words(chat, whole)
         # Not worth a try where messages spell control tokens; and a tokenizer may see more than the scanner does.
-        if _ids_of(self._scanner.split(text)) == control_ids:
-            token_ids = self._encoder.encode([text], add_special_tokens=False, max_tokens=max_tokens)[0]
-            if [token_id for token_id in token_ids if token_id in self._control_ids] == control_ids:
-                return EncodedChat(token_ids=token_ids, reasoning=reasoning)
-        between = self._plain_encoder.encode(
-            [marks.unmark(piece) for piece in pieces if isinstance(piece, str)],
-            add_special_tokens=False,
-            max_tokens=max_tokens,
-            num_other_tokens=len(control_ids),
+        if whole.control_ids == own.control_ids and not self._is_shifted(whole, own):
+            token_ids = self._encoder.encode([whole.text], add_special_tokens=False, max_tokens=max_tokens)[0]
+            if [token_id for token_id in token_ids if token_id in self._control_ids] == own.control_ids:
+                return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+        token_ids = self._encode_pieces(own.plain_pieces(), max_tokens)
+        return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+
+    def _own_words(self, chat: Conversation, whole: _Reading) -> _Reading:
+        """Return the text of `chat`, which is `whole`, with marks: what it spells, the template wrote.
+
+        With every character of control tokens marked that is certain. But a template that looks for words in messages,
+        or changes their letters, does not find them then: if that matters, only punctuation is marked, unless a control
+        token would be made of a message's letters between the template's punctuation.
+        """
+        try:
+            strict = self._read_marked(chat, self._visible)
+        except ChatTemplateError:
+            return self._read_marked(chat, self._distinctive)
+        if strict.agrees_with(whole):
+            return strict
+        readable = self._read_marked(chat, self._distinctive)
+        is_safe = strict.agrees_with(readable) or strict.words() != readable.words()
+        return readable if is_safe else strict
+
+    def _read_marked(self, chat: Conversation, characters: Sequence[str]) -> _Reading:
+        marks = MessageMarks(characters, [*chat.messages, *chat.tools, chat.variables])
+        marked = Conversation(
+            messages=marks.mark(chat.messages),
+            tools=[marks.mark_value(tool) for tool in chat.tools],
+            variables={name: marks.mark_value(value) for name, value in chat.variables.items()},
+            add_generation_prompt=chat.add_generation_prompt,
         )
-        ids_between = iter(between)
-        token_ids = [
+        return self._read(self.render(marked), marks)
+
+    def _read(self, text: str, marks: MessageMarks | None = None) -> _Reading:
+        pieces = list(self._scanner.split(text))
+        return _Reading(text=text, pieces=pieces, reasoning=self._reasoning_state(text), marks=marks)
+
+    def _is_shifted(self, whole: _Reading, own: _Reading) -> bool:
+        """Return whether a message's characters may have moved one of the control tokens of `own`."""
+        return self._scanner.can_overlap and whole.pieces != own.plain_pieces()
+
+    def _encode_pieces(self, pieces: Sequence[str | SpecialToken], max_tokens: int | None) -> list[int]:
+        """Return the ids of control tokens, and of the text between them, in which there are none."""
+        texts = [piece for piece in pieces if isinstance(piece, str)]
+        num_first = 1 if pieces and isinstance(pieces[0], str) else 0
+        num_control = len(pieces) - len(texts)
+        ids_between: list[list[int]] = []
+        for encoder, part in ((self._plain_encoder, texts[:num_first]), (self._continuing_encoder, texts[num_first:])):
+            num_so_far = num_control + sum(map(len, ids_between))
+            ids_between += encoder.encode(
+                part, add_special_tokens=False, max_tokens=max_tokens, num_other_tokens=num_so_far
+            )
+        ids = iter(ids_between)
+        return [
             token_id
             for piece in pieces
-            for token_id in ([piece.token_id] if isinstance(piece, SpecialToken) else next(ids_between))
+            for token_id in ([piece.token_id] if isinstance(piece, SpecialToken) else next(ids))
         ]
-        return EncodedChat(token_ids=token_ids, reasoning=reasoning)
 
-    def _reasoning_state(self, marked_text: str) -> ReasoningState:
-        """Return where the prompt leaves off; what messages say is marked, and not taken for the template's words."""
-        end = marked_text.rstrip()
+    def _reasoning_state(self, text: str) -> ReasoningState:
+        end = text.rstrip()
         if self.reasoning_format is None or end.endswith(self.reasoning_format.end):
             return ReasoningState.NONE
         if end.endswith(self.reasoning_format.begin):
@@ -201,12 +284,8 @@ def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> li
 
 
 def _is_control(content: str, template_source: str) -> bool:
-    is_name = _CONTROL.fullmatch(content) is not None
-    return is_name and (content.startswith("<|") or content in template_source)
-
-
-def _ids_of(pieces: Iterable[str | SpecialToken]) -> list[int]:
-    return [piece.token_id for piece in pieces if isinstance(piece, SpecialToken)]
+    is_written = content in template_source and _MARKER.fullmatch(content) is not None
+    return is_written or _ALWAYS_CONTROL.fullmatch(content) is not None
 
 
 def _with_arguments_as_text(message: Message) -> Message:
@@ -214,8 +293,7 @@ def _with_arguments_as_text(message: Message) -> Message:
     if not calls:
         return message
     as_text = [
-        call
-        | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+        {**call, "function": {**call["function"], "arguments": json_text(call["function"]["arguments"])}}
         for call in calls
     ]
     return {**message, "tool_calls": as_text}

@@ -123,7 +123,7 @@ def reasoning_format_of(template_source: str) -> ReasoningFormat | None:
 
 def tool_call_format_of(template_source: str) -> ToolCallFormat | None:
     """Return the format in which the template asks for tool calls; None where it is unknown or there is none."""
-    if "<function=" in template_source:  # calls in XML, as those of Qwen3-Coder
+    if "<function=" in template_source or "<arg_key>" in template_source:  # XML, as in Qwen3-Coder and GLM 4.5
         return None
     if "<tool_call>" in template_source:
         return TOOL_CALL_FORMATS["hermes"]

@@ -27,6 +27,8 @@ FIELD_NAMES = frozenset(
 # Far beyond any prompt: a template that writes so much goes round in circles, or repeats every message in each.
 _MAX_CHARACTERS = 64 * 2**20
 
+_TOO_DEEP = "a message or a tool is nested too deeply; send it with fewer levels."
+
 
 class ChatTemplateMissingError(Exception):
     """The checkpoint has no chat template: it completes text but holds no conversations."""
@@ -40,6 +42,14 @@ class ChatTemplateMissingError(Exception):
 
 class ChatTemplateError(ValueError):
     """The chat template cannot render these messages; the message says why, in the template's own words."""
+
+
+class ChatRefusedError(ChatTemplateError):
+    """The chat template refuses these messages on purpose, by `raise_exception`."""
+
+
+class _RaisedByTemplateError(jinja2.TemplateError):
+    """What `raise_exception` raises."""
 
 
 class _GenerationBlock(Extension):
@@ -129,7 +139,8 @@ class ChatTemplate:
             ArithmeticError,
             RecursionError,
         ) as error:
-            raise ChatTemplateError(f"the chat template cannot render these messages: {error}") from error
+            error_type = ChatRefusedError if isinstance(error, _RaisedByTemplateError) else ChatTemplateError
+            raise error_type(f"the chat template cannot render these messages: {error}") from error
         if room < 0:
             raise ChatTemplateError(
                 f"the chat template makes more than {self._max_characters} characters of these messages; send fewer or "
@@ -141,18 +152,52 @@ class ChatTemplate:
 def map_text(value: object, change: Callable[[str], str]) -> Any:
     """Return a plain copy of JSON-like `value` with `change` applied to every text in it but the names of fields.
 
+    The names of arguments, and of the properties of a schema, are no names of fields.
+
     Raises:
-        ChatTemplateError: there is something in it that JSON does not have.
+        ChatTemplateError: there is something in it that JSON does not have, or it is nested too deeply.
     """
+    try:
+        return _map_text(value, change, FIELD_NAMES)
+    except RecursionError as error:
+        raise ChatTemplateError(_TOO_DEEP) from error
+
+
+def _map_text(value: object, change: Callable[[str], str], names: frozenset[str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {key if key in FIELD_NAMES else change(key): map_text(item, change) for key, item in value.items()}
+        return {
+            key if key in names else change(str(key)): _map_field(key, item, change, names)
+            for key, item in value.items()
+        }
     if isinstance(value, Sequence):
-        return [map_text(item, change) for item in value]
+        return [_map_text(item, change, names) for item in value]
     raise ChatTemplateError(f"a message holds a `{type(value).__name__}`; give text, numbers, lists and mappings.")
+
+
+def _map_field(key: object, value: object, change: Callable[[str], str], names: frozenset[str]) -> Any:
+    if key == "arguments":
+        return _map_text(value, change, frozenset())
+    if key == "properties" and key in names and isinstance(value, Mapping):
+        return {change(str(name)): _map_text(schema, change, names) for name, schema in value.items()}
+    return _map_text(value, change, names)
+
+
+def json_text(value: object) -> str:
+    """Return `value` as JSON.
+
+    Raises:
+        ChatTemplateError: there is something in it that JSON does not have, or it is nested too deeply.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise ChatTemplateError(_TOO_DEEP) from error
+    except (TypeError, ValueError) as error:
+        raise ChatTemplateError(f"a message or a tool cannot be written as JSON: {error}.") from error
 
 
 def _to_json(
@@ -167,7 +212,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise _RaisedByTemplateError(message)
 
 
 def _strftime_now(pattern: str) -> str:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Collection, Sequence
 
 import tokenizers
+from tokenizers import models
 
 from infer_models.text.errors import TextTooLongError
 from infer_models.text.slicing import change_in_slices
@@ -59,6 +60,26 @@ def with_control_tokens_as_text(tokenizer: tokenizers.Tokenizer, control_ids: Co
         add = copy.add_special_tokens if is_control else copy.add_tokens
         add([token for _, token in group])
     copy.encode_special_tokens = True
+    return copy
+
+
+def without_first_space(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return a tokenizer for text that goes on after other text; `plain` itself where it makes no difference.
+
+    `plain` is what `with_control_tokens_as_text` returns. Some tokenizers put a space before a text's first word, but
+    not after a special token within the text.
+    """
+    shell = tokenizers.Tokenizer(models.BPE())
+    if plain.pre_tokenizer is None:
+        return plain
+    shell.pre_tokenizer = plain.pre_tokenizer
+    description = shell.to_str()
+    continuing = description.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+    if continuing == description:
+        return plain
+    special_ids = {token_id for token_id, token in plain.get_added_tokens_decoder().items() if token.special}
+    copy = with_control_tokens_as_text(plain, special_ids)
+    copy.pre_tokenizer = tokenizers.Tokenizer.from_str(continuing).pre_tokenizer
     return copy
 
 

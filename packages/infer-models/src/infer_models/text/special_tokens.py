@@ -9,8 +9,14 @@ from typing import Any
 from infer_models.text.chat_template import ChatTemplateError, Message, map_text
 from infer_models.text.slicing import SLICE_LENGTH, change_in_slices, slices
 
-# Plane 15 and 16 are for private use: no template holds these characters, and what users hold of them is left out.
-_PRIVATE_CHARACTERS = range(0xF0000, 0x110000)
+# Rare letters, which Python prints in mappings as they are, unlike those for private use. What messages hold of them is
+# left out; should they hold all, there are the planes 15 and 16, for private use.
+_MARKS = (range(0x20000, 0x2A6DF), range(0xF0000, 0x110000))
+
+_LETTERS_THAT_BECOME_ASCII = (
+    "\xdf\u0130\u0131\u0149\u017f\u01f0\u1e96\u1e97\u1e98\u1e99\u1e9a\u1e9e\u212a"
+    "\ufb00\ufb01\ufb02\ufb03\ufb04\ufb05\ufb06"
+)
 
 _ROLE = re.compile(r"[\w .-]+")
 
@@ -28,13 +34,16 @@ class SpecialToken:
 class MessageMarks:
     """Marks the characters of messages and tools that special tokens are made of, to tell them from the template's own.
 
-    Each is replaced by a private character of its own: what still spells a special token after rendering was written by
-    the template. A special token that has punctuation (`<|im_end|>`) is recognized by it, so that only punctuation is
-    marked; white space and letters stay, and with them most of what templates do with their messages (trim, compare).
+    Each is replaced by a rare character of its own: what still spells a special token after rendering was written by
+    the template. White space stays, and with it most of what templates do with their messages (trim, test, measure).
     """
 
-    def __init__(self, distinctive: Collection[str], values: Iterable[object]) -> None:
-        """Choose characters that do not occur in `values` to stand for those of `distinctive_characters`."""
+    def __init__(self, characters: Collection[str], values: Iterable[object]) -> None:
+        """Choose characters that do not occur in `values` to stand for `characters`.
+
+        Raises:
+            ChatTemplateError: there are too few characters that do not occur in `values`.
+        """
         used: set[str] = set()
 
         def note_characters(text: str) -> str:
@@ -45,13 +54,15 @@ class MessageMarks:
 
         for value in values:
             map_text(value, note_characters)
-        free = (character for character in map(chr, _PRIVATE_CHARACTERS) if character not in used)
-        marks = dict(zip(distinctive, itertools.islice(free, len(distinctive)), strict=True))
+        free = (character for character in map(chr, itertools.chain(*_MARKS)) if character not in used)
+        marks = dict(zip(characters, free, strict=False))
+        if len(marks) < len(characters):
+            raise ChatTemplateError("the messages hold all of Unicode's private characters; leave some out.")
         self._to_marks = str.maketrans(marks)
         self._from_marks = str.maketrans({mark: character for character, mark in marks.items()})
 
     def mark(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` with the distinctive characters replaced everywhere but in roles, which templates compare.
+        """Return `messages` with the characters replaced everywhere but in roles, which templates compare.
 
         Raises:
             ChatTemplateError: a role is no plain name, so that it could spell a special token.
@@ -66,7 +77,7 @@ class MessageMarks:
         return marked
 
     def mark_value(self, value: object) -> Any:
-        """Return a copy of JSON-like `value` with the distinctive characters of all its texts replaced."""
+        """Return a copy of JSON-like `value` with the characters replaced in all its texts."""
         return map_text(value, lambda text: _translate(text, self._to_marks))
 
     def unmark(self, text: str) -> str:
@@ -75,12 +86,17 @@ class MessageMarks:
 
 
 class SpecialTokenScanner:
-    """Finds special tokens in text."""
+    """Finds special tokens in text.
+
+    Attributes:
+        can_overlap: whether a special token may begin within another one.
+    """
 
     def __init__(self, special_tokens: Sequence[SpecialToken]) -> None:
         """Look for all of `special_tokens`; where several begin, the longest counts."""
         self._by_content: Mapping[str, SpecialToken] = {special.content: special for special in special_tokens}
         self._max_length = max(map(len, self._by_content), default=0)
+        self.can_overlap = _can_overlap(self._by_content)
         self._pattern = re.compile(_longest_of(self._by_content) if self._by_content else r"(?!)")
 
     def split(self, text: str) -> Iterator[str | SpecialToken]:
@@ -113,13 +129,25 @@ class SpecialTokenScanner:
                 start = end
 
 
+def visible_characters(texts: Iterable[str]) -> list[str]:
+    """Return all characters of `texts` but white space, and those that `upper` and `lower` turn into them."""
+    found = {character for character in "".join(texts) if not character.isspace()}
+    return sorted(found.union("".join(found).lower(), "".join(found).upper(), _LETTERS_THAT_BECOME_ASCII))
+
+
 def distinctive_characters(texts: Iterable[str]) -> list[str]:
-    """Return the characters by which control tokens are told from other text: punctuation, where they have any."""
+    """Return the characters by which control tokens are told from most text: punctuation, if they begin and end so."""
     found: set[str] = set()
     for text in texts:
-        visible = {character for character in text if not character.isspace()}
-        found |= {character for character in visible if not character.isalnum()} or visible
+        visible = "".join(text.split())
+        punctuation = {character for character in visible if not character.isalnum()}
+        found |= punctuation if punctuation.issuperset((visible[:1], visible[-1:])) else set(visible)
     return sorted(found)
+
+
+def _can_overlap(texts: Collection[str]) -> bool:
+    beginnings = {text[:length] for text in texts for length in range(1, len(text))}
+    return any(text[start:] in beginnings for text in texts for start in range(1, len(text)))
 
 
 def _longest_of(texts: Collection[str]) -> str:

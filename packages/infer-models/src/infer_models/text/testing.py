@@ -1,13 +1,14 @@
 """Small tokenizers of every kind for tests, trained when they are asked for."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from infer_models.hub import demo_model_folder
+from infer_models.text.chat_encoder import Conversation
 from infer_models.text.chat_template import ChatTemplate
 from infer_models.text.dummy import dummy_tokenizer
 from infer_models.text.tokenizer import Tokenizer
@@ -16,6 +17,85 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+# Templates in the manner of families of models: they write what those write, in words of their own.
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}"
+    "Functions:\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\n"
+    'Call them so:\n<tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call><|im_end|>\n'
+    "{% elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% elif m.role != 'system' %}<|im_start|>{{ m.role + '\n' }}"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{% if m.content is string %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+LLAMA_3 = (
+    "{{ bos_token }}{% set has_system = messages[0].role == 'system' %}"
+    "<|start_header_id|>system<|end_header_id|>\n\n{{ messages[0].content | trim if has_system else 'Be brief.' }}"
+    "<|eot_id|>{% for m in messages if m.role != 'system' %}"
+    "{% if m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content | tojson }}<|eot_id|>"
+    "{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    '{% if tools and loop.first %}Answer with {"name": NAME, "parameters": OBJECT} to call one of:\n'
+    "{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n{% endfor %}{% endif %}"
+    "{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('only one call at once') }}{% endif %}"
+    "{% set call = m.tool_calls[0].function %}"
+    '{{ \'{"name": "\' + call.name + \'", \' }}{{ \'"parameters": \' }}{{ call.arguments | tojson }}{{ "}" }}'
+    "{% else %}{{ m.content | trim }}{% endif %}<|eot_id|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+
+_MISTRAL_START = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
+    "{% elif m.role == 'user' %}{% if tools and loop.last %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]"
+    "{% endif %}[INST] {{ m.content }}[/INST]"
+)
+
+MISTRAL_V3 = (
+    _MISTRAL_START + "{% elif m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}"
+    "{% if call.id is not defined or call.id | length != 9 %}{{ raise_exception('an id has 9 letters') }}{% endif %}"
+    "{% set text = call.function | tojson %}{{ text[:-1] + ', \"id\": \"' + call.id + '\"}' }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS] "
+    "{{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}[/TOOL_RESULTS]"
+    "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+MISTRAL_V11 = (
+    _MISTRAL_START + "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
+    "{% else %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{{ eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+
+FAMILIES = {"hermes": HERMES, "llama3_json": LLAMA_3, "mistral": MISTRAL_V3, "mistral_args": MISTRAL_V11}
+"""Templates by the name of their format of tool calls; `family_tokenizer` has their tokens."""
+
+SPECIAL = (
+    *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]"),
+    *("[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_RESULTS]"),
+    "[/TOOL_RESULTS]",
+)
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+ORDINARY = ("<table>", "\n\n\n")
+
+CALL_ID = "abcDEF123"
+"""The id of the call in `busy_conversation`; Mistral's template refuses any that is not as long."""
+
+NUM_TEXTS = 23
+"""How many texts `busy_conversation` asks for."""
+
+_NAMED = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
 
 _TEXTS = (
     "the quick brown fox jumps over the lazy dog",
@@ -115,9 +195,82 @@ def every_kind() -> dict[str, Tokenizer]:
 
 def chat_tokenizer(template: str = CHATML, *, named_tokens: Mapping[str, str] | None = None) -> Tokenizer:
     """Return a byte-level tokenizer with a chat template."""
-    named_tokens = named_tokens or {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
+    named_tokens = named_tokens or _NAMED
     chat_template = ChatTemplate(template, variables=named_tokens)
     return Tokenizer(byte_level(), named_tokens=named_tokens, chat_template=chat_template)
+
+
+def family(*, normalized: bool = False) -> tokenizers.Tokenizer:
+    """Return a byte-level tokenizer with the tokens of `FAMILIES`.
+
+    `SPECIAL` are special; `MARKERS`, `<|fim_prefix|>` and, as ordinary text, `ORDINARY` are added and not special.
+    """
+    raw = byte_level(vocab_size=300)
+    raw.add_special_tokens(list(SPECIAL))
+    added = (*MARKERS, "<|fim_prefix|>", *ORDINARY)
+    raw.add_tokens([tokenizers.AddedToken(text, special=False, normalized=normalized) for text in added])
+    return raw
+
+
+def family_tokenizer(
+    template: str,
+    *,
+    normalized: bool = False,
+    tool_template: str | None = None,
+    tool_call_format: str = "auto",
+    reasoning_format: str = "auto",
+) -> Tokenizer:
+    """Return the tokenizer of `family` with a chat template."""
+    return Tokenizer(
+        family(normalized=normalized),
+        named_tokens=_NAMED,
+        chat_template=ChatTemplate(template, variables=_NAMED),
+        tool_template=None if tool_template is None else ChatTemplate(tool_template, variables=_NAMED),
+        tool_call_format=tool_call_format,
+        reasoning_format=reasoning_format,
+    )
+
+
+def busy_conversation(text: Callable[[str], str] = str, **variables: object) -> Conversation:
+    """Return a conversation with texts in every place, each of them what `text` makes of a harmless one."""
+    parameters = {
+        "type": "object",
+        "properties": {
+            text("city"): {"type": "string", "description": text("where"), "enum": [text("Rome"), text("Oslo")]},
+            "where": {"type": "object", "properties": {text("zip"): {"type": "integer", text("key"): text("word")}}},
+        },
+        "required": [text("city")],
+    }
+    name, call_id = text("weather"), text(CALL_ID)
+    arguments = {text("city"): text("Rome"), "more": [{text("zip"): [text("x"), 1, None]}], "name": text("fox")}
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return Conversation(
+        messages=[
+            {"role": "system", "content": text("Be kind.")},
+            {"role": "user", "content": text("How is the weather?")},
+            {"role": "assistant", "content": text("I look."), "reasoning_content": text("Hm."), "tool_calls": [call]},
+            {"role": "tool", "content": text("sunny"), "tool_call_id": call_id, "name": name},
+            {"role": "assistant", "content": text("It is sunny.")},
+            {"role": "user", "content": text("Thanks.")},
+        ],
+        tools=[
+            {
+                "type": "function",
+                "function": {"name": name, "description": text("tells the weather"), "parameters": parameters},
+            }
+        ],
+        variables=variables,
+    )
+
+
+def control_ids(tokenizer: Tokenizer, chat: Conversation) -> list[int]:
+    """Return the ids of the tokens of `family` in the prompt of `chat` that no message may write.
+
+    Those are special ones, `<|fim_prefix|>`, and the markers that the template writes.
+    """
+    markers = ["<|fim_prefix|>", *(text for text in MARKERS if text in tokenizer.chat.template.source)]
+    ids = tokenizer.special_ids.union(map(tokenizer.token_to_id, markers))
+    return [token_id for token_id in tokenizer.chat.encode(chat).token_ids if token_id in ids]
 
 
 def save_tokenizer(folder: Path, *, config: Mapping[str, object] | None = None) -> None:

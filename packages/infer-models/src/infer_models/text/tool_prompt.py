@@ -1,11 +1,10 @@
 """Tools for chat templates that know none: described in the system turn, with calls and results as plain text."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infer_models.text.chat_format import ToolCallFormat
-from infer_models.text.chat_template import Message
+from infer_models.text.chat_template import Message, json_text
 
 
 def with_tools_as_text(
@@ -20,7 +19,7 @@ def with_tools_as_text(
     written: list[dict[str, object]] = []
     for message in messages:
         calls = _calls_of(message)
-        names |= {call["id"]: call["function"]["name"] for call in calls}
+        names |= {str(call.get("id")): call["function"]["name"] for call in calls}
         content = str(message.get("content") or "")
         role = message.get("role")
         if role == "tool":
@@ -44,17 +43,14 @@ def _calls_of(message: Message) -> list[dict[str, Any]]:
 
 
 def _with_calls(content: str, calls: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat) -> str:
-    texts = [
-        tool_format.write(call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False))
-        for call in calls
-    ]
+    texts = [tool_format.write(call["function"]["name"], json_text(call["function"]["arguments"])) for call in calls]
     return "\n".join(filter(None, [content, *texts]))
 
 
 def _describe(
     tools: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat, messages: list[dict[str, object]]
 ) -> None:
-    functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    functions = "\n".join(json_text(tool["function"]) for tool in tools)
     call = tool_format.write("NAME", "{...}")
     text = f"You can call these functions:\n{functions}\nTo call one, answer with exactly this: {call}"
     if messages and messages[0].get("role") == "system":
