@@ -1,7 +1,7 @@
 """The OpenAPI document is true: every route answers valid and invalid requests as documented."""
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ MAX_ERROR_BYTES = 1024
 # Error codes and their fields for what no schema can say: how fields depend on each other and on the model.
 BEYOND_SCHEMAS = re.compile(
     r"""
-      context_length_exceeded\ (max_tokens|prompt|messages)
+      context_length_exceeded\ (max_tokens|max_output_tokens|prompt|messages|input)
     | model_not_found\ model
     | invalid_value\ (prompt|tokens)               # a token id outside the vocabulary, or a prompt too long for 64 bits
     | invalid_value\ (min_tokens|max_tokens)       # one larger than the other
@@ -31,6 +31,13 @@ BEYOND_SCHEMAS = re.compile(
     | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
     | unsupported_value\ tool_choice\.type | invalid_value\ (tools\S*|tool_choice)  # tools of one name, or none of that
     | (missing_field|unsupported_value|invalid_type)\ (function|name)
+    | empty_prompt\ input | invalid_value\ input  # no item that counts, or the result of no call
+    | invalid_value\ input\[\d+\]\.arguments     # not the JSON text of an object
+    | invalid_value\ text\.format                # a schema that is missing
+    | invalid_value\ tool_choice\.\S+            # none of the tools
+    # Messages, whose errors have no codes: the field that is named first
+    | not_found_error\ \S+                         # another model
+    | invalid_request_error\ (messages\S*|system\[\d+\]\.\w+|tools\S*|tool_choice\S*|output_\S+|None)
     """,
     re.VERBOSE,
 )
@@ -48,11 +55,29 @@ class ErrorReply(msgspec.Struct, forbid_unknown_fields=True):
     error: Error
 
 
-def is_an_error_object_unless_it_succeeds(_: CheckContext, response: schemathesis.Response, __: Case) -> None:
+class MessagesErrorReply(msgspec.Struct, forbid_unknown_fields=True):
+    """The same of routes under `/v1/messages`."""
+
+    class Error(msgspec.Struct, forbid_unknown_fields=True):
+        type: str
+        message: str
+
+    type: Literal["error"]
+    error: Error
+    request_id: str
+
+
+def speaks_messages(case: Case) -> bool:
+    path: str = case.operation.path
+    return path.startswith("/v1/messages")
+
+
+def is_an_error_object_unless_it_succeeds(_: CheckContext, response: schemathesis.Response, case: Case) -> None:
     if response.status_code >= 300:
         assert response.headers.get("content-type") == ["application/json"]
         assert len(response.content) <= MAX_ERROR_BYTES
-        assert msgspec.json.decode(response.content, type=ErrorReply, strict=True).error.message
+        kind: type[ErrorReply | MessagesErrorReply] = MessagesErrorReply if speaks_messages(case) else ErrorReply
+        assert msgspec.json.decode(response.content, type=kind, strict=True).error.message
     assert len(response.headers["x-request-id"]) == 1
 
 
@@ -60,12 +85,27 @@ def is_refused_only_for_what_no_schema_says(_: CheckContext, response: schemathe
     fits = case.meta is not None and case.meta.generation.mode.is_positive
     if fits and response.status_code in (400, 422):
         error = response.json()["error"]
-        assert BEYOND_SCHEMAS.fullmatch(f"{error['code']} {error['param']}"), error
+        assert BEYOND_SCHEMAS.fullmatch(words_for(error, case)), error
 
 
-def is_a_whole_stream(_: CheckContext, response: schemathesis.Response, __: Case) -> None:
+def words_for(error: dict[str, Any], case: Case) -> str:
+    """Return the code of an error and its field."""
+    if speaks_messages(case):
+        field = re.match(r"`(\S+)`", error["message"])
+        return f"{error['type']} {field[1] if field else None}"
+    return f"{error['code']} {error['param']}"
+
+
+def is_a_whole_stream(_: CheckContext, response: schemathesis.Response, case: Case) -> None:
     if response.headers.get("content-type", [""])[0].startswith("text/event-stream"):
         *events, last = sse_events(response.text)
+        if speaks_messages(case):
+            assert last == ("message_stop", {"type": "message_stop"})
+            return
+        if case.operation.path == "/v1/responses":
+            assert last[0] == last[1]["type"] == "response.completed"
+            assert [data["sequence_number"] for _, data in [*events, last]] == list(range(len(events) + 1))
+            return
         assert last == (None, "[DONE]")
         assert all("choices" in chunk for _, chunk in events)
 
@@ -112,7 +152,7 @@ def test_route_answers_as_documented(case: Case) -> None:
     case.call_and_validate(excluded_checks=[positive_data_acceptance], additional_checks=CHECKS)
 
 
-@OPEN.include(path_regex="completions").parametrize()
+@OPEN.include(path_regex="completions|responses").parametrize()
 @share_of_examples(1 / 4)
 def test_route_answers_who_likes_events_as_documented(case: Case) -> None:
     accepts_events = {"Accept": "text/event-stream"}

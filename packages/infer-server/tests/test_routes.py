@@ -125,6 +125,9 @@ async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.Asy
     assert set(paths) == {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model_id}",
         "/tokenize",

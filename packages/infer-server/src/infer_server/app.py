@@ -11,6 +11,7 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 
 from infer_engine.protocol import Engine
+from infer_server.anthropic.errors import error_shape
 from infer_server.anthropic.routes import message_routes
 from infer_server.http.authentication import OPEN_PATHS, with_authentication
 from infer_server.http.cors import with_cors
@@ -43,7 +44,7 @@ def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
     metrics = ServerMetrics(engine, served_model=served_model)
     observed = ObservedEngine(engine, metrics.requests)
     routes = _routes(observed, settings=settings, served_model=served_model, metrics=metrics)
-    app = with_authentication(with_head_requests(routes), keys=settings.api_key)
+    app = with_authentication(with_head_requests(routes), keys=settings.api_key, shape=error_shape)
     app = with_request_ids(with_cors(app, origins=settings.cors_allow_origins))
     return AccessLog(app, engine=observed, metrics=metrics.http, settings=settings)
 
@@ -62,7 +63,7 @@ def _routes(engine: Engine, *, settings: ServerSettings, served_model: str, metr
             *metric_routes(metrics),
             *playground_routes(engine),
         ],
-        exception_handlers=exception_handlers(),
+        exception_handlers=exception_handlers(shape=error_shape),
         before_request=record_route,
         before_send=traces.before_send,
         plugins=traces.plugins,

@@ -1,8 +1,12 @@
-"""`ApiError`: an error reply. Every error has OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""`ApiError`: an error reply, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+
+An API that has another shape for errors makes it of this one: `ErrorShape`.
+"""
 
 from collections.abc import Callable, Mapping
 
 import msgspec
+from litestar.types import Scope
 
 from infer_engine.protocol import (
     ChatTemplateUnusableError,
@@ -71,11 +75,11 @@ class ApiError(Exception):
         return copy
 
 
-ErrorShape = Callable[[ApiError], tuple[int, msgspec.Struct]]
-"""Makes the status and the body of a reply with an error, as an API has them."""
+ErrorShape = Callable[[ApiError, Scope], tuple[int, msgspec.Struct]]
+"""Makes the status and the body of a reply with an error to the request of a scope, as the API of its path has them."""
 
 
-def openai_shape(error: ApiError) -> tuple[int, msgspec.Struct]:
+def openai_shape(error: ApiError, _: Scope) -> tuple[int, msgspec.Struct]:
     """Return the status and the body as they are."""
     return error.status, error.reply
 

@@ -29,7 +29,12 @@ from litestar.openapi.spec import (
 
 from infer_server.errors import ErrorReply
 
-_KEY_SCHEME = "api_key"
+_KEY_SCHEMES = {
+    "api_key": SecurityScheme(type="http", scheme="bearer", description="One of the server's API keys."),
+    "x_api_key": SecurityScheme(
+        type="apiKey", name="x-api-key", security_scheme_in="header", description="The same in Anthropic's header."
+    ),
+}
 
 
 @dataclass
@@ -77,19 +82,21 @@ def openapi_config() -> OpenAPIConfig:
 
 def document_api_keys(document: OpenAPI, *, open_paths: Collection[str]) -> None:
     """Document that every operation needs an API key, except those of `open_paths`."""
-    document.components.security_schemes = {
-        _KEY_SCHEME: SecurityScheme(type="http", scheme="bearer", description="One of the server's API keys.")
-    }
-    refusal = OpenAPIResponse(
-        description="The API key is missing or wrong.",
-        content={"application/json": OpenAPIMediaType(schema=Reference(ref="#/components/schemas/ErrorReply"))},
-    )
+    document.components.security_schemes = {**_KEY_SCHEMES}
     for path, item in (document.paths or {}).items():
         operations = (item.get, item.post)
         for operation in operations if path not in open_paths else ():
             if operation is not None:
-                operation.security = [{_KEY_SCHEME: []}]
-                operation.responses = {**(operation.responses or {}), "401": refusal}
+                operation.security = [{scheme: []} for scheme in _KEY_SCHEMES]
+                operation.responses = {**(operation.responses or {}), "401": _refusal_like(operation)}
+
+
+def _refusal_like(operation: Operation) -> OpenAPIResponse:
+    """Return the documentation of a refused key, whose body is that of the operation's other errors."""
+    known = (operation.responses or {}).get("400")
+    usual = OpenAPIMediaType(schema=Reference(ref="#/components/schemas/ErrorReply"))
+    content = known.content if isinstance(known, OpenAPIResponse) else {"application/json": usual}
+    return OpenAPIResponse(description="The API key is missing or wrong.", content=content)
 
 
 def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = None) -> type[Operation]:
@@ -97,8 +104,7 @@ def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = No
 
     `events` describes its event stream, if it can answer with one.
     """
-    (reference,), components = msgspec.json.schema_components([struct])
-    schema = _ReadySchema(document=_inlined(reference, components))
+    schema = _ReadySchema(document=schema_of(struct))
 
     @dataclass
     class OperationWithBody(Operation):
@@ -115,6 +121,13 @@ def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = No
                 success.content["text/event-stream"] = OpenAPIMediaType(schema=stream)
 
     return OperationWithBody
+
+
+def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON Schema of `struct`, without references."""
+    (reference,), components = msgspec.json.schema_components([struct])
+    schema: dict[str, Any] = _inlined(reference, components)
+    return schema
 
 
 def error_responses(

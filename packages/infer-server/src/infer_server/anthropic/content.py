@@ -1,6 +1,5 @@
 """The messages of Anthropic's API and their blocks, and the conversation that they make."""
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -14,8 +13,7 @@ from infer_server.openai.validation import out_of_range, unsupported
 
 MAX_MESSAGES = 2048
 _ROLES = ("user", "assistant", "system")
-_DROPPED = frozenset({"redacted_thinking", "server_tool_use", "web_search_tool_result"})
-"""Blocks of the history that are about a provider's own servers."""
+_DROPPED_ENDINGS = ("_tool_use", "_tool_result")
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,18 +72,19 @@ def _of_message(message: MessageField, at: str) -> Iterator[ChatMessage]:
 
 def _of_user(blocks: list[Block], at: str) -> Iterator[ChatMessage]:
     """Yield the results of tools, each a message of its own, and then the text."""
-    texts = []
+    texts, has_results = [], False
     for index, block in enumerate(blocks):
         place = f"{at}.content[{index}]"
         if block.type == "tool_result":
+            has_results = True
             if not block.tool_use_id:
                 raise missing(f"{place}.tool_use_id")
             text = "" if block.content is None else _text(_result_blocks(block.content, place), f"{place}.content")
             text = f"Error: {text}" if block.is_error else text
             yield ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id)
-        elif block.type not in _DROPPED:
+        elif not _is_dropped(block):
             texts.append(_text_of(block, place))
-    if texts or not blocks:
+    if texts or not has_results:
         yield ChatMessage(role="user", content="".join(texts))
 
 
@@ -101,7 +100,7 @@ def _of_assistant(blocks: list[Block], at: str) -> ChatMessage:
                 calls.append(ToolCall(id=block.id, name=block.name, arguments=block.input or {}))
             case "thinking":
                 thoughts.append(block.thinking or "")
-            case kind if kind not in _DROPPED:
+            case _ if not _is_dropped(block):
                 texts.append(_text_of(block, place))
     return ChatMessage(
         role="assistant",
@@ -109,6 +108,11 @@ def _of_assistant(blocks: list[Block], at: str) -> ChatMessage:
         reasoning="".join(thoughts) or None,
         tool_calls=tuple(calls),
     )
+
+
+def _is_dropped(block: Block) -> bool:
+    """Return whether a block of the history is about what a provider's own servers did, such as `server_tool_use`."""
+    return block.type == "redacted_thinking" or block.type.endswith(_DROPPED_ENDINGS)
 
 
 def _result_blocks(content: Any, at: str) -> str | list[Block]:
@@ -133,12 +137,3 @@ def _text_of(block: Block, at: str) -> str:
     if block.text is None:
         raise missing(f"{at}.text")
     return block.text
-
-
-def read_input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a generated call; those of one that was cut off are empty."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -1,10 +1,13 @@
-"""Errors as Anthropic's clients read them: `{"type": "error", "error": {"type", "message"}}`."""
+"""Errors as Anthropic's clients read them: `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
 
 from typing import Literal
 
 import msgspec
+from litestar.types import Scope
+from msgspec import UNSET, UnsetType
 
-from infer_server.errors import ApiError, ErrorReply
+from infer_server.errors import ApiError, ErrorReply, openai_shape
+from infer_server.http.request_ids import request_id
 from infer_server.http.sse import named_event
 
 PATHS = "/v1/messages"
@@ -12,10 +15,8 @@ PATHS = "/v1/messages"
 
 OVERLOADED = 529
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     413: "request_too_large",
     OVERLOADED: "overloaded_error",
 }
@@ -29,17 +30,23 @@ class MessageErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageErrorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every reply under `/v1/messages` that is not a success."""
+    """The body of every reply under `/v1/messages` that is not a success; the error of a stream has no request id."""
 
     type: Literal["error"] = "error"
     error: MessageErrorBody
+    request_id: str | UnsetType = UNSET
 
 
-def shape_error(error: ApiError) -> tuple[int, MessageErrorReply]:
-    """Return the status and the body of a reply with `error`; a server that is full or stops is 529, as Anthropic's."""
+def error_shape(error: ApiError, scope: Scope) -> tuple[int, msgspec.Struct]:
+    """Return the status and the body of a reply with `error`: OpenAI's, but Anthropic's under `/v1/messages`.
+
+    Anthropic's status of a server that is full, or stops, is 529.
+    """
+    if scope["path"] != PATHS and not scope["path"].startswith(f"{PATHS}/"):
+        return openai_shape(error, scope)
     status = OVERLOADED if error.status == 503 else error.status
-    kind = _TYPES.get(status, "api_error")
-    return status, MessageErrorReply(error=MessageErrorBody(type=kind, message=error.reply.error.message))
+    body = MessageErrorBody(type=_type_of(status), message=error.reply.error.message)
+    return status, MessageErrorReply(error=body, request_id=request_id(scope))
 
 
 def error_event(reply: ErrorReply) -> bytes:
@@ -47,3 +54,7 @@ def error_event(reply: ErrorReply) -> bytes:
     kind = "overloaded_error" if reply.error.code == "engine_unavailable" else "api_error"
     body = MessageErrorBody(type=kind, message=reply.error.message)
     return named_event("error", MessageErrorReply(error=body))
+
+
+def _type_of(status: int) -> str:
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")

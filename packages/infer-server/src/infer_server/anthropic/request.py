@@ -7,12 +7,20 @@ from typing import Annotated, Any
 
 import msgspec
 
-from infer_engine.protocol import ChatPrompt, GenerateRequest, SamplingParams, StructuredOutputs, Tool
+from infer_engine.protocol import (
+    ChatPrompt,
+    GenerateRequest,
+    InvalidRequestError,
+    SamplingParams,
+    StructuredOutputs,
+    Tool,
+)
 from infer_engine.protocol.chat import ToolChoice
-from infer_server.anthropic.content import MessageField, SystemField, conversation_of
-from infer_server.errors import shorten
-from infer_server.generation.tools import check_forced_tool, check_results, check_tools
+from infer_server.anthropic.content import MAX_MESSAGES, MessageField, SystemField, conversation_of
+from infer_server.errors import ApiError, shorten
+from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_results, check_tools, missing
 from infer_server.openai.fields import described
+from infer_server.openai.generation_fields import StopString
 from infer_server.openai.validation import check_model, out_of_range
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -20,9 +28,11 @@ _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 
 class ToolField(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool. Those of other types than `custom` run on a provider's servers, and are dropped."""
+    """A tool. Those of other types than `custom` are known to a provider's models or servers, and are dropped."""
 
-    name: Annotated[str, described("Of letters, digits, `_`, `-` and `.`.")]
+    name: Annotated[
+        str | None, described("Of letters, digits, `_`, `-` and `.`; required.", pattern=TOOL_NAME_PATTERN)
+    ] = None
     type: Annotated[str | None, described("`custom`, or left out; tools of other types are dropped.")] = None
     description: Annotated[str | None, described("What it does, for the model to read.")] = None
     input_schema: Annotated[dict[str, Any] | None, described("A JSON Schema of the object of its arguments.")] = None
@@ -48,7 +58,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     """What the text looks like."""
 
     type: Annotated[str, described("Only `json_schema`.", enum=["json_schema"])]
-    schema: Annotated[dict[str, Any] | None, described("A JSON Schema.", type="object")] = None
+    schema: Annotated[dict[str, Any] | None, described("A JSON Schema; required.", type="object")] = None
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +70,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: what makes the prompt."""
 
-    messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1)]
+    messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1, maxItems=MAX_MESSAGES)]
     model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
     system: Annotated[SystemField, described("What the system says: text, or blocks of text.")] = None
     tools: Annotated[list[ToolField] | None, described("What the model may call.")] = None
@@ -72,10 +82,17 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     """The body of `POST /v1/messages`."""
 
     max_tokens: Annotated[int, described("Most tokens to generate.", minimum=1)]
-    temperature: Annotated[float | None, described("0 always takes the most probable token.", minimum=0)] = None
-    top_p: Annotated[float | None, described("Sample from the most probable tokens that hold this much.")] = None
+    temperature: Annotated[
+        float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
+    ] = None
+    top_p: Annotated[
+        float | None,
+        described("Sample from the most probable tokens that hold this much.", exclusiveMinimum=0, maximum=1),
+    ] = None
     top_k: Annotated[int | None, described("Sample from this many most probable tokens.", minimum=1)] = None
-    stop_sequences: Annotated[list[str] | None, described("Texts that end the answer, up to 16.")] = None
+    stop_sequences: Annotated[
+        list[StopString] | None, described("Texts that end the answer and are never part of it.", maxItems=16)
+    ] = None
     stream: Annotated[bool | None, described("Send events as tokens are made.")] = None
     output_config: Annotated[OutputConfig | None, described("How the model answers.")] = None
     output_format: Annotated[OutputFormat | None, described("An older place of `output_config.format`.")] = None
@@ -121,14 +138,7 @@ def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
     check_model(body.model, served_model=served_model)
     messages = conversation_of(body.system, body.messages)
     check_results(messages, param="messages")
-    own = [
-        (index, tool) for index, tool in enumerate(body.tools or ()) if tool.type in (None, "custom")
-    ]  # the others run on a provider's servers
-    tools = tuple(
-        Tool(name=tool.name, description=tool.description, parameters=tool.input_schema or {}, strict=bool(tool.strict))
-        for _, tool in own
-    )
-    check_tools(tools, places=[f"tools[{index}]" for index, _ in own])
+    tools = _tools(body.tools or [])
     choice = body.tool_choice or ToolChoiceField(type="auto")
     if choice.type not in _CHOICES:
         raise out_of_range(
@@ -149,10 +159,38 @@ def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
     )
 
 
+def refusal_of(error: InvalidRequestError, *, body: MessagesBody) -> ApiError | None:
+    """Return the error for a format or for tools that the engine refuses, under their names here; None for others."""
+    if error.param != "structured_outputs":
+        return None
+    place, _ = _format_of(body)
+    field = f"{place}.schema" if place else "tools"
+    return out_of_range(field, error.message.replace("`structured_outputs`", f"`{field}`", 1))
+
+
+def _tools(fields: list[ToolField]) -> tuple[Tool, ...]:
+    own = [(f"tools[{index}]", tool) for index, tool in enumerate(fields) if tool.type in (None, "custom")]
+    read = []
+    for place, tool in own:
+        if tool.name is None:
+            raise missing(f"{place}.name")
+        schema = tool.input_schema or {}
+        read.append(Tool(name=tool.name, description=tool.description, parameters=schema, strict=bool(tool.strict)))
+    check_tools(read, places=[place for place, _ in own])
+    return tuple(read)
+
+
 def _structured_outputs(body: MessagesBody) -> StructuredOutputs | None:
-    wanted = body.output_format or (body.output_config.format if body.output_config else None)
+    place, wanted = _format_of(body)
     if wanted is None:
         return None
     if wanted.type != "json_schema" or wanted.schema is None:
-        raise out_of_range("output_config", "`output_config.format` must be a `json_schema` with a `schema`.")
+        raise out_of_range(place, f"`{place}` must be of type `json_schema` and have a `schema`; send both.")
     return StructuredOutputs(json=wanted.schema)
+
+
+def _format_of(body: MessagesBody) -> tuple[str, OutputFormat | None]:
+    """Return the name of the field that says what the text looks like, and its value; "" and None without one."""
+    if body.output_config is not None and body.output_config.format is not None:
+        return "output_config.format", body.output_config.format
+    return ("output_format", body.output_format) if body.output_format else ("", None)

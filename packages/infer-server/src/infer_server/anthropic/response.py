@@ -1,13 +1,13 @@
 """The answers of `/v1/messages`: Anthropic's message, and the events that make one up."""
 
+import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Literal
+from typing import Literal, NoReturn
 
 import msgspec
 
 from infer_engine.protocol import FinishReason, RequestStream, StepOutput
-from infer_server.anthropic.content import read_input
 from infer_server.anthropic.errors import error_event
 from infer_server.errors import ApiError
 from infer_server.generation.answer_blocks import (
@@ -38,11 +38,11 @@ class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag="thinking"):
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag="tool_use"):
-    """A call that the client shall make."""
+    """A call that the client shall make; the arguments are as the model wrote them."""
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: msgspec.Raw
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
@@ -231,7 +231,21 @@ def _block(block: AnswerBlock) -> ContentBlock:
             return ThinkingBlock(thinking=block.text)
         case "tool_call":
             call_id = block.call_id.replace("call_", "toolu_", 1)
-            return ToolUseBlock(id=call_id, name=block.name, input=read_input(block.text))
+            return ToolUseBlock(id=call_id, name=block.name, input=_input_of(block.text))
+
+
+def _input_of(arguments: str) -> msgspec.Raw:
+    """Return the arguments of a call; those of one that was cut off are empty."""
+    try:
+        found = json.loads(arguments, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        found = None
+    return msgspec.Raw(arguments if isinstance(found, dict) else "{}")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """Refuse `NaN` and `Infinity`, which Python reads, though they are no JSON."""
+    raise ValueError(name)
 
 
 def _usage(last: StepOutput) -> MessageUsage:

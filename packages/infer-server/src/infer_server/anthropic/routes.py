@@ -6,8 +6,8 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError
-from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, shape_error
-from infer_server.anthropic.request import CountTokensBody, MessagesBody, messages_request, prompt_of
+from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape
+from infer_server.anthropic.request import CountTokensBody, MessagesBody, messages_request, prompt_of, refusal_of
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
 from infer_server.errors import ApiError
 from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
@@ -36,7 +36,7 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_model: st
     """Return the handlers under `/v1/messages`."""
     endpoint = _MessagesEndpoint(served_model=served_model)
     handler = GenerationHandler(endpoint, MessagesBody, engine=engine, settings=settings)
-    handlers = exception_handlers(params={"prompt": "messages"}, shape=shape_error)
+    handlers = exception_handlers(params={"prompt": "messages"}, shape=error_shape)
 
     @post(
         PATHS,
@@ -78,8 +78,8 @@ class _MessagesEndpoint:
     def is_streaming(self, body: MessagesBody, *, accepts_events: bool) -> bool:  # noqa: ARG002 - `stream` alone decides
         return bool(body.stream)
 
-    def refusal(self, _: InvalidRequestError, __: MessagesBody) -> ApiError | None:
-        return None  # the engine's words name the field
+    def refusal(self, error: InvalidRequestError, body: MessagesBody) -> ApiError | None:
+        return refusal_of(error, body=body)
 
     async def events(self, accepted: AcceptedRequest[MessagesBody], *, accepts_events: bool) -> EventStream:  # noqa: ARG002 - as above
         return EventStream(events=self._builder(accepted).events(), error_event=error_event, ping=PING)

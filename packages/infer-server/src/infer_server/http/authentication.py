@@ -11,8 +11,7 @@ from typing import Any
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from infer_server.anthropic.errors import PATHS, shape_error
-from infer_server.errors import ApiError, openai_shape
+from infer_server.errors import ApiError, ErrorShape, openai_shape
 from infer_server.http.error_responses import send_error
 
 # Probes and scrapers send no key, and the playground's page only has the field to enter one.
@@ -22,12 +21,12 @@ _STATE_KEY = "infer_tenant"
 _TENANT_CHARACTERS = 32
 
 
-def with_authentication(app: ASGIApp, *, keys: Sequence[str]) -> ASGIApp:
+def with_authentication(app: ASGIApp, *, keys: Sequence[str], shape: ErrorShape = openai_shape) -> ASGIApp:
     """Return `app` behind a check for one of `keys`; `app` itself if `keys` is empty.
 
     A key is in `Authorization: Bearer KEY` or, as Anthropic's clients send it, in `x-api-key: KEY`.
 
-    `OPEN_PATHS` need no key. Requests without a valid key are answered with 401 and do not reach `app`.
+    `OPEN_PATHS` need no key. Requests without a valid key are answered with 401, in `shape`, and do not reach `app`.
     """
     if not keys:
         return app
@@ -39,8 +38,7 @@ def with_authentication(app: ASGIApp, *, keys: Sequence[str]) -> ASGIApp:
             digest = _digest(_key_of(credentials))
             # Compare with all keys, each in constant time: the time taken reveals nothing about a key.
             if not sum(secrets.compare_digest(digest, known) for known in digests):
-                shape = shape_error if scope["path"].startswith(PATHS) else openai_shape
-                await send_error(_refusal(credentials), send, shape=shape)
+                await send_error(_refusal(credentials), scope, send, shape=shape)
                 return
             scope.setdefault("state", {})[_STATE_KEY] = digest[:_TENANT_CHARACTERS]
         await app(scope, receive, send)

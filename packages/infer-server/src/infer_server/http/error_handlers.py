@@ -35,21 +35,21 @@ def exception_handlers(
     `shape` makes the status and the body of a reply.
     """
 
-    def reply(error: ApiError) -> Response[Any]:
-        status, body = shape(error)
+    def reply(request: AnyRequest, error: ApiError) -> Response[Any]:
+        status, body = shape(error, request.scope)
         return Response(body, status_code=status, headers=error.headers, media_type="application/json")
 
-    def on_api_error(_: AnyRequest, error: ApiError) -> Response[Any]:
-        return reply(error.with_status_from(statuses))
+    def on_api_error(request: AnyRequest, error: ApiError) -> Response[Any]:
+        return reply(request, error.with_status_from(statuses))
 
-    def on_refusal(_: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
-        return reply(refusal_error(refusal, params=params).with_status_from(statuses))
+    def on_refusal(request: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
+        return reply(request, refusal_error(refusal, params=params).with_status_from(statuses))
 
     def on_http_exception(request: AnyRequest, error: HTTPException) -> Response[Any]:
-        return reply(_of_http_exception(request, error))
+        return reply(request, _of_http_exception(request, error))
 
     def on_unexpected(request: AnyRequest, error: Exception) -> Response[Any]:
-        return reply(_of_unexpected(request, error))
+        return reply(request, _of_unexpected(request, error))
 
     return {
         ApiError: on_api_error,

@@ -1,7 +1,7 @@
 """Sends errors from outside the framework: from ASGI middleware, and from the connection itself."""
 
 import msgspec
-from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Send
+from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Scope, Send
 
 from infer_server.errors import ApiError, ErrorShape, openai_shape
 
@@ -15,9 +15,9 @@ _REASONS = {
 }
 
 
-async def send_error(error: ApiError, send: Send, *, shape: ErrorShape = openai_shape) -> None:
-    """Answer an ASGI request with `error`, in its API's `shape`."""
-    status, reply = shape(error)
+async def send_error(error: ApiError, scope: Scope, send: Send, *, shape: ErrorShape = openai_shape) -> None:
+    """Answer the ASGI request of `scope` with `error`, in the `shape` of its API."""
+    status, reply = shape(error, scope)
     body = msgspec.json.encode(reply)
     start: HTTPResponseStartEvent = {
         "type": "http.response.start",

@@ -178,7 +178,7 @@ class FakeStream:
 
 
 class FakeEngine:
-    """An engine without a model: the outputs of each request are those of `script`.
+    """An engine without a model: the outputs of each request are those of a script.
 
     A prompt has one token for each character: its code point modulo the size of the vocabulary. A conversation is the
     joined text of its messages. The text of a token is that in the script, or the ASCII character with its id.
@@ -189,9 +189,12 @@ class FakeEngine:
         streams: their streams.
     """
 
-    def __init__(self, script: Script | None = None, *, info: EngineInfo = FAKE_INFO) -> None:
-        """Use `script` for every request; None is a short greeting."""
+    def __init__(
+        self, script: Script | None = None, *, scripts: Sequence[Script] = (), info: EngineInfo = FAKE_INFO
+    ) -> None:
+        """Use one of `scripts` for each of the first requests, `script` for the others; None is a short greeting."""
         self._script = script or Script()
+        self._scripts = list(scripts)
         self.info = info
         self.status = EngineStatus.READY
         self.stats = EngineStats()
@@ -209,14 +212,17 @@ class FakeEngine:
         for request in requests:
             self._check(request)
         self.requests += requests
+        scripted: list[tuple[GenerateRequest, Script]] = []
+        for request in requests:
+            scripted += [(request, self._next_script())] * request.params.n
         streams = [
             FakeStream(
                 f"fake-{len(self.streams) + i}",
                 prompt_token_ids=self._encode(request.prompt),
                 params=request.params,
-                script=self._script,
+                script=script,
             )
-            for i, request in enumerate(request for request in requests for _ in range(request.params.n))
+            for i, (request, script) in enumerate(scripted)
         ]
         async with self._submitted:
             self.streams += streams
@@ -297,6 +303,9 @@ class FakeEngine:
         self.status = EngineStatus.DEAD
         for stream in self.streams:
             stream.fail(RequestFailure(message="The engine died.", code="engine_dead"))
+
+    def _next_script(self) -> Script:
+        return self._scripts.pop(0) if self._scripts else self._script
 
     def _abort_all(self) -> None:
         for stream in self.streams:

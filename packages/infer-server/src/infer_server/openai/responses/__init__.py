@@ -1,1 +1,1 @@
-"""OpenAI's Responses API, stateless: https://platform.openai.com/docs/api-reference/responses."""
+"""`/v1/responses`: OpenAI's Responses API without its state. Its body, its replies, its events, its route."""

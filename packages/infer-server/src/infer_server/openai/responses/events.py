@@ -1,4 +1,15 @@
-"""The events of a streamed response, each with a name and a number."""
+"""The answer of one request, whole or as events with OpenAI's names, each of which has a number.
+
+```
+response.created, response.in_progress
+  of each item: response.output_item.added
+                  response.content_part.added     (calls have no parts)
+                    response.(output_text | reasoning_text | function_call_arguments).delta, ..., .done
+                  response.content_part.done
+                response.output_item.done
+response.completed | response.incomplete | response.failed
+```
+"""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -6,29 +17,21 @@ from typing import Any
 import msgspec
 
 from infer_engine.protocol import RequestStream, StepOutput
-from infer_server.errors import ApiError
-from infer_server.generation.answer_blocks import (
-    AnswerBlock,
-    AnswerBlocks,
-    BlockEnded,
-    BlockEvent,
-    BlockGrown,
-    whole_answer,
-)
+from infer_server.errors import ApiError, ErrorReply
+from infer_server.generation.answer_blocks import AnswerBlock, BlockEnded, BlockGrown, BlockKind, BlockStarted
 from infer_server.generation.failures import raise_if_unfinished
-from infer_server.openai.responses.response import (
-    ItemIds,
-    OutputText,
-    ReasoningText,
-    ResponseBuilder,
-    ResponseObject,
-    output_item,
-)
+from infer_server.openai.responses.response import ResponseBuilder, ResponseObject, output_part
 
-_TEXT_EVENTS = {
-    "text": "response.output_text",
+# By kind of block: the name of the events about its text, and what they have beside it. An item has one part at most.
+_TEXT_EVENTS: dict[BlockKind, str] = {
     "reasoning": "response.reasoning_text",
+    "text": "response.output_text",
     "tool_call": "response.function_call_arguments",
+}
+_BESIDE_TEXT: dict[BlockKind, dict[str, Any]] = {
+    "reasoning": {"content_index": 0},
+    "text": {"content_index": 0, "logprobs": []},
+    "tool_call": {},
 }
 
 
@@ -39,8 +42,6 @@ class ResponseEvents:
         """Answer with the outputs of `stream`."""
         self._stream = stream
         self._builder = builder
-        self._answer = AnswerBlocks()
-        self._ids = ItemIds()
         self._num_events = 0
 
     async def whole(self) -> ResponseObject:
@@ -49,71 +50,72 @@ class ResponseEvents:
         Raises:
             ApiError: 500, the request failed; 503, the server's shutdown aborted it.
         """
-        answer, last = await whole_answer(self._stream)
-        return self._builder.ended(answer.blocks, last, self._ids)
+        async for output in self._stream:
+            raise_if_unfinished(output)
+            self._builder.add(output)
+        return self._builder.ended()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of the events, one write for each output; a failure is the last event."""
+        """Yield the bytes of the events: the first two at once, then one write for each output.
+
+        A failure of the request is the last event.
+        """
         begun = self._builder.begun()
-        yield self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
-        last: StepOutput | None = None
-        try:
-            async for output in self._stream:
-                raise_if_unfinished(output)
-                last = output
-                is_cut = output.finished and output.finish_reason == "length"
-                events = [
-                    encoded for event in self._answer.add(output) for encoded in self._of_block(event, is_cut=is_cut)
-                ]
-                if events:
-                    yield b"".join(events)
-        except ApiError as error:
-            reply = error.reply.error
-            failed = self._builder.failed(code=reply.code, message=reply.message)
-            yield self._event("response.failed", response=failed)
-            return
-        assert last is not None
-        response = self._builder.ended(self._answer.blocks, last, self._ids)
-        yield self._event(f"response.{response.status}", response=response)
+        yield b"".join(self._event(name, response=begun) for name in ("response.created", "response.in_progress"))
+        async for output in self._stream:
+            events = b"".join(self._of_output(output))
+            if events:
+                yield events
 
-    def error_event(self, error: Any) -> bytes:
+    def error_event(self, reply: ErrorReply) -> bytes:
         """Return the event that ends a stream with an unexpected error."""
-        body = error.error
-        return self._event("error", code=body.code, message=body.message, param=body.param)
+        error = reply.error
+        return self._event("error", code=error.code, message=error.message, param=error.param)
 
-    def _of_block(self, event: BlockEvent, *, is_cut: bool) -> Iterator[bytes]:
-        block = event.block
-        place = {"item_id": self._ids.of(block), "output_index": block.index}
-        if block.kind != "tool_call":
-            place["content_index"] = 0
-        match event:
-            case BlockGrown(text=text):
-                extra: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-                yield self._event(f"{_TEXT_EVENTS[block.kind]}.delta", delta=text, **place, **extra)
-            case BlockEnded():
-                yield from self._end_of(block, place, is_cut=is_cut)
-            case _:
-                item = output_item(block, self._ids, status="in_progress")
-                yield self._event("response.output_item.added", output_index=block.index, item=item)
-                if block.kind != "tool_call":
-                    yield self._event("response.content_part.added", part=_part(block), **place)
+    def _of_output(self, output: StepOutput) -> Iterator[bytes]:
+        for change in self._builder.add(output):
+            match change:
+                case BlockStarted(block):
+                    yield from self._start(block)
+                case BlockGrown(block, text):
+                    yield self._text_event(block, "delta", delta=text)
+                case BlockEnded(block):
+                    yield from self._end(block)
+        if output.finished:
+            yield self._last(output)
 
-    def _end_of(self, block: AnswerBlock, place: dict[str, Any], *, is_cut: bool) -> Iterator[bytes]:
-        name = f"{_TEXT_EVENTS[block.kind]}.done"
-        if block.kind == "tool_call":
-            yield self._event(name, arguments=block.text, name=block.name, **place)
-        else:
-            extra: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-            yield self._event(name, text=block.text, **place, **extra)
-            yield self._event("response.content_part.done", part=_part(block), **place)
-        item = output_item(block, self._ids, status="incomplete" if is_cut else "completed")
+    def _start(self, block: AnswerBlock) -> Iterator[bytes]:
+        item = self._builder.begun_item(block)
+        yield self._event("response.output_item.added", output_index=block.index, item=item)
+        yield from self._part_event(block, "added", text="")
+
+    def _end(self, block: AnswerBlock) -> Iterator[bytes]:
+        whole = {"name": block.name, "arguments": block.text} if block.kind == "tool_call" else {"text": block.text}
+        yield self._text_event(block, "done", **whole)
+        yield from self._part_event(block, "done", text=block.text)
+        item = self._builder.ended_item(block)
         yield self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _last(self, output: StepOutput) -> bytes:
+        try:
+            raise_if_unfinished(output)
+        except ApiError as error:
+            response = self._builder.failed(code=error.reply.error.code, message=error.reply.error.message)
+        else:
+            response = self._builder.ended()
+        return self._event(f"response.{response.status}", response=response)
+
+    def _text_event(self, block: AnswerBlock, change: str, /, **fields: str) -> bytes:
+        place = {"item_id": self._builder.item_id(block), "output_index": block.index}
+        return self._event(f"{_TEXT_EVENTS[block.kind]}.{change}", **place, **_BESIDE_TEXT[block.kind], **fields)
+
+    def _part_event(self, block: AnswerBlock, change: str, *, text: str) -> Iterator[bytes]:
+        if block.kind == "tool_call":
+            return
+        place = {"item_id": self._builder.item_id(block), "output_index": block.index, "content_index": 0}
+        yield self._event(f"response.content_part.{change}", part=output_part(block.kind, text), **place)
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         data = msgspec.json.encode({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
-
-
-def _part(block: AnswerBlock) -> OutputText | ReasoningText:
-    return OutputText(text=block.text) if block.kind == "text" else ReasoningText(text=block.text)

@@ -1,140 +1,238 @@
-"""The input of `/v1/responses`: a text or a list of items, and the conversation that it makes.
+"""The `input` of a response as clients send it, and the messages that it makes.
 
-Consecutive items of the assistant (reasoning, a text, calls) are one message of the conversation.
+The items of one answer become one message of the assistant:
+
+```
+reasoning, message, function_call, function_call | function_call_output, function_call_output | message
+ one assistant message with two calls            | two tool messages                          | user message
+```
 """
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.errors import ApiError, shorten
-from infer_server.generation.tools import check_tool_name, missing, read_arguments
+from infer_server.generation.tools import TOOL_NAME_PATTERN, check_results, check_tool_name, missing, read_arguments
 from infer_server.openai.fields import described
+from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.validation import out_of_range, unsupported
+from infer_server.openapi import schema_of
 
 MAX_ITEMS = 4096
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+# `developer` is OpenAI's newer name for `system`; chat templates use the older one.
+_TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-class InputItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item of the input; which fields it has depends on its type."""
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a message, or of a call's result."""
 
-    type: Annotated[
-        str | None,
-        described(
-            "`message`, also if left out; `function_call`, `function_call_output`, `reasoning`; others are dropped."
-        ),
-    ] = None
-    role: Annotated[str | None, described("The author of a message.", enum=[*_ROLES, None])] = None
-    content: Annotated[Any, described("Of a message or of reasoning: text, or parts of it.")] = None
-    summary: Annotated[Any, described("Of reasoning: parts of text.")] = None
-    call_id: Annotated[str | None, described("Of a call, which its output names.")] = None
-    name: Annotated[str | None, described("Of a called function.")] = None
-    arguments: Annotated[str | None, described("Of a call: the JSON text of an object.")] = None
-    output: Annotated[Any, described("Of a call: text, or parts of it.")] = None
+    type: Annotated[str, described("Text only.", enum=list(_TEXT_PARTS))]
+    text: Annotated[str | None, described("Required.", type="string")] = None
 
 
-class _Draft:
-    """A message of the assistant that is being put together."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.thoughts: list[str] = []
-        self.calls: list[ToolCall] = []
-
-    def message(self) -> ChatMessage:
-        return ChatMessage(
-            role="assistant",
-            content="".join(self.texts),
-            reasoning="".join(self.thoughts) or None,
-            tool_calls=tuple(self.calls),
-        )
+# Decoding allows that `text` is missing, so that the error for an unsupported type comes first.
+DocumentedPart = Annotated[ContentPart, msgspec.Meta(extra_json_schema={"required": ["type", "text"]})]
 
 
-def conversation_of(given: str | list[InputItem], *, instructions: str | None) -> tuple[ChatMessage, ...]:
-    """Return the conversation that the chat template gets; `instructions` are its system's first words.
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A message. A reply's message can be sent back unchanged."""
+
+    type: Literal["message"] | None = None
+    role: Annotated[str, described("The author; `developer` is the same as `system`.", enum=sorted(_TEMPLATE_ROLES))]
+    content: Annotated[str | list[DocumentedPart], described("Text, or parts of it, which are joined.")]
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an earlier answer, as it came."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, described("What the item with its result names.", minLength=1)]
+    name: Annotated[str, described("The function's name.", pattern=TOOL_NAME_PATTERN)]
+    arguments: Annotated[str, described("The JSON text of an object.")]
+
+
+class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a call that an item before it makes."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, described("The call.", minLength=1)]
+    output: Annotated[str | list[DocumentedPart], described("Text, or parts of it, which are joined.")]
+
+
+class ReasoningPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of what the assistant thought."""
+
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What the assistant thought before the next items. Encrypted content cannot be read, and has no effect."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningPart] | None, described("Its text.")] = None
+    summary: Annotated[list[ReasoningPart] | None, described("Used if there is no `content`.")] = None
+
+
+_ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionCallOutputItem,
+    "reasoning": ReasoningItem,
+}
+_REFERENCE = "item_reference"
+
+INPUT = described(
+    "A user's text, or the conversation so far.",
+    oneOf=[
+        {"type": "string"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_ITEMS,
+            "items": {"anyOf": [*map(schema_of, _ITEMS.values()), dropped_object([*_ITEMS, _REFERENCE])]},
+        },
+    ],
+)
+
+
+def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | None) -> tuple[ChatMessage, ...]:
+    """Return the messages of an input, after the `instructions`.
+
+    The system messages at the beginning become one, `instructions` first: some templates refuse a second one, others
+    leave it out, and coding agents send two.
 
     Raises:
-        ApiError: 400: no item or too many, an item that is not supported or incomplete.
+        ApiError: 400: there is no message, or too many items, or an item is wrong or not supported.
     """
-    messages = [ChatMessage(role="system", content=instructions)] if instructions else []
-    if isinstance(given, str):
-        return (*messages, ChatMessage(role="user", content=given))
-    if not given:
-        raise ApiError(400, "`input` is empty; send a text, or at least one item.", code="empty_prompt", param="input")
+    messages = [ChatMessage(role="user", content=given)] if isinstance(given, str) else _messages(given)
+    check_results(messages, param="input")
+    leading = _num_leading_system(messages)
+    texts = [instructions] if instructions else []
+    texts += [message.content for message in messages[:leading]]
+    system = [ChatMessage(role="system", content="\n\n".join(texts))] if texts else []
+    return (*system, *messages[leading:])
+
+
+def _messages(given: list[dict[str, Any]]) -> list[ChatMessage]:
     if len(given) > MAX_ITEMS:
         raise out_of_range("input", f"`input` has {len(given)} items; send at most {MAX_ITEMS}.")
-    draft: _Draft | None = None
+    conversation = _Conversation()
     for index, item in enumerate(given):
-        at = f"input[{index}]"
-        if item.type in ("function_call", "reasoning") or _is_of_assistant(item):
-            if draft is None or (draft.calls and item.type != "function_call"):  # what follows calls is another answer
-                messages += [] if draft is None else [draft.message()]
-                draft = _Draft()
-            _add(draft, item, at)
-        elif message := _message(item, at):
-            messages += [message] if draft is None else [draft.message(), message]
-            draft = None
-    return (*messages, *([] if draft is None else [draft.message()]))
+        conversation.add(item, f"input[{index}]")
+    messages = conversation.end()
+    if not messages:
+        raise ApiError(400, "`input` has no message; send at least one.", code="empty_prompt", param="input")
+    return messages
 
 
-def _is_of_assistant(item: InputItem) -> bool:
-    return item.type in (None, "message") and item.role == "assistant"
+def _num_leading_system(messages: list[ChatMessage]) -> int:
+    roles = [message.role for message in messages]
+    return next((index for index, role in enumerate(roles) if role != "system"), len(roles))
 
 
-def _add(draft: _Draft, item: InputItem, at: str) -> None:
-    match item.type:
-        case "function_call":
-            for name in ("call_id", "name", "arguments"):
-                if getattr(item, name) is None:
-                    raise missing(f"{at}.{name}")
-            assert item.call_id is not None
-            assert item.name is not None
-            check_tool_name(item.name, param=f"{at}.name")
-            arguments = read_arguments(item.arguments or "", param=f"{at}.arguments")
-            draft.calls.append(ToolCall(id=item.call_id, name=item.name, arguments=arguments))
-        case "reasoning":  # the summary is for people; it stands in where the text was encrypted
-            draft.thoughts.append(_text(item.content or item.summary or "", f"{at}.content"))
-        case _:
-            draft.texts.append(_text(item.content, f"{at}.content"))
+class _Conversation:
+    """Collects items as messages. The assistant's message is open until an item of somebody else comes."""
 
+    def __init__(self) -> None:
+        self._messages: list[ChatMessage] = []
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._reasoning: list[str] = []
 
-def _message(item: InputItem, at: str) -> ChatMessage | None:
-    """Return the message of an item that is not the assistant's; None for one of a kind that is dropped."""
-    match item.type:
-        case None | "message":
-            if item.role not in _ROLES:
-                raise out_of_range(
-                    f"{at}.role", f"`{at}.role` is {shorten(str(item.role), 40)!r}; send one of {', '.join(_ROLES)}."
+    def add(self, item: dict[str, Any], at: str) -> None:
+        """Take the item at the place `at`.
+
+        Raises:
+            ApiError: 400: it is wrong or not supported.
+        """
+        kind = object_type(item, at=at)
+        if kind is None:
+            kind = "message"
+        if kind == _REFERENCE:
+            raise unsupported(f"{at}.type", kind, send="the item itself: the server keeps none")
+        if kind not in _ITEMS:
+            return
+        match decode_object(item, _ITEMS[kind], at=at):
+            case MessageItem(role="assistant", content=content):
+                self._add_text(_text(content, f"{at}.content"))
+            case MessageItem(role=role, content=content):
+                self._close()
+                text = _text(content, f"{at}.content")
+                self._messages.append(ChatMessage(role=_template_role(role, at), content=text))
+            case FunctionCallItem() as call:
+                self._calls.append(_call(call, at))
+            case FunctionCallOutputItem(call_id=call_id, output=output):
+                self._close()
+                self._messages.append(_result(call_id, _text(output, f"{at}.output"), at))
+            case ReasoningItem() as reasoning:
+                self._add_reasoning(reasoning)
+
+    def end(self) -> list[ChatMessage]:
+        """Return the messages, after the last item."""
+        self._close()
+        return self._messages
+
+    def _add_text(self, text: str) -> None:
+        """Add a message of the assistant: a new one, unless calls are still without results, which must follow them."""
+        if self._texts and not self._calls:
+            self._close()
+        self._texts.append(text)
+
+    def _add_reasoning(self, item: ReasoningItem) -> None:
+        if self._texts and not self._calls:
+            self._close()
+        texts = [part.text for part in item.content or item.summary or ()]
+        if any(texts):
+            self._reasoning.append("\n\n".join(texts))
+
+    def _close(self) -> None:
+        """End the assistant's message. Reasoning that led to nothing is left out."""
+        if self._texts or self._calls:
+            self._messages.append(
+                ChatMessage(
+                    role="assistant",
+                    content="".join(self._texts),
+                    reasoning="\n\n".join(self._reasoning) or None,
+                    tool_calls=tuple(self._calls),
                 )
-            return ChatMessage(role=_ROLES[item.role], content=_text(item.content, f"{at}.content"))
-        case "function_call_output":
-            if not item.call_id:
-                raise missing(f"{at}.call_id")
-            return ChatMessage(role="tool", content=_text(item.output, f"{at}.output"), tool_call_id=item.call_id)
-        case "item_reference":
-            raise unsupported(f"{at}.type", item.type, send="the item itself: nothing is stored here")
-        case _:
-            return None
+            )
+        self._texts, self._calls, self._reasoning = [], [], []
 
 
-def _text(content: Any, at: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ApiError(400, f"`{at}` must be text, or a list of parts of it.", code="invalid_type", param=at)
-    return "".join(_text_of(part, f"{at}[{index}]") for index, part in enumerate(content))
+def _template_role(role: str, at: str) -> str:
+    if role not in _TEMPLATE_ROLES:
+        roles = ", ".join(f"`{known}`" for known in _TEMPLATE_ROLES)
+        raise out_of_range(f"{at}.role", f"`{at}.role` is {shorten(role, 40)!r}; it must be one of {roles}.")
+    return _TEMPLATE_ROLES[role]
 
 
-def _text_of(part: Any, at: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "refusal":
-        return str(part.get("refusal") or "")
-    if kind not in _TEXT_PARTS:
-        raise unsupported(f"{at}.type", kind, send="`input_text`: nothing is ever fetched")
-    if not isinstance(part.get("text"), str):
-        raise missing(f"{at}.text")
-    text: str = part["text"]
-    return text
+def _call(item: FunctionCallItem, at: str) -> ToolCall:
+    if not item.call_id:
+        raise missing(f"{at}.call_id")
+    check_tool_name(item.name, param=f"{at}.name")
+    return ToolCall(id=item.call_id, name=item.name, arguments=read_arguments(item.arguments, param=f"{at}.arguments"))
+
+
+def _result(call_id: str, text: str, at: str) -> ChatMessage:
+    if not call_id:
+        raise missing(f"{at}.call_id")
+    return ChatMessage(role="tool", content=text, tool_call_id=call_id)
+
+
+def _text(content: str | list[ContentPart], at: str) -> str:
+    return content if isinstance(content, str) else "".join(_part_texts(content, at))
+
+
+def _part_texts(parts: list[ContentPart], at: str) -> Iterator[str]:
+    """Yield the text of each part. A body can have hundreds of thousands of parts, so each must cost little."""
+    for index, part in enumerate(parts):
+        if part.type not in _TEXT_PARTS:
+            raise unsupported(f"{at}[{index}].type", part.type, send="`input_text`: nothing is ever fetched")
+        if part.text is None:
+            raise missing(f"{at}[{index}].text")
+        yield part.text

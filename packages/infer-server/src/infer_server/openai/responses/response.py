@@ -1,36 +1,51 @@
-"""The answer of `/v1/responses`: OpenAI's response object, and what builds it."""
+"""The replies of `/v1/responses`: OpenAI's response with its output items, and what builds it."""
 
 import secrets
 import time
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from infer_engine.protocol import FinishReason, StepOutput
-from infer_server.generation.answer_blocks import AnswerBlock
+from infer_server.generation.answer_blocks import AnswerBlock, AnswerBlocks, BlockEvent, BlockKind
 from infer_server.openai.responses.request import ResponsesBody
+from infer_server.openai.responses.text_format import ANY_TEXT, TextField
+from infer_server.openai.responses.tool_fields import function_tools
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
-
-class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
-    """The text of a message."""
-
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[Any] = []
+_ID_BYTES = 24
+_ID_PREFIXES: dict[BlockKind, str] = {"reasoning": "rs", "text": "msg", "tool_call": "fc"}
+_CUT_SHORT = (None, FinishReason.LENGTH, FinishReason.ABORT)
 
 
 class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning_text"):
-    """The text of reasoning."""
+    """What the model thought."""
 
     text: str
 
 
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
+    """Reasoning, in full: there is no summary of it."""
+
+    id: str
+    summary: list[str] = []
+    content: list[ReasoningText]
+    encrypted_content: None = None
+    status: ItemStatus
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
+    """Text for the reader."""
+
+    text: str
+    annotations: list[str] = []
+    logprobs: list[str] = []
+
+
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
-    """A message of the assistant."""
+    """The message of an answer. Clients can send it back as an item of the input."""
 
     id: str
     role: Literal["assistant"] = "assistant"
@@ -38,18 +53,8 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     content: list[OutputText]
 
 
-class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
-    """What the model thought."""
-
-    id: str
-    summary: list[Any] = []
-    content: list[ReasoningText]
-    encrypted_content: None = None
-    status: ItemStatus
-
-
 class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
-    """A call that the client shall make."""
+    """A call that the client shall make; the arguments are JSON text."""
 
     id: str
     call_id: str
@@ -58,13 +63,14 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
     status: ItemStatus
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of the input were found in the prefix cache."""
+    """How many tokens of the input were found in the prefix cache. What is written to it is not counted."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +80,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts."""
+    """Tokens of the input and of the output."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -83,147 +89,196 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
 
-class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a response is incomplete."""
-
-    reason: Literal["max_output_tokens"]
-
-
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a response failed."""
+    """Why there is no complete response."""
 
     code: str
     message: str
 
 
+class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the response is not complete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ReasoningSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The effort that was asked for."""
+
+    effort: str | None
+    summary: None = None
+
+
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model might call."""
+
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool
+
+
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A response, with the fields of the request that shaped it."""
+    """The response: the answer as items, and the settings that it was made with."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
     status: ResponseStatus
-    background: bool = False
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    metadata: dict[str, Any]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
     model: str
     output: list[OutputItem]
+    usage: ResponseUsage | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None = None
-    reasoning: Any
-    store: bool = False
+    reasoning: ReasoningSettings
     temperature: float
-    text: Any
-    tool_choice: Any
-    tools: list[Any]
+    text: TextField
+    tool_choice: str | dict[str, Any]
+    tools: list[OfferedTool]
     top_p: float
-    truncation: str = "disabled"
-    usage: ResponseUsage | None = None
+    background: Literal[False] = False
+    previous_response_id: None = None
+    store: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
 
 
 class ResponseBuilder:
-    """Builds a response, at its beginning and at its end."""
+    """Builds the response to one request, at any time between its first and its last output."""
+
+    __slots__ = ("_answer", "_created_at", "_id", "_item_ids", "_last", "_settings")
 
     def __init__(self, body: ResponsesBody, *, served_model: str) -> None:
-        """Answer `body`."""
-        self._body = body
-        self._fields: dict[str, Any] = {
-            "id": f"resp_{secrets.token_hex(24)}",
-            "created_at": int(time.time()),
-            "model": served_model,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "reasoning": {
-                "effort": body.reasoning and body.reasoning.effort,
-                "summary": body.reasoning and body.reasoning.summary,
-            },
-            "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": _format(body)},
-            "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
-            "tools": [_tool(each) for each in body.tools or () if each.type == "function"],
-            "top_p": 1.0 if body.top_p is None else body.top_p,
-        }
+        """Begin the response to `body` at this moment."""
+        self._id = _new_id("resp")
+        self._created_at = int(time.time())
+        self._settings = _settings(body) | {"model": served_model}
+        self._answer = AnswerBlocks()
+        self._item_ids: list[str] = []
+        self._last: StepOutput | None = None
+
+    def add(self, output: StepOutput) -> list[BlockEvent]:
+        """Take the next output; return what it changes, in order."""
+        self._last = output
+        changes = list(self._answer.add(output))
+        new_blocks = self._answer.blocks[len(self._item_ids) :]
+        self._item_ids += [_new_id(_ID_PREFIXES[block.kind]) for block in new_blocks]
+        return changes
+
+    def item_id(self, block: AnswerBlock) -> str:
+        """Return the id of the item that `block` is."""
+        return self._item_ids[block.index]
+
+    def begun_item(self, block: AnswerBlock) -> OutputItem:
+        """Return the item of `block` as it began: without content."""
+        match block.kind:
+            case "reasoning":
+                return ReasoningItem(id=self.item_id(block), status="in_progress", content=[])
+            case "text":
+                return MessageItem(id=self.item_id(block), status="in_progress", content=[])
+            case "tool_call":
+                return self._call_item(block, arguments="", status="in_progress")
+
+    def ended_item(self, block: AnswerBlock) -> OutputItem:
+        """Return the item of `block`, which is complete unless it is the last one of an answer that was cut short."""
+        match block.kind:
+            case "reasoning":
+                thoughts = [ReasoningText(text=block.text)]
+                return ReasoningItem(id=self.item_id(block), status=self._status(block), content=thoughts)
+            case "text":
+                content = [OutputText(text=block.text)]
+                return MessageItem(id=self.item_id(block), status=self._status(block), content=content)
+            case "tool_call":
+                return self._call_item(block, arguments=block.text, status=self._status(block))
 
     def begun(self) -> ResponseObject:
-        """Return the response before there is any output."""
-        return ResponseObject(**self._fields, status="in_progress", output=[])
+        """Return the response before its first output."""
+        return self._response("in_progress")
 
-    def ended(self, blocks: Sequence[AnswerBlock], last: StepOutput, ids: "ItemIds") -> ResponseObject:
-        """Return the whole response, after its `last` output."""
-        is_cut = last.finish_reason is FinishReason.LENGTH
-        output = [
-            output_item(block, ids, status="incomplete" if is_cut and block is blocks[-1] else "completed")
-            for block in blocks
-        ]
-        return ResponseObject(
-            **self._fields,
-            status="incomplete" if is_cut else "completed",
-            incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
-            output=output,
-            usage=ResponseUsage(
-                input_tokens=last.num_prompt_tokens,
-                input_tokens_details=InputTokensDetails(cached_tokens=last.num_cached_tokens),
-                output_tokens=last.num_completion_tokens,
-                output_tokens_details=OutputTokensDetails(reasoning_tokens=last.num_reasoning_tokens),
-                total_tokens=last.num_prompt_tokens + last.num_completion_tokens,
-            ),
+    def ended(self) -> ResponseObject:
+        """Return the response after its last output."""
+        assert self._last is not None, "a request ends with an output"
+        is_cut_short = self._last.finish_reason is FinishReason.LENGTH
+        return self._response(
+            "incomplete" if is_cut_short else "completed",
+            incomplete_details=IncompleteDetails() if is_cut_short else None,
+            usage=_usage(self._last),
         )
 
     def failed(self, *, code: str, message: str) -> ResponseObject:
-        """Return the response of a request that failed."""
+        """Return the response after a failure."""
+        return self._response("failed", error=ResponseError(code=code, message=message))
+
+    def _response(
+        self,
+        status: ResponseStatus,
+        *,
+        error: ResponseError | None = None,
+        incomplete_details: IncompleteDetails | None = None,
+        usage: ResponseUsage | None = None,
+    ) -> ResponseObject:
         return ResponseObject(
-            **self._fields, status="failed", output=[], error=ResponseError(code=code, message=message)
+            id=self._id,
+            created_at=self._created_at,
+            status=status,
+            error=error,
+            incomplete_details=incomplete_details,
+            output=[self.ended_item(block) for block in self._answer.blocks],
+            usage=usage,
+            **self._settings,
         )
 
+    def _call_item(self, block: AnswerBlock, *, arguments: str, status: ItemStatus) -> FunctionCallItem:
+        return FunctionCallItem(
+            id=self.item_id(block), call_id=block.call_id, name=block.name, arguments=arguments, status=status
+        )
 
-class ItemIds:
-    """The ids of a response's items, by their places."""
-
-    def __init__(self) -> None:
-        """Begin without any."""
-        self._ids: list[str] = []
-
-    def of(self, block: AnswerBlock) -> str:
-        """Return the id of the item that `block` becomes."""
-        prefix = {"reasoning": "rs", "text": "msg", "tool_call": "fc"}[block.kind]
-        if block.index == len(self._ids):
-            self._ids.append(f"{prefix}_{secrets.token_hex(24)}")
-        return self._ids[block.index]
+    def _status(self, block: AnswerBlock) -> ItemStatus:
+        assert self._last is not None, "a block comes with an output"
+        is_last = block is self._answer.blocks[-1]
+        return "incomplete" if is_last and self._last.finish_reason in _CUT_SHORT else "completed"
 
 
-def output_item(block: AnswerBlock, ids: ItemIds, *, status: ItemStatus) -> OutputItem:
-    """Return the item that `block` becomes; one that has just begun has no content."""
-    item_id = ids.of(block)
-    match block.kind:
-        case "text":
-            content = [OutputText(text=block.text)] if block.pieces else []
-            return MessageItem(id=item_id, status=status, content=content)
-        case "reasoning":
-            thoughts = [ReasoningText(text=block.text)] if block.pieces else []
-            return ReasoningItem(id=item_id, status=status, content=thoughts)
-        case "tool_call":
-            return FunctionCallItem(
-                id=item_id, call_id=block.call_id, name=block.name, arguments=block.text, status=status
-            )
+def output_part(kind: Literal["reasoning", "text"], text: str) -> ReasoningText | OutputText:
+    """Return the part that holds the text of an item."""
+    return ReasoningText(text=text) if kind == "reasoning" else OutputText(text=text)
 
 
-def _format(body: ResponsesBody) -> Any:
-    wanted = body.text.format if body.text else None
-    if wanted is None or wanted.type != "json_schema":
-        return {"type": "text" if wanted is None else wanted.type}
-    return {"type": wanted.type, "name": wanted.name or "", "schema": wanted.schema, "strict": True}
-
-
-def _tool(tool: Any) -> dict[str, Any]:
+def _settings(body: ResponsesBody) -> dict[str, Any]:
+    """Return the fields of the response that say what was asked for."""
+    text = body.text or TextField()
     return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": bool(tool.strict),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": ReasoningSettings(effort=body.reasoning.effort if body.reasoning else None),
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": TextField(format=text.format or ANY_TEXT, verbosity=text.verbosity),
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [
+            OfferedTool(
+                name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict)
+            )
+            for tool in function_tools(body.tools)
+        ],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
     }
+
+
+def _usage(last: StepOutput) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=last.num_prompt_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=last.num_cached_tokens),
+        output_tokens=last.num_completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=last.num_reasoning_tokens),
+        total_tokens=last.num_prompt_tokens + last.num_completion_tokens,
+    )
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"

@@ -1,0 +1,66 @@
+"""The `text` field of a response: what the text looks like, and the `StructuredOutputs` that it makes."""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_server.errors import ApiError, shorten
+from infer_server.openai.fields import described
+from infer_server.openai.validation import out_of_range
+
+_TYPES = ("text", "json_object", "json_schema")
+_MAX_MESSAGE_CHARACTERS = 250  # it may quote what the client sent
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Any text, a JSON object, or JSON that matches a schema."""
+
+    type: Annotated[str, described("`json_schema` needs `schema`.", enum=list(_TYPES))]
+    name: Annotated[str | None, described("Accepted without effect.")] = None
+    description: Annotated[str | None, described("Accepted without effect.")] = None
+    schema: Annotated[dict[str, Any] | None, described("A JSON Schema (draft 2020-12).")] = None
+    strict: Annotated[bool | None, described("Accepted without effect: the schema is always kept.")] = None
+
+
+class TextField(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the text looks like."""
+
+    format: Annotated[TextFormat | None, described("Any text if left out.")] = None
+    verbosity: Annotated[Any, described("Accepted without effect.")] = None
+
+
+ANY_TEXT = TextFormat(type="text")
+
+
+def structured_outputs(text: TextField | None) -> StructuredOutputs | None:
+    """Return what the text must look like; None if it may be anything.
+
+    Raises:
+        ApiError: 400: the format is unknown, or has no schema though it needs one.
+    """
+    wanted = text.format if text else None
+    match wanted:
+        case None | TextFormat(type="text"):
+            return None
+        case TextFormat(type="json_object"):
+            return StructuredOutputs(json_object=True)
+        case TextFormat(type="json_schema", schema=None):
+            raise out_of_range("text.format", "`text.format.schema` is missing; send it with the type `json_schema`.")
+        case TextFormat(type="json_schema"):
+            return StructuredOutputs(json=wanted.schema)
+        case _:
+            raise out_of_range(
+                "text.format", f"`text.format.type` is {shorten(wanted.type, 40)!r}; send one of {', '.join(_TYPES)}."
+            )
+
+
+def refusal_of(error: InvalidRequestError, text: TextField | None, *, has_tools: bool) -> ApiError | None:
+    """Return the error for structured output that the engine refuses; None if it refuses something else."""
+    if error.param != "structured_outputs":
+        return None
+    is_of_tools = has_tools and structured_outputs(text) is None  # their grammar is structured output too
+    param, name = ("tools", "tools") if is_of_tools else ("text.format", "text.format.schema")
+    message = re.sub(r"^`(json|structured_outputs)`", f"`{name}`", error.message)
+    return out_of_range(param, shorten(message, _MAX_MESSAGE_CHARACTERS))

@@ -1,0 +1,151 @@
+"""The fields of a response that are about tools: what may be called, and what must be."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from infer_engine.protocol import Tool
+from infer_engine.protocol.chat import ToolChoice
+from infer_server.errors import shorten
+from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_forced_tool, check_tools, missing
+from infer_server.openai.fields import described
+from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
+from infer_server.openai.validation import out_of_range, unsupported
+from infer_server.openapi import schema_of
+
+_CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
+_FUNCTION = "function"
+
+
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, described("Of letters, digits, `_`, `-` and `.`.", pattern=TOOL_NAME_PATTERN)]
+    description: Annotated[str | None, described("What it does, for the model to read.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None, described("A JSON Schema of the object of its arguments; left out: no arguments.")
+    ] = None
+    strict: Annotated[
+        bool | None,
+        described("Refuse a schema that cannot be kept in full; otherwise what cannot be kept of it is left out."),
+    ] = None
+
+
+class NamedFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Annotated[str, described("Its name.", pattern=TOOL_NAME_PATTERN)]
+
+
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of `tools` that may be called now."""
+
+    type: Literal["allowed_tools"]
+    mode: Annotated[Literal["auto", "required"], described("`auto` lets the model choose, `required` makes it call.")]
+    tools: Annotated[
+        list[dict[str, Any]],
+        described(
+            "Their types and names.",
+            oneOf=[{"type": "array", "items": {"anyOf": [schema_of(NamedFunction), dropped_object([_FUNCTION])]}}],
+        ),
+    ]
+
+
+TOOLS = described(
+    "What the model may call. Only functions: tools of other types are accepted without effect.",
+    oneOf=[
+        {
+            "type": "array",
+            "maxItems": MAX_TOOLS,
+            "items": {"anyOf": [schema_of(FunctionTool), dropped_object([_FUNCTION])]},
+        },
+        {"type": "null"},
+    ],
+)
+TOOL_CHOICE = described(
+    "`auto` lets the model choose, `required` makes it call, a function must be called, `none` hides the tools; `auto` "
+    "if left out.",
+    oneOf=[{"enum": list(_CHOICES)}, schema_of(NamedFunction), schema_of(AllowedTools), {"type": "null"}],
+)
+
+
+def tool_settings(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a `ChatPrompt` says of tools: its `tools`, `tool_choice` and `tool_name`.
+
+    Raises:
+        ApiError: 400: a tool or the choice among them is wrong.
+    """
+    offered = _tools(tools or [])
+    name, wanted = None, "auto" if choice is None else choice
+    if isinstance(wanted, dict):
+        match object_type(wanted, at="tool_choice"):
+            case "function":
+                name, wanted = decode_object(wanted, NamedFunction, at="tool_choice").name, "required"
+                check_forced_tool(name, offered, param="tool_choice.name")
+            case "allowed_tools":
+                allowed = decode_object(wanted, AllowedTools, at="tool_choice")
+                offered, wanted = _allowed(allowed.tools, offered), allowed.mode
+            case None:
+                raise missing("tool_choice.type")
+            case kind:
+                raise unsupported("tool_choice.type", kind, send="`function` or `allowed_tools`")
+    return {"tools": offered, "tool_choice": _choice(wanted, offered), "tool_name": name}
+
+
+def function_tools(tools: list[dict[str, Any]] | None) -> list[FunctionTool]:
+    """Return the functions among `tools`.
+
+    Raises:
+        ApiError: 400: one of them is wrong.
+    """
+    return [decode_object((tools or [])[index], FunctionTool, at=at) for index, at in _places(tools or [], at="tools")]
+
+
+def _tools(given: list[dict[str, Any]]) -> tuple[Tool, ...]:
+    if len(given) > MAX_TOOLS:
+        raise out_of_range("tools", f"`tools` has {len(given)} tools; send at most {MAX_TOOLS}.")
+    tools = tuple(
+        Tool(
+            name=function.name,
+            description=function.description,
+            parameters=function.parameters,
+            strict=bool(function.strict),
+        )
+        for function in function_tools(given)
+    )
+    check_tools(tools, places=[at for _, at in _places(given, at="tools")])
+    return tools
+
+
+def _allowed(given: list[dict[str, Any]], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    names = set()
+    for index, place in _places(given, at="tool_choice.tools"):
+        name = decode_object(given[index], NamedFunction, at=place).name
+        check_forced_tool(name, tools, param=f"{place}.name")
+        names.add(name)
+    return tuple(tool for tool in tools if tool.name in names)
+
+
+def _places(given: list[dict[str, Any]], *, at: str) -> list[tuple[int, str]]:
+    """Return the indexes of the functions in `given`, with their places in the body."""
+    places = []
+    for index, tool in enumerate(given):
+        kind = object_type(tool, at=f"{at}[{index}]")
+        if kind is None:
+            raise missing(f"{at}[{index}].type")
+        if kind == _FUNCTION:
+            places.append((index, f"{at}[{index}]"))
+    return places
+
+
+def _choice(choice: str, tools: tuple[Tool, ...]) -> ToolChoice:
+    for known in _CHOICES:
+        if choice == known:
+            if known == "required" and not tools:
+                raise out_of_range("tool_choice", "`tool_choice` is `required`, but there are no functions; send some.")
+            return known
+    raise out_of_range(
+        "tool_choice", f"`tool_choice` is {shorten(choice, 40)!r}; send one of {', '.join(_CHOICES)}, or a function."
+    )

@@ -1,0 +1,299 @@
+"""The fields of `/v1/responses` beside its input: what reaches the engine, what has no effect, what is refused."""
+
+import json
+from contextlib import suppress
+from typing import Any, get_type_hints
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import response_create_params
+
+from infer_engine.protocol import ChatPrompt, GenerateRequest, InvalidRequestError, StructuredOutputs, Tool
+from infer_server.errors import ApiError
+from infer_server.http.bodies import decode_body
+from infer_server.openai.responses.request import ResponsesBody, responses_request
+from infer_server.testing import FakeEngine
+from infer_server.testing.client import client_of
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "name": "weather", "description": "How it is.", "parameters": SCHEMA, "strict": False}
+TIME = {"type": "function", "name": "time", "strict": True}
+OTHERS = [
+    {"type": "local_shell"},
+    {"type": "web_search", "search_context_size": "medium"},
+    {"type": "custom", "name": "patch", "format": {"type": "grammar"}},
+    {"type": "mcp", "name": 5, "parameters": []},
+    {"type": "namespace", "name": "weather", "tools": [WEATHER]},
+]
+TOOLS = [OTHERS[0], WEATHER, *OTHERS[1:], TIME]
+NAMED = {"type": "function", "name": "time"}
+
+
+async def post(engine: FakeEngine, **body: Any) -> httpx.Response:
+    async with client_of(engine) as client:
+        return await client.post("/v1/responses", json={"input": "hi", **body})
+
+
+async def request_of(**body: Any) -> GenerateRequest:
+    """Return the request that reaches the engine."""
+    engine = FakeEngine()
+    reply = await post(engine, **body)
+    assert reply.status_code == 200, reply.text
+    return engine.requests[0]
+
+
+async def prompt_of(**body: Any) -> ChatPrompt:
+    prompt = (await request_of(**body)).prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+async def test_functions_reach_the_engine_and_tools_of_other_types_are_dropped() -> None:
+    prompt = await prompt_of(tools=TOOLS)
+    weather = Tool(name="weather", description="How it is.", parameters=SCHEMA)
+    assert prompt.tools == (weather, Tool(name="time", strict=True))
+    assert (prompt.tool_choice, prompt.tool_name, prompt.parallel_tool_calls) == ("auto", None, True)
+
+
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [*tools, {"type": "web_search"}]}
+
+
+BOTH = ["weather", "time"]
+CHOICES: list[tuple[Any, tuple[str, str | None, list[str]]]] = [
+    ("none", ("none", None, BOTH)),
+    ("auto", ("auto", None, BOTH)),
+    ("required", ("required", None, BOTH)),
+    (NAMED, ("required", "time", BOTH)),
+    (allowed("auto", NAMED), ("auto", None, ["time"])),
+    (allowed("required", NAMED), ("required", None, ["time"])),
+    (allowed("auto"), ("auto", None, [])),
+]
+
+
+@pytest.mark.parametrize(("choice", "expected"), CHOICES, ids=str)
+async def test_the_choice_among_tools_reaches_the_engine(choice: Any, expected: tuple[Any, ...]) -> None:
+    prompt = await prompt_of(tools=TOOLS, tool_choice=choice)
+    assert (prompt.tool_choice, prompt.tool_name, [tool.name for tool in prompt.tools]) == expected
+
+
+async def test_calls_can_be_limited_to_one() -> None:
+    assert (await prompt_of(tools=TOOLS, parallel_tool_calls=False)).parallel_tool_calls is False
+
+
+async def test_sampling_reaches_the_engine() -> None:
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3}
+    params = (await request_of(**fields, max_output_tokens=7)).params
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert (params.max_tokens, params.n) == (7, 1)
+
+
+async def test_sampling_that_is_left_out_is_openais() -> None:
+    params = (await request_of(temperature=None)).params
+    assert (params.temperature, params.top_p, params.max_tokens, params.structured_outputs) == (1.0, 1.0, None, None)
+
+
+FORMATS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
+    ({"type": "text"}, None),
+    ({"type": "json_object"}, StructuredOutputs(json_object=True)),
+    ({"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}, StructuredOutputs(json=SCHEMA)),
+    ({"type": "json_schema", "name": "n", "schema": {}}, StructuredOutputs(json={})),
+]
+
+
+@pytest.mark.parametrize(("wanted", "expected"), FORMATS, ids=str)
+async def test_the_format_of_the_text_reaches_the_engine(
+    wanted: dict[str, Any], expected: StructuredOutputs | None
+) -> None:
+    assert (await request_of(text={"format": wanted, "verbosity": "low"})).params.structured_outputs == expected
+
+
+SWITCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"reasoning": {"effort": None, "summary": "auto"}}, {}),
+    ({"reasoning": {"effort": "none"}}, {"enable_thinking": False}),
+    ({"reasoning": {"effort": "high"}}, {"enable_thinking": True, "reasoning_effort": "high"}),
+    ({"chat_template_kwargs": {"enable_thinking": False, "x": [1]}}, {"enable_thinking": False, "x": [1]}),
+]
+
+
+@pytest.mark.parametrize(("body", "variables"), SWITCHES, ids=str)
+async def test_reasoning_is_switched_by_variables_of_the_template(
+    body: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    assert (await prompt_of(**body)).template_kwargs == variables
+
+
+WITHOUT_EFFECT: dict[str, Any] = {
+    "store": True,
+    "include": ["reasoning.encrypted_content"],
+    "user": "u",
+    "metadata": {"a": "b"},
+    "truncation": "auto",
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "safety_identifier": "s",
+    "max_tool_calls": 3,
+    "stream_options": {"include_obfuscation": False},
+    "background": False,
+    "top_logprobs": 0,
+    "previous_response_id": None,
+    "conversation": None,
+    "client_metadata": {"newer": ["than", "this", "server"]},
+    "text": {"verbosity": "low", "newer": 1},
+    "reasoning": {"summary": "detailed", "newer": 1},
+    "tools": [WEATHER | {"newer": 1}],
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+async def test_other_fields_of_openai_and_unknown_ones_have_no_effect(name: str) -> None:
+    tools = {"tools": [WEATHER]}
+    assert await request_of(**tools | {name: WITHOUT_EFFECT[name]}) == await request_of(**tools)
+
+
+STATEFUL: dict[str, Any] = {"previous_response_id": "resp_1", "conversation": {"id": "conv_1"}}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+async def test_what_needs_state_is_400_and_says_to_send_the_whole_input(name: str) -> None:
+    reply = await post(FakeEngine(), **{name: STATEFUL[name]})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_value", name)
+    assert "keeps no state" in error["message"]
+    assert "whole conversation as `input`" in error["message"]
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"background": True}, "unsupported_value", "background"),
+    ({"prompt": {"id": "p"}}, "unsupported_value", "prompt"),
+    ({"top_logprobs": 2}, "unsupported_value", "top_logprobs"),
+    ({"truncation": "maybe"}, "unsupported_value", "truncation"),
+    ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
+    ({"temperature": -1}, "invalid_value", "temperature"),
+    ({"top_p": 0}, "invalid_value", "top_p"),
+    ({"min_p": 2}, "invalid_value", "min_p"),
+    ({"seed": "x"}, "invalid_type", "seed"),
+    ({"instructions": ["x"]}, "invalid_type", "instructions"),
+    ({"metadata": {"a": 1}}, "invalid_type", "metadata"),
+    ({"reasoning": {"effort": ""}}, "invalid_value", "reasoning.effort"),
+    ({"reasoning": {"effort": "x" * 21}}, "invalid_value", "reasoning.effort"),
+    ({"text": {"format": {"type": "xml"}}}, "invalid_value", "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "invalid_value", "text.format"),
+    ({"tools": [TIME, TIME]}, "invalid_value", "tools[1].name"),
+    ({"tools": [OTHERS[0], TIME | {"name": "a b"}]}, "invalid_value", "tools[1].name"),
+    ({"tools": [{"type": "function"}]}, "missing_field", "tools[0].name"),
+    ({"tools": [TIME | {"parameters": []}]}, "invalid_type", "tools[0].parameters"),
+    ({"tools": [{"name": "time"}]}, "missing_field", "tools[0].type"),
+    ({"tools": [TIME] * 257}, "invalid_value", "tools"),
+    ({"tools": [TIME], "tool_choice": "maybe"}, "invalid_value", "tool_choice"),
+    ({"tools": [TIME], "tool_choice": ""}, "invalid_value", "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": NAMED}, "invalid_value", "tool_choice.name"),
+    ({"tools": [WEATHER], "tool_choice": {}}, "missing_field", "tool_choice.type"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "unsupported_value", "tool_choice.type"),
+    ({"tools": [WEATHER], "tool_choice": allowed("auto", NAMED)}, "invalid_value", "tool_choice.tools[0].name"),
+    ({"tools": [WEATHER], "tool_choice": allowed("maybe")}, "invalid_type", "tool_choice.mode"),
+    ({"tools": [WEATHER], "tool_choice": allowed("required")}, "invalid_value", "tool_choice"),
+    ({"tools": OTHERS, "tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"input": "x" * 600}, "context_length_exceeded", "input"),
+    ({"max_output_tokens": 600}, "context_length_exceeded", "max_output_tokens"),
+]
+
+
+@pytest.mark.parametrize(("body", "code", "param"), WRONG, ids=lambda value: str(value)[:60])
+async def test_wrong_values_are_400_and_name_the_field(body: dict[str, Any], code: str, param: str) -> None:
+    engine = FakeEngine()
+    reply = await post(engine, **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, code, param)
+    assert f"`{param}`" in error["message"] or code in ("context_length_exceeded", "invalid_value", "missing_field")
+    assert engine.requests == []
+
+
+async def test_another_model_is_404() -> None:
+    reply = await post(FakeEngine(), model="other")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (404, "model")
+
+
+FORMAT = {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}}
+REFUSALS: list[tuple[str, dict[str, Any], str]] = [
+    ("structured_outputs", FORMAT, "text.format"),
+    ("structured_outputs", FORMAT | {"tools": [TIME]}, "text.format"),
+    ("structured_outputs", {"tools": [TIME]}, "tools"),
+    ("tools", {"tools": [TIME]}, "tools"),
+    ("tool_choice", {"tools": [TIME]}, "tool_choice"),
+    ("messages", {}, "input"),
+    ("prompt", {}, "input"),
+    ("max_tokens", {}, "max_output_tokens"),
+    ("chat_template_kwargs", {}, "chat_template_kwargs"),
+]
+
+
+@pytest.mark.parametrize(("param", "body", "expected"), REFUSALS)
+async def test_what_the_engine_refuses_is_400_by_the_clients_name(
+    param: str, body: dict[str, Any], expected: str
+) -> None:
+    engine = FakeEngine()
+    engine.refusal = InvalidRequestError("`json` cannot be kept.", param=param)
+    reply = await post(engine, **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, expected)
+    if param == "structured_outputs":
+        assert "`json`" not in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/resp_1", "/v1/responses/resp_1/cancel"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_there_is_nothing_to_fetch_later(client: httpx.AsyncClient, method: str, path: str) -> None:
+    assert (await client.request(method, path)).status_code == 404
+
+
+async def test_every_field_that_the_openai_client_can_send_is_documented(client: httpx.AsyncClient) -> None:
+    kinds = (
+        response_create_params.ResponseCreateParamsNonStreaming,
+        response_create_params.ResponseCreateParamsStreaming,
+    )
+    sendable = {name for kind in kinds for name in get_type_hints(kind)}
+    operation = (await client.get("/schema/openapi.json")).json()["paths"]["/v1/responses"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert len(sendable) >= 20
+    assert sendable - set(body["properties"]) == set()
+    assert set(operation["responses"]) == {"200", "400", "404", "413", "500", "503"}
+
+
+NAMES = st.sampled_from(
+    ["type", "role", "content", "name", "call_id", "arguments", "output", "summary", "format", "text"]
+)
+WORDS = st.sampled_from(
+    ["message", "user", "function_call", "function_call_output", "reasoning", "function", "input_text", "json_schema"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=3), inner, max_size=5),
+    max_leaves=12,
+)
+FIELDS = [field.name for field in msgspec.structs.fields(ResponsesBody)]
+
+
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.sampled_from(["input", "tools", "tool_choice"]), JSON
+)
+def test_any_body_is_taken_or_refused(fields: dict[str, Any], name: str, value: object) -> None:
+    with suppress(ApiError):
+        body = decode_body(json.dumps({"input": "hi", **fields, name: value}).encode(), ResponsesBody)
+        assert responses_request(body, served_model="m").prompt
+
+
+@pytest.mark.parametrize("depth", [100, 300, 900, 5000])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_deep_nesting_is_taken_or_400(depth: int, *, streams: bool) -> None:
+    nested = "[" * depth + "]" * depth
+    fields = f'"tools": [{{"type": "function", "name": "f", "parameters": {{"x": {nested}}}}}], "metadata": {{}}'
+    async with client_of(FakeEngine()) as client:
+        body = f'{{"input": "hi", "stream": {str(streams).lower()}, {fields}}}'
+        reply = await client.post("/v1/responses", content=body)
+    assert reply.status_code in (200, 400)
+    assert "internal_error" not in reply.text
