@@ -1,12 +1,15 @@
-"""The Chat tab, in a real browser and mostly against a real server."""
+"""The Chat tab, in a real browser and mostly against a real server: messages, thinking, tool calls."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-from playwright.sync_api import Page, Route, expect
+import pytest
+from playwright.sync_api import Locator, Page, Request, Route, expect
 
 Visit = Callable[..., Page]
+CITY = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}}}
+TIME = {"name": "get_time"}
 MARKUP = "<img src=x onerror=\"document.title='run'\"><b>bold</b>"
 
 
@@ -144,3 +147,220 @@ def test_model_without_a_template_opens_on_completion_and_says_why(visit: Visit,
     expect(page.get_by_label("Message")).to_be_hidden()
     page.get_by_role("button", name="Go to Completion").click()
     expect(page.get_by_label("Text to continue")).to_be_focused()
+
+
+def called(index: int, name: str, arguments: str) -> list[dict[str, Any]]:
+    """Return the deltas of a call, its arguments in two pieces."""
+    half = len(arguments) // 2
+    first = {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+    pieces = [{"index": index, "function": {"arguments": text}} for text in (arguments[:half], arguments[half:])]
+    return [{"tool_calls": [piece]} for piece in (first, *pieces)]
+
+
+def give_tools(page: Page, *functions: dict[str, Any]) -> None:
+    page.get_by_text("Tools", exact=True).click()
+    page.get_by_label("Functions").fill(json.dumps(functions))
+
+
+def body_of(request: Request) -> Any:
+    return json.loads(request.post_data or "")
+
+
+def sent_by(page: Page, act: Callable[[], None]) -> Any:
+    """Return the body of the request that `act` sends."""
+    with page.expect_request("**/v1/chat/completions") as sent:
+        act()
+    return body_of(sent.value)
+
+
+def card(page: Page, name: str) -> Locator:
+    return page.get_by_role("region", name=f"Call of {name}")
+
+
+def test_thinking_is_folded_and_apart_from_the_answer(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    answer_with(page, events({"reasoning_content": f"Hm, {MARKUP}"}, {"reasoning_content": " so"}, {"content": "Yes."}))
+    send(page, "well?")
+    expect(page.locator(".said").last).to_have_text("Yes.")
+    thoughts = page.get_by_text(f"Hm, {MARKUP} so")
+    expect(thoughts).to_be_hidden()
+    page.get_by_text("Thought for").click()
+    expect(thoughts).to_be_visible()
+    assert page.locator(".transcript :is(img, b)").count() == 0
+
+
+def test_thoughts_go_back_to_the_server_and_survive_a_reload(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    answer_with(page, events({"reasoning_content": "Hm."}, {"content": "Yes."}))
+    send(page, "well?")
+    expect(page.locator(".said").last).to_have_text("Yes.")
+    page.reload()
+    expect(page.get_by_text("Thoughts").last).to_be_visible()
+    body = sent_by(page, lambda: send(page, "sure?"))
+    assert body["messages"][1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
+def test_answer_without_thinking_shows_none(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    answer_with(page, events({"content": "Yes."}))
+    send(page, "well?")
+    expect(page.locator(".said").last).to_have_text("Yes.")
+    expect(page.locator(".thinking").last).to_be_hidden()
+
+
+def test_calls_are_cards_whose_results_are_sent_in_order(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page, CITY, TIME)
+    answer_with(
+        page, events({"content": "I look."}, *called(0, "get_weather", '{"city":"Rome"}'), *called(1, "get_time", "{}"))
+    )
+    send(page, "weather?")
+    expect(card(page, "get_weather")).to_contain_text('{\n  "city": "Rome"\n}')
+    expect(card(page, "get_weather").get_by_label("Result")).to_be_focused()
+    card(page, "get_time").get_by_label("Result").fill("noon")
+    card(page, "get_weather").get_by_label("Result").fill(MARKUP)
+    page.unroute("**/v1/chat/completions")
+    answer_with(page, events({"content": "It is sunny."}))
+    body = sent_by(page, lambda: page.get_by_role("button", name="Send results").click())
+    assert body["messages"] == [
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [
+                {
+                    "id": "call_0",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": '{"city":"Rome"}'},
+                },
+                {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_0", "content": MARKUP},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    expect(page.locator(".said").last).to_have_text("It is sunny.")
+    expect(card(page, "get_weather")).to_contain_text(MARKUP)
+    expect(page.get_by_label("Result")).to_have_count(0)
+    expect(page.get_by_role("button", name="Send results")).to_have_count(0)
+    assert page.locator(".transcript :is(img, b)").count() == 0
+
+
+def test_control_enter_sends_the_results(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page, TIME)
+    answer_with(page, events(*called(0, "get_time", "{}")))
+    send(page, "time?")
+    page.get_by_label("Result").fill("noon")
+    body = sent_by(page, lambda: page.get_by_label("Result").press("Control+Enter"))
+    assert body["messages"][-1] == {"role": "tool", "tool_call_id": "call_0", "content": "noon"}
+
+
+def test_a_message_sends_the_results_before_it(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page, TIME)
+    answer_with(page, events(*called(0, "get_time", "{}")))
+    send(page, "time?")
+    page.get_by_label("Result").fill("noon")
+    body = sent_by(page, lambda: send(page, "never mind"))
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "tool", "user"]
+
+
+def test_calls_and_results_survive_a_reload(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page, TIME)
+    answer_with(page, events(*called(0, "get_time", "{}")))
+    send(page, "time?")
+    page.get_by_label("Result").wait_for()
+    page.reload()
+    page.get_by_label("Result").fill("noon")
+    page.get_by_role("button", name="Send results").click()
+    expect(card(page, "get_time")).to_have_count(2)
+    page.reload()
+    expect(card(page, "get_time")).to_have_count(2)
+    expect(card(page, "get_time").first.locator(".result")).to_have_text("noon")
+    expect(page.get_by_label("Result")).to_have_count(1)
+
+
+def test_a_call_that_was_cut_off_asks_for_no_result_and_is_not_sent_back(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page, TIME)
+    answer_with(page, events({"content": "Well"}, *called(0, "get_time", '{"zone": "')))
+    send(page, "time?")
+    expect(card(page, "get_time")).to_contain_text('{"zone": "')
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(page.get_by_label("Result")).to_have_count(0)
+    body = sent_by(page, lambda: send(page, "go on"))
+    assert body["messages"][1] == {"role": "assistant", "content": "Well"}
+
+
+def test_demo_model_calls_the_tool_that_it_must(visit: Visit, demo_url: str) -> None:
+    page = visit(demo_url)
+    page.get_by_text("Tools", exact=True).click()
+    page.get_by_role("button", name="Insert an example").click()
+    choice = page.get_by_label("Calls")
+    assert choice.locator("option").all_inner_texts() == ["required", "none", "only get_weather"]
+    choice.select_option("only get_weather")
+    body = sent_by(page, lambda: send(page, "How is the weather in Rome?"))
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "get_weather"}}
+    expect(card(page, "get_weather")).to_contain_text('"city"')
+    page.get_by_label("Result").fill("sunny")
+    body = sent_by(page, lambda: page.get_by_role("button", name="Send results").click())
+    assert body["tool_choice"] == "none", "a call is forced once, or there would be no answer"
+    expect(page.locator(".said").last).not_to_be_empty()
+
+
+@pytest.mark.parametrize(
+    "functions", [json.dumps(TIME), json.dumps([TIME]), json.dumps([{"type": "function", "function": TIME}])]
+)
+def test_functions_are_sent_as_tools_however_they_are_written(visit: Visit, tiny_url: str, functions: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page)
+    page.get_by_label("Functions").fill(functions)
+    answer_with(page, events({"content": "yes"}))
+    body = sent_by(page, lambda: send(page, "hello"))
+    assert body["tools"] == [{"type": "function", "function": TIME}]
+
+
+@pytest.mark.parametrize("functions", ["{", "[1]", '[{"parameters": {}}]', "null"])
+def test_what_is_no_list_of_functions_is_not_sent(visit: Visit, tiny_url: str, functions: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page)
+    page.get_by_label("Functions").fill(functions)
+    page.on("request", lambda request: pytest.fail(request.url) if "completions" in request.url else None)
+    send(page, "hello")
+    assert page.get_by_label("Functions").evaluate("field => field.matches(':invalid')")
+    expect(page.locator(".turn")).to_have_count(1)
+
+
+def test_tools_are_kept_and_removed(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    give_tools(page, TIME)
+    page.get_by_label("Calls").select_option("only get_time")
+    page.reload()
+    expect(page.get_by_label("Calls")).to_have_value("only:get_time")
+    page.get_by_role("button", name="Remove").click()
+    answer_with(page, events({"content": "yes"}))
+    body = sent_by(page, lambda: send(page, "hello"))
+    assert "tools" not in body
+    assert "tool_choice" not in body
+
+
+def test_thinking_is_offered_to_models_that_think(visit: Visit, tiny_url: str) -> None:
+    page = visit(tiny_url)
+    page.get_by_text("Tools", exact=True).click()
+    expect(page.get_by_label("Thinking")).to_be_hidden()
+    page.route("**/v1/models", thinks)
+    page.reload()
+    page.get_by_text("Tools", exact=True).click()
+    page.get_by_label("Thinking").select_option("off")
+    answer_with(page, events({"content": "yes"}))
+    assert sent_by(page, lambda: send(page, "hello"))["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def thinks(route: Route) -> None:
+    """Answer that the model thinks."""
+    reply = route.fetch()
+    [model] = reply.json()["data"]
+    model["capabilities"]["reasoning"] = True
+    route.fulfill(response=reply, json={"object": "list", "data": [model]})

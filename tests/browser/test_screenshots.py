@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 Visit = Callable[..., Page]
 MAX_BYTES = 200_000
 DESK: dict[str, Any] = {"viewport": {"width": 1120, "height": 720}}
+TALL_DESK: dict[str, Any] = {"viewport": {"width": 1120, "height": 860}}
 PHONE: dict[str, Any] = {"viewport": {"width": 375, "height": 812}, "device_scale_factor": 2}
 
 
@@ -41,6 +42,20 @@ def test_picture_of_a_conversation_in_light(visit: Visit, demo_url: str, images:
     page = visit(demo_url, color_scheme="light", **DESK)
     converse(page)
     picture(page, images / "playground-chat.png")
+
+
+def test_picture_of_a_tool_call(visit: Visit, demo_url: str, images: Path) -> None:
+    page = visit(demo_url, color_scheme="light", **TALL_DESK)
+    page.get_by_text("Sampling", exact=True).click()
+    page.get_by_text("Tools", exact=True).click()
+    page.get_by_role("button", name="Insert an example").click()
+    page.get_by_label("Functions").evaluate("field => { field.style.height = `${field.scrollHeight + 2}px` }")
+    page.get_by_label("Calls").select_option("only get_weather")
+    page.get_by_label("Message").fill("Shall I take a cloak to Rome?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_label("Result").fill("Sunny, 24 degrees")
+    page.get_by_role("button", name="Send results").hover()
+    picture(page, images / "playground-tools.png")
 
 
 def test_picture_of_a_completion_in_dark(visit: Visit, demo_url: str, images: Path) -> None:

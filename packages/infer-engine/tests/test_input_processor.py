@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from infer_engine.frontend.input_processor import MAX_PRIORITY, MAX_SALT_CHARACTERS, InputLimits, InputProcessor
 from infer_engine.ipc.messages import Submit
@@ -120,6 +121,22 @@ def test_an_empty_prompt_is_refused(prompt: str | list[int]) -> None:
 def test_prompt_and_answer_must_fit_the_context(num_tokens: int, max_tokens: int | None) -> None:
     with pytest.raises(ContextLengthExceededError, match="maximum context length is 32 tokens"):
         submissions(input_processor(), request([1] * num_tokens, max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(2, 2), (5, 5), (6, 5), (32000, 5), (None, 5)])
+def test_more_tokens_than_the_context_has_room_for_are_clipped_where_the_client_says_so(
+    max_tokens: int | None, expected: int
+) -> None:
+    asked = structs.replace(request([1] * 27, max_tokens=max_tokens), clip_max_tokens=True)
+    assert submissions(input_processor(), asked)[0].max_tokens == expected
+
+
+@pytest.mark.parametrize("num_tokens", [32, 40])
+def test_a_prompt_that_fills_the_context_is_refused_though_tokens_are_clipped(num_tokens: int) -> None:
+    asked = structs.replace(request([1] * num_tokens, max_tokens=9), clip_max_tokens=True)
+    with pytest.raises(ContextLengthExceededError) as refusal:
+        submissions(input_processor(), asked)
+    assert refusal.value.param == "prompt"
 
 
 def test_the_longest_prompt_and_the_last_ids_are_taken() -> None:

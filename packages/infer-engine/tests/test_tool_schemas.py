@@ -30,6 +30,29 @@ def test_a_schema_without_a_type_is_that_of_an_object() -> None:
     assert schema_of({"type": ["object", "null"]})["type"] == "object"
 
 
+@pytest.mark.parametrize("required", [[], ["a"]])
+@pytest.mark.parametrize("properties", [{"a": {"type": "null"}}, {"a": {"type": "array", "uniqueItems": True}}])
+def test_properties_that_are_not_named_are_not_generated(properties: Any, required: list[str]) -> None:
+    found = schema_of({"type": "object", "properties": properties, "required": required})
+    assert (set(found["properties"]), found["additionalProperties"]) == ({"a"}, False)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"additionalProperties": True},
+        {"additionalProperties": {"type": "null"}},
+        {"patternProperties": {"^x": {"type": "null"}}},
+        {"minProperties": 2},
+        {"required": ["b"]},
+        {"anyOf": [{"type": "object", "properties": {"b": {}}, "required": ["b"]}]},
+    ],
+)
+def test_properties_that_a_schema_may_speak_of_are_generated(more: dict[str, Any]) -> None:
+    found = schema_of({"type": "object", "properties": {"a": {"type": "null"}}} | more)
+    assert found.get("additionalProperties") is not False
+
+
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": "array", "items": {}}, {"type": ["null"]}])
 def test_a_schema_of_anything_else_is_refused(parameters: Any, *, strict: bool) -> None:

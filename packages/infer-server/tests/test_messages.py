@@ -145,6 +145,12 @@ async def test_parameters_reach_the_engine() -> None:
     assert [prompt.template_kwargs for prompt in prompts] == [{"enable_thinking": False}, {"enable_thinking": True}]
 
 
+async def test_more_tokens_than_the_context_has_room_for_are_not_refused() -> None:
+    engine = FakeEngine()
+    await message(engine, max_tokens=32_000)
+    assert (engine.requests[0].params.max_tokens, engine.requests[0].clip_max_tokens) == (32_000, True)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),

@@ -160,7 +160,7 @@ async def test_client_raises_what_the_status_says() -> None:
         with pytest.raises(anthropic.NotFoundError, match=r"other.*is not served") as unknown:
             await client.messages.create(**BODY | {"model": "other"}, messages=HI)
         with pytest.raises(anthropic.BadRequestError, match="maximum context length is 512 tokens"):
-            await client.messages.create(**BODY | {"max_tokens": 1000}, messages=HI)
+            await client.messages.create(**BODY, messages=[{"role": "user", "content": "x" * 512}])
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="another").messages.create(**BODY, messages=HI)
         with pytest.raises(anthropic.APIStatusError) as large:

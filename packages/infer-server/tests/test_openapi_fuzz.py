@@ -19,7 +19,7 @@ MAX_ERROR_BYTES = 1024
 # Error codes and their fields for what no schema can say: how fields depend on each other and on the model.
 BEYOND_SCHEMAS = re.compile(
     r"""
-      context_length_exceeded\ (max_tokens|max_output_tokens|prompt|messages|input)
+      context_length_exceeded\ (max_tokens|prompt|messages|input)
     | model_not_found\ model
     | invalid_value\ (prompt|tokens)               # a token id outside the vocabulary, or a prompt too long for 64 bits
     | invalid_value\ (min_tokens|max_tokens)       # one larger than the other

@@ -81,8 +81,8 @@ async def test_page_asks_this_server_alone() -> None:
     script = PageParts((await fetch_page()).text).inline["script"]
     assert script.count("fetch(") == 1
     assert not re.search(r"XMLHttpRequest|WebSocket|EventSource|sendBeacon", script)
-    paths = set(re.findall(r'"(?:\./)?((?:v1|playground)/[\w/]+|tokenize)"', script))
-    assert paths == {"v1/models", "v1/completions", "v1/chat/completions", "tokenize", "playground/batch"}
+    paths = set(re.findall(r'"(?:\./)?((?:v1|playground)/[\w/]+)"', script))
+    assert paths == {"v1/models", "v1/completions", "v1/chat/completions", "playground/batch"}
 
 
 async def test_policy_allows_the_pages_own_style_and_script_and_no_other() -> None:

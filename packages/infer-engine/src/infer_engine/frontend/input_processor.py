@@ -188,7 +188,7 @@ class InputProcessor:
         return ContextLengthExceededError(
             max_seq_len=self._limits.max_seq_len,
             num_prompt_tokens=num_prompt_tokens,
-            max_tokens=request.params.max_tokens or 1,
+            max_tokens=1 if request.clip_max_tokens else request.params.max_tokens or 1,
         )
 
     def _encode_chat(self, prompt: ChatPrompt, max_tokens: int | None) -> EncodedChat:
@@ -220,6 +220,8 @@ class InputProcessor:
     def _max_tokens(self, request: GenerateRequest, *, num_prompt_tokens: int) -> int:
         remaining = self._limits.max_seq_len - num_prompt_tokens
         max_tokens = request.params.max_tokens or max(remaining, 1)
+        if request.clip_max_tokens:
+            max_tokens = min(max_tokens, max(remaining, 1))
         if max_tokens > remaining:
             raise ContextLengthExceededError(
                 max_seq_len=self._limits.max_seq_len, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens

@@ -41,6 +41,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prompt: a text, token ids, or a conversation.
         params: how to sample and when to stop.
+        clip_max_tokens: whether a `max_tokens` for which the context has no room is lowered to what it leaves, instead
+            of being refused.
         priority: with the `priority` policy lower numbers come first; others ignore it.
         cache_salt: requests share cached prefixes only with those of the same salt.
         tenant: the owner of the request; tenants never share cached prefixes, whatever their salts.
@@ -48,6 +50,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str | list[int] | ChatPrompt
     params: SamplingParams
+    clip_max_tokens: bool = False
     priority: int = 0
     cache_salt: str | None = None
     tenant: str | None = None

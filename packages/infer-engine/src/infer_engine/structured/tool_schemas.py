@@ -7,9 +7,19 @@ from infer_engine.structured.grammar_text import read_schema
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
+_ABOUT_MORE_PROPERTIES = frozenset(
+    (
+        *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"),
+        *("dependentSchemas", "dependentRequired", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef"),
+    )
+)
+
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """Return the checked schema of an object that `tool` takes.
+
+    Where a schema names properties and says nothing of others, there are no others: tools do not know them, and small
+    models would make them up without end.
 
     Of a tool that is not strict, a part that cannot be kept becomes a wider one: agents send schemas with keywords that
     no grammar has, and check the arguments themselves.
@@ -22,13 +32,22 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     given = tool.parameters.get("type", "object")
     if given != "object" and not (isinstance(given, list) and "object" in given):
         raise ValueError(f"`tools`: the parameters of `{tool.name}` are not of the type `object`; tools take objects.")
-    schema = tool.parameters | {"type": "object"}
+    schema = _closed(tool.parameters | {"type": "object"})
     try:
         return read_schema(schema, "tools")
     except (ValueError, RecursionError) as error:
         if tool.strict:
             raise ValueError(f"`tools`: the parameters of `{tool.name}` cannot be kept: {error}") from None
     return _widened(schema)
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return `schema` without properties that it does not name, unless one of its keywords may be about those."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not _ABOUT_MORE_PROPERTIES.isdisjoint(schema):
+        return schema
+    has_all = set(_texts(schema.get("required"))) <= properties.keys()
+    return schema | {"additionalProperties": False} if has_all else schema
 
 
 def _widened(schema: dict[str, Any]) -> dict[str, Any]:

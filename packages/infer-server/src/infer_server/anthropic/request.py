@@ -81,7 +81,7 @@ class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     """The body of `POST /v1/messages`."""
 
-    max_tokens: Annotated[int, described("Most tokens to generate.", minimum=1)]
+    max_tokens: Annotated[int, described("Most tokens to generate; at most what the context leaves.", minimum=1)]
     temperature: Annotated[
         float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
     ] = None
@@ -126,7 +126,7 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
         message = str(error).replace("`stop`", "`stop_sequences`")
         field = message.split("`")[1] if "`" in message else None
         raise out_of_range(field, message) from None
-    return GenerateRequest(prompt=prompt, params=params)
+    return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
 
 
 def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:

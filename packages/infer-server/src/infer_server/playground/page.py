@@ -21,6 +21,8 @@ SCRIPTS = (
     "server.js",
     "generation.js",
     "sampling.js",
+    "tools.js",
+    "turns.js",
     "chat.js",
     "completion.js",
     "sequences.js",

@@ -325,7 +325,7 @@ class FakeEngine:
         self._check_ids("prompt", prompt)
         if abs(request.priority) >= 2**31:
             raise InvalidRequestError(f"`priority` is {request.priority}; it needs 32 bits.", param="priority")
-        max_tokens = request.params.max_tokens or 1
+        max_tokens = 1 if request.clip_max_tokens else request.params.max_tokens or 1
         if len(prompt) + max_tokens > self.info.max_seq_len:
             raise ContextLengthExceededError(
                 max_seq_len=self.info.max_seq_len, num_prompt_tokens=len(prompt), max_tokens=max_tokens

@@ -48,7 +48,8 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     text: Annotated[TextField | None, described("What the text looks like.")] = None
     reasoning: Annotated[ReasoningField | None, described("How much the model thinks.")] = None
     max_output_tokens: Annotated[
-        int | None, described("Most tokens to generate; if left out, what the context leaves.", minimum=1)
+        int | None,
+        described("Most tokens to generate; at most what the context leaves.", minimum=1),
     ] = None
     temperature: Annotated[
         float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
@@ -127,7 +128,7 @@ def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequ
     )
     check_model(body.model, served_model=served_model)
     check_restricted(body)
-    return GenerateRequest(prompt=prompt, params=_sampling_params(body))
+    return GenerateRequest(prompt=prompt, params=_sampling_params(body), clip_max_tokens=True)
 
 
 def _check_stateless(body: ResponsesBody) -> None:

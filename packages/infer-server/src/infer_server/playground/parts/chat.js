@@ -1,14 +1,16 @@
-// The conversation. Knows roles and turns; texts go in as text, never as markup.
+// The conversation. Knows messages, roles and their order; how a turn looks is its own affair.
 
 const CONVERSATION_ITEM = "infer.conversation";
 const SYSTEM_ITEM = "infer.system_prompt";
 
 class Chat {
   #messages = stored(sessionStorage, CONVERSATION_ITEM, []);
+  #waiting = null; // the turn whose calls have no results yet
 
-  constructor({ server, sampling }) {
+  constructor({ server, sampling, tools }) {
     this.server = server;
     this.sampling = sampling;
+    this.tools = tools;
     this.transcript = find("transcript");
     this.input = find("message");
     this.system = find("system");
@@ -25,7 +27,7 @@ class Chat {
     });
     find("chat-clear").addEventListener("click", () => this.#clear());
     find("chat-retry").addEventListener("click", () => this.#answer());
-    for (const message of this.#messages) this.#addTurn(message);
+    this.#showAll();
     this.#refresh();
   }
 
@@ -55,6 +57,7 @@ class Chat {
   #send() {
     const content = this.input.value;
     if (this.turnstile.isBusy || content.trim() === "") return;
+    this.#takeResults();
     const message = { role: "user", content };
     this.#messages.push(message);
     this.#addTurn(message);
@@ -63,15 +66,24 @@ class Chat {
     this.#answer();
   }
 
+  #sendResults() {
+    if (this.turnstile.isBusy) return;
+    this.#takeResults();
+    this.#answer();
+  }
+
+  /** Calls must be followed by their results, whatever comes after those. */
+  #takeResults() {
+    this.#messages.push(...(this.#waiting?.takeResults() ?? []));
+    this.#waiting = null;
+    this.#refresh();
+  }
+
   async #answer() {
-    const sampling = this.sampling.body();
-    if (this.turnstile.isBusy || !sampling) return;
-    const messages = [...this.#messages];
-    if (this.system.value.trim()) messages.unshift({ role: "system", content: this.system.value });
-    const { max_tokens, ...body } = sampling;
-    if (max_tokens) body.max_completion_tokens = max_tokens;
+    const body = this.#body();
+    if (this.turnstile.isBusy || !body) return;
     const turn = this.#addTurn({ role: "assistant", content: "" });
-    turn.element.setAttribute("aria-busy", "true");
+    turn.isBusy = true;
     showError(this.error, null);
     window.scrollTo(0, document.documentElement.scrollHeight);
     const answered = this.#messages;
@@ -79,53 +91,75 @@ class Chat {
       try {
         const generation = await generate(this.server, {
           path: "v1/chat/completions",
-          body: { ...body, messages },
-          textOf: (choice) => choice.delta?.content,
+          body,
+          partsOf: ({ delta }) => ({
+            text: delta?.content ?? "",
+            reasoning: delta?.reasoning_content ?? "",
+            calls: delta?.tool_calls ?? [],
+          }),
           signal,
-          onProgress: (progress) => turn.show(progress),
+          onProgress: (progress) => keepAtEnd(() => turn.show(progress)),
         });
-        if (generation.text) answered.push({ role: "assistant", content: generation.text });
+        const message = messageOf(generation);
+        if (message) answered.push(message);
         else if (generation.finishReason === "stopped") turn.element.remove();
+        if (message?.tool_calls && answered === this.#messages) this.#waitForResults(turn, message.tool_calls);
       } catch (error) {
         turn.element.remove();
         // Clearing stops the answer: what fails after that is of no interest.
         if (answered === this.#messages) showError(this.error, error);
       }
     });
-    turn.element.removeAttribute("aria-busy");
+    turn.isBusy = false;
     this.#refresh();
+  }
+
+  /** The body of a request for an answer, or null after showing which setting is wrong. */
+  #body() {
+    const sampling = this.sampling.body();
+    const tools = sampling && this.tools.body({ isAfterResults: this.#messages.at(-1)?.role === "tool" });
+    if (!tools) return null;
+    const messages = [...this.#messages];
+    if (this.system.value.trim()) messages.unshift({ role: "system", content: this.system.value });
+    const { max_tokens, ...body } = sampling;
+    if (max_tokens) body.max_completion_tokens = max_tokens;
+    return { ...body, ...tools, messages };
+  }
+
+  #waitForResults(turn, calls) {
+    this.#waiting = turn;
+    keepAtEnd(() => turn.askForResults(calls));
+    if (matchMedia("(pointer: fine)").matches) turn.focus();
   }
 
   #clear() {
     this.stop();
     this.#messages = [];
+    this.#waiting = null;
     this.transcript.replaceChildren();
     showError(this.error, null);
     this.#refresh();
     this.focus();
   }
 
-  #addTurn({ role, content }) {
-    const element = document.createElement("article");
-    const speaker = document.createElement("h3");
-    const said = document.createElement("div");
-    const stats = document.createElement("p");
-    element.className = "turn";
-    element.dataset.role = role;
-    speaker.className = "speaker";
-    speaker.textContent = role === "user" ? "You" : "Model";
-    said.className = "said";
-    said.textContent = content;
-    stats.className = "stats";
-    element.append(speaker, said, stats);
-    keepAtEnd(() => this.transcript.append(element));
+  /** Show the messages that were kept. */
+  #showAll() {
+    let turn = null;
+    for (const message of this.#messages) {
+      if (message.role === "tool") turn?.settle(message);
+      else turn = this.#addTurn(message);
+    }
+    const calls = this.#messages.at(-1)?.tool_calls;
+    if (!calls) return;
+    this.#waiting = turn;
+    turn.askForResults(calls);
+  }
+
+  #addTurn(message) {
+    const turn = new Turn(message, { onResults: () => this.#sendResults() });
+    keepAtEnd(() => this.transcript.append(turn.element));
     find("chat-empty").hidden = true;
-    const show = (generation) =>
-      keepAtEnd(() => {
-        said.textContent = generation.text;
-        showFacts(stats, generation.facts());
-      });
-    return { element, show };
+    return turn;
   }
 
   #refresh() {
@@ -139,4 +173,14 @@ class Chat {
     this.input.style.height = "auto";
     this.input.style.height = `${this.input.scrollHeight + 2}px`;
   }
+}
+
+/** The message of an answer as the server takes it back, or null if there is nothing to send. Calls cut off are not. */
+function messageOf({ text, reasoning, calls }) {
+  const whole = calls.filter((call) => parsed(call.arguments) instanceof Object);
+  if (!text && !reasoning && !whole.length) return null;
+  const message = { role: "assistant", content: text };
+  if (reasoning) message.reasoning_content = reasoning;
+  if (whole.length) message.tool_calls = whole.map(({ id, ...call }) => ({ id, type: "function", function: call }));
+  return message;
 }

@@ -1,29 +1,44 @@
-// One answer that streams in: its text, its times, its numbers. Knows no pane.
+// One answer that streams in: its text, its calls, its times, its numbers. Knows no pane.
 
 const find = (id) => document.getElementById(id);
 
 class Generation {
   constructor() {
     this.text = "";
+    this.reasoning = "";
+    this.calls = [];
     this.numTokens = 0;
     this.usage = null;
     this.finishReason = null;
     this.startMs = performance.now();
     this.firstMs = null;
     this.lastMs = null;
+    this.thoughtMs = null;
   }
 
-  note(event, text) {
+  /** Take an event, in which the choice has `text`, `reasoning` and pieces of `calls`. */
+  note(event, { text = "", reasoning = "", calls = [] }) {
     this.text += text;
+    this.reasoning += reasoning;
+    for (const piece of calls) this.#noteCall(piece);
     this.usage = event.usage ?? this.usage;
     this.finishReason = event.choices?.[0]?.finish_reason ?? this.finishReason;
+    const isAnswer = text !== "" || calls.length > 0;
     // A token may have no text yet; where events carry ids, those are counted.
-    const isToken = event.token_id === undefined ? text !== "" : event.token_id !== null;
+    const isToken = event.token_id === undefined ? isAnswer || reasoning !== "" : event.token_id !== null;
     if (isToken) {
       this.numTokens += 1;
       this.lastMs = performance.now();
       this.firstMs ??= this.lastMs;
     }
+    if (this.reasoning && this.thoughtMs === null && (isAnswer || this.finishReason)) {
+      this.thoughtMs = performance.now() - this.firstMs;
+    }
+  }
+
+  #noteCall({ index, id, function: { name, arguments: text } }) {
+    this.calls[index] ??= { id, name, arguments: "" };
+    this.calls[index].arguments += text ?? "";
   }
 
   /** What is known so far, in words. */
@@ -34,6 +49,8 @@ class Generation {
     const seconds = (this.lastMs - this.firstMs) / 1000;
     if (numTokens > 1 && seconds > 0) facts.push(`${rounded((numTokens - 1) / seconds)} tokens/s`);
     if (this.firstMs !== null) facts.push(numTokens === 1 ? "1 token" : `${numTokens} tokens`);
+    const numReasoning = this.usage?.completion_tokens_details?.reasoning_tokens ?? 0;
+    if (numReasoning) facts.push(`${numReasoning} of them thinking`);
     if (this.finishReason) facts.push(this.finishReason);
     const numCached = this.usage?.prompt_tokens_details?.cached_tokens ?? 0;
     if (this.usage) facts.push(`prompt ${this.usage.prompt_tokens}${numCached ? `, ${numCached} cached` : ""}`);
@@ -43,9 +60,10 @@ class Generation {
 
 /**
  * Stream an answer. Returns the generation, also when `signal` stopped it; throws when the server failed.
+ * `partsOf(choice)` returns what is new in an event: `text`, `reasoning`, `calls`.
  * `onProgress(generation)` is called once per frame at most, and once at the end.
  */
-async function generate(server, { path, body, textOf, signal, onProgress }) {
+async function generate(server, { path, body, partsOf, signal, onProgress }) {
   const generation = new Generation();
   let frame = 0;
   const show = () => {
@@ -56,7 +74,7 @@ async function generate(server, { path, body, textOf, signal, onProgress }) {
     const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
     for await (const event of server.events(path, { body: streamed, signal })) {
       const choice = event.choices?.[0];
-      generation.note(event, (choice && textOf(choice)) || "");
+      generation.note(event, choice ? partsOf(choice) : {});
       frame ||= requestAnimationFrame(show);
     }
   } catch (error) {

@@ -2,10 +2,11 @@
 
 const server = new Server();
 const sampling = new Sampling();
+const tools = new ToolSettings();
 const load = new Load({ server });
 const batch = new BatchView({ server, load });
 const panes = {
-  chat: new Chat({ server, sampling }),
+  chat: new Chat({ server, sampling, tools }),
   completion: new Completion({ server, sampling }),
   batch,
 };
@@ -21,6 +22,7 @@ function select(name) {
     find(`pane-${each}`).hidden = each !== name;
   }
   document.querySelector(".writing").hidden = name === "batch";
+  tools.panel.hidden = name !== "chat";
   batch.show(name === "batch");
 }
 
@@ -75,21 +77,14 @@ async function introduce() {
     document.title = `${model.id} – infer`;
     load.context = model.max_model_len;
     showError(find("page-error"), null);
-    if (await takesConversations()) return;
+    tools.offer(model.capabilities);
+    if (model.capabilities.chat) return;
     panes.chat.refuse();
+    tools.panel.remove();
     if (nameInAddress() === null) select("completion");
   } catch (error) {
     find("model-name").textContent = "–";
     showError(find("page-error"), error.status === 401 ? null : error);
-  }
-}
-
-async function takesConversations() {
-  try {
-    await server.json("tokenize", { body: { messages: [{ role: "user", content: "Hello" }] } });
-    return true;
-  } catch (error) {
-    return error.status !== 400;
   }
 }
 
