@@ -20,7 +20,7 @@ from infer_server.anthropic.content import MAX_MESSAGES, MessageField, SystemFie
 from infer_server.errors import ApiError, shorten
 from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_results, check_tools, missing
 from infer_server.openai.fields import described
-from infer_server.openai.generation_fields import StopString
+from infer_server.openai.shared_fields import ModelId, StopString, Temperature, TopK, TopP
 from infer_server.openai.validation import check_model, out_of_range
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -71,7 +71,7 @@ class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: what makes the prompt."""
 
     messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1, maxItems=MAX_MESSAGES)]
-    model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
+    model: ModelId = None
     system: Annotated[SystemField, described("What the system says: text, or blocks of text.")] = None
     tools: Annotated[list[ToolField] | None, described("What the model may call.")] = None
     tool_choice: Annotated[ToolChoiceField | None, described("Whether tools are called.")] = None
@@ -82,14 +82,9 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     """The body of `POST /v1/messages`."""
 
     max_tokens: Annotated[int, described("Most tokens to generate; at most what the context leaves.", minimum=1)]
-    temperature: Annotated[
-        float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
-    ] = None
-    top_p: Annotated[
-        float | None,
-        described("Sample from the most probable tokens that hold this much.", exclusiveMinimum=0, maximum=1),
-    ] = None
-    top_k: Annotated[int | None, described("Sample from this many most probable tokens.", minimum=1)] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
     stop_sequences: Annotated[
         list[StopString] | None, described("Texts that end the answer and are never part of it.", maxItems=16)
     ] = None

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.protocol.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_CHARACTERS
+from infer_engine.protocol.sampling import MAX_LOGIT_BIAS_ENTRIES
 from infer_server.errors import shorten
 from infer_server.openai.fields import TokenId, check_restricted, described, restricted
+from infer_server.openai.shared_fields import MinP, ModelId, Seed, StopString, Stream, Temperature, TopK, TopP
 from infer_server.openai.structured_outputs import (
     TEXT_LENGTHS,
     ResponseFormat,
@@ -22,7 +23,6 @@ from infer_server.openai.structured_outputs import (
 )
 from infer_server.openai.validation import out_of_range
 
-StopString = Annotated[str, described("A text.", minLength=1, maxLength=MAX_STOP_CHARACTERS)]
 Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
 
 
@@ -40,23 +40,11 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of every body that asks for generated text."""
 
-    model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
-    temperature: Annotated[
-        float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
-    ] = None
-    top_p: Annotated[
-        float | None,
-        described(
-            "Sample from the most probable tokens that hold this much probability; 1 if left out.",
-            exclusiveMinimum=0,
-            maximum=1,
-        ),
-    ] = None
-    top_k: Annotated[int | None, described("Sample from this many most probable tokens.", minimum=1)] = None
-    min_p: Annotated[
-        float | None,
-        described("Drop tokens less probable than this times the most probable one.", minimum=0, maximum=1),
-    ] = None
+    model: ModelId = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
     presence_penalty: Annotated[
         float | None, described("Taken from the logits of tokens that the text has.", minimum=-2, maximum=2)
     ] = None
@@ -91,13 +79,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     min_tokens: Annotated[
         int | None, described("Tokens to generate before one that ends the text may come.", minimum=0)
     ] = None
-    seed: Annotated[
-        int | None, described("The same seed gives the same tokens.", minimum=-(2**63), maximum=2**63 - 1)
-    ] = None
+    seed: Seed = None
     n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=16)] = None
-    stream: Annotated[
-        bool | None, described("Send events as tokens are made; if left out, the `Accept` header decides.")
-    ] = None
+    stream: Stream = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
     priority: Annotated[
         int | None,

@@ -14,6 +14,7 @@ from infer_server.http.disconnects import unless_disconnected
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
 from infer_server.openai.chat.tool_fields import TOOLS, ToolDefinition, tool_settings
 from infer_server.openai.fields import TokenId, described
+from infer_server.openai.shared_fields import ChatTemplateKwargs
 from infer_server.openai.validation import check_model, out_of_range
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
@@ -45,9 +46,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool | None, described("End where the answer begins; true if left out. Only for `messages`.")
     ] = None
     tools: Annotated[list[ToolDefinition] | None, TOOLS] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, described("Further variables of the chat template. Only for `messages`.")
-    ] = None
+    chat_template_kwargs: ChatTemplateKwargs = None
     return_token_strs: Annotated[bool | None, described("List the tokens' texts too.")] = None
 
 

@@ -18,6 +18,7 @@ from infer_server.openai.chat.tool_fields import (
 )
 from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.generation_fields import GenerationFields, sampling_params
+from infer_server.openai.shared_fields import ChatTemplateKwargs, ParallelToolCalls, ReasoningEffort
 from infer_server.openai.structured_outputs import ResponseFormat
 from infer_server.openai.validation import check_model, check_range, out_of_range
 
@@ -42,18 +43,9 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
     response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
     tools: Annotated[list[ToolDefinition] | None, TOOLS] = None
     tool_choice: Annotated[str | NamedToolChoice | None, TOOL_CHOICE] = None
-    parallel_tool_calls: Annotated[bool | None, described("Whether an answer may have several calls; true.")] = None
-    reasoning_effort: Annotated[
-        str | None,
-        described(
-            "`none` switches thinking off, another word switches it on, where the chat template knows such variables.",
-            minLength=1,
-            maxLength=MAX_EFFORT_CHARACTERS,
-        ),
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")
-    ] = None
+    parallel_tool_calls: ParallelToolCalls = None
+    reasoning_effort: ReasoningEffort = None
+    chat_template_kwargs: ChatTemplateKwargs = None
     prompt_cache_key: Annotated[str | None, described("Accepted without effect.")] = None
     safety_identifier: Annotated[str | None, described("Accepted without effect.")] = None
     audio: Annotated[Any, restricted("Only null.")] = None

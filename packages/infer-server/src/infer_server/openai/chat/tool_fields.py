@@ -1,6 +1,6 @@
 """The fields of a chat that are about tools: what may be called, what must be, and what was."""
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -17,6 +17,7 @@ from infer_server.generation.tools import (
     read_arguments,
 )
 from infer_server.openai.fields import described
+from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.validation import out_of_range, unsupported
 
 _CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
@@ -26,15 +27,10 @@ _FUNCTION = {"enum": ["function"]}
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A function that the model may call."""
 
-    name: Annotated[str, described("Of letters, digits, `_`, `-` and `.`.", pattern=TOOL_NAME_PATTERN)]
-    description: Annotated[str | None, described("What it does, for the model to read.")] = None
-    parameters: Annotated[
-        dict[str, Any] | None, described("A JSON Schema of the object of its arguments; left out: no arguments.")
-    ] = None
-    strict: Annotated[
-        bool | None,
-        described("Refuse a schema that cannot be kept in full; otherwise what cannot be kept of it is left out."),
-    ] = None
+    name: ToolName
+    description: ToolDescription = None
+    parameters: ToolParameters = None
+    strict: ToolStrict = None
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

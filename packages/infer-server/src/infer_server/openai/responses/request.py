@@ -15,6 +15,18 @@ from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.responses.input_items import INPUT, conversation_of
 from infer_server.openai.responses.text_format import TextField, structured_outputs
 from infer_server.openai.responses.tool_fields import TOOL_CHOICE, TOOLS, tool_settings
+from infer_server.openai.shared_fields import (
+    ChatTemplateKwargs,
+    MinP,
+    ModelId,
+    ParallelToolCalls,
+    ReasoningEffort,
+    Seed,
+    Stream,
+    Temperature,
+    TopK,
+    TopP,
+)
 from infer_server.openai.validation import check_model, out_of_range
 
 _NO_EFFECT = described("Accepted without effect.")
@@ -25,57 +37,32 @@ _STATEFUL_FIELDS = ("previous_response_id", "conversation")
 class ReasoningField(msgspec.Struct, frozen=True, kw_only=True):
     """How much the model thinks."""
 
-    effort: Annotated[
-        str | None,
-        described(
-            "`none` switches thinking off, another word switches it on, where the chat template knows such variables.",
-            minLength=1,
-            maxLength=MAX_EFFORT_CHARACTERS,
-        ),
-    ] = None
+    effort: ReasoningEffort = None
     summary: Annotated[Any, described("Accepted without effect: the whole reasoning is in the answer.")] = None
 
 
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`. A null is the same as leaving the field out; unknown fields are ignored."""
 
-    model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
+    model: ModelId = None
     input: Annotated[str | list[dict[str, Any]], INPUT]
     instructions: Annotated[str | None, described("A system message before the input.")] = None
     tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
     tool_choice: Annotated[str | dict[str, Any] | None, TOOL_CHOICE] = None
-    parallel_tool_calls: Annotated[bool | None, described("Whether an answer may have several calls; true.")] = None
+    parallel_tool_calls: ParallelToolCalls = None
     text: Annotated[TextField | None, described("What the text looks like.")] = None
     reasoning: Annotated[ReasoningField | None, described("How much the model thinks.")] = None
     max_output_tokens: Annotated[
         int | None,
         described("Most tokens to generate; at most what the context leaves.", minimum=1),
     ] = None
-    temperature: Annotated[
-        float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
-    ] = None
-    top_p: Annotated[
-        float | None,
-        described(
-            "Sample from the most probable tokens that hold this much probability; 1 if left out.",
-            exclusiveMinimum=0,
-            maximum=1,
-        ),
-    ] = None
-    top_k: Annotated[int | None, described("Sample from this many most probable tokens.", minimum=1)] = None
-    min_p: Annotated[
-        float | None,
-        described("Drop tokens less probable than this times the most probable one.", minimum=0, maximum=1),
-    ] = None
-    seed: Annotated[
-        int | None, described("The same seed gives the same tokens.", minimum=-(2**63), maximum=2**63 - 1)
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")
-    ] = None
-    stream: Annotated[
-        bool | None, described("Send events as tokens are made; if left out, the `Accept` header decides.")
-    ] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    seed: Seed = None
+    chat_template_kwargs: ChatTemplateKwargs = None
+    stream: Stream = None
     metadata: Annotated[dict[str, str] | None, described("Comes back with the response.")] = None
     store: Annotated[bool | None, described("Accepted without effect: nothing is stored.")] = None
     truncation: Annotated[

@@ -10,6 +10,7 @@ from infer_server.errors import shorten
 from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_forced_tool, check_tools, missing
 from infer_server.openai.fields import described
 from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
+from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
@@ -21,15 +22,10 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Annotated[str, described("Of letters, digits, `_`, `-` and `.`.", pattern=TOOL_NAME_PATTERN)]
-    description: Annotated[str | None, described("What it does, for the model to read.")] = None
-    parameters: Annotated[
-        dict[str, Any] | None, described("A JSON Schema of the object of its arguments; left out: no arguments.")
-    ] = None
-    strict: Annotated[
-        bool | None,
-        described("Refuse a schema that cannot be kept in full; otherwise what cannot be kept of it is left out."),
-    ] = None
+    name: ToolName
+    description: ToolDescription = None
+    parameters: ToolParameters = None
+    strict: ToolStrict = None
 
 
 class NamedFunction(msgspec.Struct, frozen=True, kw_only=True):
