@@ -11,7 +11,7 @@ import pytest
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
 from infer_bench.registry import main as run
-from infer_bench.serving import text_side
+from infer_bench.serving import routing, text_side
 from infer_bench.serving.plots import plot_sweep
 from infer_bench.serving.workloads import Load, measure, read_arguments, report
 from infer_engine.protocol import InvalidRequestError
@@ -135,3 +135,21 @@ def test_looking_for_calls_is_compared_with_plain_text(tmp_path: Path, capsys: p
     for name in ("with tools", "content, with tools", "a call's arguments", "reasoning, with tools"):
         assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \|", printed)
     assert printed.count("| 1.000 |") == 2
+
+
+def test_policies_of_routing_are_compared_on_the_same_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    routing.main(["--quick", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    found = {policy: re.search(rf"\| {policy} \| ([\d.]+) \|.*\| ([\d.]+) \|", printed) for policy in routing.POLICIES}
+    assert all(found.values())
+    assert float((found["prefix"] or [""] * 3)[2]) > 1
+
+
+def test_groups_of_prompts_have_beginnings_of_their_own_in_a_random_order() -> None:
+    workload = routing.make_workload(4, 3, seed=0)
+    beginnings = [tuple(request.prompt[: routing.SHARED_TOKENS]) for request in workload.requests]
+    assert sorted(map(beginnings.count, set(beginnings))) == [3] * 4
+    assert beginnings[:3] != [beginnings[0]] * 3
+    assert len({tuple(request.prompt) for request in workload.requests}) == 12

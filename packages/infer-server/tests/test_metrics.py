@@ -157,6 +157,30 @@ def test_engines_numbers_are_those_of_the_moment() -> None:
     assert (value("iteration_tokens_total_sum"), value("iteration_tokens_total_count")) == (90, 8)
 
 
+def test_replicas_have_numbers_of_their_own() -> None:
+    engine = FakeEngine()
+    engine.stats = EngineStats(
+        num_replaced=1,
+        replicas=[
+            EngineStats(num_blocks=8, num_running=2, num_generated_tokens=7),
+            EngineStats(num_generated_tokens=5),
+        ],
+    )
+    samples = metric_samples(metrics_of(engine).exposition("")[0].decode())
+    labels = {"model_name": "m", "engine": "0"}
+
+    def values(stem: str) -> list[float]:
+        return [samples[f"infer:replica_{stem}", frozenset({**labels, "replica": str(i)}.items())] for i in range(2)]
+
+    assert (values("up"), values("num_requests_running")) == ([1, 0], [2, 0])
+    assert values("generation_tokens_total") == [7, 5]
+    assert samples["infer:replaced_cores_total", frozenset(labels.items())] == 1
+
+
+def test_an_engine_of_one_core_has_no_replicas() -> None:
+    assert b"replica_" not in metrics_of(FakeEngine()).exposition("")[0]
+
+
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\udcff", "模型"])
 def test_any_model_name_can_be_a_label(name: str) -> None:
     metrics = metrics_of(FakeEngine(), served_model=name)

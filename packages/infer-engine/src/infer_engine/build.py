@@ -24,6 +24,7 @@ from infer_engine.ipc.core_client import CoreClient
 from infer_engine.ipc.process_client import ProcessCoreClient
 from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineInfo, EngineStats
+from infer_engine.replicas.build import start_replicas
 from infer_engine.scheduling import (
     POLICIES,
     BaseScheduler,
@@ -85,6 +86,15 @@ def build_engine(
         ValueError: the configuration asks for more than the model, the device or the memory has.
         EngineStartError: the process ended while it loaded.
     """
+    if config.data_parallel_size > 1:
+        if not engine_process or wrap_parts is not None:
+            raise ValueError(
+                f"`data_parallel_size` is {config.data_parallel_size}, and each copy needs its own process; set it "
+                "to 1, or run the engine in processes."
+            )
+        tokenizer = _load_tokenizer_of(config)
+        replicas, info, stats = start_replicas(config)
+        return _assemble_engine(config, replicas, tokenizer, info, stats)
     if engine_process and wrap_parts is None:
         tokenizer = _load_tokenizer_of(config)
         process = ProcessCoreClient(config)

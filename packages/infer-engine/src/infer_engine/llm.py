@@ -48,6 +48,11 @@ class LLM:
         if model is not None:
             fields["model"] = model
         config = replace(config or EngineConfig(), **fields)
+        if config.data_parallel_size > 1:
+            raise ValueError(
+                f"`data_parallel_size` is {config.data_parallel_size}, but an `LLM` computes in this process; set it "
+                "to 1, or use `infer-server` or `build_engine`."
+            )
         built = build_core(config)
         self._core = built.core
         self._engine = SyncEngine(built.core)

@@ -92,13 +92,13 @@ class Request:
         block_hashes: BlockHashes | None = None,
         constraint: "TokenConstraint | None" = None,
     ) -> None:
-        """Create a waiting request with no computed tokens."""
+        """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
         self.request_id = submission.request_id
         self.arrival = arrival
         self.arrival_step = arrival_step
         self.priority = submission.priority
-        self.token_ids = list(submission.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids = [*submission.prompt_token_ids, *submission.generated_token_ids]
+        self.num_prompt_tokens = len(submission.prompt_token_ids)
         self.max_tokens = submission.max_tokens
         self.sampling: SamplingParams = submission.params
         self.stop_token_ids = frozenset(submission.params.stop_token_ids)
@@ -111,12 +111,14 @@ class Request:
         self.num_cached_tokens = 0
         self.num_computed_once = 0
         self.capacity = 0
-        self.prompt_logprobs: list[TokenLogprob | None] | None = (
-            None if submission.params.prompt_logprobs is None else [None]
-        )
+        wants_prompt_logprobs = submission.params.prompt_logprobs is not None and not submission.generated_token_ids
+        self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt_logprobs else None
         self.row = -1
         self.last_step = -1
         self.has_failed_scheduling = False
+        if constraint is not None:
+            for token_id in submission.generated_token_ids:
+                constraint.consume(token_id)
 
     @property
     def num_completion_tokens(self) -> int:

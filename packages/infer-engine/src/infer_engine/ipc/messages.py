@@ -22,6 +22,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         sibling_group: the same value for all sequences of one request with `n` > 1, else None. They share their
             prompt's blocks even if prefix caching is off.
         grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
+        generated_token_ids: tokens that another core has generated for it. This core computes them again, as after a
+            preemption, and goes on behind them; `max_tokens` counts them.
     """
 
     request_id: str
@@ -33,6 +35,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_salt: str | None = None
     sibling_group: str | None = None
     grammar: str | None = None
+    generated_token_ids: list[int] = []
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -47,8 +48,8 @@ class ProcessCoreClient:
         ready: the loaded model and the core's statistics before its first step.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Start the process and wait until it has loaded the model.
+    def __init__(self, config: EngineConfig, *, processors: Sequence[int] = ()) -> None:
+        """Start the process, which computes on `processors` or on all, and wait until it has loaded the model.
 
         Raises:
             CheckpointUnusableError: the checkpoint is missing, damaged or of no known kind.
@@ -73,7 +74,7 @@ class ProcessCoreClient:
                 stdin=subprocess.DEVNULL,
             )
         try:
-            self.ready = self._load(config)
+            self.ready = self._load(config, processors)
         except BaseException:  # also an interrupt: nothing else would end the process
             self._process.kill()
             self._process.wait()
@@ -135,9 +136,13 @@ class ProcessCoreClient:
             return f"The core's process, {self.pid}, is silent."
         return f"The core's process, {self.pid}, is here:\n{self._heartbeat.stack}"
 
-    def _load(self, config: EngineConfig) -> CoreReady:
-        level = logging.getLogger().getEffectiveLevel()
-        setup = WorkerSetup(config=config, log_level=level, heartbeat_s=self._heartbeat_s)
+    def _load(self, config: EngineConfig, processors: Sequence[int]) -> CoreReady:
+        setup = WorkerSetup(
+            config=config,
+            log_level=logging.getLogger().getEffectiveLevel(),
+            heartbeat_s=self._heartbeat_s,
+            processors=list(processors),
+        )
         try:
             self._connection.send_bytes(self._encoder.encode(setup))
             while True:

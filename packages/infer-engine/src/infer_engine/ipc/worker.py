@@ -30,6 +30,7 @@ from infer_engine.ipc.worker_messages import (
     WorkerSetup,
 )
 from infer_engine.protocol import CheckpointUnusableError
+from infer_engine.replicas.processors import use_processors
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ def _read(connection: Connection, inbox: Inbox) -> None:
 
 
 def _serve(setup: WorkerSetup, sender: _MessageSender, inbox: Inbox) -> int:
+    use_processors(setup.processors)
     from infer_engine.build import build_core  # noqa: PLC0415 - imports slowly: only after the reader has started
 
     try:

@@ -21,11 +21,13 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
         config: what to load.
         log_level: numeric; log lines below it are not sent.
         heartbeat_s: seconds between heartbeats.
+        processors: what to compute on; empty: on all.
     """
 
     config: EngineConfig
     log_level: int
     heartbeat_s: float
+    processors: list[int] = []
 
 
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):

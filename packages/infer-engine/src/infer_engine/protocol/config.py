@@ -12,6 +12,7 @@ LoadFormat = Literal["auto", "dummy"]
 BatchingMode = Literal["static", "continuous"]
 SchedulerPolicy = Literal["fcfs", "prefill_first", "decode_round_robin", "priority"]
 KVCacheBackend = Literal["contiguous", "paged"]
+RoutingPolicy = Literal["prefix", "least_loaded", "random"]
 ToolCallFormatChoice = Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args", "json"]
 ReasoningFormatChoice = Literal["auto", "none", "think", "mistral"]
 KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
@@ -19,6 +20,7 @@ KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
 
 DEFAULT_PREFILL_CHUNK_SIZE = 512
+MAX_REPLICAS = 64
 MAX_TIMEOUT_S = 365 * 24 * 3600
 """A year: a longer time is a typing error, and may overflow a clock."""
 
@@ -73,6 +75,11 @@ class EngineConfig:
         batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on
             a CPU with C++ kernels, where it always holds.
         step_timeout_s: Seconds after which a step counts as stuck, and the engine as dead.
+        data_parallel_size: Copies of the model, each in a process of its own, on a GPU or a set of processors of its
+            own. Requests are spread over them; those of a copy that is lost go on in another one. Sizes such as
+            `max_batch_size` and `num_kv_blocks` are those of each copy.
+        routing_policy: Which copy a request goes to. `prefix`: the one that has most of its prompt in the cache, unless
+            that is busier; `least_loaded`; `random`, to compare with.
         tool_call_format: How the model writes tool calls. `auto`: as its chat template asks for them.
         reasoning_format: How the model writes what it thinks before it answers; `none`: it does not, or it is to be
             part of the text. `auto`: as its chat template has it.
@@ -108,6 +115,8 @@ class EngineConfig:
     use_cpu_graphs: bool | None = None
     batch_invariant: bool = False
     step_timeout_s: float = 300.0
+    data_parallel_size: int = 1
+    routing_policy: RoutingPolicy = "prefix"
     tool_call_format: ToolCallFormatChoice = "auto"
     reasoning_format: ReasoningFormatChoice = "auto"
 
@@ -120,6 +129,7 @@ class EngineConfig:
         self._check_chunk_size()
         self._check_cache_size()
         self._check_cpu_graphs()
+        self._check_replicas()
 
     @property
     def resolved_kv_cache_backend(self) -> KVCacheBackend:
@@ -220,6 +230,12 @@ class EngineConfig:
                 "use_cpu_graphs", "device", why="and nothing runs on a CPU", fix="leave `use_cpu_graphs` out"
             )
 
+    def _check_replicas(self) -> None:
+        if self.data_parallel_size > 1 and ":" in self.device:
+            raise self._conflict(
+                "data_parallel_size", "device", why="and each copy needs a GPU of its own", fix="set `device` to `cuda`"
+            )
+
     def _conflict(self, field: str, other: str, *, why: str, fix: str) -> ValueError:
         return ValueError(
             f"`{field}` is {getattr(self, field)!r} but `{other}` is {getattr(self, other)!r} {why}; {fix}."
@@ -278,6 +294,10 @@ _CHECKS = {
     "use_cpu_graphs": optional(switch()),
     "batch_invariant": switch(),
     "step_timeout_s": number(_TIMEOUT % "above 0", lambda value: 0 < value <= MAX_TIMEOUT_S),
+    "data_parallel_size": whole_number(
+        f"a whole number from 1 to {MAX_REPLICAS}", lambda value: 1 <= value <= MAX_REPLICAS
+    ),
+    "routing_policy": one_of(*get_args(RoutingPolicy)),
     "tool_call_format": one_of(*get_args(ToolCallFormatChoice)),
     "reasoning_format": one_of(*get_args(ReasoningFormatChoice)),
 }

@@ -21,6 +21,7 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         num_completion_tokens: tokens generated so far.
         block_ids: its blocks in the group of layers shown, in order.
+        replica: the replica that has it, from 0.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_completion_tokens: int
     block_ids: list[int]
+    replica: int = 0
 
 
 class BatchSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,8 @@ class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc] 
         num_idle_blocks: free blocks that are kept for the cached prefix in them.
         num_evictions: blocks whose cached prefix was evicted, since the start.
         kv_usage: share of the KV cache that requests hold, in [0, 1], for the fullest group of layers.
+        num_replaced: cores that were lost and replaced, since the start.
+        replicas: those of each replica, if there are several; theirs have none.
     """
 
     num_running: int = 0
@@ -69,3 +71,5 @@ class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc] 
     num_idle_blocks: int = 0
     num_evictions: int = 0
     kv_usage: float = 0.0
+    num_replaced: int = 0
+    replicas: list["EngineStats"] = []

@@ -127,7 +127,7 @@ class ScriptedCore:
         admitted = [self._waiting.popleft() for _ in range(min(num_admitted, len(self._waiting)))]
         for submit in admitted:
             self._running[submit.request_id] = submit
-            self._num_generated.setdefault(submit.request_id, 0)
+            self._num_generated.setdefault(submit.request_id, len(submit.generated_token_ids))
         self._num_steps += 1
         outputs = [self._next_output(submit) for submit in tuple(self._running.values())]
         return StepResult(

@@ -51,6 +51,18 @@ _COUNTERS = (
 )
 
 
+_REPLICA_GAUGES = (
+    _StatsMetric("replica_up", "1 while the replica has a core.", lambda s: s.num_blocks > 0),
+    *(metric._replace(stem=f"replica_{metric.stem}") for metric in _GAUGES[:3]),
+)
+
+_REPLICA_COUNTERS = tuple(
+    metric._replace(stem=f"replica_{metric.stem}")
+    for metric in _COUNTERS
+    if metric.stem in ("generation_tokens", "prefix_cache_queries", "prefix_cache_hits")
+)
+
+
 class EngineCollector(Collector):
     """Collects the metrics of an engine; never waits for the engine."""
 
@@ -75,6 +87,24 @@ class EngineCollector(Collector):
         yield self._blocks(stats)
         yield self._tokens_of_steps(stats)
         yield self._cache_config(self._engine.info)
+        if stats.replicas:
+            yield from self._replicas(stats)
+
+    def _replicas(self, stats: EngineStats) -> Iterable[Metric]:
+        replaced = self._counter("replaced_cores", "Cores that were lost and replaced.")
+        replaced.add_metric(self._values, stats.num_replaced)
+        yield replaced
+        names = [*self._names, "replica"]
+        for metric in _REPLICA_GAUGES:
+            gauge = GaugeMetricFamily(f"infer:{metric.stem}", metric.documentation, labels=names)
+            for index, replica in enumerate(stats.replicas):
+                gauge.add_metric([*self._values, str(index)], metric.read(replica))
+            yield gauge
+        for metric in _REPLICA_COUNTERS:
+            counter = self._counter(metric.stem, metric.documentation, "replica")
+            for index, replica in enumerate(stats.replicas):
+                counter.add_metric([*self._values, str(index)], metric.read(replica))
+            yield counter
 
     def _gauge(self, stem: str, documentation: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"infer:{stem}", documentation, labels=self._names)
@@ -117,6 +147,7 @@ class EngineCollector(Collector):
             "max_batch_size": str(info.max_batch_size),
             "max_seq_len": str(info.max_seq_len),
             "num_kv_blocks": str(info.num_kv_blocks),
+            "num_replicas": str(info.num_replicas),
         }
         documentation = "What was loaded, in labels; the value is always 1."
         family = GaugeMetricFamily("infer:cache_config_info", documentation, labels=[*self._names, *config])

@@ -60,7 +60,7 @@ class BatchView {
   #take(snapshot) {
     const { stats, sequences } = snapshot;
     const rate = this.#history.note(stats, performance.now());
-    this.sequences.show(sequences);
+    this.sequences.show(sequences, stats.replicas.length);
     this.blocks.show(snapshot, (requestId) => this.sequences.hueOf(requestId));
     const total = stats.num_running + stats.num_waiting;
     const texts = {

@@ -14,7 +14,8 @@ class Sequences {
     return this.#rows.get(requestId)?.hue ?? null;
   }
 
-  show(sequences) {
+  /** Show `sequences`, which are on `numReplicas` replicas. */
+  show(sequences, numReplicas) {
     const present = new Set(sequences.map((sequence) => sequence.request_id));
     for (const [id, row] of this.#rows) {
       if (present.has(id)) continue;
@@ -24,7 +25,7 @@ class Sequences {
     let next = this.body.firstElementChild;
     for (const sequence of sequences) {
       const row = this.#rows.get(sequence.request_id) ?? this.#add(sequence.request_id);
-      row.show(sequence);
+      row.show(sequence, numReplicas);
       if (row.element === next) next = next.nextElementSibling;
       else this.body.insertBefore(row.element, next);
     }
@@ -50,7 +51,9 @@ function sequenceRow(requestId, hue) {
   const cells = Array.from({ length: 6 }, () => element.insertCell());
   const swatch = document.createElement("i");
   swatch.style.background = `oklch(var(--hue-lightness) var(--hue-chroma) ${hue})`;
-  cells[0].append(swatch, shortId(requestId));
+  const place = document.createElement("span");
+  place.className = "soft";
+  cells[0].append(swatch, shortId(requestId), place);
   cells[0].title = requestId;
   const state = document.createElement("div");
   const word = document.createElement("b");
@@ -64,7 +67,8 @@ function sequenceRow(requestId, hue) {
   const write = (node, text) => {
     if (node.textContent !== text) node.textContent = text;
   };
-  const show = (sequence) => {
+  const show = (sequence, numReplicas) => {
+    write(place, numReplicas > 1 ? ` on ${sequence.replica}` : "");
     element.dataset.state = sequence.state;
     write(word, sequence.state);
     const share = Math.min(1, sequence.num_computed_tokens / Math.max(1, sequence.num_prompt_tokens));

@@ -1,0 +1,57 @@
+"""Divides the processors of a machine among replicas, so that each computes on its own and near its own memory."""
+
+import itertools
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_SYSTEM = Path("/sys/devices/system")
+
+
+def available_processors() -> list[int]:
+    """Return the processors that this process may use, in order; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def divide_processors(processors: Sequence[int], num_parts: int, *, system: Path = _SYSTEM) -> list[list[int]]:
+    """Return a list of processors for each part.
+
+    Processors of one NUMA node, and the threads of one core, stay together as far as the numbers allow. With more parts
+    than processors several parts share one.
+    """
+    if not processors:
+        return [[] for _ in range(num_parts)]
+    ordered = sorted(processors, key=lambda each: (_node_of(each, system), _first_sibling_of(each, system), each))
+    if num_parts > len(ordered):
+        logger.warning("%d replicas share %d processors.", num_parts, len(ordered))
+        return [[ordered[part % len(ordered)]] for part in range(num_parts)]
+    bounds = [part * len(ordered) // num_parts for part in range(num_parts + 1)]
+    return [sorted(ordered[first:end]) for first, end in itertools.pairwise(bounds)]
+
+
+def use_processors(processors: Sequence[int]) -> None:
+    """Compute on `processors` alone, with as many threads; call it before torch is imported. Empty: no change."""
+    if not processors:
+        return
+    os.sched_setaffinity(0, processors)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    num_threads = min(int(wanted), len(processors)) if wanted.isdecimal() and int(wanted) else len(processors)
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+
+
+def _node_of(processor: int, system: Path) -> int:
+    """Return the NUMA node of a processor; 0 where the system does not say."""
+    nodes = (system / f"cpu/cpu{processor}").glob("node[0-9]*")
+    return min((int(node.name.removeprefix("node")) for node in nodes), default=0)
+
+
+def _first_sibling_of(processor: int, system: Path) -> int:
+    """Return the first of the processors that are threads of the same core."""
+    try:
+        siblings = (system / f"cpu/cpu{processor}/topology/thread_siblings_list").read_text()
+        return int(siblings.replace("-", ",").split(",")[0])
+    except (OSError, ValueError):
+        return processor

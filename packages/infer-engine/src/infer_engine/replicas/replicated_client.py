@@ -1,0 +1,356 @@
+"""`ReplicatedCoreClient`: several cores that look like one.
+
+    frontend ── Submit ──> choose a replica ──> core client 0 ══> core
+             <── results ─── combine <───────── core client 1 ══> core
+                                                core client 2  x  lost: its requests go to the others, a new core starts
+
+A request that a lost core had goes on in another core with the tokens that it has, as after a preemption. The next
+tokens are the same, because draws depend on a request's seed and on the position alone; its reader sees a pause.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
+from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.protocol import BatchSnapshot, EngineStats, InvalidRequestError, RequestFailure
+from infer_engine.replicas.combining import add_counts, combine_snapshots, combine_stats
+from infer_engine.replicas.routing import Router
+from infer_engine.replicas.supervisor import StartCore, Supervisor
+
+logger = logging.getLogger(__name__)
+
+MAX_LOSSES = 3
+"""After how many lost cores a request fails: it may be what ends them."""
+MAX_ENDED = 1024
+"""How many ended requests are remembered, in case a stop string is found in their text later."""
+
+_LOST_TOO_OFTEN = RequestFailure(
+    message=f"{MAX_LOSSES} cores ended while they computed this request; the engine's log has the causes.",
+    code="engine_dead",
+)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request that has not ended; `replica` is None while there is no core for it."""
+
+    submission: Submit
+    replica: int | None = None
+    generated: list[int] = field(default_factory=list)
+    is_admitted: bool = False
+    num_cached_tokens: int | None = None
+    num_losses: int = 0
+
+    def resumed(self) -> Submit:
+        """Return the submission with the tokens so far."""
+        return msgspec.structs.replace(self.submission, generated_token_ids=list(self.generated))
+
+
+@dataclass(slots=True)
+class _Replica:
+    """A place for a core; `client` is None while a new one starts."""
+
+    client: CoreClient | None
+    earlier: EngineStats  # counts of the cores that were here before
+    stats: EngineStats
+    num_flights: int = 0
+
+
+class ReplicatedCoreClient:
+    """Client of several cores. `infer_engine.ipc.core_client.CoreClient` documents each method."""
+
+    def __init__(
+        self,
+        clients: Sequence[CoreClient],
+        *,
+        stats: Sequence[EngineStats],
+        router: Router,
+        start_core: StartCore,
+        step_timeout_s: float,
+    ) -> None:
+        """Use `clients`, whose cores are loaded and have `stats`.
+
+        Args:
+            clients: one for each replica; nothing else may use them afterwards.
+            stats: their statistics before their first steps.
+            router: chooses replicas.
+            start_core: loads another core for a replica; it may raise anything.
+            step_timeout_s: seconds after which a step counts as stuck and its core as lost.
+        """
+        self._replicas = [
+            _Replica(client=client, earlier=EngineStats(), stats=each)
+            for client, each in zip(clients, stats, strict=True)
+        ]
+        self._router = router
+        self._lock = threading.Lock()  # guards all that follows
+        self._emit_lock = threading.Lock()  # the callbacks take one call at a time
+        self._flights: dict[str, _Flight] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()  # requests, with their replicas
+        self._inspected: dict[int, BatchSnapshot | None] | None = None
+        self._last_placed: tuple[str | None, int] = (None, -1)  # group of siblings, replica
+        self._num_replaced = 0
+        self._is_stopping = False
+        self._num_running = len(self._replicas)  # clients that have not called `on_ended`
+        self._has_ended = False
+        self._callbacks: CoreCallbacks | None = None
+        self._supervisor = Supervisor(
+            start_core, step_timeout_s=step_timeout_s, on_started=self._take_core, on_hopeless=self._give_up
+        )
+
+    def start(self, callbacks: CoreCallbacks) -> None:
+        """Start all clients."""
+        self._callbacks = callbacks
+        for index, replica in enumerate(self._replicas):
+            assert replica.client is not None
+            self._supervisor.watch(index, replica.client)
+            replica.client.start(self._callbacks_of(index))
+
+    def send(self, message: ToCore) -> None:
+        """Send a message to the core that it concerns.
+
+        Raises:
+            InvalidRequestError: the message cannot be encoded.
+        """
+        with self._lock:
+            match message:
+                case Submit():
+                    self._submit(message)
+                case Abort(request_id=request_id) | Finish(request_id=request_id):
+                    self._end(request_id, message)
+                case Inspect():
+                    self._inspect()
+
+    def stop(self) -> None:
+        """End all cores after their current steps."""
+        self._supervisor.stop()
+        with self._lock:
+            self._is_stopping = True
+            clients = self._clients()
+        for client in clients:
+            client.stop()
+        self._report_if_ended()
+
+    def join(self) -> None:
+        """Wait for the threads of the clients."""
+        for client in self._clients():
+            client.join()
+
+    def abandon(self) -> None:
+        """Give up all cores."""
+        for client in self._clients():
+            client.abandon()
+
+    def step_age_s(self) -> float | None:
+        """Return None: a stuck core is found and replaced here."""
+        return None
+
+    def describe_step(self) -> str:
+        """Return which replicas have a core."""
+        return f"Replicas with a core: {self._live()}."
+
+    def _submit(self, submission: Submit) -> None:
+        flight = _Flight(submission)
+        self._flights[submission.request_id] = flight
+        try:
+            self._place(flight)
+        except InvalidRequestError:
+            self._forget(submission.request_id)
+            raise
+
+    def _place(self, flight: _Flight) -> None:
+        """Give a request to a core; it waits while there is none."""
+        loads = {index: self._replicas[index].num_flights for index in self._live()}
+        if not loads:
+            return
+        index = self._choose(flight.submission, loads)
+        replica = self._replicas[index]
+        flight.replica = index
+        replica.num_flights += 1
+        assert replica.client is not None
+        replica.client.send(flight.resumed())
+
+    def _choose(self, submission: Submit, loads: dict[int, int]) -> int:
+        """Return a replica; siblings come one after the other and go to the same one, as they share their prompt."""
+        group, index = self._last_placed
+        if submission.sibling_group is None or submission.sibling_group != group or index not in loads:
+            index = self._router.choose(submission.prompt_token_ids, salt=submission.cache_salt, loads=loads)
+        self._last_placed = (submission.sibling_group, index)
+        return index
+
+    def _forget(self, request_id: str) -> int | None:
+        """Forget a request that has ended; return its replica."""
+        flight = self._flights.pop(request_id, None)
+        if flight is None:
+            return self._ended.pop(request_id, None)
+        if flight.replica is not None:
+            self._replicas[flight.replica].num_flights -= 1
+        return flight.replica
+
+    def _end(self, request_id: str, message: Abort | Finish) -> None:
+        index = self._forget(request_id)
+        client = None if index is None else self._replicas[index].client
+        if client is not None:
+            client.send(message)
+
+    def _inspect(self) -> None:
+        """Ask all cores for snapshots, unless they have been asked: the frontend gives one to all who wait for it."""
+        if self._inspected is None:
+            self._inspected = dict.fromkeys(self._live())
+            for client in self._clients():
+                client.send(Inspect())
+
+    def _callbacks_of(self, index: int) -> CoreCallbacks:
+        return CoreCallbacks(
+            on_result=lambda result: self._on_result(index, result),
+            on_lost=lambda failure: self._on_lost(index, failure),
+            on_ended=self._on_ended,
+        )
+
+    def _on_result(self, index: int, result: StepResult) -> None:
+        with self._lock:
+            self._replicas[index].stats = result.stats
+            if self._inspected is not None and result.snapshot is not None:
+                self._inspected[index] = result.snapshot
+            admitted = [request_id for request_id in result.admitted if self._admit(index, request_id)]
+            outputs = [output for each in result.outputs if (output := self._record(index, each)) is not None]
+            combined = self._result(outputs, admitted=admitted, latest=result.stats)
+        self._emit(combined)
+
+    def _admit(self, index: int, request_id: str) -> bool:
+        flight = self._flights.get(request_id)
+        if flight is None or flight.replica != index or flight.is_admitted:
+            return False
+        flight.is_admitted = True
+        return True
+
+    def _record(self, index: int, output: TokenOutput) -> TokenOutput | None:
+        """Take note of a request's new tokens; return what the frontend gets, None for requests that have ended."""
+        flight = self._flights.get(output.request_id)
+        if flight is None or flight.replica != index:
+            return None
+        flight.generated += output.token_ids
+        if flight.num_cached_tokens is None:
+            flight.num_cached_tokens = output.num_cached_tokens
+        if output.finish_reason is not None or output.error is not None:
+            self._forget(output.request_id)
+            self._ended[output.request_id] = index
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+        if output.num_cached_tokens == flight.num_cached_tokens:
+            return output
+        return msgspec.structs.replace(output, num_cached_tokens=flight.num_cached_tokens)
+
+    def _result(
+        self, outputs: list[TokenOutput], *, admitted: Sequence[str] = (), latest: EngineStats | None = None
+    ) -> StepResult:
+        """Return a result of the engine, with the snapshot if the last core has sent its own."""
+        replicas = [add_counts(replica.earlier, replica.stats) for replica in self._replicas]
+        stats = combine_stats(replicas, latest=latest or EngineStats())
+        stats = msgspec.structs.replace(stats, num_replaced=self._num_replaced)
+        return StepResult(outputs=outputs, admitted=list(admitted), stats=stats, snapshot=self._take_snapshot(stats))
+
+    def _take_snapshot(self, stats: EngineStats) -> BatchSnapshot | None:
+        if self._inspected is None:
+            return None
+        taken = {index: snapshot for index, snapshot in self._inspected.items() if snapshot is not None}
+        if not taken or len(taken) < len(self._inspected):
+            return None
+        self._inspected = None
+        return combine_snapshots(taken, stats=stats)
+
+    def _on_lost(self, index: int, failure: RequestFailure) -> None:
+        """Move the requests of a lost core to the others, and start another one."""
+        with self._lock:
+            replica = self._replicas[index]
+            replica.client = None
+            replica.num_flights = 0
+            replica.earlier = add_counts(replica.earlier, replica.stats)
+            replica.stats = EngineStats()
+            self._router.forget(index)
+            if self._inspected is not None:
+                self._inspected.pop(index, None)
+            flights = [flight for flight in self._flights.values() if flight.replica == index]
+            logger.error("Replica %d is lost (%s) with %d requests.", index, failure.code, len(flights))
+            failed = [output for flight in flights if (output := self._move(flight)) is not None]
+            result = self._result(failed)
+        self._supervisor.replace(index)
+        self._emit(result)
+
+    def _move(self, flight: _Flight) -> TokenOutput | None:
+        """Give a request to another core; return its last output if it is too often lost."""
+        flight.replica = None
+        flight.num_losses += 1
+        if flight.num_losses < MAX_LOSSES:
+            self._place(flight)
+            return None
+        del self._flights[flight.submission.request_id]
+        return TokenOutput(
+            request_id=flight.submission.request_id,
+            token_ids=[],
+            error=_LOST_TOO_OFTEN,
+            num_prompt_tokens=len(flight.submission.prompt_token_ids),
+            num_completion_tokens=len(flight.generated),
+            num_cached_tokens=flight.num_cached_tokens or 0,
+        )
+
+    def _take_core(self, index: int, client: CoreClient, stats: EngineStats) -> bool:
+        """Use a new core in the place of a lost one; return whether it is wanted."""
+        with self._lock:
+            if self._is_stopping or self._has_ended:
+                return False
+            client.start(self._callbacks_of(index))
+            self._num_running += 1
+            self._num_replaced += 1
+            self._replicas[index].client = client
+            self._replicas[index].stats = stats
+            for flight in tuple(self._waiting_flights()):
+                self._place(flight)
+            if self._inspected is not None and not self._inspected:  # all that were asked are lost
+                self._inspected = None
+                self._inspect()
+            result = self._result([])
+        logger.info("Replica %d has a new core.", index)
+        self._emit(result)
+        return True
+
+    def _give_up(self, index: int) -> None:
+        """Report the engine as lost if no other core lives: new ones do not start."""
+        assert self._callbacks is not None
+        with self._lock:
+            if self._live() or self._is_stopping:
+                return
+        logger.error("No replica has a core, and replica %d cannot start one.", index)
+        self._callbacks.on_lost(ENGINE_DEAD)
+
+    def _waiting_flights(self) -> Iterator[_Flight]:
+        return (flight for flight in self._flights.values() if flight.replica is None)
+
+    def _on_ended(self) -> None:
+        with self._lock:
+            self._num_running -= 1
+        self._report_if_ended()
+
+    def _report_if_ended(self) -> None:
+        assert self._callbacks is not None
+        with self._lock:
+            is_end = self._is_stopping and self._num_running == 0 and not self._has_ended
+            self._has_ended |= is_end
+        if is_end:
+            self._callbacks.on_ended()
+
+    def _emit(self, result: StepResult) -> None:
+        assert self._callbacks is not None
+        with self._emit_lock:
+            self._callbacks.on_result(result)
+
+    def _live(self) -> list[int]:
+        return [index for index, replica in enumerate(self._replicas) if replica.client is not None]
+
+    def _clients(self) -> list[CoreClient]:
+        return [replica.client for replica in self._replicas if replica.client is not None]

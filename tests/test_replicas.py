@@ -1,0 +1,141 @@
+"""A server with two replicas under load, whose cores are killed: every answer is whole, and nothing is left behind."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from infer_server.testing import metric_samples
+
+Serve = Callable[..., AbstractContextManager[Any]]
+NUM_STREAMS = 32
+NUM_TOKENS = 200
+REPLACED_WITHIN_S = 30
+GIVE_UP_S = 120
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("v1/completions", {"prompt": "ROMEO:\n", "temperature": 0}),
+    ("v1/completions", {"prompt": "JULIET:\n", "temperature": 1, "seed": 1, "frequency_penalty": 0.5}),
+    ("v1/completions", {"prompt": "A code: ", "seed": 2, "structured_outputs": {"regex": "([a-f][0-9]){120}"}}),
+    ("v1/chat/completions", {"messages": [{"role": "user", "content": "Who is there?"}], "seed": 3}),
+]
+
+
+def streams() -> list[tuple[str, dict[str, Any]]]:
+    """Return the path and the body of each stream: mixed, with prompts of their own."""
+    found = []
+    for index in range(NUM_STREAMS):
+        path, body = BODIES[index % len(BODIES)]
+        more = {"prompt": f"{index}. {body['prompt']}"} if "prompt" in body else {}
+        found.append((path, {"max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True, **body, **more}))
+    return found
+
+
+def read_stream(url: str, path: str, body: dict[str, Any]) -> str:
+    """Return the text of a stream, which must be whole."""
+    text, last = "", ""
+    with httpx.stream("POST", f"{url}/{path}", json=body, timeout=GIVE_UP_S) as reply:
+        assert reply.status_code == 200
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                last = line or last
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+    assert last == "data: [DONE]"
+    return text
+
+
+def read_all(url: str, pool: ThreadPoolExecutor) -> Iterator[str]:
+    return pool.map(lambda stream: read_stream(url, *stream), streams())
+
+
+def cores_of(server: Any) -> list[psutil.Process]:
+    """Return the processes of the server's cores, the oldest first."""
+    children = psutil.Process(server.process.pid).children()
+    return sorted(filter(is_core, children), key=lambda core: core.create_time())
+
+
+def is_core(process: psutil.Process) -> bool:
+    try:
+        return "infer_engine.ipc.worker" in " ".join(process.cmdline())
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return False
+
+
+def sample(url: str, stem: str) -> float:
+    samples = metric_samples(httpx.get(f"{url}/metrics").text)
+    return sum(value for (name, _), value in samples.items() if name == f"infer:{stem}")
+
+
+def until(condition: Callable[[], bool], *, within_s: float) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("num_rounds", [1, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.timeout(1800)
+def test_killed_cores_cost_32_streams_nothing_but_time(serve: Serve, num_rounds: int) -> None:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        with serve() as server:
+            undisturbed = list(read_all(server.url, pool))
+        with serve("--data-parallel-size", "2") as server:
+            assert list(read_all(server.url, pool)) == undisturbed
+            everything = psutil.Process(server.process.pid).children(recursive=True)
+            for _ in range(num_rounds):
+                num_replaced, num_generated = sample(server.url, "replaced_cores_total"), generated(server.url)
+                texts = pool.submit(lambda: list(read_all(server.url, ThreadPoolExecutor(NUM_STREAMS))))
+                until(lambda start=num_generated: generated(server.url) > start + 500, within_s=GIVE_UP_S)  # type: ignore[misc]  # bound now
+                old, other = cores_of(server)
+                old.kill()
+                until(lambda lost=old: has_two_others(server, lost), within_s=REPLACED_WITHIN_S)  # type: ignore[misc]
+                assert httpx.get(f"{server.url}/health").status_code == 200
+                assert texts.result(GIVE_UP_S) == undisturbed
+                until(
+                    lambda before=num_replaced: sample(server.url, "replaced_cores_total") > before,  # type: ignore[misc]
+                    within_s=REPLACED_WITHIN_S,
+                )
+                assert other.is_running()
+                until(lambda: sample(server.url, "num_requests_running") == 0, within_s=GIVE_UP_S)
+                assert sample(server.url, "num_leaked_blocks") == 0
+            everything += psutil.Process(server.process.pid).children(recursive=True)
+            assert server.terminate() == 0
+        assert not psutil.wait_procs(everything, timeout=GIVE_UP_S)[1], "a process is left"
+
+
+def has_two_others(server: Any, lost: psutil.Process) -> bool:
+    cores = cores_of(server)
+    return len(cores) == 2 and lost not in cores
+
+
+def generated(url: str) -> float:
+    return sample(url, "generation_tokens_total")
+
+
+def test_replicas_without_processes_are_a_clear_error(serve: Serve) -> None:
+    with (
+        pytest.raises(AssertionError, match="each copy needs its own process"),
+        serve("--data-parallel-size", "2", "--no-engine-process"),
+    ):
+        pass
+
+
+def test_replicas_are_seen_by_operators(serve: Serve) -> None:
+    with serve("--data-parallel-size", "2") as server:
+        assert sample(server.url, "replica_up") == 2
+        reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Who", "max_tokens": 4})
+        assert reply.status_code == 200
+        snapshot = httpx.get(f"{server.url}/playground/batch").json()
+        assert len(snapshot["stats"]["replicas"]) == 2
+        assert snapshot["num_blocks"] == sum(each["num_blocks"] for each in snapshot["stats"]["replicas"])
+        assert "2 replicas" in server.banner
