@@ -1,10 +1,12 @@
 """A server with two replicas under load, whose cores are killed: every answer is whole, and nothing is left behind."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ import pytest
 
 from infer_server.testing import metric_samples
 
+ROOT = Path(__file__).resolve().parent.parent
 Serve = Callable[..., AbstractContextManager[Any]]
 NUM_STREAMS = 32
 NUM_TOKENS = 200
@@ -122,6 +125,13 @@ def generated(url: str) -> float:
     return sample(url, "generation_tokens_total")
 
 
+def listed_metrics() -> set[str]:
+    """Return the metrics of replicas that the documents list."""
+    section = (ROOT / "docs/operations.md").read_text().split("### Replicas\n")[1].split("\n#")[0]
+    cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([\w:]+)", cell)}
+
+
 def test_replicas_without_processes_are_a_clear_error(serve: Serve) -> None:
     with (
         pytest.raises(AssertionError, match="each copy needs its own process"),
@@ -133,6 +143,8 @@ def test_replicas_without_processes_are_a_clear_error(serve: Serve) -> None:
 def test_replicas_are_seen_by_operators(serve: Serve) -> None:
     with serve("--data-parallel-size", "2") as server:
         assert sample(server.url, "replica_up") == 2
+        served = {name for name, _ in metric_samples(httpx.get(f"{server.url}/metrics").text)}
+        assert {name for name in served if "repl" in name and not name.endswith("_created")} == listed_metrics()
         reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Who", "max_tokens": 4})
         assert reply.status_code == 200
         snapshot = httpx.get(f"{server.url}/playground/batch").json()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from infer_engine.ipc.messages import TokenOutput
+from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, collect, expected_tokens, tokens_of
@@ -152,3 +153,31 @@ def test_a_reader_of_what_a_preempted_request_was_to_write_in_the_same_step_begi
     # It fills a block, which the other takes over at once. That one's next block is refused: its victim is the writer.
     assert served.step().stats.num_preemptions == 2
     assert {tuple(tokens_of(out)) for out in served.run().values()} == {tuple(expected_tokens(prompt, 3))}
+
+
+@pytest.mark.parametrize("batching_mode", ["continuous", "static"])
+@pytest.mark.parametrize("num_generated", [1, 7, 19])
+def test_a_request_that_another_core_began_goes_on_where_that_was(batching_mode: str, num_generated: int) -> None:
+    prompt, wanted = [5] * 10, expected_tokens([5] * 10, 20)
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    served = engine(num_blocks=100, batch=2, batching_mode=batching_mode, chunk=4)
+    begun = wanted[:num_generated]
+    served.submit("moved", prompt, max_tokens=20, params=params, generated_token_ids=begun)
+    served.submit("beside", [6] * 10, max_tokens=20)
+    found = served.run()
+    assert tokens(found) == {"moved": wanted[num_generated:], "beside": expected_tokens([6] * 10, 20)}
+    assert [output.prompt_logprobs for output in found["moved"]] == [None] * (20 - num_generated), "told before"
+    last = found["moved"][-1]
+    assert (last.num_prompt_tokens, last.num_completion_tokens) == (10, 20)
+
+
+def test_a_request_that_another_core_began_finds_prefixes_and_measures_no_prompt() -> None:
+    served = engine(num_blocks=100, use_prefix_caching=True)
+    prompt, wanted = [5] * 16, expected_tokens([5] * 16, 20)
+    served.submit("before", prompt, max_tokens=20)
+    served.run()
+    num_computed = served.step().stats.num_computed_tokens
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    served.submit("moved", prompt, max_tokens=20, params=params, generated_token_ids=wanted[:8])
+    assert tokens(served.run())["moved"] == wanted[8:]
+    assert served.step().stats.num_computed_tokens - num_computed < len(prompt)

@@ -106,6 +106,15 @@ async def test_what_comes_after_results_or_after_a_text_is_another_message() -> 
     ]
 
 
+async def test_two_messages_of_the_assistant_stay_two() -> None:
+    assert [message.content for message in await messages_of(HI, TEXT, TEXT, HI)] == [
+        "hi",
+        "Let me see.",
+        "Let me see.",
+        "hi",
+    ]
+
+
 async def test_reasoning_is_its_content_or_else_its_summary() -> None:
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": text} for text in ("a", "b")]}
     both = summary | {"content": THOUGHT["content"]}

@@ -217,14 +217,15 @@ class ReplicatedCoreClient:
             self._replicas[index].stats = result.stats
             if self._inspected is not None and result.snapshot is not None:
                 self._inspected[index] = result.snapshot
-            admitted = [request_id for request_id in result.admitted if self._admit(index, request_id)]
+            admitted = [request_id for request_id in result.admitted if self._admit(request_id)]
             outputs = [output for each in result.outputs if (output := self._record(index, each)) is not None]
             combined = self._result(outputs, admitted=admitted, latest=result.stats)
         self._emit(combined)
 
-    def _admit(self, index: int, request_id: str) -> bool:
+    def _admit(self, request_id: str) -> bool:
+        """Return whether a request leaves the queue for the first time."""
         flight = self._flights.get(request_id)
-        if flight is None or flight.replica != index or flight.is_admitted:
+        if flight is None or flight.is_admitted:
             return False
         flight.is_admitted = True
         return True
@@ -232,7 +233,7 @@ class ReplicatedCoreClient:
     def _record(self, index: int, output: TokenOutput) -> TokenOutput | None:
         """Take note of a request's new tokens; return what the frontend gets, None for requests that have ended."""
         flight = self._flights.get(output.request_id)
-        if flight is None or flight.replica != index:
+        if flight is None:
             return None
         flight.generated += output.token_ids
         if flight.num_cached_tokens is None:

@@ -17,13 +17,31 @@ class Router:
     """Chooses replicas by their loads, and by what has gone to them. Used by one thread at a time."""
 
     def __init__(
-        self, num_replicas: int, *, policy: RoutingPolicy, cache_tokens: int, draw: random.Random | None = None
+        self,
+        num_replicas: int,
+        *,
+        policy: RoutingPolicy,
+        cache_tokens: int,
+        max_extra_load: int = MAX_EXTRA_LOAD,
+        first: int = 0,
+        draw: random.Random | None = None,
     ) -> None:
-        """Choose among `num_replicas` replicas, each with room for `cache_tokens` tokens of cached prefixes."""
+        """Choose among replicas.
+
+        Args:
+            num_replicas: how many there are.
+            policy: how to choose.
+            cache_tokens: room for cached prefixes that each of them has.
+            max_extra_load: how many requests more than the least loaded one a replica may have and still be chosen for
+                its prefixes.
+            first: the replica that is chosen first among equals. Routers that share replicas need different ones.
+            draw: of the `random` policy.
+        """
         self._policy = policy
         self._indexes = [PrefixIndex(max_tokens=cache_tokens) for _ in range(num_replicas)]
+        self._max_extra_load = max_extra_load
         self._draw = draw or random.Random()  # noqa: S311 - no secret
-        self._last = -1
+        self._last = first - 1
 
     def choose(self, prompt_token_ids: Sequence[int], *, salt: str | None, loads: Mapping[int, int]) -> int:
         """Return the replica for a prompt; `loads` has the number of requests of each one that can take it."""
@@ -47,7 +65,7 @@ class Router:
             least = min(loads.values())
             best = {replica: load for replica, load in loads.items() if known[replica] == most_known}
             replica = self._least_loaded(best)
-            if loads[replica] - least <= MAX_EXTRA_LOAD:
+            if loads[replica] - least <= self._max_extra_load:
                 return replica
         return self._least_loaded(loads)
 

@@ -1,0 +1,188 @@
+"""What each core is told, and what the frontend is told of it: cores that only record."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
+from infer_engine.ipc.messages import Abort, Finish, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.protocol import EngineStats, FinishReason, SamplingParams
+from infer_engine.replicas.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix_keys
+from infer_engine.replicas.replicated_client import ReplicatedCoreClient
+from infer_engine.replicas.routing import Router
+from infer_engine.testing.cores import GIVE_UP_S
+
+STATS = EngineStats(num_blocks=8)
+
+
+class Recorder:
+    """A client whose core is the test."""
+
+    def __init__(self) -> None:
+        self.messages: list[ToCore] = []
+        self.is_stopped = False
+
+    def start(self, callbacks: CoreCallbacks) -> None:
+        self.callbacks = callbacks
+
+    def send(self, message: ToCore) -> None:
+        self.messages.append(message)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def join(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def step_age_s(self) -> float | None:
+        return None
+
+    def describe_step(self) -> str:
+        return ""
+
+    def produce(self, request_id: str, *token_ids: int, reason: FinishReason | None = None, cached: int = 0) -> None:
+        """Give a request tokens."""
+        output = TokenOutput(
+            request_id=request_id,
+            token_ids=list(token_ids),
+            finish_reason=reason,
+            num_prompt_tokens=3,
+            num_completion_tokens=len(token_ids),
+            num_cached_tokens=cached,
+        )
+        self.callbacks.on_result(StepResult(outputs=[output], admitted=[request_id], stats=STATS))
+
+
+class Cores:
+    """Replicas whose cores record; each new one is appended to `clients`."""
+
+    def __init__(self, *, num_replicas: int = 2) -> None:
+        self.clients = [Recorder() for _ in range(num_replicas)]
+        self.results: list[StepResult] = []
+        self.lost: list[str] = []
+        self.has_ended = False
+        self.client = ReplicatedCoreClient(
+            list(self.clients),
+            stats=[STATS] * num_replicas,
+            router=Router(num_replicas, policy="prefix", cache_tokens=10_000),
+            start_core=self._start_core,
+            step_timeout_s=GIVE_UP_S,
+        )
+        self.client.start(
+            CoreCallbacks(
+                on_result=self.results.append,
+                on_lost=lambda failure: self.lost.append(failure.code),
+                on_ended=lambda: setattr(self, "has_ended", True),
+            )
+        )
+
+    def _start_core(self, index: int) -> tuple[CoreClient, EngineStats]:
+        raise OSError(f"no other core for replica {index} in this test")
+
+    def submit(self, request_id: str, *prompt: int) -> None:
+        self.client.send(
+            Submit(request_id=request_id, prompt_token_ids=list(prompt), max_tokens=9, seed=0, params=SamplingParams())
+        )
+
+    def outputs(self) -> list[TokenOutput]:
+        return [output for result in self.results for output in result.outputs]
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Cores]]:
+    """Return a function that makes cores; they end with the test."""
+    made: list[Cores] = []
+
+    def make_cores(num_replicas: int = 2) -> Cores:
+        made.append(Cores(num_replicas=num_replicas))
+        return made[-1]
+
+    yield make_cores
+    for cores in made:
+        cores.client.stop()
+
+
+Make = Callable[..., Cores]
+
+
+def test_the_end_of_a_text_is_told_to_the_core_that_has_ended_its_request_already(make: Make) -> None:
+    cores = make()
+    cores.submit("a", 1, 2, 3)
+    cores.clients[0].produce("a", 5)
+    cores.clients[0].produce("a", 6, reason=FinishReason.LENGTH)  # before the frontend has read the first token
+    finish = Finish(request_id="a", num_completion_tokens=1)
+    cores.client.send(finish)
+    assert cores.clients[0].messages[-1] == finish
+    assert len(cores.clients[1].messages) == 0
+
+
+def test_nobody_is_told_of_unknown_requests(make: Make) -> None:
+    cores = make()
+    cores.client.send(Abort(request_id="never seen"))
+    assert [client.messages for client in cores.clients] == [[], []]
+
+
+def test_a_moved_request_is_admitted_once_and_keeps_its_count_of_cached_tokens(make: Make) -> None:
+    cores = make()
+    cores.submit("a", 1, 2, 3)
+    cores.clients[0].produce("a", 5, cached=2)
+    cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
+    cores.clients[1].produce("a", 6, cached=0)
+    assert [output.num_cached_tokens for output in cores.outputs()] == [2, 2]
+    assert [request_id for result in cores.results for request_id in result.admitted] == ["a"]
+
+
+def test_an_aborted_request_is_not_moved(make: Make) -> None:
+    cores = make()
+    cores.submit("a", 1, 2, 3)
+    cores.client.send(Abort(request_id="a"))
+    cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
+    assert cores.clients[1].messages == []
+    cores.clients[1].produce("a", 6)
+    assert cores.outputs() == []
+
+
+def test_what_a_lost_core_had_cached_is_not_looked_for_in_its_place(make: Make) -> None:
+    cores = make(num_replicas=3)
+    prompt = [1] * BLOCK_TOKENS
+    cores.submit("a", *prompt)
+    cores.clients[0].produce("a", 5, reason=FinishReason.LENGTH)
+    cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
+    fresh = Recorder()
+    assert cores.client._take_core(0, fresh, STATS)  # noqa: SLF001 - what the supervisor calls
+    for request_id in ("b", "c", "d"):
+        cores.submit(request_id, 9)
+    for request_id in ("b", "c"):
+        cores.client.send(Abort(request_id=request_id))
+    assert [type(message) for message in fresh.messages] == [Submit], "it has one request, and the others none"
+    cores.submit("e", *prompt)
+    assert len(fresh.messages) == 1, "it is not the least loaded, and knows nothing"
+
+
+def test_the_end_comes_when_all_cores_have_ended(make: Make) -> None:
+    cores = make()
+    cores.client.stop()
+    assert all(client.is_stopped for client in cores.clients)
+    cores.clients[0].callbacks.on_ended()
+    assert not cores.has_ended
+    cores.clients[1].callbacks.on_ended()
+    assert cores.has_ended
+
+
+def test_the_shortest_prefix_of_a_prompt_is_forgotten_last() -> None:
+    index = PrefixIndex(max_tokens=4 * BLOCK_TOKENS)
+    long, short = prefix_keys([1] * 4 * BLOCK_TOKENS, salt=None), prefix_keys([2] * BLOCK_TOKENS, salt=None)
+    index.add(long)
+    assert index.num_known(long) == 4
+    index.add(short)
+    assert (index.num_known(long), index.num_known(short)) == (3, 1)
+
+
+def test_keys_are_those_of_prefixes_and_of_their_salts() -> None:
+    one = prefix_keys([*range(2 * BLOCK_TOKENS), 7], salt="s")
+    assert len(one) == 2
+    assert one == prefix_keys(range(2 * BLOCK_TOKENS), salt="s")
+    assert one[0] == prefix_keys([*range(BLOCK_TOKENS), *[9] * BLOCK_TOKENS], salt="s")[0]
+    assert not {*one} & {*prefix_keys(range(2 * BLOCK_TOKENS), salt=None)}
+    assert one[1] not in prefix_keys([*range(1, BLOCK_TOKENS + 1), *range(BLOCK_TOKENS, 2 * BLOCK_TOKENS)], salt="s")
