@@ -1,5 +1,7 @@
 """What each core is told, and what the frontend is told of it: cores that only record."""
 
+import queue
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -62,6 +64,7 @@ class Cores:
         self.results: list[StepResult] = []
         self.lost: list[str] = []
         self.has_ended = False
+        self._new_clients: queue.SimpleQueue[Recorder | None] = queue.SimpleQueue()
         self.client = ReplicatedCoreClient(
             list(self.clients),
             stats=[STATS] * num_replicas,
@@ -78,7 +81,26 @@ class Cores:
         )
 
     def _start_core(self, index: int) -> tuple[CoreClient, EngineStats]:
-        raise OSError(f"no other core for replica {index} in this test")
+        client = self._new_clients.get(timeout=GIVE_UP_S)
+        if client is None:
+            raise OSError(f"replica {index} gets no other core")
+        return client, STATS
+
+    def replace(self) -> Recorder:
+        """Let a lost core be replaced; return the client of the new one."""
+        client = Recorder()
+        num_results = len(self.results)
+        self._new_clients.put(client)
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while len(self.results) == num_results:  # a result tells that it is in use
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        return client
+
+    def end(self) -> None:
+        self.client.stop()
+        for _ in self.clients:
+            self._new_clients.put(None)
 
     def submit(self, request_id: str, *prompt: int) -> None:
         self.client.send(
@@ -100,7 +122,7 @@ def make() -> Iterator[Callable[..., Cores]]:
 
     yield make_cores
     for cores in made:
-        cores.client.stop()
+        cores.end()
 
 
 Make = Callable[..., Cores]
@@ -149,8 +171,7 @@ def test_what_a_lost_core_had_cached_is_not_looked_for_in_its_place(make: Make) 
     cores.submit("a", *prompt)
     cores.clients[0].produce("a", 5, reason=FinishReason.LENGTH)
     cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
-    fresh = Recorder()
-    assert cores.client._take_core(0, fresh, STATS)  # noqa: SLF001 - what the supervisor calls
+    fresh = cores.replace()
     for request_id in ("b", "c", "d"):
         cores.submit(request_id, 9)
     for request_id in ("b", "c"):
@@ -158,6 +179,41 @@ def test_what_a_lost_core_had_cached_is_not_looked_for_in_its_place(make: Make) 
     assert [type(message) for message in fresh.messages] == [Submit], "it has one request, and the others none"
     cores.submit("e", *prompt)
     assert len(fresh.messages) == 1, "it is not the least loaded, and knows nothing"
+
+
+def moved_to(*clients: Recorder) -> list[list[str]]:
+    """Return the requests that each of some cores got."""
+    return [[each.request_id for each in client.messages if isinstance(each, Submit)] for client in clients]
+
+
+def test_suspects_are_kept_apart_so_that_one_fails_alone(make: Make) -> None:
+    cores = make()
+    names = ["a", "b", "c"]
+    for name in names:
+        cores.submit(name, *[1] * BLOCK_TOKENS)
+    first, second = cores.clients
+    assert moved_to(first, second) == [names, []]
+    first.callbacks.on_lost(ENGINE_DEAD)
+    assert moved_to(second) == [names]
+    third = cores.replace()
+    second.callbacks.on_lost(ENGINE_DEAD)  # from here on any of the three may be what ends cores
+    assert moved_to(third) == [["a"]]
+    fourth = cores.replace()
+    assert moved_to(third, fourth) == [["a"], ["b"]]
+    third.produce("a", 5, reason=FinishReason.LENGTH)
+    assert moved_to(third, fourth) == [["a", "c"], ["b"]]
+    fourth.callbacks.on_lost(ENGINE_DEAD)
+    [failed] = [output for output in cores.outputs() if output.error is not None]
+    assert failed.request_id == "b"
+    cores.submit("d", 9)
+    assert moved_to(third) == [["a", "c", "d"]], "who is no suspect waits for nobody"
+    fifth = cores.replace()
+    assert fifth.messages == []
+    third.callbacks.on_lost(ENGINE_DEAD)
+    assert moved_to(fifth) == [["d"]]
+    sixth = cores.replace()
+    fifth.callbacks.on_lost(ENGINE_DEAD)
+    assert moved_to(sixth) == [["d"]], "a new core has no suspects"
 
 
 def test_the_end_comes_when_all_cores_have_ended(make: Make) -> None:

@@ -11,7 +11,7 @@ tokens are the same, because draws depend on a request's seed and on the positio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,7 +26,7 @@ from infer_engine.replicas.supervisor import StartCore, Supervisor
 logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 3
-"""After how many lost cores a request fails: it may be what ends them."""
+"""After how many lost cores a request fails: it may be what ends them. The last one it shares with no other suspect."""
 MAX_ENDED = 1024
 """How many ended requests are remembered, in case a stop string is found in their text later."""
 
@@ -47,6 +47,11 @@ class _Flight:
     num_cached_tokens: int | None = None
     num_losses: int = 0
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what ends cores, and fails with the next one."""
+        return self.num_losses == MAX_LOSSES - 1
+
     def resumed(self) -> Submit:
         """Return the submission with the tokens so far."""
         return msgspec.structs.replace(self.submission, generated_token_ids=list(self.generated))
@@ -60,6 +65,7 @@ class _Replica:
     earlier: EngineStats  # counts of the cores that were here before
     stats: EngineStats
     num_flights: int = 0
+    num_suspects: int = 0
 
 
 class ReplicatedCoreClient:
@@ -164,14 +170,23 @@ class ReplicatedCoreClient:
             raise
 
     def _place(self, flight: _Flight) -> None:
-        """Give a request to a core; it waits while there is none."""
-        loads = {index: self._replicas[index].num_flights for index in self._live()}
+        """Give a request to a core; it waits while there is none.
+
+        A core has one suspect at most, so that no other one fails with it.
+        """
+        live = {index: self._replicas[index] for index in self._live()}
+        loads = {
+            index: replica.num_flights
+            for index, replica in live.items()
+            if not (flight.is_suspect and replica.num_suspects)
+        }
         if not loads:
             return
         index = self._choose(flight.submission, loads)
-        replica = self._replicas[index]
+        replica = live[index]
         flight.replica = index
         replica.num_flights += 1
+        replica.num_suspects += flight.is_suspect
         assert replica.client is not None
         replica.client.send(flight.resumed())
 
@@ -190,7 +205,14 @@ class ReplicatedCoreClient:
             return self._ended.pop(request_id, None)
         if flight.replica is not None:
             self._replicas[flight.replica].num_flights -= 1
+            if flight.is_suspect:
+                self._replicas[flight.replica].num_suspects -= 1
+                self._place_waiting()
         return flight.replica
+
+    def _place_waiting(self) -> None:
+        for flight in [flight for flight in self._flights.values() if flight.replica is None]:
+            self._place(flight)
 
     def _end(self, request_id: str, message: Abort | Finish) -> None:
         index = self._forget(request_id)
@@ -270,7 +292,7 @@ class ReplicatedCoreClient:
         with self._lock:
             replica = self._replicas[index]
             replica.client = None
-            replica.num_flights = 0
+            replica.num_flights = replica.num_suspects = 0
             replica.earlier = add_counts(replica.earlier, replica.stats)
             replica.stats = EngineStats()
             self._router.forget(index)
@@ -310,8 +332,7 @@ class ReplicatedCoreClient:
             self._num_replaced += 1
             self._replicas[index].client = client
             self._replicas[index].stats = stats
-            for flight in tuple(self._waiting_flights()):
-                self._place(flight)
+            self._place_waiting()
             if self._inspected is not None and not self._inspected:  # all that were asked are lost
                 self._inspected = None
                 self._inspect()
@@ -328,9 +349,6 @@ class ReplicatedCoreClient:
                 return
         logger.error("No replica has a core, and replica %d cannot start one.", index)
         self._callbacks.on_lost(ENGINE_DEAD)
-
-    def _waiting_flights(self) -> Iterator[_Flight]:
-        return (flight for flight in self._flights.values() if flight.replica is None)
 
     def _on_ended(self) -> None:
         with self._lock:
