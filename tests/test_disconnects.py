@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import httpx
+import pytest
 
 from infer_engine import EngineConfig, build_engine
 from infer_engine.protocol import Engine
@@ -38,8 +39,16 @@ async def settled(engine: Engine) -> bool:
     return False
 
 
-async def test_random_disconnects_under_load_leave_nothing_behind(folder: Path) -> None:
-    config = EngineConfig(model=str(folder), dtype="float32", num_kv_blocks=40, block_size=16, max_batch_size=8)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+async def test_random_disconnects_under_load_leave_nothing_behind(folder: Path, num_replicas: int) -> None:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        num_kv_blocks=40,
+        block_size=16,
+        max_batch_size=8,
+        data_parallel_size=num_replicas,
+    )
     engine = build_engine(config)
     draw = random.Random(5)  # noqa: S311 - a test's choices
     async with running_server(engine, ServerSettings(port=0)) as url:

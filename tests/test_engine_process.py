@@ -17,7 +17,7 @@ NUM_STREAMS = 8
 BODY = {"prompt": [5, 6, 7], "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
-@pytest.fixture(params=["--engine-process", "--no-engine-process"])
+@pytest.fixture(params=["--engine-process", "--no-engine-process", "--data-parallel-size=2"])
 def place(request: pytest.FixtureRequest) -> str:
     """Where the engine computes."""
     flag: str = request.param
@@ -80,13 +80,14 @@ def test_a_killed_core_ends_all_streams_within_two_seconds_and_the_server_with_a
         assert server.process.wait(timeout=30) == 1
 
 
-def test_a_killed_server_leaves_no_core_behind(serve: Serve, folder: Path) -> None:
-    with serve("--model", str(folder), "--engine-process") as server:
-        [core] = psutil.Process(server.process.pid).children()
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_killed_server_leaves_no_core_behind(serve: Serve, folder: Path, num_replicas: int) -> None:
+    with serve("--model", str(folder), f"--data-parallel-size={num_replicas}") as server:
+        cores = psutil.Process(server.process.pid).children()
+        assert len(cores) == num_replicas
         server.process.kill()
         server.process.wait()
-        core.wait(timeout=10)
-        assert not core.is_running()
+        assert not psutil.wait_procs(cores, timeout=10)[1]
 
 
 def test_where_the_engine_computes_makes_no_difference(serve: Serve, folder: Path) -> None:
