@@ -143,7 +143,7 @@ async def until_replaced(engine: Engine, count: int) -> None:
 
 
 async def test_a_core_that_is_stuck_is_replaced_and_its_requests_go_on(folder: Path) -> None:
-    async with running(config_of(folder, step_timeout_s=1.0)) as engine:
+    async with running(config_of(folder, step_timeout_s=4.0)) as engine:
         streams = await submit_all(engine)
         begun = [[await anext(aiter(stream))] for stream in streams]
         stuck = min(cores_of(), key=lambda process: process.pid)
