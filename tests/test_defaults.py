@@ -38,6 +38,8 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "max_prefill_tokens_beside_decodes": None,
     "batch_invariant": False,
     "step_timeout_s": 300.0,
+    "data_parallel_size": 1,
+    "routing_policy": "prefix",
     "tool_call_format": "auto",
     "reasoning_format": "auto",
 }

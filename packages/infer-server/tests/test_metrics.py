@@ -21,7 +21,16 @@ GAUGES = {
     "infer:engine_up": ENGINE,
     "infer:kv_blocks": ENGINE | {"state"},
     "infer:cache_config_info": ENGINE
-    | {"architecture", "block_size", "device", "dtype", "max_batch_size", "max_seq_len", "num_kv_blocks"},
+    | {
+        "architecture",
+        "block_size",
+        "device",
+        "dtype",
+        "max_batch_size",
+        "max_seq_len",
+        "num_kv_blocks",
+        "num_replicas",
+    },
 }
 COUNTERS = {
     "infer:prompt_tokens_total": ENGINE,
