@@ -84,6 +84,11 @@ def openai_shape(error: ApiError, _: Scope) -> tuple[int, msgspec.Struct]:
     return error.status, error.reply
 
 
+def missing(param: str) -> ApiError:
+    """Return the error for a field that must be there."""
+    return ApiError(400, f"`{param}` is missing; send it.", code="missing_field", param=param)
+
+
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Cut `text` to `limit` characters, so that no reply echoes a whole request."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
-from infer_server.errors import ApiError, shorten
-from infer_server.generation.tools import check_tool_name, missing
+from infer_server.errors import ApiError, missing, shorten
+from infer_server.generation.tools import check_tool_name
 from infer_server.openai.fields import described
 from infer_server.openai.validation import out_of_range, unsupported
 

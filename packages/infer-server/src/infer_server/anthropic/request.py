@@ -17,11 +17,11 @@ from infer_engine.protocol import (
 )
 from infer_engine.protocol.chat import ToolChoice
 from infer_server.anthropic.content import MAX_MESSAGES, MessageField, SystemField, conversation_of
-from infer_server.errors import ApiError, shorten
-from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_results, check_tools, missing
+from infer_server.errors import ApiError, missing, shorten
+from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_results, check_tools
 from infer_server.openai.fields import described
 from infer_server.openai.shared_fields import ModelId, StopString, Temperature, TopK, TopP
-from infer_server.openai.validation import check_model, out_of_range
+from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -118,9 +118,7 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
             **given,  # type: ignore[arg-type]  # of several types
         )
     except ValueError as error:
-        message = str(error).replace("`stop`", "`stop_sequences`")
-        field = message.split("`")[1] if "`" in message else None
-        raise out_of_range(field, message) from None
+        raise refused_value(error, names={"stop": "stop_sequences"}) from None
     return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
 
 
@@ -159,8 +157,7 @@ def refusal_of(error: InvalidRequestError, *, body: MessagesBody) -> ApiError | 
     if error.param != "structured_outputs":
         return None
     place, _ = _format_of(body)
-    field = f"{place}.schema" if place else "tools"
-    return out_of_range(field, error.message.replace("`structured_outputs`", f"`{field}`", 1))
+    return refused_format(error.message, path=f"{place}.schema" if place else "tools")
 
 
 def _tools(fields: list[ToolField]) -> tuple[Tool, ...]:

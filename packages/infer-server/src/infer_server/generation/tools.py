@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from infer_engine.protocol import ChatMessage, Tool
-from infer_server.errors import ApiError, shorten
+from infer_server.errors import shorten
 from infer_server.openai.validation import out_of_range
 
 MAX_TOOLS = 256
@@ -85,8 +85,3 @@ def read_arguments(text: str, *, param: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise out_of_range(param, f"`{param}` is not a JSON object; send a call's arguments as they came.")
     return arguments
-
-
-def missing(param: str) -> ApiError:
-    """Return the error for a field that must be there."""
-    return ApiError(400, f"`{param}` is missing; send it.", code="missing_field", param=param)

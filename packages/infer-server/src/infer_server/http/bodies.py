@@ -10,12 +10,13 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from litestar import Request
 
-from infer_server.errors import ApiError, shorten
+from infer_server.errors import ApiError, missing, shorten
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
+MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
+"""What `msgspec` says of a field that is not there."""
 _PLACE = re.compile(r" - at `\$\.(\w+)")
 # How much is read past the limit and dropped, so that a client that is still sending can read the reply.
 _DISCARD_FACTOR = 4
@@ -121,12 +122,15 @@ def _not_json(error: Exception) -> ApiError:
 
 def _invalid(error: msgspec.ValidationError) -> ApiError:
     message = str(error)
-    missing = _MISSING.match(message)
-    if missing:
-        name = missing[1]
-        return ApiError(400, f"`{name}` is missing; send it.", code="missing_field", param=name)
+    lacking = MISSING_FIELD.match(message)
+    if lacking:
+        return missing(lacking[1])
     place = _PLACE.search(message)
-    param = place[1] if place else None
+    return invalid_value(message, param=place[1] if place else None)
+
+
+def invalid_value(message: str, *, param: str | None) -> ApiError:
+    """Return the error for a value of the wrong type, or a number that is too large; `message` is that of `msgspec`."""
     where = f"`{param}` is not valid" if param else "The body is not valid"
     text = f"{where}: {shorten(message, 300)}."
     if "out of range" in message:

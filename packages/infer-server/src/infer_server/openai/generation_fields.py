@@ -21,7 +21,7 @@ from infer_server.openai.structured_outputs import (
     guided,
     structured_outputs_of,
 )
-from infer_server.openai.validation import out_of_range
+from infer_server.openai.validation import out_of_range, refused_value
 
 Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
 
@@ -155,8 +155,7 @@ def sampling_params(
             **given,
         )
     except ValueError as error:
-        field = re.match(r"`(\w+)`", str(error))
-        raise out_of_range(field[1] if field else None, str(error)) from None
+        raise refused_value(error) from None
 
 
 def check_stream_options(options: StreamOptions | None, *, streaming: bool) -> None:

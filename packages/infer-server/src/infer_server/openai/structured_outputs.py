@@ -3,7 +3,6 @@
 OpenAI's `response_format`, vLLM's `structured_outputs`, llama.cpp's `grammar` and `json_schema`: at most one of them.
 """
 
-import re
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +11,7 @@ from infer_engine.protocol import InvalidRequestError, StructuredOutputs
 from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, MAX_CHOICES_OF_TEXT
 from infer_server.errors import ApiError, shorten
 from infer_server.openai.fields import described, restricted
-from infer_server.openai.validation import out_of_range
+from infer_server.openai.validation import out_of_range, refused_format
 
 _MAX_MESSAGE_CHARACTERS = 250  # it may quote what the client sent
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
@@ -98,7 +97,7 @@ def refusal_of(error: InvalidRequestError, *, body: msgspec.Struct) -> ApiError 
     names = ("structured_outputs", "grammar", "json_schema", "response_format")
     given = next((name for name in names if getattr(body, name, None) is not None), None)
     if given is None:  # the grammar of the tools
-        return out_of_range("tools", error.message.replace("`structured_outputs`", "`tools`", 1))
+        return refused_format(error.message, path="tools")
     return _wrong(given, error.message)
 
 
@@ -122,7 +121,5 @@ def _of_response_format(response_format: ResponseFormat) -> dict[str, Any] | Non
 
 
 def _wrong(field: str, message: str) -> ApiError:
-    """Return the error for the value of `field`; `message` may begin with the engine's name for it."""
-    path = {"response_format": "response_format.json_schema.schema"}.get(field, field)
-    message = re.sub(r"^`(json|grammar|structured_outputs)`", f"`{path}`", message)
-    return out_of_range(field, shorten(message, _MAX_MESSAGE_CHARACTERS))
+    path = "response_format.json_schema.schema" if field == "response_format" else field
+    return refused_format(message, path=path, param=field)

@@ -4,6 +4,9 @@ Statuses are OpenAI's. `/v1/completions` has other ones for the same codes: `PUB
 handlers apply.
 """
 
+import re
+from collections.abc import Mapping
+
 from infer_server.errors import ApiError, shorten
 
 PUBLISHED_STATUSES = {
@@ -15,9 +18,34 @@ PUBLISHED_STATUSES = {
 }
 
 
+_MAX_MESSAGE_CHARACTERS = 250  # of messages that may quote what the client sent
+
+
 def out_of_range(param: str | None, message: str) -> ApiError:
     """Return the error for a value that is not allowed, though its type is right."""
     return ApiError(400, message, code="invalid_value", param=param)
+
+
+def refused_value(error: ValueError, *, names: Mapping[str, str] | None = None) -> ApiError:
+    """Return the error for a value that the engine's types refuse, whose message begins with the name of its field.
+
+    `names` has the body's names of fields that have others there.
+    """
+    message = str(error)
+    for engine_name, name in (names or {}).items():
+        message = message.replace(f"`{engine_name}`", f"`{name}`")
+    field = re.match(r"`(\w+)`", message)
+    return out_of_range(field[1] if field else None, message)
+
+
+def refused_format(message: str, *, path: str, param: str | None = None) -> ApiError:
+    """Return the error for structured output that the engine refuses.
+
+    `message` may begin with the engine's name for what is at `path` in the body; `param` is the field, if not all of
+    the path.
+    """
+    named = re.sub(r"^`(json|grammar|structured_outputs)`", f"`{path}`", message)
+    return out_of_range(param or path, shorten(named, _MAX_MESSAGE_CHARACTERS))
 
 
 def unsupported(param: str, value: object, *, send: str) -> ApiError:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ChatPrompt
-from infer_server.errors import ApiError, shorten
-from infer_server.generation.tools import check_results, missing
+from infer_server.errors import ApiError, missing, shorten
+from infer_server.generation.tools import check_results
 from infer_server.openai.chat.tool_fields import ToolCallField, tool_calls
 from infer_server.openai.fields import check_restricted, described, restricted, restricted_names
 from infer_server.openai.validation import out_of_range

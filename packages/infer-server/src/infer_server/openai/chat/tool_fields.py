@@ -6,14 +6,13 @@ import msgspec
 
 from infer_engine.protocol import Tool, ToolCall
 from infer_engine.protocol.chat import ToolChoice
-from infer_server.errors import shorten
+from infer_server.errors import missing, shorten
 from infer_server.generation.tools import (
     MAX_TOOLS,
     TOOL_NAME_PATTERN,
     check_forced_tool,
     check_tool_name,
     check_tools,
-    missing,
     read_arguments,
 )
 from infer_server.openai.fields import described

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
-from infer_server.errors import ApiError, shorten
-from infer_server.generation.tools import TOOL_NAME_PATTERN, check_results, check_tool_name, missing, read_arguments
+from infer_server.errors import ApiError, missing, shorten
+from infer_server.generation.tools import TOOL_NAME_PATTERN, check_results, check_tool_name, read_arguments
 from infer_server.openai.fields import described
 from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.validation import out_of_range, unsupported

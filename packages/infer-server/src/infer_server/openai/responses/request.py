@@ -3,7 +3,6 @@
 Unknown fields are ignored: clients of this API send fields that are newer than any server.
 """
 
-import re
 from typing import Annotated, Any
 
 import msgspec
@@ -27,7 +26,7 @@ from infer_server.openai.shared_fields import (
     TopK,
     TopP,
 )
-from infer_server.openai.validation import check_model, out_of_range
+from infer_server.openai.validation import check_model, out_of_range, refused_value
 
 _NO_EFFECT = described("Accepted without effect.")
 _NO_STATE = described("Only null: the server keeps no responses.", enum=[None])
@@ -145,6 +144,4 @@ def _sampling_params(body: ResponsesBody) -> SamplingParams:
     try:
         return SamplingParams(max_tokens=body.max_output_tokens, structured_outputs=wanted, **given)
     except ValueError as error:
-        message = str(error).replace("`max_tokens`", "`max_output_tokens`")
-        field = re.match(r"`(\w+)`", message)
-        raise out_of_range(field[1] if field else None, message) from None
+        raise refused_value(error, names={"max_tokens": "max_output_tokens"}) from None

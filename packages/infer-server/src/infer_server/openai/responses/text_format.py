@@ -1,6 +1,5 @@
 """The `text` field of a response: what the text looks like, and the `StructuredOutputs` that it makes."""
 
-import re
 from typing import Annotated, Any
 
 import msgspec
@@ -8,10 +7,10 @@ import msgspec
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
 from infer_server.errors import ApiError, shorten
 from infer_server.openai.fields import described
-from infer_server.openai.validation import out_of_range
+from infer_server.openai.validation import out_of_range, refused_format
 
 _TYPES = ("text", "json_object", "json_schema")
-_MAX_MESSAGE_CHARACTERS = 250  # it may quote what the client sent
+_SCHEMA = "text.format.schema"
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,7 +59,6 @@ def refusal_of(error: InvalidRequestError, text: TextField | None, *, has_tools:
     """Return the error for structured output that the engine refuses; None if it refuses something else."""
     if error.param != "structured_outputs":
         return None
-    is_of_tools = has_tools and structured_outputs(text) is None  # their grammar is structured output too
-    param, name = ("tools", "tools") if is_of_tools else ("text.format", "text.format.schema")
-    message = re.sub(r"^`(json|structured_outputs)`", f"`{name}`", error.message)
-    return out_of_range(param, shorten(message, _MAX_MESSAGE_CHARACTERS))
+    if has_tools and structured_outputs(text) is None:  # their grammar is structured output too
+        return refused_format(error.message, path="tools")
+    return refused_format(error.message, path=_SCHEMA, param="text.format")

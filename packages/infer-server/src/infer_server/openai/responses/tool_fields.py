@@ -1,13 +1,13 @@
 """The fields of a response that are about tools: what may be called, and what must be."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from infer_engine.protocol import Tool
 from infer_engine.protocol.chat import ToolChoice
-from infer_server.errors import shorten
-from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_forced_tool, check_tools, missing
+from infer_server.errors import missing, shorten
+from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_forced_tool, check_tools
 from infer_server.openai.fields import described
 from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
@@ -16,6 +16,8 @@ from infer_server.openapi import schema_of
 
 _CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
 _FUNCTION = "function"
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,44 +98,40 @@ def function_tools(tools: list[dict[str, Any]] | None) -> list[FunctionTool]:
     Raises:
         ApiError: 400: one of them is wrong.
     """
-    return [decode_object((tools or [])[index], FunctionTool, at=at) for index, at in _places(tools or [], at="tools")]
+    return [function for _, function in _functions(tools or [], FunctionTool, at="tools")]
 
 
 def _tools(given: list[dict[str, Any]]) -> tuple[Tool, ...]:
     if len(given) > MAX_TOOLS:
         raise out_of_range("tools", f"`tools` has {len(given)} tools; send at most {MAX_TOOLS}.")
+    functions = _functions(given, FunctionTool, at="tools")
     tools = tuple(
-        Tool(
-            name=function.name,
-            description=function.description,
-            parameters=function.parameters,
-            strict=bool(function.strict),
-        )
-        for function in function_tools(given)
+        Tool(name=each.name, description=each.description, parameters=each.parameters, strict=bool(each.strict))
+        for _, each in functions
     )
-    check_tools(tools, places=[at for _, at in _places(given, at="tools")])
+    check_tools(tools, places=[place for place, _ in functions])
     return tools
 
 
 def _allowed(given: list[dict[str, Any]], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     names = set()
-    for index, place in _places(given, at="tool_choice.tools"):
-        name = decode_object(given[index], NamedFunction, at=place).name
-        check_forced_tool(name, tools, param=f"{place}.name")
-        names.add(name)
+    for place, function in _functions(given, NamedFunction, at="tool_choice.tools"):
+        check_forced_tool(function.name, tools, param=f"{place}.name")
+        names.add(function.name)
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def _places(given: list[dict[str, Any]], *, at: str) -> list[tuple[int, str]]:
-    """Return the indexes of the functions in `given`, with their places in the body."""
-    places = []
+def _functions(given: list[dict[str, Any]], struct: type[T], *, at: str) -> list[tuple[str, T]]:
+    """Return the functions in `given`, which is at the place `at` in the body, each with its own place."""
+    functions = []
     for index, tool in enumerate(given):
-        kind = object_type(tool, at=f"{at}[{index}]")
+        place = f"{at}[{index}]"
+        kind = object_type(tool, at=place)
         if kind is None:
-            raise missing(f"{at}[{index}].type")
+            raise missing(f"{place}.type")
         if kind == _FUNCTION:
-            places.append((index, f"{at}[{index}]"))
-    return places
+            functions.append((place, decode_object(tool, struct, at=place)))
+    return functions
 
 
 def _choice(choice: str, tools: tuple[Tool, ...]) -> ToolChoice:

@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from infer_server.errors import ApiError, shorten
-from infer_server.generation.tools import missing
+from infer_server.errors import ApiError, missing, shorten
+from infer_server.http.bodies import MISSING_FIELD, invalid_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _PLACE = re.compile(r" - at `\$(.*)`$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def decode_object(value: dict[str, Any], struct: type[T], *, at: str) -> T:
@@ -30,16 +29,8 @@ def decode_object(value: dict[str, Any], struct: type[T], *, at: str) -> T:
         message = str(error)
     place = _PLACE.search(message)
     param = shorten(at + (place[1] if place else ""), 100)
-    lacking = _MISSING.match(message)
-    if lacking:
-        raise missing(f"{param}.{lacking[1]}")
-    reason = shorten(_PLACE.sub("", message), 200)
-    raise ApiError(
-        400,
-        f"`{param}` is not valid: {reason}. Types are taken strictly: send the expected one.",
-        code="invalid_type",
-        param=param,
-    )
+    lacking = MISSING_FIELD.match(message)
+    raise missing(f"{param}.{lacking[1]}") if lacking else invalid_value(_PLACE.sub("", message), param=param)
 
 
 def object_type(value: dict[str, Any], *, at: str) -> str | None:
