@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from infer_engine.replicas.processors import divide_processors
+from infer_engine.ipc.processors import divide_processors
 from infer_engine.replicas.routing import MAX_EXTRA_LOAD, Router
 
 

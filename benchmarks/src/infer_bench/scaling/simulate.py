@@ -11,6 +11,7 @@ own. There are 8 groups for each replica. The requests of a group come through o
 ingress knows what it has sent, and nothing of the others.
 """
 
+import math
 import statistics
 import sys
 import time
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for num_replicas in numbers:
         tokens_per_s = num_replicas * args.rate * NEW_TOKENS
-        enough = args.ingresses or max(1, -(-int(2 * tokens_per_s * INGRESS_TOKEN_S * 1000) // 1000))
+        enough = args.ingresses or math.ceil(2 * tokens_per_s * INGRESS_TOKEN_S)
         plans: list[tuple[RoutingPolicy, int, int]] = [("prefix", enough, load) for load in args.max_extra_load]
         if len(plans) == 1:
             plans += [("least_loaded", enough, 0), ("random", enough, 0)]
@@ -216,10 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _cell(value: object) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float) and value < 1000
-        else f"{value:.0f}"
-        if isinstance(value, float)
-        else f"{value}"
-    )
+    if not isinstance(value, float):
+        return f"{value}"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

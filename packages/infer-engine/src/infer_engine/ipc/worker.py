@@ -20,6 +20,7 @@ from infer_engine.ipc.core_loop import CoreLoop, Inbox, StepTimer
 from infer_engine.ipc.log_forwarding import LogSender
 from infer_engine.ipc.messages import StepResult
 from infer_engine.ipc.process_memory import keep_freed_memory, release_library_pages
+from infer_engine.ipc.processors import use_processors
 from infer_engine.ipc.worker_messages import (
     MAX_FRAME_BYTES,
     CoreReady,
@@ -30,7 +31,6 @@ from infer_engine.ipc.worker_messages import (
     WorkerSetup,
 )
 from infer_engine.protocol import CheckpointUnusableError
-from infer_engine.replicas.processors import use_processors
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from infer_engine.ipc.process_client import ProcessCoreClient
+from infer_engine.ipc.processors import available_processors, divide_processors
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats
 from infer_engine.replicas.combining import combine_stats
-from infer_engine.replicas.processors import available_processors, divide_processors
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
 

@@ -21,7 +21,10 @@ _SUMS_SINCE_START = (
     "num_evictions",
     "busy_s",
 )
-_SUMS_OF_NOW = ("num_leaked_blocks", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_idle_blocks")
+_SUMS = (
+    *_SUMS_SINCE_START,
+    *("num_leaked_blocks", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_idle_blocks"),
+)
 
 
 def add_counts(earlier: EngineStats, core: EngineStats) -> EngineStats:
@@ -31,21 +34,16 @@ def add_counts(earlier: EngineStats, core: EngineStats) -> EngineStats:
     return msgspec.structs.replace(core, **sums)
 
 
-def combine_stats(replicas: Sequence[EngineStats], *, latest: EngineStats) -> EngineStats:
-    """Return the statistics of all `replicas` together; the step is that of `latest`, which is one of them."""
-    total = replicas[0]
-    for stats in replicas[1:]:
-        total = add_counts(total, stats)
-    sums = {name: sum(getattr(stats, name) for stats in replicas) for name in _SUMS_OF_NOW}
+def combine_stats(replicas: Sequence[EngineStats], *, latest: EngineStats, num_replaced: int = 0) -> EngineStats:
+    """Return the statistics of all `replicas` together; the step is that of `latest`."""
+    sums = {name: sum([getattr(stats, name) for stats in replicas]) for name in _SUMS}
     held = sum(stats.kv_usage * stats.num_blocks for stats in replicas)
     return msgspec.structs.replace(
-        total,
+        latest,
         **sums,
+        steps_by_tokens=[sum(counts) for counts in zip(*(stats.steps_by_tokens for stats in replicas), strict=True)],
         kv_usage=held / max(1, sums["num_blocks"]),
-        num_step_tokens=latest.num_step_tokens,
-        schedule_s=latest.schedule_s,
-        execute_s=latest.execute_s,
-        sample_s=latest.sample_s,
+        num_replaced=num_replaced,
         replicas=list(replicas),
     )
 

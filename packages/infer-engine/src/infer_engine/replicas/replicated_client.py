@@ -62,8 +62,8 @@ class _Replica:
     """A place for a core; `client` is None while a new one starts."""
 
     client: CoreClient | None
-    earlier: EngineStats  # counts of the cores that were here before
-    stats: EngineStats
+    stats: EngineStats  # with the counts of the cores that were here before
+    earlier: EngineStats = field(default_factory=EngineStats)  # these counts alone
     num_flights: int = 0
     num_suspects: int = 0
 
@@ -89,10 +89,7 @@ class ReplicatedCoreClient:
             start_core: loads another core for a replica; it may raise anything.
             step_timeout_s: seconds after which a step counts as stuck and its core as lost.
         """
-        self._replicas = [
-            _Replica(client=client, earlier=EngineStats(), stats=each)
-            for client, each in zip(clients, stats, strict=True)
-        ]
+        self._replicas = [_Replica(client=client, stats=each) for client, each in zip(clients, stats, strict=True)]
         self._router = router
         self._lock = threading.Lock()  # guards all that follows
         self._emit_lock = threading.Lock()  # the callbacks take one call at a time
@@ -236,7 +233,8 @@ class ReplicatedCoreClient:
 
     def _on_result(self, index: int, result: StepResult) -> None:
         with self._lock:
-            self._replicas[index].stats = result.stats
+            replica = self._replicas[index]
+            replica.stats = add_counts(replica.earlier, result.stats)
             if self._inspected is not None and result.snapshot is not None:
                 self._inspected[index] = result.snapshot
             admitted = [request_id for request_id in result.admitted if self._admit(request_id)]
@@ -273,9 +271,11 @@ class ReplicatedCoreClient:
         self, outputs: list[TokenOutput], *, admitted: Sequence[str] = (), latest: EngineStats | None = None
     ) -> StepResult:
         """Return a result of the engine, with the snapshot if the last core has sent its own."""
-        replicas = [add_counts(replica.earlier, replica.stats) for replica in self._replicas]
-        stats = combine_stats(replicas, latest=latest or EngineStats())
-        stats = msgspec.structs.replace(stats, num_replaced=self._num_replaced)
+        stats = combine_stats(
+            [replica.stats for replica in self._replicas],
+            latest=latest or EngineStats(),
+            num_replaced=self._num_replaced,
+        )
         return StepResult(outputs=outputs, admitted=list(admitted), stats=stats, snapshot=self._take_snapshot(stats))
 
     def _take_snapshot(self, stats: EngineStats) -> BatchSnapshot | None:
@@ -293,8 +293,7 @@ class ReplicatedCoreClient:
             replica = self._replicas[index]
             replica.client = None
             replica.num_flights = replica.num_suspects = 0
-            replica.earlier = add_counts(replica.earlier, replica.stats)
-            replica.stats = EngineStats()
+            replica.stats = replica.earlier = add_counts(replica.stats, EngineStats())
             self._router.forget(index)
             if self._inspected is not None:
                 self._inspected.pop(index, None)
@@ -331,7 +330,7 @@ class ReplicatedCoreClient:
             self._num_running += 1
             self._num_replaced += 1
             self._replicas[index].client = client
-            self._replicas[index].stats = stats
+            self._replicas[index].stats = add_counts(self._replicas[index].earlier, stats)
             self._place_waiting()
             if self._inspected is not None and not self._inspected:  # all that were asked are lost
                 self._inspected = None
