@@ -181,6 +181,25 @@ def test_what_a_lost_core_had_cached_is_not_looked_for_in_its_place(make: Make) 
     assert len(fresh.messages) == 1, "it is not the least loaded, and knows nothing"
 
 
+def test_no_count_falls_when_a_core_is_replaced_and_computes_on(make: Make) -> None:
+    cores = make()
+
+    def step(client: Recorder, num_steps: int) -> int:
+        stats = EngineStats(num_blocks=8, num_steps=num_steps)
+        client.callbacks.on_result(StepResult(outputs=[], admitted=[], stats=stats))
+        return cores.results[-1].stats.num_steps
+
+    assert step(cores.clients[0], 5) == 5
+    assert step(cores.clients[1], 2) == 7
+    cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
+    assert cores.results[-1].stats.num_steps == 7
+    fresh = cores.replace()
+    assert cores.results[-1].stats.num_steps == 7
+    assert [step(fresh, 1), step(fresh, 2)] == [8, 9]
+    fresh.callbacks.on_lost(ENGINE_DEAD)
+    assert cores.results[-1].stats.num_steps == 9
+
+
 def moved_to(*clients: Recorder) -> list[list[str]]:
     """Return the requests that each of some cores got."""
     return [[each.request_id for each in client.messages if isinstance(each, Submit)] for client in clients]
