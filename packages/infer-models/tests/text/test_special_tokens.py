@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer_models.text.chat.special_tokens import SpecialToken, SpecialTokenScanner
 from infer_models.text.slicing import SLICE_LENGTH
-from infer_models.text.special_tokens import SpecialToken, SpecialTokenScanner
 
 LETTERS = st.text("ab|.", min_size=1, max_size=5)
 

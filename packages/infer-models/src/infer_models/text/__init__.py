@@ -1,8 +1,8 @@
 """Text on one side, token ids on the other: tokenizers, chat templates, streaming, stop strings. Imports no torch."""
 
-from infer_models.text.chat_encoder import Conversation, EncodedChat, ReasoningState
-from infer_models.text.chat_format import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningFormat, ToolCallFormat
-from infer_models.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
+from infer_models.text.chat.encoder import Conversation, EncodedChat, ReasoningState
+from infer_models.text.chat.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningFormat, ToolCallFormat
+from infer_models.text.chat.template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
 from infer_models.text.detokenizer import IncrementalDetokenizer
 from infer_models.text.dummy import dummy_tokenizer
 from infer_models.text.errors import TextTooLongError

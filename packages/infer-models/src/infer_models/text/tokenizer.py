@@ -5,8 +5,8 @@ from pathlib import Path
 
 import tokenizers
 
-from infer_models.text.chat_encoder import ChatEncoder, Conversation
-from infer_models.text.chat_template import ChatTemplate, ChatTemplateMissingError, Message
+from infer_models.text.chat.encoder import ChatEncoder, Conversation
+from infer_models.text.chat.template import ChatTemplate, ChatTemplateMissingError, Message
 from infer_models.text.encoding import TextEncoder
 from infer_models.text.token_bytes import TokenBytes
 from infer_models.text.token_count_bound import max_bytes_per_token

@@ -10,7 +10,7 @@ import jinja2
 import tokenizers
 
 from infer_models.errors import CheckpointError
-from infer_models.text.chat_template import ChatTemplate
+from infer_models.text.chat.template import ChatTemplate
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infer_models.text.chat_format import ToolCallFormat
-from infer_models.text.chat_template import Message, json_text
+from infer_models.text.chat.formats import ToolCallFormat
+from infer_models.text.chat.template import Message, json_text
 
 
 def with_tools_as_text(

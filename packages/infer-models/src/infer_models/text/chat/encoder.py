@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from infer_models.text.chat_format import (
+from infer_models.text.chat.formats import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
     ReasoningFormat,
@@ -17,17 +17,17 @@ from infer_models.text.chat_format import (
     reasoning_format_of,
     tool_call_format_of,
 )
-from infer_models.text.chat_template import ChatRefusedError, ChatTemplate, ChatTemplateError, Message, Tool, json_text
-from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
-from infer_models.text.slicing import change_in_slices
-from infer_models.text.special_tokens import (
+from infer_models.text.chat.special_tokens import (
     MessageMarks,
     SpecialToken,
     SpecialTokenScanner,
     distinctive_characters,
     visible_characters,
 )
-from infer_models.text.tool_prompt import with_tools_as_text
+from infer_models.text.chat.template import ChatRefusedError, ChatTemplate, ChatTemplateError, Message, Tool, json_text
+from infer_models.text.chat.tool_prompt import with_tools_as_text
+from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
+from infer_models.text.slicing import change_in_slices
 
 # A name between punctuation, such as `<think>`, `[INST]` or `◁think▷`.
 _MARKER = re.compile(r"[^\w\s]\S*\w\S*[^\w\s]")
