@@ -53,3 +53,11 @@ def twin(family: str, twin_of: "Callable[[str], Twin]") -> "Twin":
 def folder(family: str, folder_of: Callable[[str], Path]) -> Path:
     """The family's checkpoint."""
     return folder_of(family)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cores end in their own time: tests share the machine."""
+    from infer_engine.testing.cores import GIVE_UP_S  # noqa: PLC0415 - as above
+
+    monkeypatch.setattr("infer_engine.frontend.async_engine.CLOSE_TIMEOUT_S", GIVE_UP_S)

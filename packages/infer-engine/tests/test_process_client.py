@@ -31,16 +31,13 @@ LONG = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
 Running = tuple[Engine, psutil.Process]
 
 
+pytestmark = pytest.mark.usefixtures("patience")
+
+
 @pytest.fixture(scope="module")
 def folder(folder_of: Callable[[str], Path]) -> Path:
     """A servable tiny Llama."""
     return folder_of("llama")
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a core end in its own time: tests share the machine."""
-    monkeypatch.setattr("infer_engine.frontend.async_engine.CLOSE_TIMEOUT_S", GIVE_UP_S)
 
 
 def config_of(folder: Path, *, step_timeout_s: float = 60.0, max_seq_len: int | None = 128) -> EngineConfig:

@@ -44,16 +44,13 @@ KINDS = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("patience")
+
+
 @pytest.fixture(scope="module")
 def folder(folder_of: Callable[[str], Path]) -> Path:
     """A servable tiny Llama."""
     return folder_of("llama")
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let cores end in their own time: tests share the machine."""
-    monkeypatch.setattr("infer_engine.frontend.async_engine.CLOSE_TIMEOUT_S", GIVE_UP_S)
 
 
 def config_of(folder: Path, *, num_replicas: int = 2, step_timeout_s: float = 60.0) -> EngineConfig:

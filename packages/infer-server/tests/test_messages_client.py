@@ -13,15 +13,13 @@ from infer_engine.protocol import (
     AnswerDelta,
     ContentDelta,
     FinishReason,
-    GenerateRequest,
     QueueFullError,
     ReasoningDelta,
     RequestFailure,
-    RequestStream,
     ToolCallDelta,
 )
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_server.testing import BusyOnce, FakeEngine, Script, running_server
 
 Steps = Sequence[tuple[AnswerDelta, ...]]
 HI: list[Any] = [{"role": "user", "content": "How is Rome?"}]
@@ -178,16 +176,6 @@ async def test_client_logs_in_with_a_token_as_well_as_with_a_key() -> None:
     bearer = {"api_key": None, "auth_token": "key"}
     async with client_for(FakeEngine(), ServerSettings(api_key=("key",)), **bearer) as client:
         assert (await ask(client, HI, streams=False)).stop_reason == "end_turn"
-
-
-class BusyOnce(FakeEngine):
-    """An engine that has no room for the first request, and room from then on."""
-
-    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
-        refusal, self.refusal = self.refusal, None
-        if refusal is not None:
-            raise refusal
-        return await super().submit(requests)
 
 
 @pytest.mark.parametrize("streams", [False, True])

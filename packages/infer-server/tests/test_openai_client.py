@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from infer_engine.protocol import GenerateRequest, QueueFullError, RequestFailure, RequestStream
+from infer_engine.protocol import QueueFullError, RequestFailure
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_server.testing import BusyOnce, FakeEngine, Script, running_server
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -148,16 +148,6 @@ async def test_client_raises_what_the_server_refuses_before_any_model_is_asked()
                 await client.completions.create(model="fake-model", prompt="x")
     refusals = [(error.value.status_code, error.value.code) for error in (unknown, large, failed)]
     assert refusals == [(401, "invalid_api_key"), (413, "body_too_large"), (500, "step_failed")]
-
-
-class BusyOnce(FakeEngine):
-    """An engine that has no room for the first request, and room from then on."""
-
-    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
-        refusal, self.refusal = self.refusal, None
-        if refusal is not None:
-            raise refusal
-        return await super().submit(requests)
 
 
 async def test_client_tries_a_full_queue_again_after_the_time_it_is_told() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from infer_engine.protocol import ChatMessage, Tool
+from infer_engine.protocol.chat import ToolChoice
 from infer_server.errors import shorten
 from infer_server.openai.validation import out_of_range
 
 MAX_TOOLS = 256
 TOOL_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}$"
+TOOL_CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
 _TOOL_NAME = re.compile(TOOL_NAME_PATTERN)
 
 
@@ -70,6 +72,23 @@ def check_results(messages: Sequence[ChatMessage], *, param: str) -> None:
                 f"`{param}` has the result of the tool call {shorten(message.tool_call_id, 60)!r}, which no message "
                 "before it makes; send the assistant's message with that call too.",
             )
+
+
+def checked_choice(choice: str, tools: Sequence[Tool]) -> ToolChoice:
+    """Return `choice`, the value of `tool_choice` in OpenAI's APIs where it names no function.
+
+    Raises:
+        ApiError: 400: it is no such word, or requires a call though there are no functions.
+    """
+    for known in TOOL_CHOICES:
+        if choice == known:
+            if known == "required" and not tools:
+                raise out_of_range(
+                    "tool_choice", "`tool_choice` is `required`, but `tools` has no functions; send some."
+                )
+            return known
+    words = ", ".join(TOOL_CHOICES)
+    raise out_of_range("tool_choice", f"`tool_choice` is {shorten(choice, 40)!r}; send one of {words}, or a function.")
 
 
 def read_arguments(text: str, *, param: str) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 `infer_server.testing.client` is not imported here: it needs httpx, which the server does not.
 """
 
-from infer_server.testing.fake_engine import FAKE_INFO, FakeEngine, FakeStream, Script
+from infer_server.testing.fake_engine import FAKE_INFO, BusyOnce, FakeEngine, FakeStream, Script
 from infer_server.testing.parsing import metric_samples, sse_events
 from infer_server.testing.process import ServerProcess, server_process
 from infer_server.testing.server import open_socket, running_server, send_raw
 
 __all__ = [
     "FAKE_INFO",
+    "BusyOnce",
     "FakeEngine",
     "FakeStream",
     "Script",

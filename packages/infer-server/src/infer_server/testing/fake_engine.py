@@ -341,3 +341,14 @@ def _content(parts: str | tuple[AnswerDelta, ...]) -> str:
     if isinstance(parts, str):
         return parts
     return "".join(part.text for part in parts if isinstance(part, ContentDelta))
+
+
+class BusyOnce(FakeEngine):
+    """An engine that refuses the first request with its `refusal`, and takes all others."""
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
+        """Refuse once; see `FakeEngine.submit`."""
+        refusal, self.refusal = self.refusal, None
+        if refusal is not None:
+            raise refusal
+        return await super().submit(requests)

@@ -6,20 +6,21 @@ import msgspec
 
 from infer_engine.protocol import Tool, ToolCall
 from infer_engine.protocol.chat import ToolChoice
-from infer_server.errors import missing, shorten
+from infer_server.errors import missing
 from infer_server.generation.tools import (
     MAX_TOOLS,
+    TOOL_CHOICES,
     TOOL_NAME_PATTERN,
     check_forced_tool,
     check_tool_name,
     check_tools,
+    checked_choice,
     read_arguments,
 )
 from infer_server.openai.fields import described
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
-from infer_server.openai.validation import out_of_range, unsupported
+from infer_server.openai.validation import unsupported
 
-_CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
 _FUNCTION = {"enum": ["function"]}
 
 
@@ -72,7 +73,7 @@ TOOLS = described("What the model may call.", maxItems=MAX_TOOLS)
 TOOL_CHOICE = described(
     "`auto` lets the model choose, `required` makes it call, a function must be called, `none` hides the tools; `auto` "
     "if left out.",
-    anyOf=[{"enum": list(_CHOICES)}, {"type": "object"}, {"type": "null"}],
+    anyOf=[{"enum": list(TOOL_CHOICES)}, {"type": "object"}, {"type": "null"}],
 )
 
 
@@ -113,7 +114,7 @@ def tool_settings(
         check_forced_tool(name, offered, param="tool_choice")
     return ToolSettings(
         tools=offered,
-        tool_choice=_choice(choice or "auto", offered),
+        tool_choice=checked_choice(choice or "auto", offered),
         tool_name=name,
         parallel_tool_calls=parallel is not False,
     )
@@ -135,17 +136,6 @@ def tool_calls(calls: list[ToolCallField] | None, at: str) -> tuple[ToolCall, ..
         arguments = read_arguments(call.function.arguments, param=f"{place}.function.arguments")
         read.append(ToolCall(id=call.id, name=call.function.name, arguments=arguments))
     return tuple(read)
-
-
-def _choice(choice: str, tools: tuple[Tool, ...]) -> ToolChoice:
-    for known in _CHOICES:
-        if choice == known:
-            if known == "required" and not tools:
-                raise out_of_range("tool_choice", "`tool_choice` is `required`, but there are no `tools`; send some.")
-            return known
-    raise out_of_range(
-        "tool_choice", f"`tool_choice` is {shorten(choice, 40)!r}; send one of {', '.join(_CHOICES)}, or a function."
-    )
 
 
 def _check_type(kind: str, param: str) -> None:

@@ -5,16 +5,21 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from infer_engine.protocol import Tool
-from infer_engine.protocol.chat import ToolChoice
-from infer_server.errors import missing, shorten
-from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_forced_tool, check_tools
+from infer_server.errors import missing
+from infer_server.generation.tools import (
+    MAX_TOOLS,
+    TOOL_CHOICES,
+    TOOL_NAME_PATTERN,
+    check_forced_tool,
+    check_tools,
+    checked_choice,
+)
 from infer_server.openai.fields import described
 from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
-_CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
 _FUNCTION = "function"
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -65,7 +70,7 @@ TOOLS = described(
 TOOL_CHOICE = described(
     "`auto` lets the model choose, `required` makes it call, a function must be called, `none` hides the tools; `auto` "
     "if left out.",
-    oneOf=[{"enum": list(_CHOICES)}, schema_of(NamedFunction), schema_of(AllowedTools), {"type": "null"}],
+    oneOf=[{"enum": list(TOOL_CHOICES)}, schema_of(NamedFunction), schema_of(AllowedTools), {"type": "null"}],
 )
 
 
@@ -89,7 +94,7 @@ def tool_settings(tools: list[dict[str, Any]] | None, choice: str | dict[str, An
                 raise missing("tool_choice.type")
             case kind:
                 raise unsupported("tool_choice.type", kind, send="`function` or `allowed_tools`")
-    return {"tools": offered, "tool_choice": _choice(wanted, offered), "tool_name": name}
+    return {"tools": offered, "tool_choice": checked_choice(wanted, offered), "tool_name": name}
 
 
 def function_tools(tools: list[dict[str, Any]] | None) -> list[FunctionTool]:
@@ -132,14 +137,3 @@ def _functions(given: list[dict[str, Any]], struct: type[T], *, at: str) -> list
         if kind == _FUNCTION:
             functions.append((place, decode_object(tool, struct, at=place)))
     return functions
-
-
-def _choice(choice: str, tools: tuple[Tool, ...]) -> ToolChoice:
-    for known in _CHOICES:
-        if choice == known:
-            if known == "required" and not tools:
-                raise out_of_range("tool_choice", "`tool_choice` is `required`, but there are no functions; send some.")
-            return known
-    raise out_of_range(
-        "tool_choice", f"`tool_choice` is {shorten(choice, 40)!r}; send one of {', '.join(_CHOICES)}, or a function."
-    )
