@@ -40,6 +40,11 @@ def test_an_ingress_sends_no_more_than_its_processor_can(monkeypatch: pytest.Mon
     assert found["TTFT p99, ms"] > 1e3 * MEASURED_S / 4 > relieved["TTFT p99, ms"]
 
 
+def test_ingresses_that_begin_with_the_same_replica_pile_up_their_first_requests() -> None:
+    apart, together = (run(64, num_ingresses=8, starts_together=found) for found in (False, True))
+    assert together["TTFT p99, ms"] > 1.2 * apart["TTFT p99, ms"]
+
+
 def test_the_same_seed_gives_the_same_numbers() -> None:
     assert run(4) == run(4)
 

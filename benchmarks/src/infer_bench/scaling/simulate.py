@@ -75,6 +75,7 @@ class Simulation:
         rate: float,
         skew: float = 0.0,
         max_extra_load: int = MAX_EXTRA_LOAD,
+        starts_together: bool = False,
         seed: int = 0,
     ) -> None:
         """Make replicas, ingresses and the requests to come.
@@ -86,6 +87,7 @@ class Simulation:
             rate: requests per second for each replica.
             skew: how much more popular some groups are: the k-th has a weight of k to the power of `-skew`.
             max_extra_load: of the `prefix` policy.
+            starts_together: whether all ingresses begin with the same replica.
             seed: of the arrivals.
         """
         self._world = simpy.Environment()
@@ -100,7 +102,7 @@ class Simulation:
                 policy=policy,
                 cache_tokens=CACHE_TOKENS,
                 max_extra_load=max_extra_load,
-                first=index * num_replicas // num_ingresses,
+                first=0 if starts_together else index * num_replicas // num_ingresses,
                 draw=Random(seed + index),  # noqa: S311 - as above
             )
             for index in range(num_ingresses)
@@ -188,6 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--max-extra-load", type=int, nargs="+", default=[MAX_EXTRA_LOAD], help="of the policy `prefix`, one or more"
     )
+    parser.add_argument(
+        "--starts-together", action="store_true", help="all ingresses begin with the same replica: what that costs"
+    )
     args = parser.parse_args(arguments)
     numbers = [1, 4] if args.quick else args.replicas
     rows: list[dict[str, Any]] = []
@@ -207,13 +212,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rate=args.rate,
                 skew=args.skew,
                 max_extra_load=load,
+                starts_together=args.starts_together,
             )
             name = f"{policy}, {load}" if len(args.max_extra_load) > 1 else policy
             rows.append({"replicas": num_replicas, "ingresses": num_ingresses, "policy": name, **simulation.run()})
             print(rows[-1], file=sys.stderr, flush=True)
     print(f"\n{table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])}")
     if not args.quick:
-        save("scaling", {"rate": args.rate, "skew": args.skew, "rows": rows}, args.out)
+        plan = {"rate": args.rate, "skew": args.skew, "starts_together": args.starts_together}
+        save("scaling", {**plan, "rows": rows}, args.out)
 
 
 def _cell(value: object) -> str:
