@@ -30,6 +30,12 @@ def snippets(document: str, language: str) -> list[str]:
     return [snippet for snippet in all_snippets(document, language) if ADDRESS in snippet]
 
 
+def test_every_page_with_snippets_for_a_server_is_run_here() -> None:
+    pages = {page.name for page in (ROOT / "docs").glob("*.md") if snippets(f"docs/{page.name}", "python")}
+    assert pages == {"clients.md", "tools.md", "agents.md"}
+    assert not snippets("README.md", "python")
+
+
 def run_program(program: str) -> None:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (run.returncode, run.stderr) == (0, ""), program

@@ -144,7 +144,9 @@ def test_policies_of_routing_are_compared_on_the_same_prompts(
     printed = capsys.readouterr().out
     found = {policy: re.search(rf"\| {policy} \| ([\d.]+) \|.*\| ([\d.]+) \|", printed) for policy in routing.POLICIES}
     assert all(found.values())
-    assert float((found["prefix"] or [""] * 3)[2]) > 1
+    match = found["prefix"]
+    assert match
+    assert float(match[2]) > 1
 
 
 def test_groups_of_prompts_have_beginnings_of_their_own_in_a_random_order() -> None:

@@ -114,10 +114,12 @@ class Replicas:
 @asynccontextmanager
 async def replicas(num_replicas: int = 2, *, policy: RoutingPolicy = "least_loaded") -> AsyncIterator[Replicas]:
     found = Replicas(num_replicas, policy=policy)
-    yield found
-    found.may_start.set()
-    found.allow_all()
-    await found.engine.close()
+    try:
+        yield found
+    finally:
+        found.may_start.set()
+        found.allow_all()
+        await found.engine.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -235,7 +237,7 @@ async def test_a_moved_request_is_aborted_and_finished_where_it_is() -> None:
         assert tokens_of(await read(streams[1])) == scripted_tokens([2], LONG)
 
 
-async def test_statistics_are_those_of_all_replicas_and_never_decrease() -> None:
+async def test_statistics_are_those_of_all_replicas_and_of_lost_cores() -> None:
     async with replicas() as found:
         streams = await found.submit([1], [2], max_tokens=10)
         found.allow_all()
@@ -245,7 +247,7 @@ async def test_statistics_are_those_of_all_replicas_and_never_decrease() -> None
         assert (found.engine.stats.num_blocks, len(found.engine.stats.replicas)) == (2 * NUM_BLOCKS, 2)
         [stream] = await found.submit([1])
         await found.lose(0)
-        await until(lambda: found.engine.stats.num_replaced == 1 or len(found.cores) == 3)
+        await until(lambda: len(found.cores) == 3)
         found.allow_all()
         await read(stream)
         await until(lambda: found.engine.stats.num_steps >= 20 + LONG)
@@ -304,14 +306,13 @@ async def test_an_engine_without_a_core_that_none_replaces_is_dead(monkeypatch: 
 
 
 async def test_an_engine_ends_while_a_core_starts() -> None:
-    found = Replicas()
-    found.may_start.clear()
-    await found.submit([1])
-    await found.lose(0)
-    found.allow_all()
-    await found.engine.close()
-    assert found.engine.status is EngineStatus.STOPPED
-    found.may_start.set()
+    async with replicas() as found:
+        found.may_start.clear()
+        await found.submit([1])
+        await found.lose(0)
+        found.allow_all()
+        await found.engine.close()
+        assert found.engine.status is EngineStatus.STOPPED
 
 
 async def test_requests_with_a_common_beginning_go_to_one_replica_until_it_is_busy() -> None:
@@ -325,9 +326,7 @@ async def test_requests_with_a_common_beginning_go_to_one_replica_until_it_is_bu
         await read(last[0])
         await until(lambda: found.engine.stats.num_running + found.engine.stats.num_waiting == 0)
         taken = [sum(prompt[:32] == common for prompt in found.prompts_of(core)) for core in range(2)]
-        assert sum(taken) == 21
-        assert min(taken) >= 5, "the rest, when the first one had too many"
-        assert max(taken) >= 9
+        assert taken == [11, 10], "the second one when the first one had too many"
 
 
 def test_a_library_and_a_thread_have_no_replicas() -> None:

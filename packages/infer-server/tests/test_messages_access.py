@@ -76,7 +76,14 @@ def tenant_of(request: GenerateRequest) -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_headers_queries_and_fields_of_newer_clients_are_ignored(client: httpx.AsyncClient, path: str) -> None:
+async def test_headers_queries_and_fields_of_newer_clients_are_ignored(path: str) -> None:
+    plain = {
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}],
+        "system": "Hm",
+        "tools": [{"name": "a", "input_schema": {}}],
+        "thinking": {"type": "adaptive"},
+    }
     body = {
         "max_tokens": 9,
         "messages": [{"role": "user", "name": "x", "content": [{"type": "text", "text": "hi", "citations": None}]}],
@@ -93,8 +100,16 @@ async def test_headers_queries_and_fields_of_newer_clients_are_ignored(client: h
         "betas": ["x"],
     }
     headers = {"anthropic-version": "2099-01-01", "anthropic-beta": "a-2025-01-01,b", "x-app": "cli"}
-    reply = await client.post(f"{path}?beta=true", json=body, headers=headers)
-    assert reply.status_code == 200, reply.text
+    engine = FakeEngine()
+    async with client_of(engine) as client:
+        reply = await client.post(f"{path}?beta=true", json=body, headers=headers)
+        expected = await client.post(path, json=plain)
+    assert (reply.status_code, expected.status_code) == (200, 200), reply.text
+    if path.endswith("count_tokens"):
+        assert reply.json() == expected.json()
+    else:
+        asked, asked_plainly = engine.requests
+        assert asked == asked_plainly
 
 
 async def test_page_may_send_anthropics_headers() -> None:

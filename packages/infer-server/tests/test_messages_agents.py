@@ -12,20 +12,20 @@ from infer_server import ServerSettings
 from infer_server.testing import FAKE_INFO, FakeEngine, sse_events
 from infer_server.testing.client import client_of
 
-RECORDED = sorted((Path(__file__).parent / "data" / "agents").glob("messages_*.json"))
+REQUESTS = sorted((Path(__file__).parent / "data" / "agents").glob("messages_*.json"))
 ROOMY = structs.replace(FAKE_INFO, max_seq_len=200_000)
 
 
-def recorded(path: Path) -> Any:
+def read_request(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def recorded_by(agent: str) -> Any:
-    return recorded(next(path for path in RECORDED if path.stem == f"messages_{agent}"))
+def request_by(agent: str) -> Any:
+    return read_request(next(path for path in REQUESTS if path.stem == f"messages_{agent}"))
 
 
 async def post(engine: FakeEngine, request: Any, *, path: str | None = None, **changed: Any) -> httpx.Response:
-    """Send the recorded `request` to a server of the model that it names."""
+    """Send the `request` to a server of the model that it names."""
     body = request["body"] | changed
     async with client_of(engine, ServerSettings(served_model_name=body["model"], api_key=("key",))) as client:
         headers = {**request["headers"], "x-api-key": "key"}
@@ -33,28 +33,28 @@ async def post(engine: FakeEngine, request: Any, *, path: str | None = None, **c
 
 
 def test_there_are_two_agents() -> None:
-    assert [path.stem for path in RECORDED] == ["messages_claude_code", "messages_opencode"]
+    assert [path.stem for path in REQUESTS] == ["messages_claude_code", "messages_opencode"]
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)
 async def test_request_of_an_agent_is_answered_whole_and_streamed(path: Path) -> None:
-    request = recorded(path)
+    request = read_request(path)
     whole = await post(FakeEngine(info=ROOMY), request, stream=False)
     assert (whole.status_code, whole.json()["stop_reason"]) == (200, "end_turn"), whole.text
     streamed = await post(FakeEngine(info=ROOMY), request)
     assert (streamed.status_code, sse_events(streamed.text)[-1][0]) == (200, "message_stop")
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)
 async def test_tokens_of_an_agents_request_are_counted_as_its_prompt(path: Path) -> None:
-    request = recorded(path)
+    request = read_request(path)
     counted = await post(FakeEngine(info=ROOMY), request, path="/v1/messages/count_tokens?beta=true")
     whole = await post(FakeEngine(info=ROOMY), request, stream=False)
     assert counted.json() == {"input_tokens": whole.json()["usage"]["input_tokens"]}
 
 
 async def test_prompt_of_claude_code_has_all_its_turns_results_and_tools() -> None:
-    engine, request = FakeEngine(info=ROOMY), recorded_by("claude_code")
+    engine, request = FakeEngine(info=ROOMY), request_by("claude_code")
     await post(engine, request)
     prompt: Any = engine.requests[0].prompt
     roles = " ".join(message.role for message in prompt.messages)
@@ -69,7 +69,7 @@ async def test_prompt_of_claude_code_has_all_its_turns_results_and_tools() -> No
 
 
 async def test_prompt_of_opencode_has_no_tools_and_blocks_of_a_providers_servers() -> None:
-    engine, request = FakeEngine(info=ROOMY), recorded_by("opencode")
+    engine, request = FakeEngine(info=ROOMY), request_by("opencode")
     await post(engine, request)
     prompt: Any = engine.requests[0].prompt
     roles = " ".join(message.role for message in prompt.messages)

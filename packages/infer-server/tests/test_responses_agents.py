@@ -1,4 +1,4 @@
-"""Requests of coding agents to `/v1/responses`, as they are sent, and the events that agents get."""
+"""Requests of coding agents to `/v1/responses`, as their public documentation describes them, and their events."""
 
 import json
 from pathlib import Path
@@ -12,53 +12,53 @@ from infer_server import ServerSettings
 from infer_server.testing import FAKE_INFO, FakeEngine, Script, sse_events
 from infer_server.testing.client import client_of
 
-RECORDED = sorted((Path(__file__).parent / "data" / "agents").glob("responses_*.json"))
+REQUESTS = sorted((Path(__file__).parent / "data" / "agents").glob("responses_*.json"))
 ANSWER: tuple[AnswerDelta, ...] = (ReasoningDelta("Hm."), ContentDelta("So."), ToolCallDelta(0, "read", "{}"))
 
 
-async def events_for(recorded: dict[str, Any]) -> tuple[list[Any], ChatPrompt]:
+async def events_for(request: dict[str, Any]) -> tuple[list[Any], ChatPrompt]:
     """Return the data of the events, and the prompt that reaches the engine."""
-    body = recorded["body"]
+    body = request["body"]
     info = structs.replace(FAKE_INFO, max_seq_len=100_000)
     engine = FakeEngine(Script(steps=tuple(((1,), (part,)) for part in ANSWER)), info=info)
     async with client_of(engine, ServerSettings(served_model_name=body["model"])) as client:
-        reply = await client.post(recorded["path"], json=body, headers=recorded["headers"])
+        reply = await client.post(request["path"], json=body, headers=request["headers"])
     assert reply.status_code == 200, reply.text
     prompt = engine.requests[0].prompt
     assert isinstance(prompt, ChatPrompt)
     return [data for _, data in sse_events(reply.text)], prompt
 
 
-def read(path: Path) -> dict[str, Any]:
-    recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return recorded
+def read_request(path: Path) -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return request
 
 
 def test_there_are_requests_of_two_agents() -> None:
-    assert [path.stem for path in RECORDED] == ["responses_codex", "responses_opencode"]
+    assert [path.stem for path in REQUESTS] == ["responses_codex", "responses_opencode"]
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)
 async def test_a_request_of_an_agent_is_answered(path: Path) -> None:
-    events, _ = await events_for(read(path))
+    events, _ = await events_for(read_request(path))
     assert events[-1]["type"] == "response.completed"
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)
 async def test_functions_of_an_agent_reach_the_engine_and_its_other_tools_do_not(path: Path) -> None:
-    recorded = read(path)
-    _, prompt = await events_for(recorded)
-    tools = recorded["body"]["tools"]
+    request = read_request(path)
+    _, prompt = await events_for(request)
+    tools = request["body"]["tools"]
     assert [tool.name for tool in prompt.tools] == [tool["name"] for tool in tools if tool["type"] == "function"]
     assert len(prompt.tools) < len(tools)
 
 
 async def test_a_conversation_of_codex_has_one_system_message_and_whole_answers() -> None:
-    recorded = read(RECORDED[0])
-    _, prompt = await events_for(recorded)
+    request = read_request(REQUESTS[0])
+    _, prompt = await events_for(request)
     system, _, _, *rest = prompt.messages
-    assert system.content.startswith(recorded["body"]["instructions"])
+    assert system.content.startswith(request["body"]["instructions"])
     assert system.content.endswith("</permissions instructions>")
     assert [(message.role, message.reasoning, len(message.tool_calls)) for message in rest] == [
         ("assistant", "**Looking at the tests**", 2),
@@ -71,7 +71,7 @@ async def test_a_conversation_of_codex_has_one_system_message_and_whole_answers(
 
 
 async def test_a_conversation_of_opencode_has_its_summaries_as_reasoning() -> None:
-    _, prompt = await events_for(read(RECORDED[1]))
+    _, prompt = await events_for(read_request(REQUESTS[1]))
     assert [message.role for message in prompt.messages] == ["system", "user", "assistant", "tool", "tool"]
     assert prompt.messages[2].reasoning == "**Searching**\n\nGrep finds it."
     assert [call.name for call in prompt.messages[2].tool_calls] == ["grep", "todoread"]

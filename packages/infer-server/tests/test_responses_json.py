@@ -91,7 +91,7 @@ async def test_response_says_what_was_asked_for() -> None:
         store=True,
         truncation="auto",
     )
-    assert answer | asked == answer
+    assert {name: answer[name] for name in asked} == asked
     assert answer["tools"] == [TOOL | {"description": None, "parameters": None, "strict": False}]
     assert answer["reasoning"] == {"effort": "low", "summary": None}
     assert (answer["store"], answer["truncation"], answer["previous_response_id"]) == (False, "disabled", None)

@@ -28,6 +28,8 @@ from infer_engine.protocol import (
     TokenLogprob,
 )
 
+IDLE_WITHIN_S = 30.0
+
 FAKE_INFO = EngineInfo(
     model="fake-model",
     architecture="fake",
@@ -289,9 +291,10 @@ class FakeEngine:
             await self._submitted.wait_for(lambda: len(self.streams) >= count)
 
     async def wait_until_idle(self) -> None:
-        """Return when every stream has ended or was aborted."""
-        for stream in self.streams:
-            await stream.ended.wait()
+        """Return when every stream has ended or was aborted; fail if one of them does not."""
+        async with asyncio.timeout(IDLE_WITHIN_S):
+            for stream in self.streams:
+                await stream.ended.wait()
 
     def resume(self) -> None:
         """Continue every request after the script's pause."""
