@@ -1,6 +1,7 @@
 """What each core is told, and what the frontend is told of it: cores that only record."""
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -74,11 +75,15 @@ class Cores:
         )
         self.client.start(
             CoreCallbacks(
-                on_result=self.results.append,
+                on_result=self._take,
                 on_lost=lambda failure: self.lost.append(failure.code),
                 on_ended=lambda: setattr(self, "has_ended", True),
             )
         )
+
+    def _take(self, result: StepResult) -> None:
+        time.sleep(0)  # so that other threads run here, as they may
+        self.results.append(result)
 
     def _start_core(self, index: int) -> tuple[CoreClient, EngineStats]:
         client = self._new_clients.get(timeout=GIVE_UP_S)
@@ -261,3 +266,20 @@ def test_keys_are_those_of_prefixes_and_of_their_salts() -> None:
     assert one[0] == prefix_keys([*range(BLOCK_TOKENS), *[9] * BLOCK_TOKENS], salt="s")[0]
     assert not {*one} & {*prefix_keys(range(2 * BLOCK_TOKENS), salt=None)}
     assert one[1] not in prefix_keys([*range(1, BLOCK_TOKENS + 1), *range(BLOCK_TOKENS, 2 * BLOCK_TOKENS)], salt="s")
+
+
+def test_the_last_result_has_the_last_statistics_of_all_replicas(make: Make) -> None:
+    cores = make(num_replicas=4)
+    all_begin = threading.Barrier(4)
+
+    def compute(client: Recorder) -> None:
+        all_begin.wait(GIVE_UP_S)
+        for i in range(1000):
+            client.callbacks.on_result(StepResult(outputs=[], admitted=[], stats=EngineStats(num_steps=i + 1)))
+
+    threads = [threading.Thread(target=compute, args=(client,)) for client in cores.clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.stats.num_steps for result in cores.results] == list(range(1, 4001))

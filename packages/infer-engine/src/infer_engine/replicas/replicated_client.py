@@ -91,8 +91,8 @@ class ReplicatedCoreClient:
         """
         self._replicas = [_Replica(client=client, stats=each) for client, each in zip(clients, stats, strict=True)]
         self._router = router
+        self._emit_lock = threading.Lock()  # taken before `_lock`: results leave in the order in which they are made
         self._lock = threading.Lock()  # guards all that follows
-        self._emit_lock = threading.Lock()  # the callbacks take one call at a time
         self._flights: dict[str, _Flight] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()  # requests, with their replicas
         self._inspected: dict[int, BatchSnapshot | None] | None = None
@@ -232,15 +232,16 @@ class ReplicatedCoreClient:
         )
 
     def _on_result(self, index: int, result: StepResult) -> None:
-        with self._lock:
-            replica = self._replicas[index]
-            replica.stats = add_counts(replica.earlier, result.stats)
-            if self._inspected is not None and result.snapshot is not None:
-                self._inspected[index] = result.snapshot
-            admitted = [request_id for request_id in result.admitted if self._admit(request_id)]
-            outputs = [output for each in result.outputs if (output := self._record(index, each)) is not None]
-            combined = self._result(outputs, admitted=admitted, latest=result.stats)
-        self._emit(combined)
+        with self._emit_lock:
+            with self._lock:
+                replica = self._replicas[index]
+                replica.stats = add_counts(replica.earlier, result.stats)
+                if self._inspected is not None and result.snapshot is not None:
+                    self._inspected[index] = result.snapshot
+                admitted = [request_id for request_id in result.admitted if self._admit(request_id)]
+                outputs = [output for each in result.outputs if (output := self._record(index, each)) is not None]
+                combined = self._result(outputs, admitted=admitted, latest=result.stats)
+            self._emit(combined)
 
     def _admit(self, request_id: str) -> bool:
         """Return whether a request leaves the queue for the first time."""
@@ -289,20 +290,21 @@ class ReplicatedCoreClient:
 
     def _on_lost(self, index: int, failure: RequestFailure) -> None:
         """Move the requests of a lost core to the others, and start another one."""
-        with self._lock:
-            replica = self._replicas[index]
-            replica.client = None
-            replica.num_flights = replica.num_suspects = 0
-            replica.stats = replica.earlier = add_counts(replica.stats, EngineStats())
-            self._router.forget(index)
-            if self._inspected is not None:
-                self._inspected.pop(index, None)
-            flights = [flight for flight in self._flights.values() if flight.replica == index]
-            logger.error("Replica %d is lost (%s) with %d requests.", index, failure.code, len(flights))
-            failed = [output for flight in flights if (output := self._move(flight)) is not None]
-            result = self._result(failed)
+        with self._emit_lock:
+            with self._lock:
+                replica = self._replicas[index]
+                replica.client = None
+                replica.num_flights = replica.num_suspects = 0
+                replica.stats = replica.earlier = add_counts(replica.stats, EngineStats())
+                self._router.forget(index)
+                if self._inspected is not None:
+                    self._inspected.pop(index, None)
+                flights = [flight for flight in self._flights.values() if flight.replica == index]
+                logger.error("Replica %d is lost (%s) with %d requests.", index, failure.code, len(flights))
+                failed = [output for flight in flights if (output := self._move(flight)) is not None]
+                result = self._result(failed)
+            self._emit(result)
         self._supervisor.replace(index)
-        self._emit(result)
 
     def _move(self, flight: _Flight) -> TokenOutput | None:
         """Give a request to another core; return its last output if it is too often lost."""
@@ -323,21 +325,22 @@ class ReplicatedCoreClient:
 
     def _take_core(self, index: int, client: CoreClient, stats: EngineStats) -> bool:
         """Use a new core in the place of a lost one; return whether it is wanted."""
-        with self._lock:
-            if self._is_stopping or self._has_ended:
-                return False
-            client.start(self._callbacks_of(index))
-            self._num_running += 1
-            self._num_replaced += 1
-            self._replicas[index].client = client
-            self._replicas[index].stats = add_counts(self._replicas[index].earlier, stats)
-            self._place_waiting()
-            if self._inspected is not None and not self._inspected:  # all that were asked are lost
-                self._inspected = None
-                self._inspect()
-            result = self._result([])
+        with self._emit_lock:
+            with self._lock:
+                if self._is_stopping or self._has_ended:
+                    return False
+                client.start(self._callbacks_of(index))
+                self._num_running += 1
+                self._num_replaced += 1
+                self._replicas[index].client = client
+                self._replicas[index].stats = add_counts(self._replicas[index].earlier, stats)
+                self._place_waiting()
+                if self._inspected is not None and not self._inspected:  # all that were asked are lost
+                    self._inspected = None
+                    self._inspect()
+                result = self._result([])
+            self._emit(result)
         logger.info("Replica %d has a new core.", index)
-        self._emit(result)
         return True
 
     def _give_up(self, index: int) -> None:
@@ -364,8 +367,7 @@ class ReplicatedCoreClient:
 
     def _emit(self, result: StepResult) -> None:
         assert self._callbacks is not None
-        with self._emit_lock:
-            self._callbacks.on_result(result)
+        self._callbacks.on_result(result)
 
     def _live(self) -> list[int]:
         return [index for index, replica in enumerate(self._replicas) if replica.client is not None]
