@@ -303,8 +303,8 @@ class ReplicatedCoreClient:
                 logger.error("Replica %d is lost (%s) with %d requests.", index, failure.code, len(flights))
                 failed = [output for flight in flights if (output := self._move(flight)) is not None]
                 result = self._result(failed)
+            self._supervisor.replace(index)
             self._emit(result)
-        self._supervisor.replace(index)
 
     def _move(self, flight: _Flight) -> TokenOutput | None:
         """Give a request to another core; return its last output if it is too often lost."""
