@@ -13,7 +13,6 @@ from infer_server.errors import ApiError, shorten
 from infer_server.openai.fields import described, restricted
 from infer_server.openai.validation import out_of_range, refused_format
 
-_MAX_MESSAGE_CHARACTERS = 250  # it may quote what the client sent
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
 
 
