@@ -318,13 +318,11 @@ async def test_an_engine_ends_while_a_core_starts() -> None:
 async def test_requests_with_a_common_beginning_go_to_one_replica_until_it_is_busy() -> None:
     async with replicas(policy="prefix") as found:
         common = list(range(32))
-        await found.submit([*common, 1], max_tokens=2)
-        await found.submit([99] * 33, max_tokens=2)
-        for i in range(20):
-            last = await found.submit([*common, i], max_tokens=2)
+        prompts = [[*common, 1], [99] * 33, *([*common, i] for i in range(20))]
+        streams = [(await found.submit(prompt, max_tokens=2))[0] for prompt in prompts]
         found.allow_all()
-        await read(last[0])
-        await until(lambda: found.engine.stats.num_running + found.engine.stats.num_waiting == 0)
+        for stream in streams:
+            await read(stream)
         taken = [sum(prompt[:32] == common for prompt in found.prompts_of(core)) for core in range(2)]
         assert taken == [11, 10], "the second one when the first one had too many"
 
