@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from infer_engine.ipc.processors import divide_processors
+from infer_engine.replicas.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix_keys
 from infer_engine.replicas.routing import MAX_EXTRA_LOAD, Router
 
 
@@ -40,7 +41,7 @@ def routed(router: Router, prompt: list[int], *loads: int, salt: str | None = No
 
 
 def test_a_prompt_goes_where_most_of_it_is_known() -> None:
-    router = Router(3, policy="prefix", cache_tokens=10_000)
+    router = Router(policy="prefix", cache_tokens=10_000)
     one, two = [1] * 64, [2] * 64
     assert routed(router, one, 0, 0, 0) == 0
     assert routed(router, two, 1, 0, 0) == 1
@@ -51,7 +52,7 @@ def test_a_prompt_goes_where_most_of_it_is_known() -> None:
 
 
 def test_a_prompt_goes_elsewhere_if_its_replica_is_much_busier() -> None:
-    router = Router(2, policy="prefix", cache_tokens=10_000)
+    router = Router(policy="prefix", cache_tokens=10_000)
     prompt = [1] * 64
     assert routed(router, prompt, 0, 0) == 0
     assert routed(router, prompt, MAX_EXTRA_LOAD, 0) == 0
@@ -60,7 +61,7 @@ def test_a_prompt_goes_elsewhere_if_its_replica_is_much_busier() -> None:
 
 
 def test_what_a_replica_has_no_room_for_or_has_lost_is_not_known() -> None:
-    router = Router(2, policy="prefix", cache_tokens=128)
+    router = Router(policy="prefix", cache_tokens=128)
     first = [1] * 64
     assert routed(router, first, 0, 9) == 0
     for i in range(2, 5):
@@ -72,11 +73,29 @@ def test_what_a_replica_has_no_room_for_or_has_lost_is_not_known() -> None:
 
 
 def test_replicas_with_equal_loads_take_turns() -> None:
-    router = Router(3, policy="least_loaded", cache_tokens=0)
+    router = Router(policy="least_loaded", cache_tokens=0)
     assert [routed(router, [1], 0, 0, 0) for _ in range(5)] == [0, 1, 2, 0, 1]
     assert routed(router, [1], 3, 1, 2) == 1
 
 
 def test_routing_at_random_knows_only_who_lives() -> None:
-    router = Router(3, policy="random", cache_tokens=0, draw=Random(1))  # noqa: S311 - no secret
+    router = Router(policy="random", cache_tokens=0, draw=Random(1))  # noqa: S311 - no secret
     assert {router.choose([1], salt=None, loads={0: 9, 2: 0}) for _ in range(50)} == {0, 2}
+
+
+def test_the_shortest_prefix_of_a_prompt_is_forgotten_last() -> None:
+    index = PrefixIndex(max_tokens=4 * BLOCK_TOKENS)
+    long, short = prefix_keys([1] * 4 * BLOCK_TOKENS, salt=None), prefix_keys([2] * BLOCK_TOKENS, salt=None)
+    index.add(long)
+    assert index.num_known(long) == 4
+    index.add(short)
+    assert (index.num_known(long), index.num_known(short)) == (3, 1)
+
+
+def test_keys_are_those_of_prefixes_and_of_their_salts() -> None:
+    one = prefix_keys([*range(2 * BLOCK_TOKENS), 7], salt="s")
+    assert len(one) == 2
+    assert one == prefix_keys(range(2 * BLOCK_TOKENS), salt="s")
+    assert one[0] == prefix_keys([*range(BLOCK_TOKENS), *[9] * BLOCK_TOKENS], salt="s")[0]
+    assert not {*one} & {*prefix_keys(range(2 * BLOCK_TOKENS), salt=None)}
+    assert one[1] not in prefix_keys([*range(1, BLOCK_TOKENS + 1), *range(BLOCK_TOKENS, 2 * BLOCK_TOKENS)], salt="s")

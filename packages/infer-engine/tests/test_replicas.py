@@ -26,8 +26,9 @@ from infer_engine.protocol import (
 )
 from infer_engine.protocol.config import RoutingPolicy
 from infer_engine.replicas import supervisor
+from infer_engine.replicas.bookkeeping import MAX_LOSSES
 from infer_engine.replicas.combining import combine_stats
-from infer_engine.replicas.replicated_client import MAX_LOSSES, ReplicatedCoreClient
+from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
 from infer_engine.testing.cores import (
     GIVE_UP_S,
@@ -61,7 +62,7 @@ class Replicas:
         self.client = ReplicatedCoreClient(
             clients,
             stats=stats,
-            router=Router(num_replicas, policy=policy, cache_tokens=NUM_BLOCKS),
+            router=Router(policy=policy, cache_tokens=NUM_BLOCKS),
             start_core=self._start_core,
             step_timeout_s=GIVE_UP_S,
         )

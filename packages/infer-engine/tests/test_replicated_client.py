@@ -10,7 +10,7 @@ import pytest
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
 from infer_engine.ipc.messages import Abort, Finish, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, FinishReason, SamplingParams
-from infer_engine.replicas.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix_keys
+from infer_engine.replicas.prefix_index import BLOCK_TOKENS
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
 from infer_engine.testing.cores import GIVE_UP_S
@@ -58,9 +58,9 @@ class Recorder:
 
 
 class Cores:
-    """Replicas whose cores record; each new one is appended to `clients`."""
+    """Replicas whose cores record; lost ones are replaced, or else the test adds cores."""
 
-    def __init__(self, *, num_replicas: int = 2) -> None:
+    def __init__(self, *, num_replicas: int, are_replaced: bool) -> None:
         self.clients = [Recorder() for _ in range(num_replicas)]
         self.results: list[StepResult] = []
         self.lost: list[str] = []
@@ -69,8 +69,8 @@ class Cores:
         self.client = ReplicatedCoreClient(
             list(self.clients),
             stats=[STATS] * num_replicas,
-            router=Router(num_replicas, policy="prefix", cache_tokens=10_000),
-            start_core=self._start_core,
+            router=Router(policy="prefix", cache_tokens=10_000),
+            start_core=self._start_core if are_replaced else None,
             step_timeout_s=GIVE_UP_S,
         )
         self.client.start(
@@ -121,8 +121,8 @@ def make() -> Iterator[Callable[..., Cores]]:
     """Return a function that makes cores; they end with the test."""
     made: list[Cores] = []
 
-    def make_cores(num_replicas: int = 2) -> Cores:
-        made.append(Cores(num_replicas=num_replicas))
+    def make_cores(num_replicas: int = 2, *, are_replaced: bool = True) -> Cores:
+        made.append(Cores(num_replicas=num_replicas, are_replaced=are_replaced))
         return made[-1]
 
     yield make_cores
@@ -250,24 +250,6 @@ def test_the_end_comes_when_all_cores_have_ended(make: Make) -> None:
     assert cores.has_ended
 
 
-def test_the_shortest_prefix_of_a_prompt_is_forgotten_last() -> None:
-    index = PrefixIndex(max_tokens=4 * BLOCK_TOKENS)
-    long, short = prefix_keys([1] * 4 * BLOCK_TOKENS, salt=None), prefix_keys([2] * BLOCK_TOKENS, salt=None)
-    index.add(long)
-    assert index.num_known(long) == 4
-    index.add(short)
-    assert (index.num_known(long), index.num_known(short)) == (3, 1)
-
-
-def test_keys_are_those_of_prefixes_and_of_their_salts() -> None:
-    one = prefix_keys([*range(2 * BLOCK_TOKENS), 7], salt="s")
-    assert len(one) == 2
-    assert one == prefix_keys(range(2 * BLOCK_TOKENS), salt="s")
-    assert one[0] == prefix_keys([*range(BLOCK_TOKENS), *[9] * BLOCK_TOKENS], salt="s")[0]
-    assert not {*one} & {*prefix_keys(range(2 * BLOCK_TOKENS), salt=None)}
-    assert one[1] not in prefix_keys([*range(1, BLOCK_TOKENS + 1), *range(BLOCK_TOKENS, 2 * BLOCK_TOKENS)], salt="s")
-
-
 def test_the_last_result_has_the_last_statistics_of_all_replicas(make: Make) -> None:
     cores = make(num_replicas=4)
     all_begin = threading.Barrier(4)
@@ -283,3 +265,88 @@ def test_the_last_result_has_the_last_statistics_of_all_replicas(make: Make) -> 
     for thread in threads:
         thread.join()
     assert [result.stats.num_steps for result in cores.results] == list(range(1, 4001))
+
+
+def add(cores: Cores) -> Recorder:
+    client = Recorder()
+    assert cores.client.add(client, STATS)
+    return client
+
+
+def test_requests_wait_for_the_first_core_that_joins(make: Make) -> None:
+    cores = make(num_replicas=0, are_replaced=False)
+    cores.submit("a", 1)
+    cores.submit("aborted", 2)
+    cores.client.send(Abort(request_id="aborted"))
+    joined = add(cores)
+    assert moved_to(joined) == [["a"]]
+    assert (cores.results[-1].stats.num_blocks, cores.results[-1].stats.num_replaced) == (8, 0)
+    other = add(cores)
+    cores.submit("b", 3)
+    assert moved_to(joined, other) == [["a"], ["b"]]
+    assert cores.results[-1].stats.num_blocks == 16
+
+
+def test_a_core_that_retires_ends_its_requests_and_gets_no_more(make: Make) -> None:
+    cores = make(are_replaced=False)
+    retired, other = cores.clients
+    cores.submit("a", 1)
+    cores.client.retire(retired)
+    assert not retired.is_stopped
+    for request_id in ("b", "c"):
+        cores.submit(request_id, 2)
+    assert moved_to(retired, other) == [["a"], ["b", "c"]]
+    retired.produce("a", 5, reason=FinishReason.LENGTH)
+    assert retired.is_stopped
+    retired.callbacks.on_ended()
+    assert cores.outputs()[-1].token_ids == [5]
+    assert (cores.has_ended, cores.lost) == (False, [])
+    cores.client.retire(other)
+    for request_id in ("b", "c"):
+        assert not other.is_stopped
+        cores.client.send(Abort(request_id=request_id))
+    assert other.is_stopped
+
+
+def test_a_core_that_joins_takes_the_place_of_one_that_has_retired(make: Make) -> None:
+    cores = make(are_replaced=False)
+    retired, other = cores.clients
+    cores.client.retire(retired)
+    assert retired.is_stopped, "it has no requests"
+    retired.callbacks.on_ended()
+    joined = add(cores)
+    other.produce("unknown", 1)
+    stats = cores.results[-1].stats
+    assert (len(stats.replicas), stats.num_blocks, stats.num_replaced) == (2, 16, 0)
+    cores.submit("a", 1)
+    cores.submit("b", 2)
+    assert sorted(moved_to(joined, other)) == [["a"], ["b"]]
+
+
+def test_the_requests_of_a_core_that_is_lost_while_it_retires_go_on(make: Make) -> None:
+    cores = make(are_replaced=False)
+    retired, other = cores.clients
+    cores.submit("a", 1)
+    cores.client.retire(retired)
+    retired.callbacks.on_lost(ENGINE_DEAD)
+    retired.callbacks.on_ended()
+    assert moved_to(other) == [["a"]]
+    cores.client.retire(retired)  # nobody knows it any more
+    assert add(cores).messages == []
+
+
+def test_without_any_core_requests_wait_and_a_core_that_joins_counts_as_the_lost_ones_replacement(make: Make) -> None:
+    cores = make(num_replicas=1, are_replaced=False)
+    cores.submit("a", 1)
+    cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
+    cores.clients[0].callbacks.on_ended()
+    assert (cores.has_ended, cores.lost) == (False, [])
+    assert moved_to(add(cores)) == [["a"]]
+    assert cores.results[-1].stats.num_replaced == 1
+
+
+def test_an_engine_that_has_ended_takes_no_core(make: Make) -> None:
+    cores = make(num_replicas=0, are_replaced=False)
+    cores.client.stop()
+    assert cores.has_ended
+    assert not cores.client.add(Recorder(), STATS)

@@ -98,7 +98,6 @@ class Simulation:
         self._ingresses = [simpy.Resource(self._world) for _ in range(num_ingresses)]
         self._routers = [
             Router(
-                num_replicas,
                 policy=policy,
                 cache_tokens=CACHE_TOKENS,
                 max_extra_load=max_extra_load,

@@ -49,7 +49,7 @@ def start_replicas(config: EngineConfig) -> tuple[ReplicatedCoreClient, EngineIn
             client.abandon()
         raise
     stats = [client.ready.stats for client in clients]
-    router = Router(num_replicas, policy=config.routing_policy, cache_tokens=info.num_kv_blocks * info.block_size)
+    router = Router(policy=config.routing_policy, cache_tokens=info.num_kv_blocks * info.block_size)
     replicated = ReplicatedCoreClient(
         clients, stats=stats, router=router, start_core=restart, step_timeout_s=config.step_timeout_s
     )

@@ -41,11 +41,15 @@ def combine_stats(replicas: Sequence[EngineStats], *, latest: EngineStats, num_r
     return msgspec.structs.replace(
         latest,
         **sums,
-        steps_by_tokens=[sum(counts) for counts in zip(*(stats.steps_by_tokens for stats in replicas), strict=True)],
+        steps_by_tokens=_sum_columns([stats.steps_by_tokens for stats in replicas or [EngineStats()]]),
         kv_usage=held / max(1, sums["num_blocks"]),
         num_replaced=num_replaced,
         replicas=list(replicas),
     )
+
+
+def _sum_columns(rows: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 def combine_snapshots(snapshots: Mapping[int, BatchSnapshot], *, stats: EngineStats) -> BatchSnapshot:

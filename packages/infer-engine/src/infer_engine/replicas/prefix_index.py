@@ -40,7 +40,3 @@ class PrefixIndex:
             self._keys.move_to_end(key)
         while len(self._keys) > self._max_keys:
             self._keys.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget everything: the core is another one."""
-        self._keys.clear()

@@ -6,27 +6,27 @@
 
 A request that a lost core had goes on in another core with the tokens that it has, as after a preemption. The next
 tokens are the same, because draws depend on a request's seed and on the position alone; its reader sees a pause.
+
+New cores are started here, or somebody else brings them (`add`) and takes them away (`retire`).
 """
 
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import BatchSnapshot, EngineStats, InvalidRequestError, RequestFailure
+from infer_engine.replicas.bookkeeping import MAX_LOSSES, Flight, Replica
 from infer_engine.replicas.combining import add_counts, combine_snapshots, combine_stats
 from infer_engine.replicas.routing import Router
 from infer_engine.replicas.supervisor import StartCore, Supervisor
 
 logger = logging.getLogger(__name__)
 
-MAX_LOSSES = 3
-"""After how many lost cores a request fails: it may be what ends them. The last one it shares with no other suspect."""
 MAX_ENDED = 1024
 """How many ended requests are remembered, in case a stop string is found in their text later."""
 
@@ -34,38 +34,6 @@ _LOST_TOO_OFTEN = RequestFailure(
     message=f"{MAX_LOSSES} cores ended while they computed this request; the engine's log has the causes.",
     code="engine_dead",
 )
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A request that has not ended; `replica` is None while there is no core for it."""
-
-    submission: Submit
-    replica: int | None = None
-    generated: list[int] = field(default_factory=list)
-    is_admitted: bool = False
-    num_cached_tokens: int | None = None
-    num_losses: int = 0
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether it may be what ends cores, and fails with the next one."""
-        return self.num_losses == MAX_LOSSES - 1
-
-    def resumed(self) -> Submit:
-        """Return the submission with the tokens so far."""
-        return msgspec.structs.replace(self.submission, generated_token_ids=list(self.generated))
-
-
-@dataclass(slots=True)
-class _Replica:
-    """A place for a core; `client` is None while a new one starts."""
-
-    client: CoreClient | None
-    stats: EngineStats  # with the counts of the cores that were here before
-    earlier: EngineStats = field(default_factory=EngineStats)  # these counts alone
-    num_flights: int = 0
-    num_suspects: int = 0
 
 
 class ReplicatedCoreClient:
@@ -77,7 +45,7 @@ class ReplicatedCoreClient:
         *,
         stats: Sequence[EngineStats],
         router: Router,
-        start_core: StartCore,
+        start_core: StartCore | None,
         step_timeout_s: float,
     ) -> None:
         """Use `clients`, whose cores are loaded and have `stats`.
@@ -86,14 +54,15 @@ class ReplicatedCoreClient:
             clients: one for each replica; nothing else may use them afterwards.
             stats: their statistics before their first steps.
             router: chooses replicas.
-            start_core: loads another core for a replica; it may raise anything.
+            start_core: loads another core for a replica; it may raise anything. With None somebody else brings cores,
+                and finds those that are stuck.
             step_timeout_s: seconds after which a step counts as stuck and its core as lost.
         """
-        self._replicas = [_Replica(client=client, stats=each) for client, each in zip(clients, stats, strict=True)]
+        self._replicas = [Replica(client=client, stats=each) for client, each in zip(clients, stats, strict=True)]
         self._router = router
         self._emit_lock = threading.Lock()  # taken before `_lock`: results leave in the order in which they are made
         self._lock = threading.Lock()  # guards all that follows
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()  # requests, with their replicas
         self._inspected: dict[int, BatchSnapshot | None] | None = None
         self._last_placed: tuple[str | None, int] = (None, -1)  # group of siblings, replica
@@ -102,8 +71,12 @@ class ReplicatedCoreClient:
         self._num_running = len(self._replicas)  # clients that have not called `on_ended`
         self._has_ended = False
         self._callbacks: CoreCallbacks | None = None
-        self._supervisor = Supervisor(
-            start_core, step_timeout_s=step_timeout_s, on_started=self._take_core, on_hopeless=self._give_up
+        self._supervisor = (
+            None
+            if start_core is None
+            else Supervisor(
+                start_core, step_timeout_s=step_timeout_s, on_started=self._take_core, on_hopeless=self._give_up
+            )
         )
 
     def start(self, callbacks: CoreCallbacks) -> None:
@@ -111,8 +84,21 @@ class ReplicatedCoreClient:
         self._callbacks = callbacks
         for index, replica in enumerate(self._replicas):
             assert replica.client is not None
-            self._supervisor.watch(index, replica.client)
-            replica.client.start(self._callbacks_of(index))
+            if self._supervisor is not None:
+                self._supervisor.watch(index, replica.client)
+            replica.client.start(self._callbacks_of(index, replica.client))
+
+    def add(self, client: CoreClient, stats: EngineStats) -> bool:
+        """Use one more core, after `start`; return False if the engine has ended."""
+        return self._take_core(None, client, stats)
+
+    def retire(self, client: CoreClient) -> None:
+        """Give a core no more requests, and stop it when it has none; does nothing if the core has been lost."""
+        with self._lock:
+            for replica in self._replicas:
+                if replica.client is client:
+                    replica.is_retiring = True
+                    self._stop_if_retired(replica)
 
     def send(self, message: ToCore) -> None:
         """Send a message to the core that it concerns.
@@ -131,7 +117,8 @@ class ReplicatedCoreClient:
 
     def stop(self) -> None:
         """End all cores after their current steps."""
-        self._supervisor.stop()
+        if self._supervisor is not None:
+            self._supervisor.stop()
         with self._lock:
             self._is_stopping = True
             clients = self._clients()
@@ -158,7 +145,7 @@ class ReplicatedCoreClient:
         return f"Replicas with a core: {self._live()}."
 
     def _submit(self, submission: Submit) -> None:
-        flight = _Flight(submission)
+        flight = Flight(submission)
         self._flights[submission.request_id] = flight
         try:
             self._place(flight)
@@ -166,7 +153,7 @@ class ReplicatedCoreClient:
             self._forget(submission.request_id)
             raise
 
-    def _place(self, flight: _Flight) -> None:
+    def _place(self, flight: Flight) -> None:
         """Give a request to a core; it waits while there is none.
 
         A core has one suspect at most, so that no other one fails with it.
@@ -201,11 +188,17 @@ class ReplicatedCoreClient:
         if flight is None:
             return self._ended.pop(request_id, None)
         if flight.replica is not None:
-            self._replicas[flight.replica].num_flights -= 1
+            replica = self._replicas[flight.replica]
+            replica.num_flights -= 1
             if flight.is_suspect:
-                self._replicas[flight.replica].num_suspects -= 1
+                replica.num_suspects -= 1
                 self._place_waiting()
+            self._stop_if_retired(replica)
         return flight.replica
+
+    def _stop_if_retired(self, replica: Replica) -> None:
+        if replica.is_retiring and replica.num_flights == 0 and replica.client is not None:
+            replica.client.stop()
 
     def _place_waiting(self) -> None:
         for flight in [flight for flight in self._flights.values() if flight.replica is None]:
@@ -221,14 +214,16 @@ class ReplicatedCoreClient:
         """Ask all cores for snapshots, unless they have been asked: the frontend gives one to all who wait for it."""
         if self._inspected is None:
             self._inspected = dict.fromkeys(self._live())
-            for client in self._clients():
+            for index in self._inspected:
+                client = self._replicas[index].client
+                assert client is not None
                 client.send(Inspect())
 
-    def _callbacks_of(self, index: int) -> CoreCallbacks:
+    def _callbacks_of(self, index: int, client: CoreClient) -> CoreCallbacks:
         return CoreCallbacks(
             on_result=lambda result: self._on_result(index, result),
             on_lost=lambda failure: self._on_lost(index, failure),
-            on_ended=self._on_ended,
+            on_ended=lambda: self._on_ended(index, client),
         )
 
     def _on_result(self, index: int, result: StepResult) -> None:
@@ -292,21 +287,23 @@ class ReplicatedCoreClient:
         """Move the requests of a lost core to the others, and start another one."""
         with self._emit_lock:
             with self._lock:
-                replica = self._replicas[index]
-                replica.client = None
-                replica.num_flights = replica.num_suspects = 0
-                replica.stats = replica.earlier = add_counts(replica.stats, EngineStats())
-                self._router.forget(index)
-                if self._inspected is not None:
-                    self._inspected.pop(index, None)
+                self._vacate(index)
+                self._replicas[index].is_lost = True
                 flights = [flight for flight in self._flights.values() if flight.replica == index]
                 logger.error("Replica %d is lost (%s) with %d requests.", index, failure.code, len(flights))
                 failed = [output for flight in flights if (output := self._move(flight)) is not None]
                 result = self._result(failed)
-            self._supervisor.replace(index)
+            if self._supervisor is not None:
+                self._supervisor.replace(index)
             self._emit(result)
 
-    def _move(self, flight: _Flight) -> TokenOutput | None:
+    def _vacate(self, index: int) -> None:
+        self._replicas[index].vacate()
+        self._router.forget(index)
+        if self._inspected is not None:
+            self._inspected.pop(index, None)
+
+    def _move(self, flight: Flight) -> TokenOutput | None:
         """Give a request to another core; return its last output if it is too often lost."""
         flight.replica = None
         flight.num_losses += 1
@@ -323,17 +320,21 @@ class ReplicatedCoreClient:
             num_cached_tokens=flight.num_cached_tokens or 0,
         )
 
-    def _take_core(self, index: int, client: CoreClient, stats: EngineStats) -> bool:
-        """Use a new core in the place of a lost one; return whether it is wanted."""
+    def _take_core(self, index: int | None, client: CoreClient, stats: EngineStats) -> bool:
+        """Use a new core in the place of a lost one, with None in any; return whether it is wanted."""
         with self._emit_lock:
             with self._lock:
                 if self._is_stopping or self._has_ended:
                     return False
-                client.start(self._callbacks_of(index))
+                if index is None:
+                    index = self._vacant()
+                client.start(self._callbacks_of(index, client))
                 self._num_running += 1
-                self._num_replaced += 1
-                self._replicas[index].client = client
-                self._replicas[index].stats = add_counts(self._replicas[index].earlier, stats)
+                replica = self._replicas[index]
+                self._num_replaced += replica.is_lost
+                replica.is_lost = False
+                replica.client = client
+                replica.stats = add_counts(replica.earlier, stats)
                 self._place_waiting()
                 if self._inspected is not None and not self._inspected:  # all that were asked are lost
                     self._inspected = None
@@ -342,6 +343,14 @@ class ReplicatedCoreClient:
             self._emit(result)
         logger.info("Replica %d has a new core.", index)
         return True
+
+    def _vacant(self) -> int:
+        """Return a place without a core."""
+        for index, replica in enumerate(self._replicas):
+            if replica.client is None:
+                return index
+        self._replicas.append(Replica())
+        return len(self._replicas) - 1
 
     def _give_up(self, index: int) -> None:
         """Report the engine as lost if no other core lives: new ones do not start."""
@@ -352,9 +361,11 @@ class ReplicatedCoreClient:
         logger.error("No replica has a core, and replica %d cannot start one.", index)
         self._callbacks.on_lost(ENGINE_DEAD)
 
-    def _on_ended(self) -> None:
+    def _on_ended(self, index: int, client: CoreClient) -> None:
         with self._lock:
             self._num_running -= 1
+            if self._replicas[index].client is client and not self._is_stopping:  # it has retired
+                self._vacate(index)
         self._report_if_ended()
 
     def _report_if_ended(self) -> None:
@@ -370,7 +381,12 @@ class ReplicatedCoreClient:
         self._callbacks.on_result(result)
 
     def _live(self) -> list[int]:
-        return [index for index, replica in enumerate(self._replicas) if replica.client is not None]
+        """Return the replicas that take requests."""
+        return [
+            index
+            for index, replica in enumerate(self._replicas)
+            if replica.client is not None and not replica.is_retiring
+        ]
 
     def _clients(self) -> list[CoreClient]:
         return [replica.client for replica in self._replicas if replica.client is not None]

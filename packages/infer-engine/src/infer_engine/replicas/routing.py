@@ -5,6 +5,7 @@ more than `MAX_EXTRA_LOAD` requests more than the least loaded one. The other po
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from infer_engine.protocol.config import RoutingPolicy
@@ -18,7 +19,6 @@ class Router:
 
     def __init__(
         self,
-        num_replicas: int,
         *,
         policy: RoutingPolicy,
         cache_tokens: int,
@@ -26,19 +26,18 @@ class Router:
         first: int = 0,
         draw: random.Random | None = None,
     ) -> None:
-        """Choose among replicas.
+        """Choose among any number of replicas.
 
         Args:
-            num_replicas: how many there are.
             policy: how to choose.
-            cache_tokens: room for cached prefixes that each of them has.
+            cache_tokens: room for cached prefixes that each replica has.
             max_extra_load: how many requests more than the least loaded one a replica may have and still be chosen for
                 its prefixes.
             first: the replica that is chosen first among equals. Routers that share replicas need different ones.
             draw: of the `random` policy.
         """
         self._policy = policy
-        self._indexes = [PrefixIndex(max_tokens=cache_tokens) for _ in range(num_replicas)]
+        self._indexes = defaultdict[int, PrefixIndex](lambda: PrefixIndex(max_tokens=cache_tokens))
         self._max_extra_load = max_extra_load
         self._draw = draw or random.Random()  # noqa: S311 - no secret
         self._last = first - 1
@@ -56,7 +55,7 @@ class Router:
 
     def forget(self, replica: int) -> None:
         """Take note that the cache of a replica is empty."""
-        self._indexes[replica].clear()
+        self._indexes.pop(replica, None)
 
     def _by_prefix(self, keys: Sequence[int], loads: Mapping[int, int]) -> int:
         known = {replica: self._indexes[replica].num_known(keys) for replica in loads}
@@ -71,6 +70,5 @@ class Router:
 
     def _least_loaded(self, loads: Mapping[int, int]) -> int:
         """Return the least loaded replica; of equal ones, the next after the one chosen last."""
-        num_replicas = len(self._indexes)
-        self._last = min(loads, key=lambda replica: (loads[replica], (replica - self._last - 1) % num_replicas))
+        self._last = min(loads, key=lambda replica: (loads[replica], replica <= self._last, replica))
         return self._last

@@ -1,0 +1,54 @@
+"""What `ReplicatedCoreClient` remembers of each request and of each core."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from infer_engine.ipc.core_client import CoreClient
+from infer_engine.ipc.messages import Submit
+from infer_engine.protocol import EngineStats
+from infer_engine.replicas.combining import add_counts
+
+MAX_LOSSES = 3
+"""After how many lost cores a request fails: it may be what ends them. The last one it shares with no other suspect."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A request that has not ended; `replica` is None while there is no core for it."""
+
+    submission: Submit
+    replica: int | None = None
+    generated: list[int] = field(default_factory=list)
+    is_admitted: bool = False
+    num_cached_tokens: int | None = None
+    num_losses: int = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what ends cores, and fails with the next one."""
+        return self.num_losses == MAX_LOSSES - 1
+
+    def resumed(self) -> Submit:
+        """Return the submission with the tokens so far."""
+        return msgspec.structs.replace(self.submission, generated_token_ids=list(self.generated))
+
+
+@dataclass(slots=True)
+class Replica:
+    """A place for a core; `client` is None while there is none."""
+
+    client: CoreClient | None = None
+    stats: EngineStats = field(default_factory=EngineStats)  # with the counts of the cores that were here before
+    earlier: EngineStats = field(default_factory=EngineStats)  # these counts alone
+    num_flights: int = 0
+    num_suspects: int = 0
+    is_lost: bool = False
+    is_retiring: bool = False
+
+    def vacate(self) -> None:
+        """Forget the core and its requests, but not its counts."""
+        self.client = None
+        self.stats = self.earlier = add_counts(self.stats, EngineStats())
+        self.num_flights = self.num_suspects = 0
+        self.is_retiring = False
