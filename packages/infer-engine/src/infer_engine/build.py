@@ -92,16 +92,57 @@ def build_engine(
                 f"`data_parallel_size` is {config.data_parallel_size}, and each copy needs its own process; set it "
                 "to 1, or run the engine in processes."
             )
-        tokenizer = _load_tokenizer_of(config)
+        tokenizer = load_tokenizer(config)
         replicas, info, stats = start_replicas(config)
-        return _assemble_engine(config, replicas, tokenizer, info, stats)
+        return assemble_engine(config, replicas, tokenizer, info, stats)
     if engine_process and wrap_parts is None:
-        tokenizer = _load_tokenizer_of(config)
+        tokenizer = load_tokenizer(config)
         process = ProcessCoreClient(config)
-        return _assemble_engine(config, process, tokenizer, process.ready.info, process.ready.stats)
+        return assemble_engine(config, process, tokenizer, process.ready.info, process.ready.stats)
     built = build_core(config, wrap_parts=wrap_parts)
-    return _assemble_engine(
+    return assemble_engine(
         config, ThreadCoreClient(built.core, grammars=built.grammars), built.tokenizer, built.info, built.core.stats
+    )
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """Return the tokenizer of a configuration's model.
+
+    Raises:
+        CheckpointUnusableError: the checkpoint is missing, or a file of its tokenizer is missing or damaged.
+    """
+    try:
+        return _read_tokenizer(config, resolve_checkpoint(config.model))
+    except CheckpointError as error:
+        raise CheckpointUnusableError(str(error)) from error
+
+
+def assemble_engine(
+    config: EngineConfig, core_client: CoreClient, tokenizer: Tokenizer, info: EngineInfo, stats: EngineStats
+) -> AsyncEngine:
+    """Return an engine over a core that may be anywhere.
+
+    Args:
+        config: what the core was started with.
+        core_client: connects to the core; nothing else may use it afterwards.
+        tokenizer: that of the core's model.
+        info: what the core has loaded.
+        stats: the core's statistics before its first step.
+    """
+    return AsyncEngine(
+        core_client,
+        build_input_processor(tokenizer, config, info),
+        info=info,
+        stats=stats,
+        max_waiting_requests=config.max_waiting_requests,
+        step_timeout_s=config.step_timeout_s,
+        screen=GrammarScreen(
+            lambda: ScreenSetup(
+                tokens=tokenizer.vocabulary_bytes(info.vocab_size),
+                special_ids=list(tokenizer.special_ids),
+                eos_token_ids=[],
+            )
+        ),
     )
 
 
@@ -116,7 +157,7 @@ def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> 
 
     try:
         folder = resolve_checkpoint(config.model)
-        tokenizer = load_tokenizer(config, folder)
+        tokenizer = _read_tokenizer(config, folder)
         loaded = load_model_runner(config, folder, tokenizer)
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
@@ -217,19 +258,6 @@ def choose_sharing(config: EngineConfig) -> PrefixSharing:
     return share_with_all if config.caches_prefixes else share_with_siblings
 
 
-def load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
-    """Return the tokenizer in `folder`, or a byte-level one if the weights are random and there is no tokenizer file.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
-    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
-        return dummy_tokenizer(ModelConfig.from_folder(folder).vocab_size)
-    return Tokenizer.from_folder(
-        folder, tool_call_format=config.tool_call_format, reasoning_format=config.reasoning_format
-    )
-
-
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
     """Return the input processor for the core that `info` describes."""
     limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len)
@@ -248,28 +276,14 @@ def _with_chat_formats(info: EngineInfo, tokenizer: Tokenizer) -> EngineInfo:
     )
 
 
-def _load_tokenizer_of(config: EngineConfig) -> Tokenizer:
-    try:
-        return load_tokenizer(config, resolve_checkpoint(config.model))
-    except CheckpointError as error:
-        raise CheckpointUnusableError(str(error)) from error
+def _read_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
+    """Return the tokenizer in `folder`, or a byte-level one if the weights are random and there is no tokenizer file.
 
-
-def _assemble_engine(
-    config: EngineConfig, core_client: CoreClient, tokenizer: Tokenizer, info: EngineInfo, stats: EngineStats
-) -> AsyncEngine:
-    return AsyncEngine(
-        core_client,
-        build_input_processor(tokenizer, config, info),
-        info=info,
-        stats=stats,
-        max_waiting_requests=config.max_waiting_requests,
-        step_timeout_s=config.step_timeout_s,
-        screen=GrammarScreen(
-            lambda: ScreenSetup(
-                tokens=tokenizer.vocabulary_bytes(info.vocab_size),
-                special_ids=list(tokenizer.special_ids),
-                eos_token_ids=[],
-            )
-        ),
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+        return dummy_tokenizer(ModelConfig.from_folder(folder).vocab_size)
+    return Tokenizer.from_folder(
+        folder, tool_call_format=config.tool_call_format, reasoning_format=config.reasoning_format
     )
