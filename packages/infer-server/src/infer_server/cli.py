@@ -10,34 +10,28 @@ import dataclasses
 import gc
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import version
 from socket import socket
 from types import FrameType
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, Group, Parameter
 
-from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig, EngineStartError
+from infer_engine.protocol import Engine, EngineConfig, EngineStartError
 from infer_server.banner import banner
+from infer_server.command import discard_unwritable_output, print_if_possible, run_command, with_environment_keys
 from infer_server.operations.logs import configure_logging
-from infer_server.operations.tracing import TracingUnavailableError, require_tracing_extra
-from infer_server.serving.listener import AddressUnusableError, address_of, bind_listener
+from infer_server.operations.tracing import require_tracing_extra
+from infer_server.serving.listener import address_of, bind_listener
 from infer_server.serving.open_files import raise_open_file_limit
-from infer_server.serving.tls import CertificateUnusableError, check_certificate
+from infer_server.serving.tls import check_certificate
 from infer_server.serving.unix_listener import unix_listener
 from infer_server.settings import ServerSettings
 
 EngineFactory = Callable[[EngineConfig], Engine]
-
-EXIT_UNUSABLE = 2
-EXIT_INTERRUPTED = 130
-API_KEY_VARIABLE = "INFER_API_KEY"
-FLAG_ALIASES = {"--num-gpu-blocks": "--num-kv-blocks"}
-"""Other names of flags."""
 
 _SERVER = Group("Server", sort_key=1)
 _ENGINE = Group("Engine", sort_key=2)
@@ -45,43 +39,12 @@ _SERVER_DEFAULTS = ServerSettings()
 _ENGINE_DEFAULTS = EngineConfig()
 
 
-class ApiKeysUnusableError(Exception):
-    """The environment has API keys that no client could send; the message is one line that says why."""
-
-
-_START_ERRORS = (
-    AddressUnusableError,
-    ApiKeysUnusableError,
-    CertificateUnusableError,
-    CheckpointUnusableError,
-    EngineStartError,
-    TracingUnavailableError,
-)
-
-
 def main(argv: Sequence[str] | None = None, *, build_engine: EngineFactory | None = None) -> int:
     """Run `infer-server` with `argv` (the process's own if None) and return the exit code.
 
     `build_engine` makes the engine of the parsed configuration; None means `infer_engine.build_engine`.
     """
-    try:
-        command, arguments, _ = _app(build_engine).parse_args(
-            _without_aliases(sys.argv[1:] if argv is None else argv), print_error=False, exit_on_error=False
-        )
-    except (CycloptsError, ValueError) as error:
-        return _report_start_error(error)
-    try:
-        return command(*arguments.args, **arguments.kwargs) or 0
-    except _START_ERRORS as error:
-        return _report_start_error(error)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-
-
-def _without_aliases(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with each flag's own name, in `--flag value` and `--flag=value`."""
-    split = [argument.partition("=") for argument in argv]
-    return [FLAG_ALIASES.get(name, name) + separator + value for name, separator, value in split]
+    return run_command(_app(build_engine), argv)
 
 
 def _app(build_engine: EngineFactory | None) -> App:
@@ -107,7 +70,7 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
     """Bind, load, serve: in this order, so that a port in use is an error before the model loads."""
     configure_logging(settings)
     require_tracing_extra(settings)
-    settings = _with_environment_keys(settings)
+    settings = with_environment_keys(settings)
     with _exit_on_sigterm(), _listener(settings) as listener:
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=raise_open_file_limit(settings.max_connections))
@@ -120,11 +83,11 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
         gc.freeze()  # these objects live as long as the server; visiting them all in a collection would stall streams
         try:
             return asyncio.run(
-                serve(engine, settings=settings, listener=listener, on_listening=partial(_print_if_possible, text))
+                serve(engine, settings=settings, listener=listener, on_listening=partial(print_if_possible, text))
             )
         finally:
             gc.unfreeze()  # some libraries warn of objects that are left at the interpreter's end
-            _discard_unwritable_output()
+            discard_unwritable_output()
 
 
 @contextmanager
@@ -146,40 +109,6 @@ def _end(number: int, _: FrameType | None) -> None:
     )  # an exception could be swallowed by a module that is being imported; nothing needs cleaning up
 
 
-def _print_if_possible(text: str) -> None:
-    """Print `text` unless that fails: a full disk must not stop the server."""
-    if sys.stdout is None:  # closed before this process began
-        return
-    encoding = sys.stdout.encoding  # it may lack characters of a model's name
-    with suppress(OSError):
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-
-
-def _discard_unwritable_output() -> None:
-    """Drop output that cannot be written: the interpreter would try again at exit, and fail with its own exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is None:  # closed before this process began
-            continue
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _with_environment_keys(settings: ServerSettings) -> ServerSettings:
-    """Add the keys of the environment if the command line, which other users of the machine can read, has none."""
-    listed = os.environ.get(API_KEY_VARIABLE)
-    if settings.api_key or listed is None:
-        return settings
-    try:
-        return dataclasses.replace(settings, api_key=tuple(key.strip() for key in listed.split(",")))
-    except ValueError:
-        raise ApiKeysUnusableError(
-            f"`{API_KEY_VARIABLE}` is set, but has an empty key or one that is not printable ASCII; separate keys by "
-            "commas, or unset it to serve everybody."
-        ) from None
-
-
 def _listener(settings: ServerSettings) -> AbstractContextManager[socket]:
     if settings.uds is not None:
         return unix_listener(settings.uds)
@@ -195,8 +124,3 @@ def _build(config: EngineConfig, settings: ServerSettings, build_engine: EngineF
         return build_engine(config)
     except ValueError as error:
         raise EngineStartError(str(error)) from error
-
-
-def _report_start_error(error: Exception) -> int:
-    print(f"infer-server: {' '.join(str(error).split())}", file=sys.stderr)
-    return EXIT_UNUSABLE
