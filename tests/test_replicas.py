@@ -1,9 +1,8 @@
 """A server with two replicas under load, whose cores are killed: every answer is whole, and nothing is left behind."""
 
-import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,70 +12,19 @@ import httpx
 import psutil
 import pytest
 
+from infer_engine.testing.processes import core_processes
 from infer_server.testing import metric_samples
+from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
 
 ROOT = Path(__file__).resolve().parent.parent
 Serve = Callable[..., AbstractContextManager[Any]]
-NUM_STREAMS = 32
-NUM_TOKENS = 200
+BODIES = mixed_bodies(32)
 REPLACED_WITHIN_S = 30
 GIVE_UP_S = 120
 
-BODIES: list[tuple[str, dict[str, Any]]] = [
-    ("v1/completions", {"prompt": "ROMEO:\n", "temperature": 0}),
-    ("v1/completions", {"prompt": "JULIET:\n", "temperature": 1, "seed": 1, "frequency_penalty": 0.5}),
-    ("v1/completions", {"prompt": "A code: ", "seed": 2, "structured_outputs": {"regex": "([a-f][0-9]){120}"}}),
-    ("v1/chat/completions", {"messages": [{"role": "user", "content": "Who is there?"}], "seed": 3}),
-]
-
-
-def streams() -> list[tuple[str, dict[str, Any]]]:
-    """Return the path and the body of each stream: mixed, with prompts of their own."""
-    found = []
-    for index in range(NUM_STREAMS):
-        path, body = BODIES[index % len(BODIES)]
-        more = {"prompt": f"{index}. {body['prompt']}"} if "prompt" in body else {}
-        found.append((path, {"max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True, **body, **more}))
-    return found
-
-
-def read_stream(url: str, path: str, body: dict[str, Any]) -> str:
-    """Return the text of a stream, which must be whole."""
-    text, last = "", ""
-    with httpx.stream("POST", f"{url}/{path}", json=body, timeout=GIVE_UP_S) as reply:
-        assert reply.status_code == 200
-        for line in reply.iter_lines():
-            if not line.startswith("data: {"):
-                last = line or last
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk, chunk
-            for choice in chunk["choices"]:
-                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
-    assert last == "data: [DONE]"
-    return text
-
-
-def read_all(url: str, pool: ThreadPoolExecutor) -> Iterator[str]:
-    return pool.map(lambda stream: read_stream(url, *stream), streams())
-
 
 def cores_of(server: Any) -> list[psutil.Process]:
-    """Return the processes of the server's cores, the oldest first."""
-    children = psutil.Process(server.process.pid).children()
-    return sorted(filter(is_core, children), key=lambda core: core.create_time())
-
-
-def is_core(process: psutil.Process) -> bool:
-    try:
-        return "infer_engine.ipc.worker" in " ".join(process.cmdline())
-    except (psutil.ZombieProcess, psutil.NoSuchProcess):
-        return False
-
-
-def sample(url: str, stem: str) -> float:
-    samples = metric_samples(httpx.get(f"{url}/metrics").text)
-    return sum(value for (name, _), value in samples.items() if name == f"infer:{stem}")
+    return core_processes(psutil.Process(server.process.pid))
 
 
 def until(condition: Callable[[], bool], *, within_s: float) -> None:
@@ -89,15 +37,15 @@ def until(condition: Callable[[], bool], *, within_s: float) -> None:
 @pytest.mark.parametrize("num_rounds", [1, pytest.param(20, marks=pytest.mark.full)])
 @pytest.mark.timeout(1800)
 def test_killed_cores_cost_32_streams_nothing_but_time(serve: Serve, num_rounds: int) -> None:
-    with ThreadPoolExecutor(NUM_STREAMS) as pool, ThreadPoolExecutor(1) as reader:
+    with ThreadPoolExecutor(1) as reader:
         with serve() as server:
-            undisturbed = list(read_all(server.url, pool))
+            undisturbed = read_streams(server.url, BODIES)
         with serve("--data-parallel-size", "2") as server:
-            assert list(read_all(server.url, pool)) == undisturbed
+            assert read_streams(server.url, BODIES) == undisturbed
             everything = psutil.Process(server.process.pid).children(recursive=True)
             for _ in range(num_rounds):
                 num_replaced, num_generated = sample(server.url, "replaced_cores_total"), generated(server.url)
-                texts = reader.submit(lambda: list(read_all(server.url, pool)))
+                texts = reader.submit(read_streams, server.url, BODIES)
                 until(lambda start=num_generated: generated(server.url) > start + 500, within_s=GIVE_UP_S)  # type: ignore[misc]  # bound now
                 old, other = cores_of(server)
                 old.kill()

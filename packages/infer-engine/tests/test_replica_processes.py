@@ -23,6 +23,7 @@ from infer_engine.protocol import (
     StructuredOutputs,
 )
 from infer_engine.testing.cores import GIVE_UP_S, read, tokens_of
+from infer_engine.testing.processes import core_processes
 
 NUM_TOKENS = 100
 KINDS = {
@@ -68,14 +69,7 @@ def config_of(folder: Path, *, num_replicas: int = 2, step_timeout_s: float = 60
 
 def cores_of() -> set[psutil.Process]:
     """Return the processes of cores that this one has."""
-    return set(filter(is_core, psutil.Process().children()))
-
-
-def is_core(process: psutil.Process) -> bool:
-    try:
-        return "infer_engine.ipc.worker" in " ".join(process.cmdline())
-    except (psutil.ZombieProcess, psutil.NoSuchProcess):
-        return False
+    return set(core_processes(psutil.Process()))
 
 
 @asynccontextmanager
