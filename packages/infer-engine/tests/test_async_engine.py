@@ -5,7 +5,9 @@ import threading
 
 import pytest
 
-from infer_engine.ipc.messages import Finish
+from infer_engine.ipc.core_client import CoreCallbacks
+from infer_engine.ipc.messages import Finish, StepResult
+from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import EngineStatus, EngineUnavailableError, FinishReason, GenerateRequest, SamplingParams
 from infer_engine.testing.cores import (
     GIVE_UP_S,
@@ -161,6 +163,37 @@ async def test_steps_run_in_a_thread_of_their_own_and_never_hold_up_the_event_lo
     assert scripted.gate.thread is not threading.current_thread()
     scripted.gate.allow()
     assert tokens_of(await read(stream)) == scripted_tokens([1], 4)
+    await scripted.engine.close()
+
+
+NUM_STEPS = 4
+
+
+class LoopClient(ThreadCoreClient):
+    """A client that passes results on from the event loop itself, as one without threads does: several at once."""
+
+    def start(self, callbacks: CoreCallbacks) -> None:
+        loop = asyncio.get_running_loop()
+        results: list[StepResult] = []
+
+        def pass_on() -> None:
+            for result in results:
+                callbacks.on_result(result)
+
+        def keep(result: StepResult) -> None:
+            results.append(result)
+            if len(results) == NUM_STEPS:
+                loop.call_soon_threadsafe(pass_on)
+
+        super().start(CoreCallbacks(on_result=keep, on_lost=callbacks.on_lost, on_ended=callbacks.on_ended))
+
+
+async def test_results_that_come_on_the_event_loop_are_delivered_at_once() -> None:
+    scripted = ScriptedEngine(client_type=LoopClient)
+    scripted.gate.allow()
+    [stream] = await scripted.submit([1, 2], max_tokens=NUM_STEPS)
+    async with asyncio.timeout(GIVE_UP_S):
+        assert tokens_of(await read(stream)) == scripted_tokens([1, 2], NUM_STEPS)
     await scripted.engine.close()
 
 

@@ -209,11 +209,14 @@ class AsyncEngine:
             stream.end(FinishReason.ABORT)
 
     def _on_result(self, result: StepResult) -> None:
-        """Pass a step's result to the event loop; wait while the loop has too many undelivered results."""
+        """Deliver a step's result on the event loop; another thread waits while the loop has too many of them."""
+        if self._is_on_loop():
+            self._deliver(result)
+            return
         while not self._result_permits.acquire(timeout=1.0):
             if self._status in (EngineStatus.STOPPED, EngineStatus.DEAD):
                 return
-        self._post(self._deliver, result)
+        self._post(self._deliver_posted, result)
 
     def _on_lost(self, failure: RequestFailure) -> None:
         """Tell the event loop that the core is lost."""
@@ -293,9 +296,12 @@ class AsyncEngine:
         for request_id in tuple(self._streams):
             self.abort(request_id)
 
+    def _deliver_posted(self, result: StepResult) -> None:
+        self._result_permits.release()
+        self._deliver(result)
+
     def _deliver(self, result: StepResult) -> None:
         """Push one step's outputs to their streams; runs on the event loop."""
-        self._result_permits.release()
         self._stats = result.stats
         now_s = 0.0 if self._loop is None else self._loop.time()
         self._record_admitted(result, now_s)
@@ -343,6 +349,13 @@ class AsyncEngine:
             stream = self._remove_stream(request_id)
             assert stream is not None
             stream.fail(failure)
+
+    def _is_on_loop(self) -> bool:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        return self._loop in (None, running)
 
     def _post(self, callback: Callable[[*_Args], None], *args: *_Args) -> None:
         """Call `callback` on the event loop from another thread; call it directly before the first request."""

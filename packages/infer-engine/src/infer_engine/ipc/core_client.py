@@ -16,7 +16,8 @@ class CoreCallbacks:
     """Functions that a core client calls, from any thread, one call at a time.
 
     Attributes:
-        on_result: takes the result of a step. It may block, so that the core does not run far ahead.
+        on_result: takes the result of a step. It may block, so that the core does not run far ahead, but not the event
+            loop of the engine.
         on_lost: takes the failure when the core ends without a call of `stop`.
         on_ended: called last, when the core has ended for any reason.
     """

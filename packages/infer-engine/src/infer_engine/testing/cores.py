@@ -258,13 +258,14 @@ class ScriptedEngine:
         max_waiting_requests: int = 100,
         step_timeout_s: float = STEP_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
+        client_type: type[ThreadCoreClient] = ThreadCoreClient,
     ) -> None:
         """The engine; its steps wait for `gate.allow`."""
         self.core = core or ScriptedCore()
         self.gate = GatedCore(self.core)
         limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
         self.engine = AsyncEngine(
-            ThreadCoreClient(self.gate, clock=clock),
+            client_type(self.gate, clock=clock),
             InputProcessor(tokenizer or dummy_tokenizer(VOCAB_SIZE), limits, seed=0),
             info=INFO,
             stats=self.core.stats,
