@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
-from infer_engine.ipc.messages import Abort, Finish, StepResult, Submit, ToCore, TokenOutput
-from infer_engine.protocol import EngineStats, FinishReason, SamplingParams
+from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, SamplingParams
 from infer_engine.replicas.prefix_index import BLOCK_TOKENS
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
@@ -292,20 +292,21 @@ def test_a_core_that_retires_ends_its_requests_and_gets_no_more(make: Make) -> N
     retired, other = cores.clients
     cores.submit("a", 1)
     cores.client.retire(retired)
-    assert not retired.is_stopped
+    assert [client.is_stopped for client in cores.clients] == [False, False]
     for request_id in ("b", "c"):
         cores.submit(request_id, 2)
     assert moved_to(retired, other) == [["a"], ["b", "c"]]
     retired.produce("a", 5, reason=FinishReason.LENGTH)
-    assert retired.is_stopped
+    assert [client.is_stopped for client in cores.clients] == [True, False]
     retired.callbacks.on_ended()
     assert cores.outputs()[-1].token_ids == [5]
     assert (cores.has_ended, cores.lost) == (False, [])
     cores.client.retire(other)
+    stopped = []
     for request_id in ("b", "c"):
-        assert not other.is_stopped
+        stopped.append(other.is_stopped)
         cores.client.send(Abort(request_id=request_id))
-    assert other.is_stopped
+    assert [*stopped, other.is_stopped] == [False, False, True]
 
 
 def test_a_core_that_joins_takes_the_place_of_one_that_has_retired(make: Make) -> None:
@@ -314,6 +315,7 @@ def test_a_core_that_joins_takes_the_place_of_one_that_has_retired(make: Make) -
     cores.client.retire(retired)
     assert retired.is_stopped, "it has no requests"
     retired.callbacks.on_ended()
+    assert [each.num_blocks for each in cores.results[-1].stats.replicas] == [0, 8]
     joined = add(cores)
     other.produce("unknown", 1)
     stats = cores.results[-1].stats
@@ -333,6 +335,23 @@ def test_the_requests_of_a_core_that_is_lost_while_it_retires_go_on(make: Make) 
     assert moved_to(other) == [["a"]]
     cores.client.retire(retired)  # nobody knows it any more
     assert add(cores).messages == []
+
+
+def test_a_snapshot_waits_for_no_core_that_retires(make: Make) -> None:
+    cores = make(are_replaced=False)
+    retired, other = cores.clients
+    cores.submit("a", 1)
+    snapshot = BatchSnapshot(stats=STATS, sequences=[], block_size=16, num_blocks=8, holders=[0] * 8)
+    for num_asked in (1, 2):
+        cores.client.send(Inspect())
+        other.callbacks.on_result(StepResult(outputs=[], admitted=[], stats=STATS, snapshot=snapshot))
+        assert [client.messages.count(Inspect()) for client in cores.clients] == [1, num_asked]
+        if num_asked == 1:
+            assert cores.results[-1].snapshot is None
+            cores.client.retire(retired)
+        last = cores.results[-1].snapshot
+        assert last is not None
+        assert last.num_blocks == 8
 
 
 def test_without_any_core_requests_wait_and_a_core_that_joins_counts_as_the_lost_ones_replacement(make: Make) -> None:

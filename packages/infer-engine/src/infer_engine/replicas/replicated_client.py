@@ -94,11 +94,15 @@ class ReplicatedCoreClient:
 
     def retire(self, client: CoreClient) -> None:
         """Give a core no more requests, and stop it when it has none; does nothing if the core has been lost."""
-        with self._lock:
-            for replica in self._replicas:
-                if replica.client is client:
-                    replica.is_retiring = True
-                    self._stop_if_retired(replica)
+        with self._emit_lock:
+            with self._lock:
+                for index, replica in enumerate(self._replicas):
+                    if replica.client is client:
+                        replica.is_retiring = True
+                        self._expect_no_snapshot(index)
+                        self._stop_if_retired(replica)
+                result = self._result([])
+            self._emit(result)
 
     def send(self, message: ToCore) -> None:
         """Send a message to the core that it concerns.
@@ -213,11 +217,15 @@ class ReplicatedCoreClient:
     def _inspect(self) -> None:
         """Ask all cores for snapshots, unless they have been asked: the frontend gives one to all who wait for it."""
         if self._inspected is None:
-            self._inspected = dict.fromkeys(self._live())
+            self._inspected = {index: None for index in self._live() if not self._replicas[index].is_retiring}
             for index in self._inspected:
                 client = self._replicas[index].client
                 assert client is not None
                 client.send(Inspect())
+
+    def _expect_no_snapshot(self, index: int) -> None:
+        if self._inspected is not None:
+            self._inspected.pop(index, None)
 
     def _callbacks_of(self, index: int, client: CoreClient) -> CoreCallbacks:
         return CoreCallbacks(
@@ -300,8 +308,7 @@ class ReplicatedCoreClient:
     def _vacate(self, index: int) -> None:
         self._replicas[index].vacate()
         self._router.forget(index)
-        if self._inspected is not None:
-            self._inspected.pop(index, None)
+        self._expect_no_snapshot(index)
 
     def _move(self, flight: Flight) -> TokenOutput | None:
         """Give a request to another core; return its last output if it is too often lost."""
@@ -362,10 +369,15 @@ class ReplicatedCoreClient:
         self._callbacks.on_lost(ENGINE_DEAD)
 
     def _on_ended(self, index: int, client: CoreClient) -> None:
-        with self._lock:
-            self._num_running -= 1
-            if self._replicas[index].client is client and not self._is_stopping:  # it has retired
-                self._vacate(index)
+        with self._emit_lock:
+            with self._lock:
+                self._num_running -= 1
+                has_retired = self._replicas[index].client is client and not self._is_stopping
+                if has_retired:
+                    self._vacate(index)
+                result = self._result([])
+            if has_retired:
+                self._emit(result)
         self._report_if_ended()
 
     def _report_if_ended(self) -> None:
