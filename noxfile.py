@@ -12,6 +12,7 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = ("kernels", "models", "cache", "engine", "server")
+ALL_PACKAGES = (*PACKAGES, "ray")
 PYTEST = ("python", "-m", "pytest", "--durations=5")
 IN_PARALLEL = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
 # One thread of computation for each worker; compiled modules are kept, as tests start many processes that import torch.
@@ -109,6 +110,13 @@ def lowest(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """The server on a Ray cluster: without Ray, and on real clusters of this machine, one at a time."""
+    sync_package(session, "ray")
+    session.run(*PYTEST, "-m", "not full", "packages/infer-ray/tests", *session.posargs, env=TEST_ENV)
+
+
+@nox.session
 def tests_bench(session: nox.Session) -> None:
     """The benchmarks: their numbers add up, and each runs once on the smallest part of its work."""
     sync_package(session, "bench")
@@ -190,7 +198,7 @@ def kernel_report(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, formatting and the layers between packages."""
-    sync(session, "--group", "lint")
+    sync(session, "--group", "lint", "--group", "ray")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("lint-imports", "--no-cache")
@@ -199,9 +207,9 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Strict types: all sources at once, then each package's tests."""
-    sync(session, "--group", "dev")
-    session.run("mypy", *[f"packages/infer-{name}/src" for name in PACKAGES])
-    for name in PACKAGES:
+    sync(session, "--group", "dev", "--group", "ray")
+    session.run("mypy", *[f"packages/infer-{name}/src" for name in ALL_PACKAGES])
+    for name in ALL_PACKAGES:
         session.run("mypy", f"packages/infer-{name}/tests")
     for folder in ("tests", "benchmarks/src", "benchmarks/tests", "examples", "noxfile.py"):
         session.run("mypy", folder)
@@ -229,13 +237,14 @@ def alone(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """Build every wheel, install them outside the workspace, import each, and check their bounds against each other."""
     built = Path(session.create_tmp()).resolve() / "wheels"
-    for name in PACKAGES:
+    for name in ALL_PACKAGES:
         session.run(
             "uv", "build", "--wheel", "--quiet", "--package", f"infer-{name}", "--out-dir", str(built), external=True
         )
     session.install("--reinstall", *sorted(str(wheel) for wheel in built.glob("*.whl")))
     with session.chdir(built):
-        for name in PACKAGES:
+        for name in ALL_PACKAGES:
             session.run("python", "-c", f"import infer_{name}; print(infer_{name}.__file__)")
         session.run("infer-server", "--version")
+        session.run("infer-ray", "--version")
     session.run("uv", "pip", "check", external=True)

@@ -1,6 +1,7 @@
 """Facts between packages: what stays light, what each one shows, that its README's snippet runs."""
 
 import importlib
+import importlib.metadata
 import importlib.resources
 import re
 import subprocess
@@ -58,6 +59,19 @@ def test_a_package_names_its_public_surface_and_ships_its_types(package: str) ->
     assert module.__all__
     assert all(getattr(module, name) is not None for name in module.__all__)
     assert (importlib.resources.files(module) / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_needs_ray(package: str) -> None:
+    required = [re.split(r"[^\w-]", each)[0] for each in importlib.metadata.requires(f"infer-{package}") or []]
+    assert not {"ray", "infer-ray"} & set(required)
+
+
+def test_the_server_needs_only_what_a_web_server_needs() -> None:
+    required = importlib.metadata.requires("infer-server") or []
+    always = {re.split(r"[^\w-]", each)[0] for each in required if "extra ==" not in each}
+    web = {"litestar", "uvicorn", "h11", "msgspec", "cyclopts"}
+    assert always == {"infer-engine", *web, "prometheus-client", "python-json-logger"}
 
 
 @pytest.mark.parametrize("body", SNIPPETS)

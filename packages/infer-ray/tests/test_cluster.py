@@ -1,0 +1,120 @@
+"""A real cluster of this machine: replicas that are killed under load, clients that go, shutting down."""
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from infer_ray.testing.running_cluster import RunningCluster, running_cluster, wait_until
+from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
+
+BODIES = mixed_bodies(32)
+LONG: dict[str, Any] = {"prompt": "ROMEO:\n", "max_tokens": 900, "ignore_eos": True}
+REPLACED_WITHIN_S = 30
+GIVE_UP_S = 120
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """A cluster of two replicas that the tests of this file share; it is whole and idle before and after each."""
+    with running_cluster(tmp_path_factory.mktemp("ray") / "log", "--replicas", "2") as running:
+        yield running
+        assert running.terminate() == 0
+
+
+@pytest.fixture
+def url(running: RunningCluster) -> Iterator[str]:
+    wait_until(lambda: sample(running.url, "replica_up") == 2, within_s=GIVE_UP_S)
+    yield running.url
+    wait_until(lambda: sample(running.url, "num_requests_running") == 0, within_s=GIVE_UP_S)
+    assert sample(running.url, "num_leaked_blocks") == 0
+
+
+def the_core(running: RunningCluster) -> psutil.Process:
+    return running.cores()[0]
+
+
+def the_newest_core(running: RunningCluster) -> psutil.Process:
+    return running.cores()[-1]
+
+
+def the_replica(running: RunningCluster) -> psutil.Process:
+    parent = running.cores()[0].parent()
+    assert parent is not None
+    return parent
+
+
+VICTIMS = [the_core, the_newest_core, the_replica]
+
+
+@pytest.mark.parametrize("num_rounds", [1, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.timeout(3600)
+def test_killed_cores_and_replicas_cost_32_streams_nothing_but_time(
+    running: RunningCluster, url: str, num_rounds: int
+) -> None:
+    undisturbed = read_streams(url, BODIES)
+    with ThreadPoolExecutor(1) as reader:
+        for victim in VICTIMS * num_rounds:
+            assert lost_during_streams(running, victim, reader) == undisturbed
+
+
+def lost_during_streams(
+    running: RunningCluster, victim: Callable[[RunningCluster], psutil.Process], reader: ThreadPoolExecutor
+) -> list[str]:
+    """Return the texts of streams in whose middle a process is killed, when it is replaced and gone for good."""
+    killed = victim(running)
+    lost = next(core for core in running.cores() if killed in (core, core.parent()))
+    num_generated, num_moved = sample(running.url, "generation_tokens_total"), num_lost_requests(running)
+    texts = reader.submit(read_streams, running.url, BODIES)
+    wait_until(lambda: sample(running.url, "generation_tokens_total") > num_generated, within_s=GIVE_UP_S)
+    killed.kill()
+    wait_until(lambda: is_replaced(running, lost), within_s=REPLACED_WITHIN_S)
+    assert not psutil.wait_procs([killed, lost], timeout=REPLACED_WITHIN_S)[1]
+    found = texts.result(GIVE_UP_S)
+    assert num_lost_requests(running) > num_moved
+    return found
+
+
+def num_lost_requests(running: RunningCluster) -> int:
+    """Return how many requests have lost a replica; each of them went on in another one."""
+    return sum(map(int, re.findall(r"Replica \d+ is lost \(\w+\) with (\d+) requests", running.log.read_text())))
+
+
+def is_replaced(running: RunningCluster, lost: psutil.Process) -> bool:
+    return lost not in running.cores() and sample(running.url, "replica_up") == 2
+
+
+def test_wrong_requests_and_right_ones_are_answered_as_without_ray(url: str) -> None:
+    wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 0})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "max_tokens")
+    assert httpx.post(f"{url}/v1/nothing", json={}).status_code == 404
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "infer-demo"
+    assert httpx.get(f"{url}/health").json() == {"status": "ready"}
+    snapshot = httpx.get(f"{url}/playground/batch").json()
+    assert len(snapshot["stats"]["replicas"]) == 2
+
+
+def test_a_client_that_goes_frees_its_place(url: str) -> None:
+    with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=GIVE_UP_S) as reply:
+        lines = reply.iter_lines()  # whose end would be the reply's
+        next(lines)
+        wait_until(lambda: sample(url, "num_requests_running") == 1, within_s=GIVE_UP_S)
+        num_generated = sample(url, "generation_tokens_total")
+    wait_until(lambda: sample(url, "num_requests_running") == 0, within_s=GIVE_UP_S)
+    assert sample(url, "generation_tokens_total") < num_generated + LONG["max_tokens"] - 100
+
+
+def test_a_request_that_runs_when_the_command_is_ended_is_answered_whole(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as reader, running_cluster(tmp_path / "log") as running:
+        url = f"{running.url}/v1/completions"
+        reply = reader.submit(httpx.post, url, json=LONG, timeout=GIVE_UP_S)
+        wait_until(lambda: sample(running.url, "num_requests_running") == 1, within_s=GIVE_UP_S)
+        assert running.terminate() == 0
+        assert reply.result().json()["usage"]["completion_tokens"] == LONG["max_tokens"]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
