@@ -18,20 +18,22 @@ import httpx
 import pytest
 
 from infer_server.testing import metric_samples
+from infer_server.testing.hostile_requests import (
+    CHATS,
+    COMPLETIONS,
+    DETOKENIZE,
+    LIMIT,
+    NOT_JSON,
+    ODD,
+    SOUND,
+    with_field,
+)
 
 Serve = Callable[..., AbstractContextManager[Any]]
 
 CACHE = ("--dtype", "float32", "--num-gpu-blocks", "96", "--block-size", "16", "--batch-invariant")
 TIMEOUTS = ("--receive-timeout", "2", "--log-level", "warning")
-LIMIT = 10_000_000
 VOCABULARY = 320
-COMPLETIONS, CHATS, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
-SOUND: dict[str, dict[str, Any]] = {
-    COMPLETIONS: {"prompt": "x", "max_tokens": 2},
-    CHATS: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
-    TOKENIZE: {"prompt": "x"},
-    DETOKENIZE: {"tokens": [5]},
-}
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
 
 
@@ -87,35 +89,6 @@ def status(client: httpx.Client, path: str, body: bytes | str, **headers: str) -
     return reply.status_code
 
 
-def with_field(path: str, name: str, raw: str) -> str:
-    """Return the sound body of `path` with one more field, whose value is `raw` JSON."""
-    rest = {key: value for key, value in SOUND[path].items() if key != name}
-    return json.dumps(rest)[:-1] + (", " if rest else "") + f'"{name}": {raw}}}'
-
-
-NOT_JSON = {
-    "empty": b"",
-    "no object": b"null",
-    "a list": b"[]",
-    "a number": b"1",
-    "cut short": b'{"prompt": "x"',
-    "too much": b'{"prompt": "x"}}',
-    "deep lists": b"[" * 100_000,
-    "deep lists that end": b"[" * 100_000 + b"]" * 100_000,
-    "deep objects": b'{"prompt": ' * 100_000 + b"1" + b"}" * 100_000,
-    "not UTF-8": b'{"prompt": "\xff\xfe"}',
-    "surrogate in UTF-8": b'{"prompt": "\xed\xa0\x80"}',
-    "byte order mark": b'\xef\xbb\xbf{"prompt": "x"}',
-    "UTF-16": '{"prompt": "x"}'.encode("utf-16"),
-    "UTF-16 without mark": '{"prompt": "x"}'.encode("utf-16-le"),
-    "UTF-32": '{"prompt": "x"}'.encode("utf-32"),
-    "NUL": b'{"prompt": "x"}\0',
-    "garbage": bytes(range(256)) * 39_000,
-    "just over the limit": b" " * (LIMIT - 14) + b'{"prompt": "x"}',
-    "twice the limit": b"x" * (2 * LIMIT),
-}
-
-
 def test_body_that_is_no_json_object_is_refused(client: httpx.Client) -> None:
     for name, body in NOT_JSON.items():
         for path in SOUND:
@@ -132,22 +105,6 @@ def test_body_as_large_as_the_limit_is_read(client: httpx.Client) -> None:
     assert status(client, COMPLETIONS, b'{"prompt": [' + b"5," * 4_900_000 + b"5]}") == 422
     assert status(client, DETOKENIZE, b'{"tokens": [' + b"-5," * 3_000_000 + b"5]}") == 400
     assert status(client, CHATS, b'{"messages": [' + b"{}," * 3_000_000 + b"{}]}") == 400
-
-
-DEEP = "[" * 100_000 + "]" * 100_000
-SURROGATES = [
-    '"\\ud800"',
-    '"\\udfff x"',
-    '["\\ud83d"]',
-    '{"\\udc00": 1}',
-    '[{"role": "\\ud800", "content": "\\ud800"}]',
-]
-NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "-0", "1.5", "-1", "0", "9" * 5000, "9" * 300]
-NUMBERS += map(str, [2**31, 2**32, 2**63, 2**64, -(2**31), -(2**63), -(2**64), 10**30, -(10**30)])
-IDS = ["[-1]", "[320]", "[2147483648]", "[9223372036854775808]", f"[{10**30}]", "[[-1], [5]]", "[5, -1]", "[1.0]"]
-TEXTS = ['""', '"\\u0000"', '["", "x"]', "[]", "[[]]", '["x", 5]', '["x", [5]]', '"\\u0000\\u0000"', '"<eos>"', "[0]"]
-OTHERS = ["null", "true", "{}", '{"1": 1e999}', '{"-1": 1}', '{"320": 1}', f'{{"{10**30}": 1}}', f'"{"9" * 5000}"']
-ODD = [DEEP, *SURROGATES, *NUMBERS, *IDS, *TEXTS, *OTHERS]
 
 
 def test_any_field_with_any_odd_value_is_answered_or_refused(client: httpx.Client) -> None:
