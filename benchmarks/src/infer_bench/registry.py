@@ -14,6 +14,7 @@ BENCHMARKS = {
     "text-side": ("serving.text_side", "what looking for reasoning and tool calls costs per streamed token"),
     "routing": ("serving.routing", "replicas: what routing requests by their prefixes is worth"),
     "scaling": ("scaling.simulate", "1 to 1,000 replicas on a simulated clock: throughput, latency, prefix hits"),
+    "soak": ("soak.run", "an hour of mixed and hostile traffic with killed cores: memory, latency, balance"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
     "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
     "cpu-steps": ("cpu.steps", "where the time of a step goes on a CPU, beside its floors"),

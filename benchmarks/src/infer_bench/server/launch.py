@@ -23,11 +23,13 @@ class OwnServer:
         url: where it listens.
         flags: what it was started with.
         banner: what it printed.
+        process: its process.
     """
 
     url: str
     flags: tuple[str, ...]
     banner: str
+    process: "subprocess.Popen[str]"
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def serving(
         with process:
             try:
                 banner = _read_banner(process)
-                yield OwnServer(url=_LISTENS.findall(banner)[0], flags=all_flags, banner=banner)
+                yield OwnServer(url=_LISTENS.findall(banner)[0], flags=all_flags, banner=banner, process=process)
             finally:
                 process.terminate()
 

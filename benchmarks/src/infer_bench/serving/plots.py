@@ -63,7 +63,7 @@ def plot_ladder(measured: Measured, path: Path, *, title: str) -> None:
             axes.set_title(name)
             better = "more" if metric.endswith("_per_s") else "less"
             axes.set_xlabel(f"{workload} ({better} is better)", fontsize=9)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def plot_sweep(points: Mapping[float, dict[str, Any]], path: Path, *, title: str, unit: str) -> None:
@@ -90,7 +90,7 @@ def plot_sweep(points: Mapping[float, dict[str, Any]], path: Path, *, title: str
             axes.set_ylim(bottom=0)
             axes.legend(loc="upper left")
         panels[0].set_title(title)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def plot_timeline(results: Sequence[RequestResult], path: Path, *, title: str) -> None:
@@ -117,10 +117,11 @@ def plot_timeline(results: Sequence[RequestResult], path: Path, *, title: str) -
         handles = [Line2D([], [], color=color, linewidth=2.4) for color in (WAITING, MUTED)]
         labels = ["waits and is prefilled, until its first token (lines above)", "is decoded"]
         figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=10)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, and say so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)

@@ -143,7 +143,7 @@ async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> 
     result = {
         "workload": describe_workload(args, planned),
         "target": {"url": url, "model": args.model, "told": told},
-        "own_server": asdict(own) if own else None,
+        "own_server": {"url": own.url, "flags": own.flags, "banner": own.banner} if own else None,
         "runs": [{**asdict(load), "runs": found, "spread": combine(found)} for load, found in runs.items()],
     }
     if not args.quick:

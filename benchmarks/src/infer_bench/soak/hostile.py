@@ -1,0 +1,153 @@
+"""What hostile clients do: odd bodies over sound HTTP, and sockets that are slow, cut or half closed."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from random import Random
+from urllib.parse import urlsplit
+
+import msgspec
+
+from infer_bench.client.http import BrokenReplyError, exchange, fetch
+from infer_bench.soak.tally import Outcome, UnexpectedReplyError
+from infer_server.testing.hostile_requests import NOT_JSON, ODD, SOUND, with_field
+
+REFUSALS = (400, 404, 413, 422)
+NOT_JSON_SHARE = 0.1
+"""Of the bodies; a sixth of these has 10 or 20 MB."""
+END_S = 60.0
+"""Within which the server must be rid of a socket that sends nothing whole."""
+
+_SHORT = b'{"prompt": "x", "max_tokens": 2}'
+_ENDLESS = json.dumps({"prompt": "x", "max_tokens": 500, "ignore_eos": True, "n": 4}).encode()
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+def _post(body: bytes) -> bytes:
+    return _HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def _post_in_chunks(body: bytes) -> bytes:
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    return _HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+_DRIPPED = (b"GET / HTTP/1.1\r\nHost: x\r\nX-Drip: ", _post(_SHORT)[:-5], b"P", b"GET /health HTTP/1.1\r\n")
+_CUT = (_post(_ENDLESS), _post_in_chunks(_ENDLESS), _post(b"[" * 100_000))
+
+
+class HostileBodies:
+    """Draws bodies that are no JSON, or have an odd field."""
+
+    def __init__(self, fields: dict[str, Sequence[str]], *, seed: int) -> None:
+        """Draw among `fields`, the names of the body's fields by path."""
+        self._fields = fields
+        self._draw = Random(seed)  # noqa: S311 - no secret
+
+    def draw(self) -> tuple[str, str, bytes]:
+        """Return a path, what is wrong with the body, and the body."""
+        path = self._draw.choice(list(SOUND))
+        if self._draw.random() < NOT_JSON_SHARE:
+            name = self._draw.choice(list(NOT_JSON))
+            return path, name, NOT_JSON[name]
+        name = self._draw.choice(self._fields[path])
+        return path, name, with_field(path, name, self._draw.choice(ODD)).encode()
+
+
+async def read_fields(url: str) -> dict[str, Sequence[str]]:
+    """Return the names of the body's fields by path, as the server's schema has them, and some that it has not."""
+    _, text = await fetch(url, "/schema/openapi.json")
+    paths = msgspec.json.decode(text)["paths"]
+    schemas = {path: paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path in SOUND}
+    return {path: [*schema["properties"], "\\ud800", "bogus", ""] for path, schema in schemas.items()}
+
+
+async def send_body(url: str, path: str, what: str, body: bytes) -> Outcome:
+    """Send a whole request with `body`; return whether it was answered or refused.
+
+    Raises:
+        UnexpectedReplyError: it was answered with another status, as if it were the server's fault.
+    """
+    try:
+        async with exchange(url, path, method="POST", body=body) as reply:
+            await reply.read()
+    except (ConnectionError, BrokenReplyError):
+        if "limit" in what:  # refused before it was read, and what came behind the answer broke the connection
+            return "refused"
+        raise
+    if reply.status == 200:
+        return "answered"
+    if reply.status in REFUSALS:
+        return "refused"
+    raise UnexpectedReplyError(f"{reply.status} for {path} with {what}: {body[:200]!r}")
+
+
+async def drip(url: str, number: int) -> Outcome:
+    """Send a request a byte at a time until the server has enough of it."""
+    async with _connected(url) as (reader, writer):
+        writer.write(_DRIPPED[number % len(_DRIPPED)])
+
+        async def send_bytes() -> None:
+            with contextlib.suppress(ConnectionError):  # the server is rid of it
+                while True:
+                    await asyncio.sleep(0.25)
+                    writer.write(b"a")
+                    await writer.drain()
+
+        dripping = asyncio.create_task(send_bytes())
+        try:
+            return _judge(await _everything(reader))
+        finally:
+            dripping.cancel()
+            await asyncio.wait({dripping})
+
+
+async def cut(url: str, draw: Random) -> Outcome:
+    """Close a connection in the middle of a request, or behind it."""
+    async with _connected(url) as (_, writer):
+        writer.write(_draw_piece(draw))
+        await writer.drain()
+        await asyncio.sleep(draw.choice((0.0, 0.05)))
+    return "disconnected"
+
+
+async def close_half(url: str, draw: Random) -> Outcome:
+    """Say in the middle of a request, or behind it, that nothing follows, and read what comes."""
+    async with _connected(url) as (reader, writer):
+        writer.write(_draw_piece(draw))
+        writer.write_eof()
+        return _judge(await _everything(reader))
+
+
+def _draw_piece(draw: Random) -> bytes:
+    request = draw.choice(_CUT)
+    return request[: draw.choice((1, 30, len(request) // 2, len(request) - 1, len(request)))]
+
+
+def _judge(reply: bytes) -> Outcome:
+    status = reply[9:12].decode(errors="replace")
+    if status == "200":
+        return "answered"
+    if status in ("", "400", "408", "413", "422"):
+        return "refused"
+    raise UnexpectedReplyError(f"a raw socket got {reply[:200]!r}")
+
+
+async def _everything(reader: asyncio.StreamReader) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(END_S):
+            while piece := await reader.read(65536):
+                received += piece
+    return received
+
+
+@contextlib.asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()

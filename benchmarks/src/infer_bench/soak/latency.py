@@ -1,0 +1,118 @@
+"""Judges whether the latency of a soak's checked streams drifts.
+
+Streams that were open while a core was missing wait for another one, which is what a kill costs: they are reported by
+themselves. The others are put into windows of a minute. A drift is how the median of the windows' P99s grows from the
+first half of the time after the warm-up to the second half; the median leaves out single minutes in which the machine
+had something else to do.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from infer_bench.client.summary import percentile
+from infer_bench.gpu.parts import Finding
+
+MOST_GROWTH = 0.25
+"""What takes time in proportion to the requests that a server has had doubles it from the first half to the second."""
+WINDOW_S = 60.0
+MIN_STREAMS = 50
+"""In a window; of fewer the P99 is the slowest one."""
+MIN_WINDOWS = 4
+
+
+class Stream(NamedTuple):
+    """A checked stream: when it was sent, in seconds from the soak's start, and how long it took."""
+
+    sent_s: float
+    ttft_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A core that was killed: when, which, and when two cores were up again; None if that took too long."""
+
+    at_s: float
+    victim: str
+    recovered_s: float | None
+
+    @property
+    def ended_s(self) -> float:
+        """When its consequences ended, as far as is known."""
+        return self.at_s if self.recovered_s is None else self.recovered_s
+
+
+class Window(NamedTuple):
+    """The P99s of the undisturbed streams that were sent in a minute from `begin_s` on."""
+
+    begin_s: float
+    ttft_p99_s: float
+    latency_p99_s: float
+
+
+def is_disturbed(stream: Stream, kills: Sequence[Kill]) -> bool:
+    """Return whether a core was missing while the stream was open."""
+    return any(stream.sent_s <= kill.ended_s and kill.at_s <= stream.sent_s + stream.latency_s for kill in kills)
+
+
+def windows_of(streams: Sequence[Stream], kills: Sequence[Kill]) -> list[Window]:
+    """Return the windows with enough undisturbed streams."""
+    by_window: dict[int, list[Stream]] = {}
+    for stream in streams:
+        if not is_disturbed(stream, kills):
+            by_window.setdefault(int(stream.sent_s // WINDOW_S), []).append(stream)
+    return [
+        Window(
+            begin_s=number * WINDOW_S,
+            ttft_p99_s=percentile([stream.ttft_s for stream in found], 99),
+            latency_p99_s=percentile([stream.latency_s for stream in found], 99),
+        )
+        for number, found in sorted(by_window.items())
+        if len(found) >= MIN_STREAMS
+    ]
+
+
+def judge_latency(streams: Sequence[Stream], kills: Sequence[Kill], *, warm_up_s: float) -> list[Finding]:
+    """Judge the drift of the undisturbed streams, and report the others."""
+    windows = [window for window in windows_of(streams, kills) if window.begin_s >= warm_up_s]
+    return [
+        _judge_drift("P99 of the time to the first token", [window.ttft_p99_s for window in windows]),
+        _judge_drift("P99 of whole streams", [window.latency_p99_s for window in windows]),
+        _report("streams while a core was missing", [each for each in streams if is_disturbed(each, kills)]),
+        _report("all other streams", [each for each in streams if not is_disturbed(each, kills)]),
+    ]
+
+
+def judge_kills(kills: Sequence[Kill]) -> Finding:
+    """Judge whether there were kills, and after each of them two cores again."""
+    times = [kill.recovered_s - kill.at_s for kill in kills if kill.recovered_s is not None]
+    slowest = f", the slowest after {max(times):.1f} s" if times else ""
+    return Finding(
+        "cores killed, then two again",
+        f"{len(kills)}, {len(times)}{slowest}",
+        wanted="some, all of them",
+        holds=0 < len(kills) == len(times),
+    )
+
+
+def _judge_drift(what: str, p99s: Sequence[float]) -> Finding:
+    if len(p99s) < MIN_WINDOWS:
+        return Finding(what, "too short a run to judge")
+    half = len(p99s) // 2
+    first, last = statistics.median(p99s[:half]), statistics.median(p99s[-half:])
+    found = f"{1e3 * first:.0f} to {1e3 * last:.0f} ms ({last / first - 1:+.0%})"
+    return Finding(what, found, wanted=f"up to +{MOST_GROWTH:.0%}", holds=last <= first * (1 + MOST_GROWTH))
+
+
+def _report(what: str, streams: Sequence[Stream]) -> Finding:
+    if not streams:
+        return Finding(what, "none")
+
+    def words(seconds: Callable[[Stream], float]) -> str:
+        values = [seconds(stream) for stream in streams]
+        return ", ".join(f"{1e3 * each:.0f}" for each in (percentile(values, 50), percentile(values, 99), max(values)))
+
+    found = f"{words(lambda each: each.ttft_s)}; {words(lambda each: each.latency_s)} ms"
+    return Finding(f"{len(streams)} {what}: first token p50, p99, max; whole", found)

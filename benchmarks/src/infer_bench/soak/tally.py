@@ -1,0 +1,66 @@
+"""Counts what became of each thing that clients of a soak sent."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from infer_bench.client.http import BrokenReplyError
+
+Outcome = Literal["answered", "refused", "disconnected", "failed"]
+OUTCOMES: tuple[Outcome, ...] = ("answered", "refused", "disconnected", "failed")
+MAX_FAILURES_KEPT = 20
+
+
+class UnexpectedReplyError(Exception):
+    """The server answered with what it must not answer."""
+
+
+FAILURES = (OSError, BrokenReplyError, UnexpectedReplyError, msgspec.MsgspecError)
+"""What a server that fails shows its clients; a timeout is an `OSError`."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What clients sent, by kind, and how each exchange ended.
+
+    Attributes:
+        sent: exchanges that have begun.
+        ended: exchanges by how they ended, each in one of `OUTCOMES`.
+        failures: what the first failures were.
+    """
+
+    sent: Counter[str] = field(default_factory=Counter)
+    ended: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def exchange(self, kind: str) -> Iterator["Ending"]:
+        """Count one exchange of `kind`; the block says how it ended, and an error of the server is a failure."""
+        self.sent[kind] += 1
+        ending = Ending()
+        try:
+            yield ending
+        except FAILURES as error:
+            ending.outcome = "failed"
+            if len(self.failures) < MAX_FAILURES_KEPT:
+                self.failures.append(f"{kind}: {type(error).__name__}: {error}"[:500])
+        self.ended[kind, ending.outcome] += 1
+
+    def total(self, outcome: Outcome) -> int:
+        """Return how many exchanges of all kinds ended so."""
+        return sum(count for (_, found), count in self.ended.items() if found == outcome)
+
+    def rows(self) -> list[list[object]]:
+        """Return kind, sent, and the count of each outcome."""
+        return [[kind, self.sent[kind], *(self.ended[kind, outcome] for outcome in OUTCOMES)] for kind in self.sent]
+
+
+@dataclass(slots=True)
+class Ending:
+    """How an exchange ended: `answered` unless its client says otherwise."""
+
+    outcome: Outcome = "answered"
