@@ -189,6 +189,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """An hour of mixed, hostile and disconnecting traffic over two replicas whose cores are killed."""
+    sync(session, "--group", "bench")
+    session.run("python", "-m", "infer_bench", "soak", *session.posargs)
+
+
+@nox.session
 def kernel_report(session: nox.Session) -> None:
     """Registers, shared memory and spills of every kernel that ships, compiled for three architectures."""
     sync(session, "--group", "bench")

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
 from urllib.parse import urlsplit
 
@@ -40,7 +40,7 @@ _CUT = (_post(_ENDLESS), _post_in_chunks(_ENDLESS), _post(b"[" * 100_000))
 class HostileBodies:
     """Draws bodies that are no JSON, or have an odd field."""
 
-    def __init__(self, fields: dict[str, Sequence[str]], *, seed: int) -> None:
+    def __init__(self, fields: Mapping[str, Sequence[str]], *, seed: int) -> None:
         """Draw among `fields`, the names of the body's fields by path."""
         self._fields = fields
         self._draw = Random(seed)  # noqa: S311 - no secret

@@ -1,8 +1,7 @@
 """Counts what became of each thing that clients of a soak sent."""
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,18 +36,16 @@ class Tally:
     ended: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-    @contextlib.contextmanager
-    def exchange(self, kind: str) -> Iterator["Ending"]:
-        """Count one exchange of `kind`; the block says how it ended, and an error of the server is a failure."""
+    async def count(self, kind: str, exchange: Awaitable[Outcome]) -> None:
+        """Count one exchange of `kind` and its outcome; an error of the server's is a failure."""
         self.sent[kind] += 1
-        ending = Ending()
         try:
-            yield ending
+            outcome = await exchange
         except FAILURES as error:
-            ending.outcome = "failed"
+            outcome = "failed"
             if len(self.failures) < MAX_FAILURES_KEPT:
                 self.failures.append(f"{kind}: {type(error).__name__}: {error}"[:500])
-        self.ended[kind, ending.outcome] += 1
+        self.ended[kind, outcome] += 1
 
     def total(self, outcome: Outcome) -> int:
         """Return how many exchanges of all kinds ended so."""
@@ -57,10 +54,3 @@ class Tally:
     def rows(self) -> list[list[object]]:
         """Return kind, sent, and the count of each outcome."""
         return [[kind, self.sent[kind], *(self.ended[kind, outcome] for outcome in OUTCOMES)] for kind in self.sent]
-
-
-@dataclass(slots=True)
-class Ending:
-    """How an exchange ended: `answered` unless its client says otherwise."""
-
-    outcome: Outcome = "answered"

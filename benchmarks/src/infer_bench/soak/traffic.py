@@ -6,7 +6,7 @@ an overloaded server say how long its queue is.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -16,7 +16,7 @@ from infer_bench.client.http import exchange, fetch
 from infer_bench.soak import hostile
 from infer_bench.soak.clock import Clock
 from infer_bench.soak.latency import Stream
-from infer_bench.soak.tally import Ending, Tally, UnexpectedReplyError
+from infer_bench.soak.tally import Outcome, Tally, UnexpectedReplyError
 from infer_server.testing.mixed_streams import mixed_bodies
 
 NUM_BODIES = 16
@@ -40,7 +40,7 @@ class Traffic:
         streams: the checked streams that were whole, as they ended.
     """
 
-    def __init__(self, url: str, *, clock: Clock, texts: Sequence[str], fields: dict[str, Sequence[str]]) -> None:
+    def __init__(self, url: str, *, clock: Clock, texts: Sequence[str], fields: Mapping[str, Sequence[str]]) -> None:
         """Send to `url`.
 
         Args:
@@ -76,19 +76,17 @@ class Traffic:
     async def _repeat(
         self,
         kind: str,
-        act: Callable[[Ending, Random], Awaitable[None]],
+        act: Callable[[Random], Awaitable[Outcome]],
         draw: Random,
         *,
         pause_s: float,
         until_s: float,
     ) -> None:
         while self._clock.now_s() < until_s:
-            with self.tally.exchange(kind) as ending:
-                async with asyncio.timeout(REPLY_TIMEOUT_S):
-                    await act(ending, draw)
+            await self.tally.count(kind, asyncio.wait_for(act(draw), REPLY_TIMEOUT_S))
             await asyncio.sleep(pause_s * draw.uniform(0.5, 1.5))
 
-    async def _stream(self, _: Ending, __: Random) -> None:
+    async def _stream(self, _: Random) -> Outcome:
         self._num_streams += 1
         (path, body), text = self._expected[self._num_streams % NUM_BODIES]
         sent_s = self._clock.now_s()
@@ -97,8 +95,9 @@ class Traffic:
         if found != text:
             raise UnexpectedReplyError(f"{path} {body} gave {found!r}, and undisturbed {text!r}")
         self.streams.append(Stream(sent_s=sent_s, ttft_s=first_s, latency_s=ended_s - sent_s))
+        return "answered"
 
-    async def _leave(self, ending: Ending, draw: Random) -> None:
+    async def _leave(self, draw: Random) -> Outcome:
         body = {"prompt": "Leave", "max_tokens": LEAVER_TOKENS, "ignore_eos": True, "stream": True}
         num_left = draw.randint(*LEAVER_EVENTS)
         async with exchange(self._url, "/v1/completions", method="POST", body=msgspec.json.encode(body)) as reply:
@@ -106,11 +105,10 @@ class Traffic:
             async for line in reply.lines():
                 num_left -= line.startswith(b"data: {")
                 if not num_left:
-                    ending.outcome = "disconnected"
-                    return
+                    return "disconnected"
         raise UnexpectedReplyError("a stream ended before its client left")
 
-    async def _ask(self, _: Ending, draw: Random) -> None:
+    async def _ask(self, draw: Random) -> Outcome:
         num_tokens, num_choices = draw.randint(*PLAIN_NEW_TOKENS), draw.choice((1, 1, 3))
         prompt = draw.choices(TOKEN_IDS, k=draw.randint(*PLAIN_TOKENS))
         body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "n": num_choices}
@@ -119,29 +117,31 @@ class Traffic:
             usage = _decode(await reply.read())["usage"]
         if usage["completion_tokens"] != num_tokens * num_choices:
             raise UnexpectedReplyError(f"{usage} for {body}")
+        return "answered"
 
-    def _make_hostile(self) -> Callable[[Ending, Random], Awaitable[None]]:
+    def _make_hostile(self) -> Callable[[Random], Awaitable[Outcome]]:
         bodies = hostile.HostileBodies(self._fields, seed=0)
 
-        async def send(ending: Ending, _: Random) -> None:
-            ending.outcome = await hostile.send_body(self._url, *bodies.draw())
+        async def send(_: Random) -> Outcome:
+            return await hostile.send_body(self._url, *bodies.draw())
 
         return send
 
-    async def _abuse_socket(self, ending: Ending, draw: Random) -> None:
+    async def _abuse_socket(self, draw: Random) -> Outcome:
         match draw.randrange(3):
             case 0:
-                ending.outcome = await hostile.drip(self._url, draw.randrange(100))
+                return await hostile.drip(self._url, draw.randrange(100))
             case 1:
-                ending.outcome = await hostile.cut(self._url, draw)
+                return await hostile.cut(self._url, draw)
             case _:
-                ending.outcome = await hostile.close_half(self._url, draw)
+                return await hostile.close_half(self._url, draw)
 
-    async def _scrape(self, _: Ending, draw: Random) -> None:
+    async def _scrape(self, draw: Random) -> Outcome:
         status, text = await fetch(self._url, draw.choice(("/health", "/metrics")))
         check_ok(status)
         if not text:
             raise UnexpectedReplyError("an empty scrape")
+        return "answered"
 
 
 async def read_text(url: str, path: str, body: dict[str, Any]) -> tuple[str, float]:
