@@ -12,7 +12,7 @@ from infer_bench.gpu.parts import Finding
 from infer_bench.soak import run
 from infer_bench.soak.counters import ServerCounts, counts_between, judge_clients, judge_server
 from infer_bench.soak.hostile import HostileBodies
-from infer_bench.soak.latency import Kill, Stream, judge_kills, judge_latency, windows_of
+from infer_bench.soak.latency import Kill, OthersCpu, Stream, judge_kills, judge_latency, report_others, windows_of
 from infer_bench.soak.memory import MemorySeries, change_of, judge_memory
 from infer_bench.soak.plot import plot_soak
 from infer_bench.soak.tally import Outcome, Tally, UnexpectedReplyError
@@ -30,7 +30,7 @@ def memory(*, grown_by: float = 0.0, name: str = "server", begin_s: float = 0.0,
     own = [
         100 * (min(1.0, (time_s - begin_s) / 500) + grown_by * time_s / END_S) + draw.uniform(-1, 1) for time_s in times
     ]
-    return MemorySeries(name=name, times_s=times, own_mib=own, resident_mib=own)
+    return MemorySeries(name=name, times_s=times, own_mib=own)
 
 
 def streams(*, grown_by: float = 0.0, slow_minutes: tuple[int, ...] = (), stalled: bool = True) -> list[Stream]:
@@ -99,6 +99,13 @@ def test_streams_beside_a_missing_core_are_in_no_window_but_in_a_line_of_their_o
     assert max(window.latency_p99_s for window in windows_of(streams(), [])) > 8
     disturbed = judge_latency(streams(), KILLS, warm_up_s=WARM_UP_S)[2]
     assert disturbed.what.startswith("44 streams while a core was missing")
+
+
+def test_what_others_compute_is_reported_by_halves() -> None:
+    others = [OthersCpu(at_s=at_s, cpu_s=max(at_s, 2 * at_s - 60)) for at_s in range(0, 121, 10)]
+    found = report_others(others, warm_up_s=0)
+    assert (found.found, found.holds) == ("1.00, 2.00", None)
+    assert report_others([], warm_up_s=0).found.startswith("too short")
 
 
 def test_each_killed_core_must_be_replaced_and_one_must_have_been_killed() -> None:
@@ -225,6 +232,7 @@ def test_a_figure_is_a_small_picture(tmp_path: Path) -> None:
     assert (tmp_path / "soak.png").stat().st_size < 200_000
 
 
+@pytest.mark.full
 def test_a_minute_of_all_traffic_with_two_kills_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

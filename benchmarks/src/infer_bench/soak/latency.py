@@ -15,11 +15,13 @@ from infer_bench.client.summary import percentile
 from infer_bench.gpu.parts import Finding
 
 MOST_GROWTH = 0.25
-"""What takes time in proportion to the requests that a server has had doubles it from the first half to the second."""
+"""What takes time in proportion to the requests so far takes twice as long in the second half of an hour after its
+warm-up as in the first: the bound is passed where more than a quarter of the P99 grows like that."""
 WINDOW_S = 60.0
 MIN_STREAMS = 50
 """In a window; of fewer the P99 is the slowest one."""
 MIN_WINDOWS = 4
+_OTHERS = "processors that other programs used, first and second half"
 
 
 class Stream(NamedTuple):
@@ -42,6 +44,13 @@ class Kill:
     def ended_s(self) -> float:
         """When its consequences ended, as far as is known."""
         return self.at_s if self.recovered_s is None else self.recovered_s
+
+
+class OthersCpu(NamedTuple):
+    """Processor seconds that programs other than the soak had used at a moment, from an arbitrary start."""
+
+    at_s: float
+    cpu_s: float
 
 
 class Window(NamedTuple):
@@ -83,6 +92,17 @@ def judge_latency(streams: Sequence[Stream], kills: Sequence[Kill], *, warm_up_s
         _report("streams while a core was missing", [each for each in streams if is_disturbed(each, kills)]),
         _report("all other streams", [each for each in streams if not is_disturbed(each, kills)]),
     ]
+
+
+def report_others(others: Sequence[OthersCpu], *, warm_up_s: float) -> Finding:
+    """Report how many processors other programs kept busy in each half of what is judged: latency depends on it."""
+    judged = [each for each in others if each.at_s >= warm_up_s]
+    half = len(judged) // 2
+    if not half:
+        return Finding(_OTHERS, "too short a run to say")
+    first, middle, last = judged[0], judged[half], judged[-1]
+    rates = [(end.cpu_s - begin.cpu_s) / (end.at_s - begin.at_s) for begin, end in ((first, middle), (middle, last))]
+    return Finding(_OTHERS, ", ".join(f"{max(0.0, rate):.2f}" for rate in rates))
 
 
 def judge_kills(kills: Sequence[Kill]) -> Finding:

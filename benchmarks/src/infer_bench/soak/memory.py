@@ -24,13 +24,11 @@ class MemorySeries:
         name: what it does, with a number for each further process that does the same.
         times_s: of the samples, from the soak's start.
         own_mib: its own memory at these times.
-        resident_mib: all that it has in memory, pages of libraries included.
     """
 
     name: str
     times_s: list[float] = field(default_factory=list)
     own_mib: list[float] = field(default_factory=list)
-    resident_mib: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

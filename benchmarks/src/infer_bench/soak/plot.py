@@ -46,15 +46,16 @@ def plot_soak(
             minutes, [1e3 * window.latency_p99_s for window in windows], "o-", color=ACCENT, label="whole stream"
         )
         latency.plot(minutes, [1e3 * window.ttft_p99_s for window in windows], "o-", color=MUTED, label="first token")
+        latency.margins(y=0.25)
         latency.set_ylim(bottom=0)
         latency.set_ylabel("P99 of a minute, ms")
         latency.set_xlabel("minutes (orange: a core is killed; grey: the warm-up; pale blue: ±3% of what is judged)")
-        latency.legend(loc="lower right", ncols=2)
+        latency.legend(loc="upper right", ncols=2)
         for axes in (cores, server, latency):
             axes.axvspan(0, warm_up_s / 60, color="#f4f4f4", zorder=0)
             for kill in kills:
                 axes.axvline(kill.at_s / 60, color=WAITING, linewidth=1.2, zorder=1)
-        latency.set_xlim(left=0)
+        latency.set_xlim(0, max(series.times_s[-1] for series in all_series) / 60)
         cores.set_title(title)
         save_figure(figure, path)
 

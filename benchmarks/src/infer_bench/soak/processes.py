@@ -7,7 +7,7 @@ import psutil
 
 from infer_bench.soak.clock import Clock
 from infer_bench.soak.counters import read_samples, sum_of
-from infer_bench.soak.latency import Kill
+from infer_bench.soak.latency import Kill, OthersCpu
 from infer_bench.soak.memory import MemorySeries
 from infer_engine.testing.processes import core_processes
 
@@ -24,19 +24,27 @@ class ProcessWatch:
         server: the server's process.
         clock: of the soak.
         series: memory by process, in the order in which they were seen.
+        others: what all other programs have computed, by sample.
     """
 
     def __init__(self, server: psutil.Process, clock: Clock) -> None:
         """Have seen nothing but `server`."""
         self.server = server
         self.series: dict[psutil.Process, MemorySeries] = {}
+        self.others: list[OthersCpu] = []
         self.clock = clock
+        self._own_cpu_s: dict[psutil.Process, float] = {}
 
     def sample(self) -> None:
-        """Note the memory of the server's process and of all below it."""
+        """Note the memory of the server's process and of all below it, and what others have computed."""
         for process in [self.server, *self.server.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
                 self._note(process)
+        client = psutil.Process()
+        self._own_cpu_s[client] = cpu_s(client)
+        busy = psutil.cpu_times()
+        others_s = sum(busy) - busy.idle - busy.iowait - sum(self._own_cpu_s.values())
+        self.others.append(OthersCpu(at_s=self.clock.now_s(), cpu_s=others_s))
 
     async def sample_often(self, period_s: float) -> None:
         """Sample until cancelled."""
@@ -52,9 +60,11 @@ class ProcessWatch:
             count = sum(each.name.partition(",")[0] == role for each in self.series.values())
             self.series[process] = MemorySeries(name=f"{role}, {count + 1}" if role == "core" or count else role)
         memory, series = process.memory_info(), self.series[process]
+        if not memory.rss:  # it was killed just now
+            return
+        self._own_cpu_s[process] = cpu_s(process)
         series.times_s.append(round(self.clock.now_s(), 2))
         series.own_mib.append(round((memory.rss - memory.shared) / MIB, 2))
-        series.resident_mib.append(round(memory.rss / MIB, 2))
 
     def _role(self, process: psutil.Process) -> str | None:
         """Return what a process does; None for one that has not begun to, or has ended."""
@@ -64,6 +74,12 @@ class ProcessWatch:
         if words == self.server.cmdline():  # a fork that is about to become another program
             return None
         return next((role for module, role in _ROLES.items() if module in words), process.name())
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the seconds that a process has computed."""
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 async def kill_often(watch: ProcessWatch, url: str, kills: list[Kill], *, period_s: float, until_s: float) -> None:

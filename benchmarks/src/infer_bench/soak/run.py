@@ -8,7 +8,8 @@ compared with those of an undisturbed run, plain requests, clients that leave, o
 scrapes. Every few minutes a core is killed. Meanwhile the memory of every process is sampled. In the end it judges:
 memory is flat and P99 does not drift after the warm-up, requests and blocks balance, the server ends in good order.
 The exit code is 1 if one of these does not hold. The KV cache is small, so that all its blocks are used in the warm-up:
-memory that fills with use is not growth.
+memory that fills with use is not growth. P99 depends on what else the machine does: the report has the processors that
+other programs used.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from infer_bench.soak.counters import (
     wait_until_idle,
 )
 from infer_bench.soak.hostile import read_fields
-from infer_bench.soak.latency import Kill, judge_kills, judge_latency, windows_of
+from infer_bench.soak.latency import Kill, judge_kills, judge_latency, report_others, windows_of
 from infer_bench.soak.memory import judge_memory
 from infer_bench.soak.plot import plot_soak
 from infer_bench.soak.processes import ProcessWatch, kill_often
@@ -44,7 +45,7 @@ from infer_bench.soak.tally import OUTCOMES, Tally
 from infer_bench.soak.traffic import Traffic, undisturbed_texts
 
 FLAGS = ("--data-parallel-size", "2", "--num-kv-blocks", "128", "--receive-timeout", "5")
-SAMPLE_S = 2.0
+SAMPLE_S = 5.0
 KILL_MINUTES = 5.0
 """Between two kills; less in a run of less than three times as long."""
 WARM_UP_SHARE = 1 / 6
@@ -163,6 +164,7 @@ def judge(soaked: Soaked, *, warm_up_s: float) -> list[Finding]:
     return [
         *judge_memory(list(soaked.watch.series.values()), warm_up_s=warm_up_s),
         *judge_latency(traffic.streams, kills, warm_up_s=warm_up_s),
+        report_others(soaked.watch.others, warm_up_s=warm_up_s),
         judge_kills(kills),
         *judge_clients(traffic.tally),
         *judge_server(soaked.counts, traffic.tally, num_blocks=soaked.num_blocks, num_kills=len(kills)),
