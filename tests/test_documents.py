@@ -19,7 +19,7 @@ PAGES = ["docs/clients.md", "docs/deployment.md", "docs/operations.md", "docs/pl
 PAGES += ["README.md", "packages/infer-server/README.md"]
 # Flags of the other programs that these pages show.
 OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
-OTHERS |= {"--interval", "--timeout", "--start-period", "--unix-socket"}
+OTHERS |= {"--interval", "--timeout", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}
 FLAG = r"--[a-z][a-z0-9-]+"
 
 

@@ -196,5 +196,6 @@ def details(soaked: Soaked, findings: Sequence[Finding], args: argparse.Namespac
         "server": asdict(soaked.counts),
         "kills": [asdict(kill) for kill in soaked.kills],
         "p99_by_minute": [window._asdict() for window in windows_of(soaked.traffic.streams, soaked.kills)],
+        "others_cpu": [[round(value, 2) for value in each] for each in soaked.watch.others],
         "memory": [asdict(series) for series in soaked.watch.series.values()],
     }
