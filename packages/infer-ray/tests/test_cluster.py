@@ -15,7 +15,6 @@ from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sampl
 
 BODIES = mixed_bodies(32)
 LONG: dict[str, Any] = {"prompt": "ROMEO:\n", "max_tokens": 900, "ignore_eos": True}
-REPLACED_WITHIN_S = 30
 GIVE_UP_S = 120
 
 
@@ -52,29 +51,35 @@ def the_replica(running: RunningCluster) -> psutil.Process:
 VICTIMS = [the_core, the_newest_core, the_replica]
 
 
-@pytest.mark.parametrize("num_rounds", [1, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("num_rounds", "within_s"), [(1, GIVE_UP_S), pytest.param(20, 30, marks=pytest.mark.full)])
 @pytest.mark.timeout(3600)
 def test_killed_cores_and_replicas_cost_32_streams_nothing_but_time(
-    running: RunningCluster, url: str, num_rounds: int
+    running: RunningCluster, url: str, num_rounds: int, within_s: float
 ) -> None:
+    """Processors of other programs' are slow to start a replica: the bound of 30 s is the long run's."""
     undisturbed = read_streams(url, BODIES)
     with ThreadPoolExecutor(1) as reader:
         for victim in VICTIMS * num_rounds:
-            assert lost_during_streams(running, victim, reader) == undisturbed
+            assert lost_during_streams(running, victim, reader, within_s=within_s) == undisturbed
 
 
 def lost_during_streams(
-    running: RunningCluster, victim: Callable[[RunningCluster], psutil.Process], reader: ThreadPoolExecutor
+    running: RunningCluster,
+    victim: Callable[[RunningCluster], psutil.Process],
+    reader: ThreadPoolExecutor,
+    *,
+    within_s: float,
 ) -> list[str]:
     """Return the texts of streams in whose middle a process is killed, when it is replaced and gone for good."""
     killed = victim(running)
     lost = next(core for core in running.cores() if killed in (core, core.parent()))
-    num_generated, num_moved = sample(running.url, "generation_tokens_total"), num_lost_requests(running)
-    texts = reader.submit(read_streams, running.url, BODIES)
-    wait_until(lambda: sample(running.url, "generation_tokens_total") > num_generated, within_s=GIVE_UP_S)
+    num_moved = num_lost_requests(running)
+    events: list[None] = []
+    texts = reader.submit(read_streams, running.url, BODIES, on_event=lambda: events.append(None))
+    wait_until(lambda: len(events) > 40 * len(BODIES), within_s=GIVE_UP_S)
     killed.kill()
-    wait_until(lambda: is_replaced(running, lost), within_s=REPLACED_WITHIN_S)
-    assert not psutil.wait_procs([killed, lost], timeout=REPLACED_WITHIN_S)[1]
+    wait_until(lambda: is_replaced(running, lost), within_s=within_s)
+    assert not psutil.wait_procs([killed, lost], timeout=within_s)[1]
     found = texts.result(GIVE_UP_S)
     assert num_lost_requests(running) > num_moved
     return found

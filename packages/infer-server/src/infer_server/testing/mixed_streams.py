@@ -1,7 +1,7 @@
 """Streams of several kinds at once, whose texts do not depend on what else a server does. Needs httpx."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,8 +29,15 @@ def mixed_bodies(number: int) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def read_stream(url: str, path: str, body: dict[str, Any], *, timeout_s: float = 120.0) -> str:
-    """Return the text of a stream, which must be whole."""
+def read_stream(
+    url: str,
+    path: str,
+    body: dict[str, Any],
+    *,
+    timeout_s: float = 120.0,
+    on_event: Callable[[], object] = lambda: None,
+) -> str:
+    """Return the text of a stream, which must be whole; call `on_event` for each event."""
     text, last = "", ""
     with httpx.stream("POST", f"{url}/{path}", json=body, timeout=timeout_s) as reply:
         assert reply.status_code == 200, reply.read()
@@ -38,6 +45,7 @@ def read_stream(url: str, path: str, body: dict[str, Any], *, timeout_s: float =
             if not line.startswith("data: {"):
                 last = line or last
                 continue
+            on_event()
             chunk = json.loads(line.removeprefix("data: "))
             assert "error" not in chunk, chunk
             for choice in chunk["choices"]:
@@ -46,10 +54,12 @@ def read_stream(url: str, path: str, body: dict[str, Any], *, timeout_s: float =
     return text
 
 
-def read_streams(url: str, bodies: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Return the texts of streams that are read at the same time."""
+def read_streams(
+    url: str, bodies: Sequence[tuple[str, dict[str, Any]]], *, on_event: Callable[[], object] = lambda: None
+) -> list[str]:
+    """Return the texts of streams that are read at the same time; call `on_event`, in threads, for each event."""
     with ThreadPoolExecutor(len(bodies)) as pool:
-        return list(pool.map(lambda stream: read_stream(url, *stream), bodies))
+        return list(pool.map(lambda stream: read_stream(url, *stream, on_event=on_event), bodies))
 
 
 def sample(url: str, stem: str) -> float:
