@@ -372,11 +372,11 @@ class ReplicatedCoreClient:
         with self._emit_lock:
             with self._lock:
                 self._num_running -= 1
-                has_retired = self._replicas[index].client is client and not self._is_stopping
-                if has_retired:
+                result = None
+                if self._replicas[index].client is client and not self._is_stopping:  # it has retired
                     self._vacate(index)
-                result = self._result([])
-            if has_retired:
+                    result = self._result([])
+            if result is not None:
                 self._emit(result)
         self._report_if_ended()
 
