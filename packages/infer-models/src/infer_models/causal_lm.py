@@ -1,6 +1,8 @@
 """`CausalLM`: the interface that every family's model has to an engine."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -8,7 +10,30 @@ from torch import Tensor, nn
 
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers import LinearBase, LMHead, PackedLinear
+from infer_models.layers import LinearBase, LMHead, PackedLinear, ShardedLayer
+from infer_models.tensor_parallel import Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSlice:
+    """The part of a checkpoint's tensor that a rank holds; of a whole model all of it.
+
+    Attributes:
+        target: a view of the parameter, or of a part of a packed one.
+        shares: of each dimension of the checkpoint's tensor, what `target` holds.
+    """
+
+    target: Tensor
+    shares: tuple[Share, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor."""
+        return tuple(share.total for share in self.shares)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the part of `whole`, the checkpoint's tensor, that belongs into `target`."""
+        return whole[tuple(slice(share.start, share.start + share.size) for share in self.shares)]
 
 
 class CausalLM(nn.Module):
@@ -18,8 +43,8 @@ class CausalLM(nn.Module):
 
     Attributes:
         config: the architecture.
-        attention_specs: one for each layer.
-        num_parameters: weights, tied ones counted once.
+        attention_specs: one for each layer, of this rank's heads.
+        num_parameters: weights of the whole model, tied ones counted once.
         ignored_tensors: patterns (as of `fnmatch`) of names that the family's checkpoints carry needlessly.
     """
 
@@ -29,10 +54,12 @@ class CausalLM(nn.Module):
         """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""
         super().__init__()
         self.config = config
-        self.attention_specs: tuple[AttentionSpec, ...] = config.attention_specs
+        self.attention_specs: tuple[AttentionSpec, ...] = tuple(
+            lm_head.shard.attention_spec(spec) for spec in config.attention_specs
+        )
         self.model = decoder
         self.lm_head = lm_head
-        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
+        self.num_parameters = sum(math.prod(each.shape) for each in self.weight_slices().values())
 
     def prepack(self) -> None:
         """Reorder all matrices as their device multiplies them fastest.
@@ -72,16 +99,32 @@ class CausalLM(nn.Module):
         logits: Tensor = self.lm_head(hidden if logits_indices is None else hidden.index_select(0, logits_indices))
         return logits
 
-    def checkpoint_tensors(self) -> Mapping[str, Tensor]:
-        """Return the weights by their names in checkpoints, packed ones in parts, as views; a tied head is left out."""
-        packed = {name: module for name, module in self.named_modules() if isinstance(module, PackedLinear)}
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self.named_parameters():
-            owner, _, leaf = name.rpartition(".")
-            if owner not in packed:
-                tensors[name] = parameter.detach()
-                continue
-            place = owner.rpartition(".")[0]
-            for part, weight in packed[owner].part_weights().items():
-                tensors[f"{place}.{part}.{leaf}"] = weight
-        return MappingProxyType(tensors)
+    def weight_slices(self) -> Mapping[str, WeightSlice]:
+        """Return what this rank holds of each tensor of a checkpoint, by its name there; a tied head is left out."""
+        return MappingProxyType(
+            {name: each for _, slices in self.slices_of_parameters() for name, each in slices.items()}
+        )
+
+    def slices_of_parameters(self) -> Iterator[tuple[nn.Parameter, dict[str, WeightSlice]]]:
+        """Yield each parameter with the slices that it consists of: one, or those of a packed one in their order."""
+        seen: set[nn.Parameter] = set()
+        for path, module in self.named_modules():
+            shares = module.shares if isinstance(module, ShardedLayer) else {}
+            for leaf, parameter in module.named_parameters(recurse=False):
+                if parameter in seen:
+                    continue
+                seen.add(parameter)
+                if isinstance(module, PackedLinear):
+                    place = path.rpartition(".")[0]
+                    columns = Share.whole(parameter.shape[1])
+                    yield (
+                        parameter,
+                        {
+                            f"{place}.{part}.{leaf}": WeightSlice(target=target, shares=(module.parts[part], columns))
+                            for part, target in module.part_weights().items()
+                        },
+                    )
+                else:
+                    whole = tuple(Share.whole(size) for size in parameter.shape)
+                    target = WeightSlice(target=parameter.detach(), shares=shares.get(leaf, whole))
+                    yield parameter, {f"{path}.{leaf}": target}

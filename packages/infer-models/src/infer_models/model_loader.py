@@ -11,6 +11,7 @@ from infer_models.checkpoint import draw_weights, load_weights
 from infer_models.config import ModelConfig
 from infer_models.families import FAMILIES
 from infer_models.layers import ParameterFactory
+from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
 
 
 def load_model(
@@ -20,6 +21,7 @@ def load_model(
     dtype: torch.dtype,
     load_format: Literal["auto", "dummy"] = "auto",
     batch_invariant: bool = False,
+    shard: Shard | None = None,
 ) -> CausalLM:
     """Build the model that `config.json` describes and fill it.
 
@@ -30,13 +32,18 @@ def load_model(
         load_format: `auto` reads safetensors; `dummy` draws random weights from `config.json` alone.
         batch_invariant: a token's logits are the same bits whatever else is in the batch, if its cache attends so too
             (see `infer_kernels.plan_attention`); slower.
+        shard: the part of the model that this process is to hold, of those that compute it together; None: the whole.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
-        ValueError: `load_format` is none of the two.
+        ValueError: `load_format` is none of the two, or the model cannot be divided so.
     """
     config = ModelConfig.from_folder(folder)
-    factory = ParameterFactory(device=device, dtype=dtype, linear=linear_invariant if batch_invariant else linear)
+    shard = shard or Shard()
+    check_tensor_parallel_size(config, shard.size)
+    factory = ParameterFactory(
+        device=device, dtype=dtype, linear=linear_invariant if batch_invariant else linear, shard=shard
+    )
     model = FAMILIES[config.model_type](config, factory)
     match load_format:
         case "auto":

@@ -5,9 +5,7 @@ from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from torch import Tensor
-
-from infer_models.causal_lm import CausalLM
+from infer_models.causal_lm import CausalLM, WeightSlice
 from infer_models.checkpoint.safetensors_file import SafetensorsFile
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
@@ -21,14 +19,14 @@ _MAX_NAMED = 3
 def load_weights(model: CausalLM, folder: Path) -> None:
     """Copy every tensor of the checkpoint into the model, one at a time, straight to its device and dtype.
 
-    Everything that headers can tell is checked before the first weight is copied; beside the model no more than 32 MiB
-    of weights are in memory.
+    A rank of a divided model takes its part of each. Everything that headers can tell is checked before the first
+    weight is copied; beside the model no more than 32 MiB of weights are in memory.
 
     Raises:
         CheckpointError: there are no safetensors, a file is damaged, a tensor is missing, unexpected or of another
             shape than `config.json` makes it.
     """
-    weights = model.checkpoint_tensors()
+    weights = model.weight_slices()
     paths = _find_files(folder)
     with ExitStack() as stack:
         sources: dict[str, SafetensorsFile] = {}
@@ -47,7 +45,7 @@ def load_weights(model: CausalLM, folder: Path) -> None:
 
 
 def _check_names(
-    model: CausalLM, weights: Mapping[str, Tensor], sources: Mapping[str, SafetensorsFile], *, where: Path
+    model: CausalLM, weights: Mapping[str, WeightSlice], sources: Mapping[str, SafetensorsFile], *, where: Path
 ) -> None:
     missing = [name for name in weights if name not in sources]
     if missing:

@@ -14,8 +14,8 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
-from torch import Tensor
 
+from infer_models.causal_lm import WeightSlice
 from infer_models.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -84,40 +84,52 @@ class SafetensorsFile:
         """Close the file."""
         self._file.close()
 
-    def check(self, name: str, target: Tensor) -> None:
-        """Raise unless the tensor `name` can be read into `target`.
+    def check(self, name: str, wanted: WeightSlice) -> None:
+        """Raise unless the tensor `name` is the one of which `wanted` is a part.
 
         Raises:
             CheckpointError: the tensor has another shape, or holds something else than floats.
         """
         stored = self.tensors[name]
-        if stored.shape != tuple(target.shape):
+        if stored.shape != wanted.shape:
             raise CheckpointError(
                 f"{self.path}: tensor `{name}` has shape {list(stored.shape)} but `config.json` makes it "
-                f"{list(target.shape)}."
+                f"{list(wanted.shape)}."
             )
         if stored.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{self.path}: tensor `{name}` is {stored.dtype}; weights must be one of {', '.join(_FLOATS)}."
             )
 
-    def read_into(self, name: str, target: Tensor) -> None:
-        """Copy the tensor `name` into `target`, converting to its dtype and device, 32 MiB at a time.
+    def read_into(self, name: str, wanted: WeightSlice) -> None:
+        """Copy a part of the tensor `name` into its target, converting to its dtype and device, 32 MiB at a time.
+
+        Of rows that are wanted in part, the whole is read.
 
         Raises:
             CheckpointError: as `check`, or the file cannot be read.
         """
-        self.check(name, target)
+        self.check(name, wanted)
         stored = self.tensors[name]
         dtype = _FLOATS[stored.dtype]
-        flat = target.view(-1)
-        staging = torch.empty(min(stored.num_bytes, _STAGING_BYTES), dtype=torch.uint8)
-        self._file.seek(stored.start)
-        for done in range(0, stored.num_bytes, _STAGING_BYTES):
-            piece = staging[: stored.num_bytes - done]
+        rows, *columns = wanted.shares
+        # A tensor of which whole rows are wanted is one row of so many elements: pieces may end anywhere.
+        is_flat = all(share.size == share.total for share in columns)
+        row_items = 1 if is_flat else columns[0].total
+        items_of_row = math.prod(share.total for share in columns)
+        num_bytes = rows.size * items_of_row * dtype.itemsize
+        piece_bytes = max(1, _STAGING_BYTES // (row_items * dtype.itemsize)) * row_items * dtype.itemsize
+        staging = torch.empty(min(num_bytes, piece_bytes), dtype=torch.uint8)
+        target = wanted.target.view(-1) if is_flat else wanted.target
+        self._file.seek(stored.start + rows.start * items_of_row * dtype.itemsize)
+        for done in range(0, num_bytes, piece_bytes):
+            piece = staging[: num_bytes - done]
             self._fill(piece.numpy().data, f"tensor `{name}`")
-            first = done // dtype.itemsize
-            flat[first : first + piece.numel() // dtype.itemsize].copy_(piece.view(dtype))
+            read = piece.view(dtype)
+            if not is_flat:
+                read = read.view(-1, row_items)[:, columns[0].start : columns[0].start + columns[0].size]
+            first = done // (row_items * dtype.itemsize)
+            target[first : first + len(read)].copy_(read)
 
     def _read_header(self) -> dict[str, StoredTensor]:
         file_bytes = self._file.seek(0, 2)

@@ -12,14 +12,14 @@ def save_model(model: CausalLM, folder: Path, *, dtype: torch.dtype | None = Non
     """Write `model.safetensors` with the tensors that `load_model` reads, and `transformers` where it has the family.
 
     Args:
-        model: packed weights are written in parts, a tied LM head not at all.
+        model: a whole one; packed weights are written in parts, a tied LM head not at all.
         folder: made if it is not there.
         dtype: of the written weights; None: the model's own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Parts of a packed weight share its storage, which the format does not allow.
     tensors = {
-        name: weight.to(device="cpu", dtype=dtype or weight.dtype, copy=True)
-        for name, weight in model.checkpoint_tensors().items()
+        name: each.target.to(device="cpu", dtype=dtype or each.target.dtype, copy=True)
+        for name, each in model.weight_slices().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

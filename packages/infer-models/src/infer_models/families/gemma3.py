@@ -14,7 +14,7 @@ from infer_models.layers import (
     ParameterFactory,
     QKNormAttention,
     RMSNorm,
-    ScaledEmbedding,
+    ScaledVocabParallelEmbedding,
 )
 
 
@@ -50,7 +50,7 @@ class Gemma3(CausalLM):
         decoder = Decoder(
             config,
             factory,
-            embed_tokens=ScaledEmbedding(factory, config.vocab_size, config.hidden_size, scale=scale),
+            embed_tokens=ScaledVocabParallelEmbedding(factory, config.vocab_size, config.hidden_size, scale=scale),
             layers=[SandwichLayer(config, factory, layer) for layer in range(config.num_layers)],
             norm=gemma_norm(config, factory),
         )

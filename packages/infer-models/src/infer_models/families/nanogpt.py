@@ -11,7 +11,17 @@ from torch.nn import functional
 from infer_models.attention import KVCacheView
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
-from infer_models.layers import Attention, DecoderLayer, Embedding, LayerNorm, Linear, LMHead, ParameterFactory
+from infer_models.layers import (
+    Attention,
+    ColumnParallelLinear,
+    DecoderLayer,
+    Embedding,
+    LayerNorm,
+    LMHead,
+    ParameterFactory,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 
 
 class MLP(nn.Module):
@@ -20,8 +30,8 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Widen to `intermediate_size` and back."""
         super().__init__()
-        self.up_proj = Linear(factory, config.hidden_size, config.intermediate_size, bias=True)
-        self.down_proj = Linear(factory, config.intermediate_size, config.hidden_size, bias=True)
+        self.up_proj = ColumnParallelLinear(factory, config.hidden_size, config.intermediate_size, bias=True)
+        self.down_proj = RowParallelLinear(factory, config.intermediate_size, config.hidden_size, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""
@@ -39,7 +49,7 @@ class Decoder(nn.Module):
             return LayerNorm(factory, config.hidden_size, config.norm_eps)
 
         super().__init__()
-        self.embed_tokens = Embedding(factory, config.vocab_size, config.hidden_size)
+        self.embed_tokens = VocabParallelEmbedding(factory, config.vocab_size, config.hidden_size)
         self.embed_positions = Embedding(factory, config.max_position_embeddings, config.hidden_size)
         layers = [
             DecoderLayer(

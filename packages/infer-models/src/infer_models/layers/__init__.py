@@ -2,28 +2,31 @@
 
 from infer_models.layers.attention import Attention, QKNormAttention
 from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
-from infer_models.layers.embedding import Embedding, LMHead, ScaledEmbedding
-from infer_models.layers.linear import Linear, LinearBase, PackedLinear
+from infer_models.layers.embedding import Embedding, LMHead, ScaledVocabParallelEmbedding, VocabParallelEmbedding
+from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
 from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.norm import LayerNorm, RMSNorm
-from infer_models.layers.parameters import ParameterFactory
+from infer_models.layers.parameters import ParameterFactory, ShardedLayer
 from infer_models.layers.rotary import RotaryTable
 
 __all__ = [
     "Attention",
+    "ColumnParallelLinear",
     "Decoder",
     "DecoderLayer",
     "Embedding",
     "GatedMLP",
     "LMHead",
     "LayerNorm",
-    "Linear",
     "LinearBase",
     "PackedLinear",
     "ParameterFactory",
     "QKNormAttention",
     "RMSNorm",
     "RotaryTable",
-    "ScaledEmbedding",
+    "RowParallelLinear",
+    "ScaledVocabParallelEmbedding",
+    "ShardedLayer",
+    "VocabParallelEmbedding",
     "pre_norm_decoder",
 ]

@@ -5,13 +5,13 @@ from torch import Tensor, nn
 from infer_kernels import NormVariant, QKNorm, Rotary
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers.linear import Linear, PackedLinear
+from infer_models.layers.linear import PackedLinear, RowParallelLinear
 from infer_models.layers.norm import RMSNorm
 from infer_models.layers.parameters import ParameterFactory
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al., 2023).
+    """Grouped-query attention (Ainslie et al., 2023) by this rank's heads.
 
     Attributes:
         qk_norm: normalizes each head of queries and keys before its rotation; None leaves them.
@@ -25,11 +25,14 @@ class Attention(nn.Module):
         """Attend as `config` says for the layer of that index."""
         super().__init__()
         self.layer = layer
-        self.spec = config.attention_specs[layer]
-        q_size, kv_size = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
-        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.spec = factory.shard.attention_spec(config.attention_specs[layer])
+        q_heads = factory.shard.divide(config.q_heads, unit=config.head_dim)
+        kv_heads = factory.shard.divide(config.kv_heads, unit=config.head_dim)
+        parts = {"q_proj": q_heads, "k_proj": kv_heads, "v_proj": kv_heads}
         self.qkv_proj = PackedLinear(factory, config.hidden_size, parts)
-        self.o_proj = Linear(factory, q_size, config.hidden_size, bias=output_bias)
+        self.o_proj = RowParallelLinear(
+            factory, q_heads.total, config.hidden_size, bias=output_bias, unit=config.head_dim
+        )
 
     def forward(self, x: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]; `rotary` None leaves queries and keys unrotated."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from infer_kernels import Rotary
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers.embedding import Embedding
+from infer_models.layers.embedding import VocabParallelEmbedding
 from infer_models.layers.norm import LayerNorm, RMSNorm
 from infer_models.layers.parameters import ParameterFactory
 from infer_models.layers.rotary import RotaryTable
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         config: ModelConfig,
         factory: ParameterFactory,
         *,
-        embed_tokens: Embedding,
+        embed_tokens: VocabParallelEmbedding,
         layers: Sequence[DecoderLayer[RMSNorm]],
         norm: RMSNorm,
     ) -> None:
@@ -99,7 +99,7 @@ def pre_norm_decoder(
     return Decoder(
         config,
         factory,
-        embed_tokens=Embedding(factory, config.vocab_size, config.hidden_size),
+        embed_tokens=VocabParallelEmbedding(factory, config.vocab_size, config.hidden_size),
         layers=[
             DecoderLayer(
                 input_layernorm=norm(),

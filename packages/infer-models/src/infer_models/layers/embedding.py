@@ -6,11 +6,12 @@ from torch import Tensor, nn
 from infer_kernels import embedding
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import LinearBase
-from infer_models.layers.parameters import ParameterFactory
+from infer_models.layers.parameters import ParameterFactory, ShardedLayer
+from infer_models.tensor_parallel import Share
 
 
 class Embedding(nn.Module):
-    """One learned row for each token id, or for each position."""
+    """One learned row for each position."""
 
     def __init__(self, factory: ParameterFactory, rows: int, hidden_size: int) -> None:
         """The weight is [rows, hidden_size]."""
@@ -22,33 +23,64 @@ class Embedding(nn.Module):
         return embedding(ids, self.weight)
 
 
-class ScaledEmbedding(Embedding):
-    """An embedding whose rows are multiplied by a number, rounded to the weights' dtype first as in training."""
+class VocabParallelEmbedding(ShardedLayer):
+    """One learned row for each token id; each rank has the rows of some ids."""
 
-    def __init__(self, factory: ParameterFactory, rows: int, hidden_size: int, *, scale: float) -> None:
-        """The weight is [rows, hidden_size], without the scale."""
-        super().__init__(factory, rows, hidden_size)
-        self.scale = torch.tensor(scale, dtype=factory.dtype).item()
+    scale = 1.0
+
+    def __init__(self, factory: ParameterFactory, vocab_size: int, hidden_size: int) -> None:
+        """The whole weight is [vocab_size, hidden_size]."""
+        super().__init__()
+        self.rows = factory.shard.divide(vocab_size)
+        self.shares = {"weight": (self.rows, Share.whole(hidden_size))}
+        self.weight = factory.matrix(self.rows.size, hidden_size)
+        self.shard = factory.shard
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids [tokens], int32 or int64, to [tokens, hidden]."""
-        return embedding(ids, self.weight, scale=self.scale)
+        if self.shard.size == 1:
+            return embedding(ids, self.weight, scale=self.scale)
+        own = ids - self.rows.start
+        is_elsewhere = (own < 0) | (own >= self.rows.size)
+        hidden = embedding(own.masked_fill(is_elsewhere, 0), self.weight, scale=self.scale)
+        return self.shard.all_reduce(hidden.masked_fill_(is_elsewhere[:, None], 0))
+
+
+class ScaledVocabParallelEmbedding(VocabParallelEmbedding):
+    """An embedding whose rows are multiplied by a number, rounded to the weights' dtype first as in training."""
+
+    def __init__(self, factory: ParameterFactory, vocab_size: int, hidden_size: int, *, scale: float) -> None:
+        """The whole weight is [vocab_size, hidden_size], without the scale."""
+        super().__init__(factory, vocab_size, hidden_size)
+        self.scale = torch.tensor(scale, dtype=factory.dtype).item()
 
 
 class LMHead(LinearBase):
-    """Hidden states to logits. Its weight may be the embedding's own parameter."""
+    """Hidden states to logits; each rank computes those of some token ids, and rank 0 joins them.
+
+    Its weight may be the embedding's own parameter.
+    """
 
     def __init__(
-        self, config: ModelConfig, factory: ParameterFactory, embed_tokens: Embedding, *, bias: bool = False
+        self,
+        config: ModelConfig,
+        factory: ParameterFactory,
+        embed_tokens: VocabParallelEmbedding,
+        *,
+        bias: bool = False,
     ) -> None:
-        """The weight is [vocab, hidden], that of `embed_tokens` where `config` ties them; the bias is [vocab]."""
-        tied = config.tie_word_embeddings
-        weight = embed_tokens.weight if tied else factory.matrix(config.vocab_size, config.hidden_size)
-        super().__init__(weight, factory.linear)
-        self.bias = factory.vector(config.vocab_size, fill=0.0) if bias else None
+        """The whole weight is [vocab, hidden], that of `embed_tokens` where `config` ties them; the bias is [vocab]."""
+        rows = embed_tokens.rows
+        weight = embed_tokens.weight if config.tie_word_embeddings else factory.matrix(rows.size, config.hidden_size)
+        super().__init__(weight, factory.linear, shares={**embed_tokens.shares, "bias": (rows,)})
+        self.bias = factory.vector(rows.size, fill=0.0) if bias else None
         self.soft_cap = config.logit_soft_cap
+        self.vocab_size = config.vocab_size
+        self.shard = factory.shard
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [rows, hidden] to [rows, vocab], in the dtype of x."""
+        """Map x [rows, hidden] to [rows, vocab], in the dtype of x; ranks but 0 get [0, vocab]."""
         logits = self.linear(x, self.weight, self.bias)
-        return logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap
+        if self.soft_cap is not None:
+            logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
+        return self.shard.gather(logits, self.vocab_size)

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from infer_kernels import prepack
 from infer_kernels.cpu import PackedWeight
-from infer_models.layers.parameters import LinearFunction, ParameterFactory
+from infer_models.layers.parameters import LinearFunction, ParameterFactory, ShardedLayer
+from infer_models.tensor_parallel import Share
 
 
-class LinearBase(nn.Module):
+class LinearBase(ShardedLayer):
     """A layer that multiplies by a weight.
 
     Attributes:
@@ -21,11 +22,14 @@ class LinearBase(nn.Module):
     weight: nn.Parameter | PackedWeight
     linear: LinearFunction
 
-    def __init__(self, weight: nn.Parameter, linear: LinearFunction) -> None:
+    def __init__(
+        self, weight: nn.Parameter, linear: LinearFunction, *, shares: Mapping[str, tuple[Share, ...]]
+    ) -> None:
         """Multiply by `weight` with `linear`."""
         super().__init__()
         self.weight = weight
         self.linear = linear
+        self.shares = shares
 
     def prepack(self) -> None:
         """Reorder the weight as its device multiplies it fastest; this cannot be undone."""
@@ -36,37 +40,71 @@ class LinearBase(nn.Module):
                 self.weight = packed
 
 
-class Linear(LinearBase):
-    """`y = x @ weight.T + bias`."""
+class ColumnParallelLinear(LinearBase):
+    """`y = x @ weight.T + bias`, where each rank computes some columns of y."""
 
     def __init__(self, factory: ParameterFactory, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        """The weight is [out_features, in_features], the bias [out_features] or none."""
-        super().__init__(factory.matrix(out_features, in_features), factory.linear)
-        self.bias = factory.vector(out_features, fill=0.0) if bias else None
+        """The whole weight is [out_features, in_features], the bias [out_features] or none."""
+        outputs = factory.shard.divide(out_features)
+        shares = {"weight": (outputs, Share.whole(in_features)), "bias": (outputs,)}
+        super().__init__(factory.matrix(outputs.size, in_features), factory.linear, shares=shares)
+        self.bias = factory.vector(outputs.size, fill=0.0) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [tokens, in_features] to [tokens, out_features]."""
+        """Map x [tokens, in_features] to [tokens, this rank's out_features]."""
         return self.linear(x, self.weight, self.bias)
 
 
+class RowParallelLinear(LinearBase):
+    """`y = x @ weight.T + bias`, where each rank has some columns of x, and all get the whole y."""
+
+    def __init__(
+        self,
+        factory: ParameterFactory,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        unit: int = 1,
+    ) -> None:
+        """The whole weight is [out_features, in_features], the bias [out_features] or none.
+
+        Ranks divide the inputs in units of `unit` features.
+        """
+        inputs = factory.shard.divide(in_features // unit, unit=unit)
+        shares = {"weight": (Share.whole(out_features), inputs)}
+        super().__init__(factory.matrix(out_features, inputs.size), factory.linear, shares=shares)
+        self.bias = factory.vector(out_features, fill=0.0) if bias else None
+        self.shard = factory.shard
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [tokens, this rank's in_features] to [tokens, out_features]."""
+        if self.shard.size == 1:
+            return self.linear(x, self.weight, self.bias)
+        total = self.shard.all_reduce(self.linear(x, self.weight))
+        return total if self.bias is None else total + self.bias
+
+
 class PackedLinear(LinearBase):
-    """Several linear layers of one input as one: their weights below each other, their outputs side by side.
+    """Several column-parallel layers of one input as one: weights below each other, outputs side by side.
 
     Attributes:
         parts: the rows of each part, by its name in checkpoints, in the order of the outputs. A checkpoint has each
             part as a layer of its own, in the place of this one.
     """
 
-    def __init__(self, factory: ParameterFactory, in_features: int, parts: Mapping[str, int]) -> None:
-        """The weight is [sum of `parts`, in_features]."""
-        super().__init__(factory.matrix(sum(parts.values()), in_features), factory.linear)
+    def __init__(self, factory: ParameterFactory, in_features: int, parts: Mapping[str, Share]) -> None:
+        """This rank's weight is [sum of the sizes of `parts`, in_features]."""
+        num_rows = sum(part.size for part in parts.values())
+        super().__init__(factory.matrix(num_rows, in_features), factory.linear, shares={})
         self.parts = dict(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [tokens, in_features] to [tokens, sum of `parts`]."""
+        """Map x [tokens, in_features] to [tokens, sum of the sizes of `parts`]."""
         return self.linear(x, self.weight)
 
     def part_weights(self) -> dict[str, Tensor]:
         """Return each part's rows of the weight, as views, by its name."""
         assert isinstance(self.weight, nn.Parameter), "a packed model cannot be saved"
-        return dict(zip(self.parts, torch.split(self.weight.detach(), list(self.parts.values())), strict=True))
+        sizes = [part.size for part in self.parts.values()]
+        return dict(zip(self.parts, torch.split(self.weight.detach(), sizes), strict=True))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from infer_models.config import ModelConfig
-from infer_models.layers.linear import Linear, PackedLinear
+from infer_models.layers.linear import PackedLinear, RowParallelLinear
 from infer_models.layers.parameters import ParameterFactory
 
 
@@ -15,12 +15,13 @@ class GatedMLP(nn.Module):
     def __init__(
         self, config: ModelConfig, factory: ParameterFactory, activation_and_mul: Callable[[Tensor], Tensor]
     ) -> None:
-        """Gate with `activation_and_mul`: gates, then ups, [tokens, 2 * intermediate] to [tokens, intermediate]."""
+        """Gate with `activation_and_mul`: gates, then ups, [tokens, 2 * size] to [tokens, size]."""
         super().__init__()
         self.activation_and_mul = activation_and_mul
-        parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        share = factory.shard.divide(config.intermediate_size)
+        parts = {"gate_proj": share, "up_proj": share}
         self.gate_up_proj = PackedLinear(factory, config.hidden_size, parts)
-        self.down_proj = Linear(factory, config.intermediate_size, config.hidden_size)
+        self.down_proj = RowParallelLinear(factory, config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""

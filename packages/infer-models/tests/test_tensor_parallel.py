@@ -1,0 +1,119 @@
+"""A model divided among ranks computes what the whole one does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_models import CausalLM, CausalView, ModelConfig, load_model
+from infer_models.checkpoint import safetensors_file
+from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+from infer_models.testing.ranks import run_ranks
+
+CPU = torch.device("cpu")
+IDS = torch.randint(3, 60, (24,), generator=torch.Generator().manual_seed(1))
+
+CASES: dict[str, Callable[[Path], Any]] = {
+    "llama": save_tiny_llama,
+    "llama_tied": lambda folder: save_tiny_llama(folder, tie_word_embeddings=True),
+    "llama_one_kv_head": lambda folder: save_tiny_llama(folder, num_key_value_heads=1),
+    "llama_odd_vocabulary": lambda folder: save_tiny_llama(folder, vocab_size=319),
+    "qwen3": save_tiny_qwen3,
+    "qwen3_odd_tied_vocabulary": lambda folder: save_tiny_qwen3(folder, vocab_size=65, tie_word_embeddings=True),
+    "gemma3": save_tiny_gemma3,
+    "gemma3_capped_logits": lambda folder: save_tiny_gemma3(folder, final_logit_softcapping=2.0),
+    "nanogpt": save_tiny_nanogpt,
+}
+
+
+def load(folder: Path, shard: Shard | None = None, **how: Any) -> CausalLM:
+    return load_model(folder, device=CPU, shard=shard, **({"dtype": torch.float32} | how))
+
+
+@torch.inference_mode()
+def logits_of(model: CausalLM) -> Tensor:
+    logits: Tensor = model(IDS, torch.arange(len(IDS)), CausalView())
+    return logits
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("save", CASES.values(), ids=CASES.keys())
+def test_logits_in_fp32_differ_by_at_most_one_ten_thousandth(tmp_path: Path, save: Any, size: int) -> None:
+    save(tmp_path)
+    whole = load(tmp_path)
+    models = run_ranks(size, lambda shard: load(tmp_path, shard))
+    logits, *of_others = run_ranks(size, lambda shard: logits_of(load(tmp_path, shard)))
+    assert (logits - logits_of(whole)).abs().max() <= 1e-4
+    assert [tuple(each.shape) for each in of_others] == [(0, whole.config.vocab_size)] * (size - 1)
+    assert {model.num_parameters for model in models} == {whole.num_parameters}
+    held = sum(parameter.numel() for model in models for parameter in model.parameters())
+    assert held < 1.35 * whole.num_parameters  # norms, and KV heads that there are too few of, are there twice
+
+
+@pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_gemma3])
+def test_a_prepacked_rank_computes_the_same(tmp_path: Path, save: Any) -> None:
+    save(tmp_path)
+
+    def packed_logits(shard: Shard) -> Tensor:
+        model = load(tmp_path, shard, dtype=torch.bfloat16)
+        model.prepack()
+        return logits_of(model).float()
+
+    expected = logits_of(load(tmp_path, dtype=torch.bfloat16)).float()
+    error = run_ranks(2, packed_logits)[0] - expected
+    assert (error.square().mean().sqrt() / expected.std()).item() <= 3e-2
+
+
+def test_every_rank_attends_with_its_own_heads(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    for size, q_heads, kv_heads in ((1, 4, 2), (2, 2, 1), (4, 1, 1)):
+        specs = run_ranks(size, lambda shard: load(tmp_path, shard).attention_specs)
+        assert {(spec.q_heads, spec.kv_heads) for of_rank in specs for spec in of_rank} == {(q_heads, kv_heads)}
+
+
+def test_parts_of_a_checkpoint_are_read_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_llama(tmp_path, max_shard_size="100KB", dtype=torch.bfloat16)
+    expected = load(tmp_path).weight_slices()
+    for staging_bytes in (100, 1000, 10**6):
+        monkeypatch.setattr(safetensors_file, "_STAGING_BYTES", staging_bytes)
+        for rank in range(2):
+            for name, part in load(tmp_path, Shard(rank=rank, size=2)).weight_slices().items():
+                assert torch.equal(part.target, part.of(expected[name].target)), name
+
+
+def test_ranks_draw_the_random_weights_of_the_whole_model(tmp_path: Path) -> None:
+    save_tiny_qwen3(tmp_path, num_key_value_heads=1)
+    whole = load(tmp_path, load_format="dummy").weight_slices()
+    for rank in range(2):
+        for name, part in load(tmp_path, Shard(rank=rank, size=2), load_format="dummy").weight_slices().items():
+            assert torch.equal(part.target, part.of(whole[name].target)), name
+
+
+def test_sizes_that_do_not_divide_the_model_are_refused_with_those_that_do(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    for size in (1, 2, 4):
+        check_tensor_parallel_size(config, size)
+    for size in (3, 8):
+        with pytest.raises(ValueError, match=rf"`tensor_parallel_size` is {size}, .* 4 query heads.* one of 1, 2, 4\."):
+            load(tmp_path, Shard(rank=0, size=size))
+
+
+def test_an_mlp_that_does_not_divide_is_refused(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path, intermediate_size=94)
+    with pytest.raises(ValueError, match="MLP of 94; use one of 1, 2"):
+        load(tmp_path, Shard(rank=0, size=4))
+
+
+@pytest.mark.parametrize(("total", "size", "widths"), [(5, 2, [2, 3]), (320, 3, [106, 107, 107]), (1, 4, [1] * 4)])
+def test_shares_cover_a_dimension_and_differ_by_at_most_one_unit(total: int, size: int, widths: list[int]) -> None:
+    shares = [Shard(rank=rank, size=size).divide(total, unit=8) for rank in range(size)]
+    assert [share.size for share in shares] == [8 * width for width in widths]
+    assert {share.total for share in shares} == {8 * total}
+    ends = [share.start + share.size for share in shares]
+    assert max(ends) == 8 * total
+    assert all(share.start in (0, *ends) for share in shares)
