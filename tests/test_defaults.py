@@ -39,6 +39,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "batch_invariant": False,
     "step_timeout_s": 300.0,
     "data_parallel_size": 1,
+    "tensor_parallel_size": 1,
     "routing_policy": "prefix",
     "tool_call_format": "auto",
     "reasoning_format": "auto",

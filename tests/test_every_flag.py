@@ -32,6 +32,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "max_prefill_tokens_beside_decodes": ("64", 64),
     "step_timeout_s": ("1.5", 1.5),
     "data_parallel_size": ("2", 2),
+    "tensor_parallel_size": ("2", 2),
     "routing_policy": ("random", "random"),
     "tool_call_format": ("hermes", "hermes"),
     "reasoning_format": ("none", "none"),

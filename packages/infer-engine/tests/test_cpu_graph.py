@@ -97,6 +97,7 @@ class Build:
             is_prefill=torch.tensor([count > 1 for count in counts]),
             block_tables=tuple(table[: len(seq_lens), : (max(seq_lens) - 1) // BLOCK_SIZE + 2] for table in tables),
             is_decode_only=num_tokens is None,
+            staged=torch.empty(0, dtype=torch.int32),
         )
 
     @torch.inference_mode()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -40,6 +41,9 @@ from infer_models.config import ModelConfig
 from infer_models.hub import resolve_checkpoint
 from infer_models.text import Tokenizer, dummy_tokenizer
 
+if TYPE_CHECKING:
+    from infer_engine.tensor_parallel.leader import RankOptions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreParts:
@@ -62,12 +66,21 @@ WrapParts = Callable[[CoreParts], CoreParts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltCore:
-    """A core with a description of its model, the checkpoint's tokenizer, and the compiler of the core's grammars."""
+    """A core and what belongs to it.
+
+    Attributes:
+        core: the core.
+        info: a description of its model.
+        tokenizer: the checkpoint's.
+        grammars: the compiler of the core's grammars.
+        close: ends the processes of other ranks, if there are any; the core can then compute nothing.
+    """
 
     core: EngineCore
     info: EngineInfo
     tokenizer: Tokenizer
     grammars: GrammarCompiler
+    close: Callable[[], None]
 
 
 def build_engine(
@@ -101,7 +114,11 @@ def build_engine(
         return assemble_engine(config, process, tokenizer, process.ready.info, process.ready.stats)
     built = build_core(config, wrap_parts=wrap_parts)
     return assemble_engine(
-        config, ThreadCoreClient(built.core, grammars=built.grammars), built.tokenizer, built.info, built.core.stats
+        config,
+        ThreadCoreClient(built.core, grammars=built.grammars, close=built.close),
+        built.tokenizer,
+        built.info,
+        built.core.stats,
     )
 
 
@@ -146,8 +163,15 @@ def assemble_engine(
     )
 
 
-def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> BuiltCore:
+def build_core(
+    config: EngineConfig, *, wrap_parts: WrapParts | None = None, rank_options: "RankOptions | None" = None
+) -> BuiltCore:
     """Load the model and assemble a core, which the caller steps.
+
+    Args:
+        config: what to run and how.
+        wrap_parts: replaces parts of the core.
+        rank_options: how to run the other ranks, if there are several.
 
     Raises:
         CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
@@ -158,7 +182,7 @@ def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> 
     try:
         folder = resolve_checkpoint(config.model)
         tokenizer = _read_tokenizer(config, folder)
-        loaded = load_model_runner(config, folder, tokenizer)
+        loaded = load_model_runner(config, folder, tokenizer, rank_options=rank_options)
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
     parts = CoreParts(
@@ -186,7 +210,7 @@ def build_core(config: EngineConfig, *, wrap_parts: WrapParts | None = None) -> 
         share_prefix=choose_sharing(config),
         grammars=grammars,
     )
-    return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars)
+    return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars, close=loaded.close)
 
 
 def assemble_core(

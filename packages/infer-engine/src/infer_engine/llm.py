@@ -1,5 +1,6 @@
 """`LLM`: generates in the caller's thread, for use as a library."""
 
+import weakref
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,7 @@ class LLM:
                 "to 1, or use `infer-server` or `build_engine`."
             )
         built = build_core(config)
+        weakref.finalize(self, built.close)  # also when the interpreter ends
         self._core = built.core
         self._engine = SyncEngine(built.core)
         self._input_processor = build_input_processor(built.tokenizer, config, built.info)

@@ -101,11 +101,13 @@ def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: i
     """Return the bytes that the KV cache may take once the weights are on `device`.
 
     On a GPU its share is what `gpu_memory_utilization` leaves beside what is in use and `activation_bytes`; on a CPU a
-    quarter of the memory that is free, divided among the replicas.
+    quarter of the memory that is free, divided among the replicas and their ranks.
     """
     if device.type == "cpu":
         free = psutil.virtual_memory().available
-        return KVMemory(share=int(free * CPU_MEMORY_SHARE / config.data_parallel_size), free=free)
+        num_ranks = config.tensor_parallel_size
+        share = int(free * CPU_MEMORY_SHARE / config.data_parallel_size / num_ranks)
+        return KVMemory(share=share, free=free // num_ranks)
     free, total = torch.cuda.mem_get_info(device)
     share = int(total * config.gpu_memory_utilization) - (total - free) - activation_bytes
     return KVMemory(share=max(0, share), free=free)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineFailedError(RuntimeError):
-    """The engine cannot go on: even a step without requests fails."""
+    """The engine cannot go on: even a step without requests fails, or another rank has ended."""
 
 
 class StepOutOfMemoryError(RuntimeError):
@@ -54,6 +54,7 @@ class StepRunner(Protocol):
 
         Raises:
             StepOutOfMemoryError: the device has not enough memory; fewer items may succeed.
+            EngineFailedError: no later call can succeed.
         """
 
     def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
@@ -102,11 +103,13 @@ class StepExecutor:
         """Compute `schedule`. If it fails, `requeue_pending_readers` returns the items to retry.
 
         Raises:
-            EngineFailedError: even a step without requests fails.
+            EngineFailedError: the runner cannot go on, or even a step without requests fails.
         """
         outcome = StepOutcome()
         try:
             self._run_pass(schedule, outcome)
+        except EngineFailedError:
+            raise
         except Exception:
             logger.exception("A step of %d requests failed; they are retried in parts.", len(schedule.items))
             outcome.was_repeated = True
@@ -130,6 +133,8 @@ class StepExecutor:
             return
         try:
             self._run_pass(schedule.only(items), outcome)
+        except EngineFailedError:
+            raise
         except Exception as error:
             if len(items) > 1:
                 self._retry_halves(schedule, items, outcome)

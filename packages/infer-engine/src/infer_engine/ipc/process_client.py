@@ -8,10 +8,7 @@ A full socket blocks the core, not the event loop. When a process dies its socke
 """
 
 import logging
-import multiprocessing
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,8 +18,8 @@ import msgspec
 from infer_engine.ipc.chunked_payloads import ChunkAssembler, PromptLogprobsChunk
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
 from infer_engine.ipc.messages import Halt, StepResult, ToCore
+from infer_engine.ipc.programs import MAX_FRAME_BYTES, Program
 from infer_engine.ipc.worker_messages import (
-    MAX_FRAME_BYTES,
     CoreReady,
     CoreRefused,
     FromWorker,
@@ -37,8 +34,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 5
 """Missed heartbeats after which `step_age_s` reports the silence."""
-
-END_TIMEOUT_S = 5.0
 
 
 class ProcessCoreClient:
@@ -65,20 +60,12 @@ class ProcessCoreClient:
         self._heartbeat = Heartbeat(step_age_s=None)
         self._stopping = False
         self._callbacks: CoreCallbacks | None = None
-        self._connection, worker_end = multiprocessing.Pipe()
-        with worker_end:
-            self._process = subprocess.Popen(  # noqa: S603 - our own program
-                # -P: do not import modules, such as a `queue.py`, from the working directory.
-                [sys.executable, "-P", "-m", "infer_engine.ipc.worker", str(worker_end.fileno())],
-                pass_fds=[worker_end.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        self._program = Program("infer_engine.ipc.worker")
+        self._connection = self._program.connection
         try:
             self.ready = self._load(config, processors)
         except BaseException:  # also an interrupt: nothing else would end the process
-            self._process.kill()
-            self._process.wait()
-            self._connection.close()
+            self._program.kill()
             raise
         self._reader = threading.Thread(target=self._read, name="infer-core-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="infer-core-writer", daemon=True)
@@ -86,7 +73,7 @@ class ProcessCoreClient:
     @property
     def pid(self) -> int:
         """The id of the process."""
-        return self._process.pid
+        return self._program.pid
 
     def start(self, callbacks: CoreCallbacks) -> None:
         """Start the reader and writer threads."""
@@ -121,7 +108,7 @@ class ProcessCoreClient:
 
     def abandon(self) -> None:
         """Kill the process."""
-        self._process.kill()
+        self._program.process.kill()
 
     def step_age_s(self) -> float | None:
         """Return the age of the current step by the last heartbeat, or the time since the last message."""
@@ -154,7 +141,7 @@ class ProcessCoreClient:
                     case CoreRefused(message=message):
                         raise ValueError(message)
         except (EOFError, OSError) as error:
-            code = self._wait_or_kill()
+            code = self._program.wait_or_kill()
             raise EngineStartError(f"The engine's process ended with exit code {code} while it loaded.") from error
 
     def _receive(self) -> FromWorker:
@@ -183,7 +170,7 @@ class ProcessCoreClient:
             self._report_end(self._callbacks)
         except BaseException:  # streams must not wait for a thread that has ended
             logger.exception("A message of the engine's process cannot be read.")
-            self._process.kill()
+            self._program.process.kill()
             self._report_end(self._callbacks)
         finally:
             self._outbox.put(None)
@@ -195,17 +182,9 @@ class ProcessCoreClient:
         is_expected = self._stopping
         if not is_expected:
             callbacks.on_lost(ENGINE_DEAD)  # before the wait for the exit code
-        code = self._wait_or_kill()
+        code = self._program.wait_or_kill()
         if not is_expected:
             logger.error("The engine's process, %d, ended with exit code %d.", self.pid, code)
-
-    def _wait_or_kill(self) -> int:
-        """Return the exit code of the process, which has closed its socket; kill it if it does not end."""
-        try:
-            return self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
 
     def _write(self) -> None:
         """Send the frames of the outbox until None; runs in the writer thread."""

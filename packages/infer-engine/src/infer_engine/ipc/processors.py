@@ -26,7 +26,7 @@ def divide_processors(processors: Sequence[int], num_parts: int, *, system: Path
         return [[] for _ in range(num_parts)]
     ordered = sorted(processors, key=lambda each: (_node_of(each, system), _first_sibling_of(each, system), each))
     if num_parts > len(ordered):
-        logger.warning("%d replicas share %d processors.", num_parts, len(ordered))
+        logger.warning("%d processes share %d processors.", num_parts, len(ordered))
         return [[ordered[part % len(ordered)]] for part in range(num_parts)]
     bounds = [part * len(ordered) // num_parts for part in range(num_parts + 1)]
     return [sorted(ordered[first:end]) for first, end in itertools.pairwise(bounds)]

@@ -23,12 +23,14 @@ class ThreadCoreClient:
         core: CoreProtocol,
         *,
         grammars: GrammarCompiler | None = None,
+        close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Step `core`, which nothing else may use afterwards; `clock` measures the age of a step.
 
-        `grammars` are those of the core, if it has any.
+        `grammars` are those of the core, if it has any; `close` is called after its last step.
         """
+        self._close = close
         self._timer = StepTimer(clock)
         self._inbox: Inbox = queue.SimpleQueue()
         self._loop = CoreLoop(core, emit=self._emit, timer=self._timer, inbox=self._inbox, grammars=grammars)
@@ -75,4 +77,5 @@ class ThreadCoreClient:
             logger.exception("The engine core failed; every request in it fails with it.")
             self._callbacks.on_lost(ENGINE_DEAD)
         finally:
+            self._close()
             self._callbacks.on_ended()

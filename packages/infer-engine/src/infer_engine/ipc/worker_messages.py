@@ -10,9 +10,6 @@ from infer_engine.ipc.chunked_payloads import PromptLogprobsChunk
 from infer_engine.ipc.messages import Abort, Finish, Halt, Inspect, StepResult, Submit
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats
 
-MAX_FRAME_BYTES = 1 << 30
-"""Longest frame that is accepted."""
-
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a core process.

@@ -29,6 +29,8 @@ class ForwardBatch:
         is_prefill: [seqs] bool on the host: whether a sequence's rows are prompt tokens or a recomputation.
         block_tables: by group of layers, [seqs, columns] on the host.
         is_decode_only: whether each sequence has one row, after its prompt, that is stored and sampled.
+        staged: [(2 + groups) * tokens + sampled] on the host: input ids, position ids, slots and logits indices as they
+            were copied to the device. The next step overwrites it.
     """
 
     input_ids: Tensor
@@ -40,6 +42,7 @@ class ForwardBatch:
     is_prefill: Tensor
     block_tables: tuple[Tensor, ...]
     is_decode_only: bool
+    staged: Tensor
 
 
 class InputBuffers:
@@ -72,8 +75,7 @@ class InputBuffers:
 
     def build(self, items: Sequence[tuple[Request, int]], edits: Sequence[RowEdit]) -> ForwardBatch:
         """Apply `edits` to the block tables, and return the batch of `items`, (request, number of tokens)."""
-        if self._copy_done is not None:
-            self._copy_done.synchronize()  # the copy of the last step may still read the buffer
+        self._await_copy()
         for row, edit in edits:
             self._block_tables[edit.group, row, edit.column : edit.column + len(edit.block_ids)] = edit.block_ids
         if all(_is_decode(request, count) for request, count in items):
@@ -138,6 +140,26 @@ class InputBuffers:
             is_decode_only=True,
         )
 
+    def build_probe(self) -> ForwardBatch:
+        """Return the batch of one token of an empty sequence, which is not stored and attends to no other."""
+        self._await_copy()
+        self._host_buffer[:2] = 0
+        self._host_buffer[2 : 2 + self._num_groups] = -1
+        return self._copy_to_device(
+            1,
+            logits_indices=np.zeros(1, dtype=np.int32),
+            query_start=self._arange[:2],
+            seq_lens=np.zeros(1, dtype=np.int32),
+            is_prefill=torch.ones(1, dtype=torch.bool),
+            rows=np.zeros(1, dtype=np.int32),
+            is_decode_only=False,
+        )
+
+    def _await_copy(self) -> None:
+        """Wait for the copy of the last step, which may still read the buffer."""
+        if self._copy_done is not None:
+            self._copy_done.synchronize()
+
     def _copy_to_device(
         self,
         total: int,
@@ -168,6 +190,7 @@ class InputBuffers:
             is_prefill=is_prefill,
             block_tables=tuple(torch.from_numpy(table[rows, :num_columns]) for table in self._block_tables),
             is_decode_only=is_decode_only,
+            staged=self._host_buffer[:num_used],
         )
 
 

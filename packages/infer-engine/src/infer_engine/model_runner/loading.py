@@ -1,24 +1,28 @@
 """Loads a model and builds its `ModelRunner`: weights, sizes, KV pool, buffers, sampler."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from infer_cache import KVPool, LayerGroups
+from infer_cache import KVPool
 from infer_engine.core.step_executor import StepRunner
 from infer_engine.model_runner.cpu_graph import CPUGraph
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.memory_profile import profile_activation_bytes
+from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
 from infer_engine.model_runner.runner import ModelRunner
 from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.sizing import choose_block_size, kv_memory, resolve_device, size_kv_cache, size_step
+from infer_engine.sizing import kv_memory, resolve_device
+from infer_engine.tensor_parallel.group import rank_device
+from infer_engine.tensor_parallel.leader import Followers, RankOptions
+from infer_engine.tensor_parallel.leading_model import LeadingModel
 from infer_kernels.cpu import NotCapturableError, library
-from infer_models import CausalLM, CheckpointError, GenerationConfig, ModelConfig, load_model
+from infer_models import CausalLM, CheckpointError, GenerationConfig, ModelConfig
 from infer_models.hub import DEMO_MODEL_NAME
+from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
 from infer_models.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -35,6 +39,7 @@ class LoadedRunner:
         windows: sliding window, or None, by group of layers.
         eos_token_ids: tokens that end a sequence.
         info: a description of the loaded model.
+        close: ends the processes of other ranks.
     """
 
     runner: StepRunner
@@ -43,107 +48,104 @@ class LoadedRunner:
     windows: tuple[int | None, ...]
     eos_token_ids: frozenset[int]
     info: EngineInfo
+    close: Callable[[], None]
 
 
-def load_model_runner(config: EngineConfig, folder: Path, tokenizer: Tokenizer) -> LoadedRunner:
-    """Load the model in `folder` and build its runner.
+def load_model_runner(
+    config: EngineConfig, folder: Path, tokenizer: Tokenizer, *, rank_options: RankOptions | None = None
+) -> LoadedRunner:
+    """Load the model in `folder` and build its runner, with the other ranks if there are several.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of an unknown kind, or has another model's tokenizer.
         ValueError: the configuration asks for more than the model, the device or the memory has.
+        EngineStartError: the process of another rank ended.
     """
     device = resolve_device(config.device)
     model_config = ModelConfig.from_folder(folder)
-    max_positions = model_config.max_position_embeddings
-    generation = GenerationConfig.from_folder(folder)
-    dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
     vocab_size = _usable_vocab_size(tokenizer, model_config, folder)
-    limits = size_step(config, device=device, model_max_seq_len=max_positions)
-    max_step_tokens = limits.max_step_tokens(config.max_seq_len or max_positions)
-    model = load_model(
-        folder, device=device, dtype=dtype, load_format=config.load_format, batch_invariant=config.batch_invariant
-    )
-    model.prepack()
+    size = config.tensor_parallel_size
+    if size == 1:
+        loaded = load_rank(config, folder, device=device)
+        return _build_runner(loaded, folder, vocab_size=vocab_size)
+    check_tensor_parallel_size(model_config, size)
+    device = rank_device(device, 0)
+    followers = Followers(config, folder, device=device, options=rank_options)
+    try:
+        loaded = load_rank(config, folder, device=device, shard=Shard(rank=0, size=size))
+        followers.join()
+        return _build_runner(loaded, folder, vocab_size=vocab_size, followers=followers)
+    except BaseException:
+        followers.close()
+        raise
 
-    block_size = choose_block_size(config, head_dim=model_config.head_dim)
-    groups = _group_layers(config, model_config)
+
+def _build_runner(
+    loaded: LoadedRank, folder: Path, *, vocab_size: int, followers: Followers | None = None
+) -> LoadedRunner:
+    """Size and allocate the KV cache, and build the runner over it."""
+    config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
+    rank_model, device = loaded.rank_model, loaded.rank_model.device
+    model = rank_model if followers is None else LeadingModel(rank_model, followers)
     activation_bytes = profile_activation_bytes(
-        model, max_tokens=max_step_tokens, max_batch_size=limits.max_batch_size, device=device
-    )
-    kv = size_kv_cache(
-        config,
-        model_max_seq_len=max_positions,
-        max_batch_size=limits.max_batch_size,
-        block_size=block_size,
-        windows=groups.windows,
-        bytes_per_block=[
-            KVPool.bytes_per_block(
-                num_layers=num_layers,
-                kv_heads=model_config.kv_heads,
-                block_size=block_size,
-                head_dim=model_config.head_dim,
-                dtype=dtype,
-            )
-            for num_layers in groups.num_layers
-        ],
-        max_chunk=limits.prefill_chunk_size,
-        memory=kv_memory(config, device=device, activation_bytes=activation_bytes),
-    )
-    pool = KVPool(
-        group_of_layer=groups.group_of_layer,
-        num_blocks=kv.num_blocks,
-        kv_heads=model_config.kv_heads,
-        block_size=block_size,
-        head_dim=model_config.head_dim,
-        dtype=dtype,
-        device=device,
-    )
-    input_buffers = InputBuffers(
-        max_tokens=max_step_tokens,
-        max_seqs=limits.max_batch_size,
-        max_seq_len=kv.max_seq_len,
-        block_size=block_size,
-        num_groups=len(groups.windows),
-        device=device,
-    )
-    eos_token_ids = frozenset(generation.eos_token_ids)
-    runner = ModelRunner(
         model,
-        pool,
-        input_buffers=input_buffers,
-        sampler=Sampler(
-            vocab_size=vocab_size, max_rows=limits.max_batch_size, eos_token_ids=eos_token_ids, device=device
-        ),
+        vocab_size=model_config.vocab_size,
+        max_tokens=loaded.max_step_tokens,
+        max_batch_size=limits.max_batch_size,
         device=device,
-        batch_invariant=config.batch_invariant,
-        cpu_graph=_capture_step(
+    )
+    memory = kv_memory(config, device=device, activation_bytes=activation_bytes)
+    kv = loaded.size_cache(memory if followers is None else followers.least_memory(memory))
+    pool = loaded.allocate_pool(kv.num_blocks)
+    cpu_graph = None
+    if followers is None:
+        cpu_graph = _capture_step(
             config,
-            model,
+            rank_model.model,
             pool,
-            max_tokens=max_step_tokens,
+            max_tokens=loaded.max_step_tokens,
             max_seqs=limits.max_batch_size,
             max_seq_len=kv.max_seq_len,
+        )
+    else:
+        followers.allocate_cache(kv.num_blocks)
+    rank_model.use_cache(pool, cpu_graph=cpu_graph)
+    eos_token_ids = frozenset(GenerationConfig.from_folder(folder).eos_token_ids)
+    runner = ModelRunner(
+        model,
+        input_buffers=InputBuffers(
+            max_tokens=loaded.max_step_tokens,
+            max_seqs=limits.max_batch_size,
+            max_seq_len=kv.max_seq_len,
+            block_size=loaded.block_size,
+            num_groups=len(loaded.groups.windows),
+            device=device,
+        ),
+        sampler=Sampler(
+            vocab_size=vocab_size, max_rows=limits.max_batch_size, eos_token_ids=eos_token_ids, device=device
         ),
     )
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
         architecture=model_config.model_type,
-        num_parameters=model.num_parameters,
-        dtype=str(dtype).removeprefix("torch."),
+        num_parameters=rank_model.model.num_parameters,
+        dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(device),
         vocab_size=vocab_size,
         max_seq_len=kv.max_seq_len,
         num_kv_blocks=sum(kv.num_blocks),
-        block_size=block_size,
+        block_size=loaded.block_size,
         max_batch_size=limits.max_batch_size,
+        num_ranks=config.tensor_parallel_size,
     )
     return LoadedRunner(
         runner=runner,
         limits=limits,
         num_blocks=kv.num_blocks,
-        windows=groups.windows,
+        windows=loaded.groups.windows,
         eos_token_ids=eos_token_ids,
         info=info,
+        close=(lambda: None) if followers is None else followers.close,
     )
 
 
@@ -159,15 +161,6 @@ def _capture_step(
     except NotCapturableError as error:
         logger.info("Steps are not captured: %s", error)
         return None
-
-
-def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
-    """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
-    match config.resolved_kv_cache_backend:
-        case "paged":
-            return LayerGroups.by_window(model_config.windows)
-        case "contiguous":
-            return LayerGroups.all_in_one(model_config.num_layers)
 
 
 def _usable_vocab_size(tokenizer: Tokenizer, model_config: ModelConfig, folder: Path) -> int:

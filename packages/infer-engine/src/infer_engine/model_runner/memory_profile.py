@@ -1,16 +1,14 @@
 """Measures the memory of the largest step, without weights and KV cache, by running one."""
 
 import torch
-from torch import Tensor
 
 from infer_engine.core.request import Request
 from infer_engine.ipc.messages import Submit
+from infer_engine.model_runner.rank_model import BatchModel
 from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGPROBS
 from infer_engine.sampling.prompt_logprobs import compute_prompt_logprobs, find_prompt_logprob_rows
 from infer_engine.sampling.sampler import Sampler
-from infer_kernels import QKNorm, Rotary
-from infer_models import AttentionSpec, CausalLM
 
 # Top-p needs scratch memory, penalties keep state, and log-probabilities need a copy of the logits.
 _COSTLIEST = SamplingParams(
@@ -18,7 +16,9 @@ _COSTLIEST = SamplingParams(
 )
 
 
-def profile_activation_bytes(model: CausalLM, *, max_tokens: int, max_batch_size: int, device: torch.device) -> int:
+def profile_activation_bytes(
+    model: BatchModel, *, vocab_size: int, max_tokens: int, max_batch_size: int, device: torch.device
+) -> int:
     """Return the bytes that the largest step takes on a GPU; 0 on a CPU.
 
     All its requests use the most expensive sampling. So memory for the state of penalties is reserved, even if no
@@ -28,23 +28,23 @@ def profile_activation_bytes(model: CausalLM, *, max_tokens: int, max_batch_size
         return 0
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    run_largest_step(model, max_tokens=max_tokens, max_batch_size=max_batch_size, device=device)
+    run_largest_step(model, vocab_size=vocab_size, max_tokens=max_tokens, max_batch_size=max_batch_size, device=device)
     taken = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return taken
 
 
 @torch.inference_mode()
-def run_largest_step(model: CausalLM, *, max_tokens: int, max_batch_size: int, device: torch.device) -> None:
+def run_largest_step(
+    model: BatchModel, *, vocab_size: int, max_tokens: int, max_batch_size: int, device: torch.device
+) -> None:
     """Compute `max_tokens` tokens without a cache and their log-probabilities; sample for `max_batch_size` requests."""
-    ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
     rows = [_request(row) for row in range(max_batch_size)]
-    vocab_size = model.config.vocab_size
     sampler = Sampler(vocab_size=vocab_size, max_rows=len(rows), eos_token_ids=frozenset(), device=device)
-    hidden = model.hidden_states(ids, ids, _NoCacheView())
+    hidden = model.hidden_states_without_cache(max_tokens)
     wanted = find_prompt_logprob_rows([(_request(0, num_tokens=max_tokens + 1), max_tokens)], [0])
     measured = compute_prompt_logprobs(wanted, hidden, compute_logits=model.logits, sampler=sampler)
-    logits = model.logits(hidden, ids[:max_batch_size])
+    logits = model.logits(hidden, torch.zeros(max_batch_size, dtype=torch.int32, device=device))
     del measured  # as in a step, where it is freed after the logits are computed
     # Half of the rows first: the state of penalties grows by copying itself.
     for num_rows in (-(-len(rows) // 2), len(rows)):
@@ -56,20 +56,3 @@ def _request(row: int, *, num_tokens: int = 1) -> Request:
     request = Request(submitted, arrival=row)
     request.row = row
     return request
-
-
-class _NoCacheView:
-    """A KV cache view without a cache; it computes no attention."""
-
-    def attend(
-        self,
-        layer: int,
-        qkv: Tensor,
-        spec: AttentionSpec,
-        *,
-        rotary: Rotary | None = None,
-        norm: QKNorm | None = None,
-    ) -> Tensor:
-        """Return zeros, [tokens, q_heads, head_dim]."""
-        del layer, rotary, norm
-        return qkv.new_zeros(qkv.shape[0], spec.q_heads, spec.head_dim)

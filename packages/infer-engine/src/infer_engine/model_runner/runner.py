@@ -6,11 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from infer_cache import KVPool, PagedCacheView
 from infer_engine.core.request import Request
 from infer_engine.core.step_executor import ComputedPass, StepOutOfMemoryError
-from infer_engine.model_runner.cpu_graph import CPUGraph
-from infer_engine.model_runner.input_buffers import ForwardBatch, InputBuffers
+from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.model_runner.rank_model import BatchModel
 from infer_engine.sampling.prompt_logprobs import (
     compute_prompt_logprobs,
     find_prompt_logprob_rows,
@@ -19,45 +18,23 @@ from infer_engine.sampling.prompt_logprobs import (
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
-from infer_kernels import KVSlots, plan_attention
-from infer_models import CausalLM
 
 
 class ModelRunner:
-    """Runs a model over its KV pool. Implements `StepRunner`."""
+    """Runs a model and samples. Implements `StepRunner`."""
 
-    def __init__(
-        self,
-        model: CausalLM,
-        pool: KVPool,
-        *,
-        input_buffers: InputBuffers,
-        sampler: Sampler,
-        device: torch.device,
-        batch_invariant: bool,
-        cpu_graph: CPUGraph | None = None,
-    ) -> None:
-        """Compute with `model` over `pool`; `batch_invariant` must be the value that the model was loaded with.
-
-        Steps replay `cpu_graph`, if there is one.
-        """
+    def __init__(self, model: BatchModel, *, input_buffers: InputBuffers, sampler: Sampler) -> None:
+        """Compute batches of `input_buffers` with `model`, which has a KV pool."""
         self._model = model
-        self._pool = pool
         self._input_buffers = input_buffers
         self._sampler = sampler
-        self._device = device
-        self._batch_invariant = batch_invariant
-        self._cpu_graph = cpu_graph
 
     @torch.inference_mode()
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Compute the items of the schedule; the logits of requests that need sampling are [rows, vocab]."""
         with _translated_out_of_memory(len(schedule.items)):
             batch = self._input_buffers.build(schedule.items, schedule.table_edits)
-            if self._cpu_graph is not None:
-                hidden = self._cpu_graph.replay(batch)
-            else:
-                hidden = self._model.hidden_states(batch.input_ids, batch.position_ids, self._kv_cache_view(batch))
+            hidden = self._model.hidden_states(batch)
             if batch.is_decode_only:  # the usual step; all its rows are sampled
                 return ComputedPass(logits=self._model.logits(hidden))
             wanted = None
@@ -79,36 +56,8 @@ class ModelRunner:
     @torch.inference_mode()
     def probe(self) -> None:
         """Compute one token of an empty sequence, which is not stored and attends to no other."""
-        ids = torch.zeros(1, dtype=torch.int32, device=self._device)
-        num_groups = len(self._pool.num_blocks)
-        batch = ForwardBatch(
-            input_ids=ids,
-            position_ids=ids,
-            slots=(ids - 1,) * num_groups,
-            logits_indices=ids,
-            query_start=torch.tensor([0, 1], dtype=torch.int32),
-            seq_lens=torch.zeros(1, dtype=torch.int32),
-            is_prefill=torch.ones(1, dtype=torch.bool),
-            block_tables=(torch.zeros(1, 1, dtype=torch.int32),) * num_groups,
-            is_decode_only=False,
-        )
-        self._model(ids, ids, self._kv_cache_view(batch), ids).sum().item()
-
-    def _kv_cache_view(self, batch: ForwardBatch) -> PagedCacheView:
-        plans = [
-            plan_attention(
-                query_start=batch.query_start,
-                seq_lens=batch.seq_lens,
-                is_prefill=batch.is_prefill,
-                block_table=block_table,
-                block_size=self._pool.block_size,
-                device=self._device,
-                batch_invariant=self._batch_invariant,
-            )
-            for block_table in batch.block_tables
-        ]
-        slots = [KVSlots(each, block_size=self._pool.block_size) for each in batch.slots]
-        return PagedCacheView(self._pool, slots=slots, plans=plans)
+        batch = self._input_buffers.build_probe()
+        self._model.logits(self._model.hidden_states(batch), batch.logits_indices).sum().item()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
 
 DEFAULT_PREFILL_CHUNK_SIZE = 512
 MAX_REPLICAS = 64
+MAX_RANKS = 64
 MAX_TIMEOUT_S = 365 * 24 * 3600
 """A year: a longer time is a typing error, and may overflow a clock."""
 
@@ -78,6 +79,8 @@ class EngineConfig:
         data_parallel_size: Copies of the model, each in a process of its own, on a GPU or a set of processors of its
             own. Requests are spread over them; those of a copy that is lost go on in another one. Sizes such as
             `max_batch_size` and `num_kv_blocks` are those of each copy.
+        tensor_parallel_size: Devices that compute each copy together, each with a part of every large weight and of the
+            KV cache, in a process of its own. On a CPU, where it is slower, for tests.
         routing_policy: Which copy a request goes to. `prefix`: the one that has most of its prompt in the cache, unless
             that is busier; `least_loaded`; `random`, to compare with.
         tool_call_format: How the model writes tool calls. `auto`: as its chat template asks for them.
@@ -116,6 +119,7 @@ class EngineConfig:
     batch_invariant: bool = False
     step_timeout_s: float = 300.0
     data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
     routing_policy: RoutingPolicy = "prefix"
     tool_call_format: ToolCallFormatChoice = "auto"
     reasoning_format: ReasoningFormatChoice = "auto"
@@ -130,6 +134,7 @@ class EngineConfig:
         self._check_cache_size()
         self._check_cpu_graphs()
         self._check_replicas()
+        self._check_ranks()
 
     @property
     def resolved_kv_cache_backend(self) -> KVCacheBackend:
@@ -236,6 +241,24 @@ class EngineConfig:
                 "data_parallel_size", "device", why="and each copy needs a GPU of its own", fix="set `device` to `cuda`"
             )
 
+    def _check_ranks(self) -> None:
+        if self.tensor_parallel_size == 1:
+            return
+        if self.use_cpu_graphs:
+            raise self._conflict(
+                "use_cpu_graphs",
+                "tensor_parallel_size",
+                why="and ranks communicate inside a step",
+                fix="leave `use_cpu_graphs` out",
+            )
+        if self.batch_invariant:
+            raise self._conflict(
+                "batch_invariant",
+                "tensor_parallel_size",
+                why="and the order of sums over ranks depends on the batch",
+                fix="leave one of them out",
+            )
+
     def _conflict(self, field: str, other: str, *, why: str, fix: str) -> ValueError:
         return ValueError(
             f"`{field}` is {getattr(self, field)!r} but `{other}` is {getattr(self, other)!r} {why}; {fix}."
@@ -296,6 +319,9 @@ _CHECKS = {
     "step_timeout_s": number(_TIMEOUT % "above 0", lambda value: 0 < value <= MAX_TIMEOUT_S),
     "data_parallel_size": whole_number(
         f"a whole number from 1 to {MAX_REPLICAS}", lambda value: 1 <= value <= MAX_REPLICAS
+    ),
+    "tensor_parallel_size": whole_number(
+        f"a whole number from 1 to {MAX_RANKS}", lambda value: 1 <= value <= MAX_RANKS
     ),
     "routing_policy": one_of(*get_args(RoutingPolicy)),
     "tool_call_format": one_of(*get_args(ToolCallFormatChoice)),

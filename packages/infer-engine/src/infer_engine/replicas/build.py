@@ -67,4 +67,4 @@ def _config_of(index: int, config: EngineConfig, first: EngineInfo) -> EngineCon
     config = dataclasses.replace(config, max_seq_len=first.max_seq_len)
     if not first.device.startswith("cuda"):
         return config
-    return dataclasses.replace(config, device=f"cuda:{index}", data_parallel_size=1)
+    return dataclasses.replace(config, device=f"cuda:{index * config.tensor_parallel_size}", data_parallel_size=1)

@@ -136,6 +136,7 @@ class ModelEngine:
     Attributes:
         core: the engine core.
         observer: records its logits and holds its KV cache manager.
+        close: ends the processes of other ranks, if there are any.
     """
 
     def __init__(self, folder: Path, *, faults: Sequence[Fault] = (), **config: Any) -> None:
@@ -145,7 +146,9 @@ class ModelEngine:
         config = {**_DEFAULTS, **config}
         if config.get("batching_mode") == "static":
             config["batch_wait_timeout_s"] = 0.0  # a batch is what was submitted before the step
-        self.core = build_core(EngineConfig(model=str(folder), **config), wrap_parts=self.observer.wrap_parts).core
+        built = build_core(EngineConfig(model=str(folder), **config), wrap_parts=self.observer.wrap_parts)
+        self.core = built.core
+        self.close = built.close
 
     @property
     def logits(self) -> dict[tuple[str, int], Tensor]:

@@ -1,0 +1,124 @@
+"""Loads a rank's part of a model and allocates its KV pool. A model on one device is one rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from infer_cache import KVPool, LayerGroups
+from infer_engine.model_runner.rank_model import RankModel
+from infer_engine.protocol import EngineConfig
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.sizing import KVMemory, KVSizes, choose_block_size, size_kv_cache, size_step
+from infer_models import AttentionSpec, ModelConfig, load_model
+from infer_models.tensor_parallel import Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRank:
+    """A rank with its weights, before its KV cache.
+
+    Attributes:
+        rank_model: the weights, and how they compute.
+        model_config: the whole model's.
+        config: the engine's.
+        dtype: of weights, activations, keys and values.
+        limits: limits of a step.
+        groups: the layers whose blocks are allocated together.
+        block_size: tokens of a KV block.
+    """
+
+    rank_model: RankModel
+    model_config: ModelConfig
+    config: EngineConfig
+    dtype: torch.dtype
+    limits: SchedulerLimits
+    groups: LayerGroups
+    block_size: int
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of a step."""
+        return self.limits.max_step_tokens(self.config.max_seq_len or self.model_config.max_position_embeddings)
+
+    def size_cache(self, memory: KVMemory) -> KVSizes:
+        """Return the sizes of a KV cache in `memory`.
+
+        Raises:
+            ValueError: the configuration asks for more than the model or the memory has.
+        """
+        return size_kv_cache(
+            self.config,
+            model_max_seq_len=self.model_config.max_position_embeddings,
+            max_batch_size=self.limits.max_batch_size,
+            block_size=self.block_size,
+            windows=self.groups.windows,
+            bytes_per_block=[
+                KVPool.bytes_per_block(
+                    num_layers=num_layers,
+                    kv_heads=self._attention.kv_heads,
+                    block_size=self.block_size,
+                    head_dim=self._attention.head_dim,
+                    dtype=self.dtype,
+                )
+                for num_layers in self.groups.num_layers
+            ],
+            max_chunk=self.limits.prefill_chunk_size,
+            memory=memory,
+        )
+
+    def allocate_pool(self, num_blocks: Sequence[int]) -> KVPool:
+        """Return a pool for this rank's heads, with so many blocks in each group of layers."""
+        return KVPool(
+            group_of_layer=self.groups.group_of_layer,
+            num_blocks=tuple(num_blocks),
+            kv_heads=self._attention.kv_heads,
+            block_size=self.block_size,
+            head_dim=self._attention.head_dim,
+            dtype=self.dtype,
+            device=self.rank_model.device,
+        )
+
+    @property
+    def _attention(self) -> AttentionSpec:
+        return self.rank_model.model.attention_specs[0]
+
+
+def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard: Shard | None = None) -> LoadedRank:
+    """Load the part `shard` of the model in `folder`, or all of it.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged or of an unknown kind.
+        ValueError: the configuration asks for more than the model or the device has.
+    """
+    model_config = ModelConfig.from_folder(folder)
+    limits = size_step(config, device=device, model_max_seq_len=model_config.max_position_embeddings)
+    dtype: torch.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
+    model = load_model(
+        folder,
+        device=device,
+        dtype=dtype,
+        load_format=config.load_format,
+        batch_invariant=config.batch_invariant,
+        shard=shard,
+    )
+    model.prepack()
+    return LoadedRank(
+        rank_model=RankModel(model, device=device, batch_invariant=config.batch_invariant),
+        model_config=model_config,
+        config=config,
+        dtype=dtype,
+        limits=limits,
+        groups=_group_layers(config, model_config),
+        block_size=choose_block_size(config, head_dim=model_config.head_dim),
+    )
+
+
+def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
+    """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
+    match config.resolved_kv_cache_backend:
+        case "paged":
+            return LayerGroups.by_window(model_config.windows)
+        case "contiguous":
+            return LayerGroups.all_in_one(model_config.num_layers)

@@ -1,0 +1,242 @@
+"""`Followers`: the processes of the other ranks, as rank 0 has them.
+
+    rank 0                                    rank 1, 2, ... (`infer_engine.tensor_parallel.follower`)
+      scheduler, sampler
+      input buffers ──socket──────────────────> the same batch
+      part of the model <── all-reduce ──────>  part of the model
+      logits <──────────── gather ───────────   part of the vocabulary
+
+The sockets carry a few kilobytes a step; what is computed goes through `torch.distributed`. A rank that ends takes the
+engine with it: the others may be waiting for it inside a collective.
+"""
+
+import logging
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from infer_engine.ipc.processors import available_processors, divide_processors
+from infer_engine.ipc.programs import MAX_FRAME_BYTES, Program
+from infer_engine.ipc.worker_messages import CoreRefused, LogLine
+from infer_engine.protocol import EngineConfig, EngineStartError
+from infer_engine.sizing import KVMemory
+from infer_engine.tensor_parallel.group import join_group, rank_device
+from infer_engine.tensor_parallel.messages import (
+    AllocateCache,
+    Done,
+    FollowerSetup,
+    FromFollower,
+    JoinGroup,
+    MemoryReport,
+    ReportMemory,
+    ToFollower,
+)
+from infer_models import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply", Done, MemoryReport)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOptions:
+    """How the process of rank 0 runs the other ranks.
+
+    Attributes:
+        processors: what each rank computes on, rank 0 first; empty: divided among them on a CPU.
+        on_lost: called from a thread when a rank has ended by itself after the model was loaded. Without it the next
+            step fails.
+    """
+
+    processors: Sequence[Sequence[int]] = ()
+    on_lost: Callable[[], None] | None = None
+
+
+class _Follower:
+    """The process of one rank."""
+
+    def __init__(self, setup: FollowerSetup, *, on_lost: Callable[[], None]) -> None:
+        self._rank = setup.rank
+        self._on_lost = on_lost
+        self._is_ending = False
+        self._replies: queue.SimpleQueue[Done | MemoryReport | CoreRefused | None] = queue.SimpleQueue()
+        self.program = Program("infer_engine.tensor_parallel.follower")
+        self.send(msgspec.msgpack.encode(setup))
+        threading.Thread(target=self._read, name=f"infer-rank-{setup.rank}", daemon=True).start()
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; that the process has ended is the reader's to find."""
+        try:
+            self.program.connection.send_bytes(frame)
+        except OSError:
+            logger.debug("Rank %d takes no messages.", self._rank)
+
+    def reply(self, kind: type[Reply]) -> Reply:
+        """Wait for an answer.
+
+        Raises:
+            CheckpointError: the rank cannot read the checkpoint.
+            ValueError: the configuration asks for too much of the rank.
+            EngineStartError: the rank has ended.
+        """
+        match self._replies.get():
+            case CoreRefused(message=message, is_checkpoint=True):
+                raise CheckpointError(message)
+            case CoreRefused(message=message):
+                raise ValueError(message)
+            case reply if isinstance(reply, kind):
+                return reply
+            case _:
+                raise EngineStartError(f"The process of rank {self._rank} ended while it loaded.")
+
+    def end(self) -> None:
+        """End the process, which may be waiting for other ranks."""
+        self._is_ending = True
+        self.program.process.kill()
+
+    def _read(self) -> None:
+        """Take the rank's messages until its process closes the socket; runs in a thread."""
+        decoder = msgspec.msgpack.Decoder(FromFollower)
+        try:
+            while True:
+                match decoder.decode(self.program.connection.recv_bytes(MAX_FRAME_BYTES)):
+                    case LogLine(name=name, level=level, message=text):
+                        logging.getLogger(name).log(level, "%s", text)
+                    case reply:
+                        self._is_ending = self._is_ending or isinstance(reply, CoreRefused)
+                        self._replies.put(reply)
+        except (EOFError, OSError):
+            self._report_end()
+        except BaseException:  # no caller of `reply` may wait for a thread that has ended
+            logger.exception("A message of rank %d cannot be read.", self._rank)
+            self.program.process.kill()
+            self._report_end()
+
+    def _report_end(self) -> None:
+        code = self.program.wait_or_kill()
+        if not self._is_ending:
+            logger.error("The process of rank %d, %d, ended with exit code %d.", self._rank, self.program.pid, code)
+            self._on_lost()
+        self._replies.put(None)
+        self.program.connection.close()
+
+
+class Followers:
+    """All ranks but this process's, which is rank 0.
+
+    Attributes:
+        size: number of ranks, with this one.
+    """
+
+    def __init__(
+        self, config: EngineConfig, folder: Path, *, device: torch.device, options: RankOptions | None = None
+    ) -> None:
+        """Start the processes, which begin to load; rank 0 is on `device`.
+
+        Raises:
+            ValueError: there are fewer GPUs than ranks, or this process has an engine with several ranks already.
+        """
+        if dist.is_initialized():
+            raise ValueError(
+                f"`tensor_parallel_size` is {config.tensor_parallel_size}, but this process is in a group of "
+                "`torch.distributed` already; use a process of its own for each such engine."
+            )
+        self.size = config.tensor_parallel_size
+        self._config = config
+        self._device = device
+        self._options = options or RankOptions()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._is_lost = threading.Event()
+        self._is_serving = False
+        devices = [rank_device(device, rank) for rank in range(1, self.size)]
+        processors = self._options.processors
+        if not processors and device.type == "cpu":
+            processors = divide_processors(available_processors(), self.size)
+        self._store_folder = tempfile.mkdtemp(prefix="infer-ranks-")  # which no other user can read
+        self._store = str(Path(self._store_folder) / "store")
+        self._followers: list[_Follower] = []
+        for rank, of_rank in enumerate(devices, start=1):
+            setup = FollowerSetup(
+                config=replace(config, device=str(of_rank)),
+                folder=str(folder),
+                rank=rank,
+                store=self._store,
+                log_level=logging.getLogger().getEffectiveLevel(),
+                processors=list(processors[rank]) if processors else [],
+            )
+            self._followers.append(_Follower(setup, on_lost=self._lose))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank has ended by itself."""
+        return self._is_lost.is_set()
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes, by rank from 1 on."""
+        return [follower.program.pid for follower in self._followers]
+
+    def join(self) -> None:
+        """Wait until all ranks have loaded their weights, and join the group with them.
+
+        Raises:
+            CheckpointError: a rank cannot read the checkpoint.
+            ValueError: the configuration asks for too much of a rank.
+            EngineStartError: a rank has ended.
+        """
+        for follower in self._followers:
+            follower.reply(Done)
+        self.send(JoinGroup())
+        join_group(self._store, rank=0, size=self.size, device=self._device, step_timeout_s=self._config.step_timeout_s)
+
+    def least_memory(self, own: KVMemory) -> KVMemory:
+        """Return the least memory of all ranks; `own` is that of rank 0.
+
+        Raises:
+            EngineStartError: a rank has ended.
+        """
+        self.send(ReportMemory())
+        reports = [follower.reply(MemoryReport) for follower in self._followers]
+        return KVMemory(
+            share=min(own.share, *(report.share for report in reports)),
+            free=min(own.free, *(report.free for report in reports)),
+        )
+
+    def allocate_cache(self, num_blocks: Sequence[int]) -> None:
+        """Let all other ranks allocate their KV pools, and wait until they have.
+
+        Raises:
+            EngineStartError: a rank has ended.
+        """
+        self.send(AllocateCache(num_blocks=list(num_blocks)))
+        for follower in self._followers:
+            follower.reply(Done)
+        self._is_serving = True
+
+    def send(self, message: ToFollower) -> None:
+        """Send a message to all other ranks."""
+        frame = self._encoder.encode(message)
+        for follower in self._followers:
+            follower.send(frame)
+
+    def close(self) -> None:
+        """End all other ranks and leave the group; may be called repeatedly."""
+        for follower in self._followers:
+            follower.end()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        shutil.rmtree(self._store_folder, ignore_errors=True)
+
+    def _lose(self) -> None:
+        self._is_lost.set()
+        if self._is_serving and self._options.on_lost is not None:
+            self._options.on_lost()

@@ -1,0 +1,66 @@
+"""`LeadingModel`: the model of rank 0, which computes together with the other ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from infer_engine.core.step_executor import EngineFailedError
+from infer_engine.model_runner.input_buffers import ForwardBatch
+from infer_engine.model_runner.rank_model import BatchModel, RankModel
+from infer_engine.tensor_parallel.leader import Followers
+from infer_engine.tensor_parallel.messages import ComputeLogits, ComputeWithoutCache, pack_batch
+
+
+class LeadingModel(BatchModel):
+    """Tells the other ranks what to compute, and computes rank 0's part.
+
+    An error in it ends the engine: the other ranks wait inside a collective for what rank 0 did not compute.
+    """
+
+    def __init__(self, own: RankModel, followers: Followers) -> None:
+        """Compute with `own` and `followers`, which have loaded."""
+        self._own = own
+        self._followers = followers
+        self._sampled_rows: Tensor | None = None
+        self._failure: BaseException | None = None
+
+    def hidden_states(self, batch: ForwardBatch) -> Tensor:
+        """Compute a batch over the KV pools of all ranks."""
+        with self._together():
+            self._followers.send(pack_batch(batch))
+            self._sampled_rows = batch.logits_indices
+            return self._own.hidden_states(batch)
+
+    def hidden_states_without_cache(self, num_tokens: int) -> Tensor:
+        """Compute `num_tokens` tokens that attend to nothing."""
+        with self._together():
+            self._followers.send(ComputeWithoutCache(num_tokens=num_tokens))
+            self._sampled_rows = None
+            return self._own.hidden_states_without_cache(num_tokens)
+
+    def logits(self, hidden: Tensor, logits_indices: Tensor | None = None) -> Tensor:
+        """Return the logits [rows, vocab] of some rows of `hidden`, the latest that were computed; None: of all."""
+        with self._together():
+            of_sampled = logits_indices is not None and logits_indices is self._sampled_rows
+            rows = None if logits_indices is None or of_sampled else logits_indices.tolist()
+            self._followers.send(ComputeLogits(rows=rows, of_sampled=of_sampled))
+            return self._own.logits(hidden, logits_indices)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Compute with the other ranks.
+
+        Raises:
+            EngineFailedError: a rank has ended, or rank 0 failed, now or earlier.
+        """
+        if self._failure is None and not self._followers.is_lost:
+            try:
+                yield
+            except Exception as error:
+                self._failure = error
+                raise EngineFailedError(
+                    f"rank 0 of {self._followers.size} failed, and the others wait for it"
+                ) from error
+            return
+        raise EngineFailedError("a rank has ended") from self._failure
