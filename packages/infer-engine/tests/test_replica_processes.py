@@ -22,7 +22,7 @@ from infer_engine.protocol import (
     StepOutput,
     StructuredOutputs,
 )
-from infer_engine.testing.cores import GIVE_UP_S, read, tokens_of
+from infer_engine.testing.cores import GIVE_UP_S, read, tokens_of, until_replaced
 from infer_engine.testing.processes import core_processes
 
 NUM_TOKENS = 100
@@ -123,14 +123,6 @@ async def test_killed_cores_cost_their_requests_nothing_but_time(
         await until_replaced(engine, 2)
         stats = engine.stats
         assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
-
-
-async def until_replaced(engine: Engine, count: int) -> None:
-    """Wait until so many cores were replaced; statistics come with steps."""
-    async with asyncio.timeout(GIVE_UP_S):
-        while engine.stats.num_replaced < count:
-            for stream in await engine.submit([GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=1))]):
-                await read(stream)
 
 
 async def test_a_core_that_is_stuck_is_replaced_and_its_requests_go_on(folder: Path) -> None:

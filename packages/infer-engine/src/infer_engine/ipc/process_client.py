@@ -107,8 +107,8 @@ class ProcessCoreClient:
         self._reader.join()
 
     def abandon(self) -> None:
-        """Kill the process."""
-        self._program.process.kill()
+        """Kill the process and those that it has started."""
+        self._program.kill_tree()
 
     def step_age_s(self) -> float | None:
         """Return the age of the current step by the last heartbeat, or the time since the last message."""

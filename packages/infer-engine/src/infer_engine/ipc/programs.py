@@ -3,6 +3,7 @@
 `python -m MODULE FD`, where FD is the child's end. When either process ends, the other one finds its socket closed.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
+import psutil
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,15 @@ class Program:
         self.process.kill()
         self.process.wait()
         self.connection.close()
+
+    def kill_tree(self) -> None:
+        """Kill the process and its children, which might be stopped and not see that it has ended; do not wait."""
+        if self.process.poll() is not None:
+            return
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                child.kill()
+        self.process.kill()
 
     def wait_or_kill(self) -> int:
         """Return the exit code of the process, which has closed its socket; kill it if it does not end."""

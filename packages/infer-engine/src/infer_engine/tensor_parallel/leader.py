@@ -175,10 +175,9 @@ class Followers:
             )
             self._followers.append(_Follower(setup, on_lost=self._lose))
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether a rank has ended by itself."""
-        return self._is_lost.is_set()
+    def is_lost_within(self, seconds: float) -> bool:
+        """Return whether a rank has ended by itself, or does so in that time."""
+        return self._is_lost.wait(seconds)
 
     @property
     def pids(self) -> list[int]:

@@ -11,6 +11,9 @@ from infer_engine.model_runner.rank_model import BatchModel, RankModel
 from infer_engine.tensor_parallel.leader import Followers
 from infer_engine.tensor_parallel.messages import ComputeLogits, ComputeWithoutCache, pack_batch
 
+_NOTICED_AFTER_S = 1.0
+"""A collective fails at once when a rank ends, and its process is noticed a little later."""
+
 
 class LeadingModel(BatchModel):
     """Tells the other ranks what to compute, and computes rank 0's part.
@@ -23,7 +26,7 @@ class LeadingModel(BatchModel):
         self._own = own
         self._followers = followers
         self._sampled_rows: Tensor | None = None
-        self._failure: BaseException | None = None
+        self._failure: EngineFailedError | None = None
 
     def hidden_states(self, batch: ForwardBatch) -> Tensor:
         """Compute a batch over the KV pools of all ranks."""
@@ -54,13 +57,17 @@ class LeadingModel(BatchModel):
         Raises:
             EngineFailedError: a rank has ended, or rank 0 failed, now or earlier.
         """
-        if self._failure is None and not self._followers.is_lost:
-            try:
-                yield
-            except Exception as error:
-                self._failure = error
-                raise EngineFailedError(
-                    f"rank 0 of {self._followers.size} failed, and the others wait for it"
-                ) from error
-            return
-        raise EngineFailedError("a rank has ended") from self._failure
+        if self._failure is None and self._followers.is_lost_within(0.0):
+            self._failure = EngineFailedError("a rank has ended")
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except Exception as error:
+            is_lost = self._followers.is_lost_within(_NOTICED_AFTER_S)
+            self._failure = EngineFailedError(
+                "a rank has ended"
+                if is_lost
+                else f"rank 0 of {self._followers.size} failed, and the others wait for it"
+            )
+            raise self._failure from error

@@ -15,6 +15,7 @@ from infer_engine.ipc.messages import Inspect, StepResult, Submit, ToCore, Token
 from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import (
     BatchSnapshot,
+    Engine,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -301,3 +302,11 @@ async def read(stream: RequestStream) -> list[StepOutput]:
 def tokens_of(outputs: Sequence[StepOutput]) -> list[int]:
     """Return the tokens of a request's outputs, joined."""
     return [token_id for output in outputs for token_id in output.token_ids]
+
+
+async def until_replaced(engine: Engine, count: int) -> None:
+    """Wait until so many cores were replaced; statistics come with steps."""
+    async with asyncio.timeout(GIVE_UP_S):
+        while engine.stats.num_replaced < count:
+            for stream in await engine.submit([GenerateRequest(prompt=[1], params=SamplingParams(max_tokens=1))]):
+                await read(stream)

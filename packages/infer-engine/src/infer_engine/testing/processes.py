@@ -1,15 +1,25 @@
-"""Finds the processes of cores. Needs psutil."""
+"""Finds the processes of cores and ranks. Needs psutil."""
 
 import psutil
 
 
 def core_processes(parent: psutil.Process) -> list[psutil.Process]:
     """Return the processes of cores below `parent`, the oldest first."""
-    return sorted(filter(_is_core, parent.children(recursive=True)), key=lambda core: core.create_time())
+    return _running(parent, "infer_engine.ipc.worker")
 
 
-def _is_core(process: psutil.Process) -> bool:
+def rank_processes(parent: psutil.Process) -> list[psutil.Process]:
+    """Return the processes of ranks but 0 below `parent`, the oldest first."""
+    return _running(parent, "infer_engine.tensor_parallel.follower")
+
+
+def _running(parent: psutil.Process, module: str) -> list[psutil.Process]:
+    children = parent.children(recursive=True)
+    return sorted((each for each in children if _runs(each, module)), key=lambda process: process.create_time())
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
     try:
-        return "infer_engine.ipc.worker" in " ".join(process.cmdline())
+        return module in " ".join(process.cmdline())
     except (psutil.ZombieProcess, psutil.NoSuchProcess):
         return False
