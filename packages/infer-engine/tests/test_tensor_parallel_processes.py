@@ -108,7 +108,10 @@ async def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine(folder: 
                 await asyncio.sleep(0.01)
 
 
-async def test_a_rank_that_is_stuck_ends_the_engine_when_the_step_is_late(folder: Path) -> None:
+async def test_a_rank_that_is_stuck_ends_the_engine_when_the_step_is_late(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infer_engine.frontend.async_engine.CLOSE_TIMEOUT_S", 1.0)  # after which processes are killed
     async with running(config_of(folder, step_timeout_s=3.0)) as engine:
         [stream] = await engine.submit(requests(1))
         await anext(aiter(stream))

@@ -72,8 +72,21 @@ def test_replicas_reserve_a_gpu_if_they_compute_on_one(
     assert reserved(replicas) == (1, expected)
 
 
+@pytest.mark.parametrize(("device", "gpus_there", "expected"), [("auto", 8, 4), ("auto", 0, 0), ("cpu", 8, 0)])
+def test_replicas_reserve_a_gpu_for_each_rank(
+    resources: dict[str, float], device: str, gpus_there: int, expected: float
+) -> None:
+    resources["GPU"] = gpus_there
+    _, replicas = deployments(EngineConfig(device=device, tensor_parallel_size=4))
+    assert reserved(replicas) == (1, expected)
+
+
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"config": EngineConfig(data_parallel_size=2)}, "`data_parallel_size` is 2; on a cluster set `replicas`"),
+    (
+        {"config": EngineConfig(tensor_parallel_size=4), "cluster": ClusterOptions(num_gpus=2)},
+        "`num_gpus` is 2 but `tensor_parallel_size` is 4",
+    ),
     ({"settings": ServerSettings(uds="a.sock")}, "`uds` is 'a.sock'; on a cluster Ray Serve has the connections"),
     ({"settings": ServerSettings(engine_process=False)}, "`engine_process` is False"),
     ({"settings": ServerSettings(receive_timeout=1)}, "`receive_timeout` is 1"),

@@ -10,20 +10,24 @@ import httpx
 import psutil
 import pytest
 
+from infer_engine.testing.processes import rank_processes
 from infer_ray.testing.running_cluster import RunningCluster, running_cluster, wait_until
 from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
 
 BODIES = mixed_bodies(32)
 LONG: dict[str, Any] = {"prompt": "ROMEO:\n", "max_tokens": 900, "ignore_eos": True}
 GIVE_UP_S = 120
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - what is there is only listed
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     """A cluster of two replicas that the tests of this file share; it is whole and idle before and after each."""
+    shared_memory = set(SHARED_MEMORY.glob("*"))
     with running_cluster(tmp_path_factory.mktemp("ray") / "log", "--replicas", "2") as running:
         yield running
         assert running.terminate() == 0
+    assert set(SHARED_MEMORY.glob("*")) <= shared_memory
 
 
 @pytest.fixture
@@ -121,3 +125,19 @@ def test_a_request_that_runs_when_the_command_is_ended_is_answered_whole(tmp_pat
         assert reply.result().json()["usage"]["completion_tokens"] == LONG["max_tokens"]
         with pytest.raises(httpx.ConnectError):
             httpx.get(url)
+
+
+@pytest.mark.timeout(900)
+def test_a_replica_of_two_ranks_answers_as_one_process_and_is_replaced_when_a_rank_is_lost(
+    tmp_path: Path,
+) -> None:
+    greedy = [(path, {**body, "temperature": 0, "max_tokens": 20}) for path, body in BODIES[:4]]
+    with running_cluster(tmp_path / "log", "--tensor-parallel-size", "2", "--dtype", "float32") as of_ranks:
+        texts = read_streams(of_ranks.url, greedy)
+        [lost] = rank_processes(psutil.Process(of_ranks.process.pid))
+        lost.kill()
+        wait_until(lambda: sample(of_ranks.url, "replica_up") == 0, within_s=GIVE_UP_S)
+        wait_until(lambda: sample(of_ranks.url, "replica_up") == 1, within_s=GIVE_UP_S)
+        assert read_streams(of_ranks.url, greedy) == texts
+        assert lost not in rank_processes(psutil.Process(of_ranks.process.pid))
+        assert of_ranks.terminate() == 0

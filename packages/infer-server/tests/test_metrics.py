@@ -30,6 +30,7 @@ GAUGES = {
         "max_seq_len",
         "num_kv_blocks",
         "num_replicas",
+        "num_ranks",
     },
 }
 COUNTERS = {

@@ -94,12 +94,22 @@ def check_supported(config: EngineConfig, settings: ServerSettings) -> None:
 
 
 def num_gpus_of(config: EngineConfig, cluster: ClusterOptions) -> float:
-    """Return the GPUs that each replica reserves."""
+    """Return the GPUs that each replica reserves, all on one machine: by default one for each rank.
+
+    Raises:
+        ValueError: a replica would have fewer GPUs than ranks.
+    """
+    num_ranks = config.tensor_parallel_size
     if cluster.num_gpus is not None:
+        if num_ranks > 1 and 0 < cluster.num_gpus < num_ranks:
+            raise ValueError(
+                f"`num_gpus` is {cluster.num_gpus} but `tensor_parallel_size` is {num_ranks} and each rank needs a GPU "
+                "of its own; leave `num_gpus` out."
+            )
         return cluster.num_gpus
     if config.device == "cpu":
         return 0
-    return 1 if config.device.startswith("cuda") or ray.cluster_resources().get("GPU", 0) else 0
+    return num_ranks if config.device.startswith("cuda") or ray.cluster_resources().get("GPU", 0) else 0
 
 
 def _number_of_replicas(config: EngineConfig, cluster: ClusterOptions, *, has_gpu: bool) -> dict[str, Any]:

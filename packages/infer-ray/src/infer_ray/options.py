@@ -22,7 +22,8 @@ class ClusterOptions:
         downscale_delay: Seconds of fewer before replicas are taken away.
         ingresses: Processes for text and HTTP, each of which reaches all replicas.
         num_cpus: Processors that each replica reserves, and threads that it computes with on a CPU.
-        num_gpus: GPUs that each replica reserves. Left out: 1, or 0 if `device` is `cpu` or the cluster has none.
+        num_gpus: GPUs that each replica reserves. Left out: `tensor_parallel_size`, or 0 if `device` is `cpu` or the
+            cluster has none.
         name: Name of the application; several of them can share a cluster.
         route_prefix: Path below which the application is served.
 

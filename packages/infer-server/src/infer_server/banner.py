@@ -14,13 +14,14 @@ def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> s
     name = settings.served_model_name or info.model
     body = json.dumps({"prompt": "To be, or not to be, ", "max_tokens": 64, "stream": True})
     replicas = f" in {info.num_replicas} replicas" if info.num_replicas > 1 else ""
+    ranks = f" over {info.num_ranks} ranks" if info.num_ranks > 1 else ""
     options = "-H 'Content-Type: application/json'"
     if settings.api_key:
         options += ' -H "Authorization: Bearer $INFER_API_KEY"'
     return "\n".join(
         (
             f"model      {name} ({info.architecture}, {_count(info.num_parameters)} parameters)",
-            f"runs in    {info.dtype} on {info.device}, up to {info.max_batch_size} requests at once{replicas}",
+            f"runs in    {info.dtype} on {info.device}, up to {info.max_batch_size} requests at once{replicas}{ranks}",
             f"context    {info.max_seq_len} tokens",
             f"KV cache   {info.num_kv_blocks} blocks of {info.block_size}: {tokens} tokens",
             f"listens on {address.text}",

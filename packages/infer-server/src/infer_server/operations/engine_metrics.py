@@ -148,6 +148,7 @@ class EngineCollector(Collector):
             "max_seq_len": str(info.max_seq_len),
             "num_kv_blocks": str(info.num_kv_blocks),
             "num_replicas": str(info.num_replicas),
+            "num_ranks": str(info.num_ranks),
         }
         documentation = "What was loaded, in labels; the value is always 1."
         family = GaugeMetricFamily("infer:cache_config_info", documentation, labels=[*self._names, *config])
