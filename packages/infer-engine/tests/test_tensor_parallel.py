@@ -53,17 +53,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the test a folder of its own for temporary files, in which none may be left of the ranks."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    assert not list(tmp_path.glob("infer-ranks-*"))
+
+
 @contextmanager
 def ranks_over(folder: Path, size: int = 2, **config: Any) -> Iterator[ModelEngine]:
     """Yield an engine of `size` ranks in and below this process; nothing may be left of it."""
-    files = set(Path(tempfile.gettempdir()).glob("infer-ranks-*"))
     engine = ModelEngine(folder, tensor_parallel_size=size, **config)
     try:
         yield engine
     finally:
         engine.close()
     assert not rank_processes(psutil.Process())
-    assert set(Path(tempfile.gettempdir()).glob("infer-ranks-*")) <= files
 
 
 def submit_all(engine: ModelEngine) -> None:

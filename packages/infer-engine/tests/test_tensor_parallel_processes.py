@@ -4,8 +4,9 @@ import asyncio
 import os
 import re
 import signal
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,6 +27,15 @@ pytestmark = pytest.mark.usefixtures("patience")
 def folder(folder_of: Callable[[str], Path]) -> Path:
     """A servable tiny Llama."""
     return folder_of("llama")
+
+
+@pytest.fixture(autouse=True)
+def no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the test a folder of its own for temporary files, in which none may be left of the ranks."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    assert not list(tmp_path.glob("infer-ranks-*"))
 
 
 def config_of(folder: Path, *, num_ranks: int = 2, num_replicas: int = 1, step_timeout_s: float = 60.0) -> EngineConfig:

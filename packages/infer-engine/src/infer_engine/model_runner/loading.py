@@ -64,24 +64,25 @@ def load_model_runner(
     device = resolve_device(config.device)
     model_config = ModelConfig.from_folder(folder)
     vocab_size = _usable_vocab_size(tokenizer, model_config, folder)
+    eos_token_ids = frozenset(GenerationConfig.from_folder(folder).eos_token_ids)
     size = config.tensor_parallel_size
     if size == 1:
         loaded = load_rank(config, folder, device=device)
-        return _build_runner(loaded, folder, vocab_size=vocab_size)
+        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     check_tensor_parallel_size(model_config, size)
     device = rank_device(device, 0)
     followers = Followers(config, folder, device=device, options=rank_options)
     try:
         loaded = load_rank(config, folder, device=device, shard=Shard(rank=0, size=size))
         followers.join()
-        return _build_runner(loaded, folder, vocab_size=vocab_size, followers=followers)
+        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids, followers=followers)
     except BaseException:
         followers.close()
         raise
 
 
 def _build_runner(
-    loaded: LoadedRank, folder: Path, *, vocab_size: int, followers: Followers | None = None
+    loaded: LoadedRank, *, vocab_size: int, eos_token_ids: frozenset[int], followers: Followers | None = None
 ) -> LoadedRunner:
     """Size and allocate the KV cache, and build the runner over it."""
     config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
@@ -110,7 +111,6 @@ def _build_runner(
     else:
         followers.allocate_cache(kv.num_blocks)
     rank_model.use_cache(pool, cpu_graph=cpu_graph)
-    eos_token_ids = frozenset(GenerationConfig.from_folder(folder).eos_token_ids)
     runner = ModelRunner(
         model,
         input_buffers=InputBuffers(

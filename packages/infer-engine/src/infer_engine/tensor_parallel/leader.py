@@ -52,7 +52,7 @@ class RankOptions:
     """How the process of rank 0 runs the other ranks.
 
     Attributes:
-        processors: what each rank computes on, rank 0 first; empty: divided among them on a CPU.
+        processors: on a CPU what each rank computes on, rank 0 first; empty: those of the machine, divided among them.
         on_lost: called from a thread when a rank has ended by itself after the model was loaded. Without it the next
             step fails.
     """
@@ -158,9 +158,9 @@ class Followers:
         self._is_lost = threading.Event()
         self._is_serving = False
         devices = [rank_device(device, rank) for rank in range(1, self.size)]
-        processors = self._options.processors
-        if not processors and device.type == "cpu":
-            processors = divide_processors(available_processors(), self.size)
+        processors: Sequence[Sequence[int]] = [()] * self.size
+        if device.type == "cpu":
+            processors = self._options.processors or divide_processors(available_processors(), self.size)
         self._store_folder = tempfile.mkdtemp(prefix="infer-ranks-")  # which no other user can read
         self._store = str(Path(self._store_folder) / "store")
         self._followers: list[_Follower] = []
@@ -171,7 +171,7 @@ class Followers:
                 rank=rank,
                 store=self._store,
                 log_level=logging.getLogger().getEffectiveLevel(),
-                processors=list(processors[rank]) if processors else [],
+                processors=list(processors[rank]),
             )
             self._followers.append(_Follower(setup, on_lost=self._lose))
 
@@ -219,6 +219,7 @@ class Followers:
         self.send(AllocateCache(num_blocks=list(num_blocks)))
         for follower in self._followers:
             follower.reply(Done)
+        self._remove_store()  # all are connected; the process of a core ends without cleaning up
         self._is_serving = True
 
     def send(self, message: ToFollower) -> None:
@@ -233,6 +234,9 @@ class Followers:
             follower.end()
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._remove_store()
+
+    def _remove_store(self) -> None:
         shutil.rmtree(self._store_folder, ignore_errors=True)
 
     def _lose(self) -> None:
