@@ -20,7 +20,7 @@ CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
     [
         *("model", "max_seq_len", "max_batch_size", "max_num_batched_tokens", "seed", "block_size", "kv_cache_memory"),
         *("num_kv_blocks", "use_chunked_prefill", "max_prefill_chunks_per_step", "use_prefix_caching"),
-        "use_cpu_graphs",
+        *("use_cpu_graphs", "prefill_chunk_size"),
     ]
 )
 ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
@@ -34,7 +34,6 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "kv_cache_backend": "auto",
     "gpu_memory_utilization": 0.9,
     "kv_reserve": 0.2,
-    "prefill_chunk_size": 512,
     "max_prefill_tokens_beside_decodes": None,
     "batch_invariant": False,
     "step_timeout_s": 300.0,

@@ -202,7 +202,7 @@ POSSIBLE: dict[str, list[object]] = {
     "max_seq_len": [None, 1, 4096],
     "max_num_batched_tokens": [None, 1, 300, 8192],
     "use_chunked_prefill": [None, True, False],
-    "prefill_chunk_size": [512, 1, 1000],
+    "prefill_chunk_size": [None, 1, 1000],
     "max_prefill_chunks_per_step": [None, 1, 8],
     "use_prefix_caching": [None, True, False],
     "use_cpu_graphs": [None, True, False],

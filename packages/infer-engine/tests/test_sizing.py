@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_cache import max_blocks_in_window
-from infer_engine import EngineConfig
+from infer_engine import EngineConfig, sizing
 from infer_engine.sizing import (
     KVMemory,
     KVSizes,
@@ -277,6 +278,28 @@ def test_wide_heads_get_smaller_blocks() -> None:
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="`device` is 'cuda:99'"):
         resolve_device("cuda:99")
+
+
+@pytest.mark.parametrize("has_node", [True, False])
+def test_a_gpu_that_torch_cannot_use_is_said_aloud(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, *, has_node: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sizing, "_GPU_NODE", tmp_path if has_node else tmp_path / "none")
+    assert resolve_device("auto") == CPU
+    assert ("has an NVIDIA GPU" in caplog.text) == has_node
+    caplog.clear()
+    assert resolve_device("cpu") == CPU
+    assert not caplog.text
+
+
+def test_a_chunk_is_longer_on_a_gpu() -> None:
+    def chunk(device: torch.device, **values: int) -> int | None:
+        return size_step(EngineConfig(**values), device=device, model_max_seq_len=9000).prefill_chunk_size  # type: ignore[arg-type]  # counts only
+
+    assert (chunk(CPU), chunk(GPU)) == (512, 2048)
+    assert (chunk(CPU, prefill_chunk_size=700), chunk(GPU, prefill_chunk_size=700)) == (700, 700)
+    assert chunk(GPU, max_num_batched_tokens=1000) == 1000
 
 
 def test_a_cpus_cache_takes_a_quarter_of_what_is_free() -> None:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
@@ -21,6 +22,9 @@ from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
 
 logger = logging.getLogger(__name__)
+
+_GPU_NODE = Path("/dev/nvidia0")
+"""What the system shows of the first NVIDIA GPU, whether its driver works or not."""
 
 CPU_MEMORY_SHARE = 0.25
 """Share of the free memory of a CPU that the KV cache takes by default."""
@@ -59,7 +63,17 @@ def resolve_device(name: str) -> torch.device:
         ValueError: there is no such GPU.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        if _GPU_NODE.exists():
+            logger.warning(
+                "This machine has an NVIDIA GPU, %s, but torch %s cannot use it, so the CPU is used. The GPU's driver "
+                "may be too old for it, or missing in this container; `python -c 'import torch; torch.cuda.init()'` "
+                "says why.",
+                _GPU_NODE,
+                torch.__version__,
+            )
+        return torch.device("cpu")
     device = torch.device(name)
     num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and (device.index or 0) >= num_gpus:
@@ -87,11 +101,13 @@ def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: 
     on_gpu = device.type == "cuda"
     is_contiguous = config.resolved_kv_cache_backend == "contiguous"  # each slot has the longest length
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
+    # On a GPU a chunk costs the host milliseconds, in which the device computes thousands of a small model's tokens.
+    chunk_size = config.prefill_chunk_size or (2048 if on_gpu else 512)
     return SchedulerLimits(
         max_batch_size=config.max_batch_size or (8 if is_contiguous else 256 if on_gpu else 32),
         max_num_batched_tokens=max_num_batched_tokens,
         kv_reserve=config.kv_reserve,
-        prefill_chunk_size=min(config.prefill_chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
+        prefill_chunk_size=min(chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
         max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes or (None if on_gpu else 48),
     )

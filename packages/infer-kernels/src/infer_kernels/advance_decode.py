@@ -27,6 +27,7 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.integers import cdiv
 
 _ROWS = 128
 """Rows of a program."""
@@ -104,7 +105,7 @@ def advance_decode_triton(
     seqs, columns = block_table.shape
     if seqs == 0:
         return
-    _advance_decode_kernel[(triton.cdiv(seqs, _ROWS),)](
+    _advance_decode_kernel[(cdiv(seqs, _ROWS),)](
         input_ids,
         position_ids,
         seq_lens,

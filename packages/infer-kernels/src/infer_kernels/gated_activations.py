@@ -21,6 +21,7 @@ from torch import Tensor
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
+from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.pytorch.activations import GatedActivation, activate_rows
 
 
@@ -70,8 +71,8 @@ def gated_triton(gate_up: Tensor, *, activation: GatedActivation, out: Tensor) -
     tokens, intermediate = out.shape
     if tokens == 0:
         return out
-    block = min(1024, triton.next_power_of_2(intermediate))
-    _gated_kernel[(tokens, triton.cdiv(intermediate, block))](
+    block = min(1024, next_power_of_2(intermediate))
+    _gated_kernel[(tokens, cdiv(intermediate, block))](
         out,
         gate_up,
         intermediate,

@@ -11,7 +11,7 @@ from infer_engine.model_runner.cpu_graph import CPUGraph
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.memory_profile import profile_activation_bytes
 from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
-from infer_engine.model_runner.runner import ModelRunner
+from infer_engine.model_runner.runner import ModelRunner, use_device
 from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
@@ -20,6 +20,7 @@ from infer_engine.tensor_parallel.group import rank_device
 from infer_engine.tensor_parallel.leader import Followers, RankOptions
 from infer_engine.tensor_parallel.leading_model import LeadingModel
 from infer_kernels.cpu import NotCapturableError, library
+from infer_kernels.gpu import require_launcher
 from infer_models import CausalLM, CheckpointError, GenerationConfig, ModelConfig
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
@@ -66,6 +67,9 @@ def load_model_runner(
     vocab_size = _usable_vocab_size(tokenizer, model_config, folder)
     eos_token_ids = frozenset(GenerationConfig.from_folder(folder).eos_token_ids)
     size = config.tensor_parallel_size
+    use_device(rank_device(device, 0))
+    if device.type == "cuda":
+        require_launcher()
     if size == 1:
         loaded = load_rank(config, folder, device=device)
         return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
@@ -124,6 +128,7 @@ def _build_runner(
         sampler=Sampler(
             vocab_size=vocab_size, max_rows=limits.max_batch_size, eos_token_ids=eos_token_ids, device=device
         ),
+        device=device,
     )
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,

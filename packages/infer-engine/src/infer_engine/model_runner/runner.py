@@ -23,8 +23,11 @@ from infer_engine.scheduling import Schedule
 class ModelRunner:
     """Runs a model and samples. Implements `StepRunner`."""
 
-    def __init__(self, model: BatchModel, *, input_buffers: InputBuffers, sampler: Sampler) -> None:
-        """Compute batches of `input_buffers` with `model`, which has a KV pool."""
+    def __init__(
+        self, model: BatchModel, *, input_buffers: InputBuffers, sampler: Sampler, device: torch.device
+    ) -> None:
+        """Compute batches of `input_buffers` on `device` with `model`, which has a KV pool."""
+        self._device = device
         self._model = model
         self._input_buffers = input_buffers
         self._sampler = sampler
@@ -32,6 +35,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Compute the items of the schedule; the logits of requests that need sampling are [rows, vocab]."""
+        use_device(self._device)
         with _translated_out_of_memory(len(schedule.items)):
             batch = self._input_buffers.build(schedule.items, schedule.table_edits)
             hidden = self._model.hidden_states(batch)
@@ -50,14 +54,22 @@ class ModelRunner:
     @torch.inference_mode()
     def sample(self, logits: Tensor, requests: list[Request]) -> SamplerOutput:
         """Return the next token of each of `requests`; `logits` has one row for each."""
+        use_device(self._device)
         with _translated_out_of_memory(len(requests)):
             return self._sampler.sample(logits, requests)
 
     @torch.inference_mode()
     def probe(self) -> None:
         """Compute one token of an empty sequence, which is not stored and attends to no other."""
+        use_device(self._device)
         batch = self._input_buffers.build_probe()
         self._model.logits(self._model.hidden_states(batch), batch.logits_indices).sum().item()
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU this thread's current one, on which kernels are launched and events recorded."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 @contextmanager

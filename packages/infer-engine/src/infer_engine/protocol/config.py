@@ -19,7 +19,6 @@ KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
 
-DEFAULT_PREFILL_CHUNK_SIZE = 512
 MAX_REPLICAS = 64
 MAX_RANKS = 64
 MAX_TIMEOUT_S = 365 * 24 * 3600
@@ -64,7 +63,8 @@ class EngineConfig:
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
         use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on if the other
             values allow it.
-        prefill_chunk_size: Tokens of one prompt computed in one step, when chunked.
+        prefill_chunk_size: Tokens of one prompt computed in one step, when chunked. Left out: 2048 on a GPU, 512 on a
+            CPU.
         max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
             as fit.
         max_prefill_tokens_beside_decodes: Prompt tokens computed in a step in which requests decode, when chunked: the
@@ -111,7 +111,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     kv_reserve: float = 0.2
     use_chunked_prefill: bool | None = None
-    prefill_chunk_size: int = DEFAULT_PREFILL_CHUNK_SIZE
+    prefill_chunk_size: int | None = None
     max_prefill_chunks_per_step: int | None = None
     max_prefill_tokens_beside_decodes: int | None = None
     use_prefix_caching: bool | None = None
@@ -202,7 +202,7 @@ class EngineConfig:
             )
 
     def _check_chunk_size(self) -> None:
-        if self.prefill_chunk_size == DEFAULT_PREFILL_CHUNK_SIZE:
+        if self.prefill_chunk_size is None:
             return  # a default conflicts with nothing: a chunk is cut to the tokens of a step
         if not self.chunks_prefill:
             raise self._conflict(
@@ -310,7 +310,7 @@ _CHECKS = {
     "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),
     "kv_reserve": number("a number in [0, 1)", lambda value: 0 <= value < 1),
     "use_chunked_prefill": optional(switch()),
-    "prefill_chunk_size": _COUNT,
+    "prefill_chunk_size": optional(_COUNT),
     "max_prefill_chunks_per_step": optional(_COUNT),
     "max_prefill_tokens_beside_decodes": optional(_COUNT),
     "use_prefix_caching": optional(switch()),

@@ -19,8 +19,9 @@ def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> d
     """Return tensors on `device` with the values of contiguous `arrays`, each [n] int64, int32 or float32."""
     # Arrays with the largest items come first, so that each array is aligned to its item size.
     ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
-    packed = np.concatenate([array.view(np.uint8) for _, array in ordered])
-    buffer = torch.from_numpy(packed).to(device)
+    packed = torch.from_numpy(np.concatenate([array.view(np.uint8) for _, array in ordered]))
+    # From pinned memory the copy is queued behind the kernels, and the host does not wait for them.
+    buffer = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed.to(device)
     tensors = {}
     start = 0
     for name, array in ordered:

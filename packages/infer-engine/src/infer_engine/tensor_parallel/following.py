@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from infer_engine.model_runner.rank_loading import load_rank
+from infer_engine.model_runner.runner import use_device
 from infer_engine.sizing import kv_memory
 from infer_engine.tensor_parallel.group import join_group
 from infer_engine.tensor_parallel.messages import (
@@ -39,6 +40,7 @@ class FollowingRank:
         self._setup = setup
         self._send = send
         self._device = torch.device(setup.config.device)
+        use_device(self._device)
         self._loaded = load_rank(
             setup.config,
             Path(setup.folder),

@@ -24,8 +24,6 @@ def join_group(store: str, *, rank: int, size: int, device: torch.device, step_t
     # All ranks are on this machine: nothing listens on its other interfaces.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         store=dist.FileStore(store, size),  # type: ignore[attr-defined]  # public, but torch's types do not export it

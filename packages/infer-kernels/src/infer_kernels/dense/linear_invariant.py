@@ -32,6 +32,7 @@ from infer_kernels.cpu.packed_weight import PackedWeight
 from infer_kernels.dense.linear import linear, multiply_packed
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.gpu import describe_gpu
+from infer_kernels.integers import cdiv
 
 _TILE_ROWS = 16
 _LINE = 64
@@ -141,7 +142,7 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
     if out.numel() == 0:
         return out
     config = _choose_config(x)
-    _linear_invariant_kernel[(triton.cdiv(rows, config.rows) * triton.cdiv(out_features, config.columns),)](
+    _linear_invariant_kernel[(cdiv(rows, config.rows) * cdiv(out_features, config.columns),)](
         out,
         x,
         weight,
@@ -167,7 +168,7 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
 def linear_invariant_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
     """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable."""
     rows, in_features = x.shape
-    stride = triton.cdiv(in_features * x.element_size(), _LINE) * _LINE // x.element_size()
+    stride = cdiv(in_features * x.element_size(), _LINE) * _LINE // x.element_size()
     for start in range(0, rows, _TILE_ROWS):
         taken = x[start : start + _TILE_ROWS]
         # The same memory layout for every tile, whatever that of `x`.

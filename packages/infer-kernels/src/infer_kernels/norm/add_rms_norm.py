@@ -19,6 +19,7 @@ from torch import Tensor
 from infer_kernels.checks import require_dense_rows, require_like, require_out, require_shape
 from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
+from infer_kernels.integers import cdiv
 from infer_kernels.norm.rms_norm import (
     NormVariant,
     check_norm,
@@ -83,7 +84,7 @@ def add_rms_norm_triton(
     if tokens == 0:
         return out, residual_out
     rows, block, num_warps = row_tile(hidden)
-    _add_rms_norm_kernel[(triton.cdiv(tokens, rows),)](
+    _add_rms_norm_kernel[(cdiv(tokens, rows),)](
         out,
         residual_out,
         x,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
+from infer_kernels.integers import cdiv
 from infer_kernels.norm.add_rms_norm import check_residual
 from infer_kernels.norm.rms_norm import (
     NormVariant,
@@ -95,7 +96,7 @@ def norm_add_norm_triton(
     if tokens == 0:
         return out, residual_out
     rows, block, num_warps = row_tile(hidden)
-    _norm_add_norm_kernel[(triton.cdiv(tokens, rows),)](
+    _norm_add_norm_kernel[(cdiv(tokens, rows),)](
         out,
         residual_out,
         x,

@@ -22,6 +22,7 @@ from torch import Tensor
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_out, require_shape
 from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
+from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.pytorch.constants import fp32_scalar
 
 NormVariant = Literal["llama", "gemma"]
@@ -86,7 +87,7 @@ def _rms_norm_kernel(
 
 def row_tile(hidden: int) -> tuple[int, int, int]:
     """(rows per program, columns, warps) of a program that holds whole rows: small rows share one program."""
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     return max(1, 1024 // block), block, min(16, max(4, block // 512))
 
 
@@ -104,7 +105,7 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, *, variant: NormVaria
     if num_rows == 0:
         return out
     rows, block, num_warps = row_tile(hidden)
-    _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+    _rms_norm_kernel[(cdiv(num_rows, rows),)](
         shaped_out,
         x,
         weight,

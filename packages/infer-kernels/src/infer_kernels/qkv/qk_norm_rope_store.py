@@ -27,6 +27,7 @@ from infer_kernels.checks import (
 )
 from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
+from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.norm.rms_norm import normalize_rows, rms_norm_reference
 from infer_kernels.qkv.rope import apply_rope_reference, check_rotation, rotate_heads_torch
 from infer_kernels.qkv.store_kv import (
@@ -221,9 +222,9 @@ def qk_norm_rope_store_triton(
         return q
     q_rows = 0 if out is None else tokens * q_heads
     kv_rows = tokens * kv_heads
-    block_half = triton.next_power_of_2(head_dim // 2)
+    block_half = next_power_of_2(head_dim // 2)
     rows = max(1, 1024 // block_half)
-    _qk_norm_rope_store_kernel[(triton.cdiv(q_rows, rows) + triton.cdiv(kv_rows, rows),)](
+    _qk_norm_rope_store_kernel[(cdiv(q_rows, rows) + cdiv(kv_rows, rows),)](
         q,
         k_cache,
         v_cache,

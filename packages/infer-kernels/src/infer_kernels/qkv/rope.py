@@ -30,6 +30,7 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.integers import next_power_of_2
 
 
 def apply_rope_reference(q: Tensor, k: Tensor, position_ids: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,8 +141,8 @@ def apply_rope_triton(
     kv_heads = k.shape[1]
     if tokens == 0:
         return q_out, k_out
-    block_half = triton.next_power_of_2(head_dim // 2)
-    block_q_heads = triton.next_power_of_2(q_heads)
+    block_half = next_power_of_2(head_dim // 2)
+    block_q_heads = next_power_of_2(q_heads)
     _rope_kernel[(tokens,)](
         q_out,
         k_out,
@@ -162,7 +163,7 @@ def apply_rope_triton(
         k.stride(1),
         cos_sin.stride(0),
         BLOCK_Q_HEADS=block_q_heads,
-        BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
+        BLOCK_KV_HEADS=next_power_of_2(kv_heads),
         BLOCK_HALF=block_half,
         num_warps=min(8, max(1, block_q_heads * block_half // 256)),
         enable_fp_fusion=False,

@@ -30,6 +30,7 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.integers import next_power_of_2
 from infer_kernels.qkv.rope import rotate_heads, rotate_torch
 
 
@@ -131,8 +132,8 @@ def apply_rope_batched_triton(
     kv_heads = k.shape[1]
     if batch * seq == 0:
         return q_out, k_out
-    block_half = triton.next_power_of_2(head_dim // 2)
-    block_q_heads = triton.next_power_of_2(q_heads)
+    block_half = next_power_of_2(head_dim // 2)
+    block_q_heads = next_power_of_2(q_heads)
     cos, sin = cos.expand(batch, seq, head_dim), sin.expand(batch, seq, head_dim)
     _rope_batched_kernel[(batch * seq,)](
         q_out,
@@ -152,7 +153,7 @@ def apply_rope_batched_triton(
         *cos.stride()[:2],
         *sin.stride()[:2],
         BLOCK_Q_HEADS=block_q_heads,
-        BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
+        BLOCK_KV_HEADS=next_power_of_2(kv_heads),
         BLOCK_HALF=block_half,
         num_warps=min(8, max(1, block_q_heads * block_half // 256)),
         enable_fp_fusion=False,

@@ -23,6 +23,7 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton, wants_grad
+from infer_kernels.integers import next_power_of_2
 
 
 def store_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +82,8 @@ def store_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot
     tokens, kv_heads, head_dim = k.shape
     if tokens == 0:
         return
-    block_heads = triton.next_power_of_2(kv_heads)
-    block_d = triton.next_power_of_2(head_dim)
+    block_heads = next_power_of_2(kv_heads)
+    block_d = next_power_of_2(head_dim)
     _store_kv_kernel[(tokens,)](
         k_cache,
         v_cache,

@@ -30,6 +30,7 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.integers import cdiv
 
 BITS = 32
 
@@ -73,7 +74,7 @@ def apply_bitmask_triton(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
     if masked == 0:
         return
     block = 4096
-    _apply_bitmask_kernel[(masked, triton.cdiv(vocab, block))](
+    _apply_bitmask_kernel[(masked, cdiv(vocab, block))](
         logits,
         bitmask,
         rows,

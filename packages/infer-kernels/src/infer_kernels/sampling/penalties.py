@@ -31,6 +31,7 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.integers import cdiv
 
 
 def apply_penalties_reference(
@@ -129,7 +130,7 @@ def apply_penalties_triton(
     if rows == 0:
         return
     block = 2048
-    _apply_penalties_kernel[(rows, triton.cdiv(vocab, block))](
+    _apply_penalties_kernel[(rows, cdiv(vocab, block))](
         logits,
         slots,
         in_prompt.view(torch.uint8),
@@ -153,7 +154,7 @@ def count_tokens_triton(generated_counts: Tensor, slots: Tensor, token_ids: Tens
     if tokens == 0:
         return
     block = 128
-    _count_tokens_kernel[(triton.cdiv(tokens, block),)](
+    _count_tokens_kernel[(cdiv(tokens, block),)](
         generated_counts,
         slots,
         token_ids,

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from infer_kernels.integers import cdiv
 from infer_kernels.sampling.pivot_search import load_logits, measure_cut, reach_of_top_k, search_cut, smallest_within
 from infer_kernels.sampling.uniform import uniform_number
 
@@ -241,7 +242,7 @@ def sample_triton(
         return out
     scratch = None
     if top_k is not None or top_p is not None:
-        depth = min(DEPTH, triton.cdiv(vocab, BLOCK))
+        depth = min(DEPTH, cdiv(vocab, BLOCK))
         scratch = torch.empty(rows, depth, BLOCK, dtype=logits.dtype, device=logits.device)
     _sample_kernel[(rows,)](
         out,

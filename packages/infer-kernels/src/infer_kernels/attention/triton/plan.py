@@ -1,7 +1,6 @@
 """The plan of the Triton path: work lists on the device, one launch per phase and layer."""
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -12,6 +11,7 @@ from infer_kernels.attention.triton.plan_memory import PlanMemory
 from infer_kernels.attention.triton.tile_configs import ConfigTable, TileConfig, decode_config, prefill_config
 from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
 from infer_kernels.gpu import Gpu
+from infer_kernels.integers import next_power_of_2
 
 _Caches = tuple[Tensor, Tensor, Tensor | TensorDescriptor, Tensor | TensorDescriptor]
 
@@ -120,7 +120,7 @@ class TritonAttentionPlan(AttentionPlan):
             return k_cache, v_cache, k_cache, v_cache
         blocks, kv_heads, block_size, head_dim = k_cache.shape
         shape, strides = [blocks * kv_heads * block_size, head_dim], [head_dim, 1]
-        tile = [config.keys, triton.next_power_of_2(head_dim)]
+        tile = [config.keys, next_power_of_2(head_dim)]
         return (
             k_cache,
             v_cache,
@@ -171,7 +171,7 @@ class TritonAttentionPlan(AttentionPlan):
         return {
             "GROUP": q.shape[1] // k_cache.shape[1],
             "HEAD_DIM": q.shape[2],
-            "BLOCK_D": triton.next_power_of_2(q.shape[2]),
+            "BLOCK_D": next_power_of_2(q.shape[2]),
             "BLOCK_SIZE": self.block_size,
             "BLOCK_M": config.rows,
             "TILE": config.keys,

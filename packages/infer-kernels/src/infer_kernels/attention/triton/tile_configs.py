@@ -8,7 +8,7 @@ architectures: they fit shared memory, and in half precision spill no registers,
 from dataclasses import dataclass
 from typing import Protocol
 
-import triton
+from infer_kernels.integers import next_power_of_2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ def decode_config(*, group: int, head_dim: int, itemsize: int, capability: tuple
         capability: of the device, such as (9, 0).
     """
     del capability
-    width = triton.next_power_of_2(head_dim)
-    rows = max(16, triton.next_power_of_2(group))
+    width = next_power_of_2(head_dim)
+    rows = max(16, next_power_of_2(group))
     if itemsize == 4:
         return _in_full_precision(width, rows)
     return TileConfig(
@@ -63,9 +63,9 @@ def decode_config(*, group: int, head_dim: int, itemsize: int, capability: tuple
 def prefill_config(*, group: int, head_dim: int, itemsize: int, capability: tuple[int, int]) -> TileConfig:
     """The configuration of `paged_prefill`; arguments as for `decode_config`."""
     hopper = capability[0] in (9, 10)  # 227 KiB of shared memory and warpgroup matrix products
-    width = triton.next_power_of_2(head_dim)
+    width = next_power_of_2(head_dim)
     if itemsize == 4:
-        return _in_full_precision(width, max(32, triton.next_power_of_2(group)))
+        return _in_full_precision(width, max(32, next_power_of_2(group)))
     if width == 256:
         rows, keys, num_warps, num_stages = (64, 32, 8, 3) if hopper else (32, 32, 4, 2)
     elif width == 128 and not hopper:
@@ -75,7 +75,7 @@ def prefill_config(*, group: int, head_dim: int, itemsize: int, capability: tupl
     else:
         rows, keys, num_warps, num_stages = 64, 64, 4, 2
     return TileConfig(
-        rows=max(rows, triton.next_power_of_2(group)),
+        rows=max(rows, next_power_of_2(group)),
         keys=keys,
         num_warps=num_warps,
         num_stages=num_stages,
