@@ -12,6 +12,7 @@ from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.memory_profile import profile_activation_bytes
 from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
 from infer_engine.model_runner.runner import ModelRunner, use_device
+from infer_engine.model_runner.warm_up import warm_up_gpu
 from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
@@ -130,6 +131,7 @@ def _build_runner(
         ),
         device=device,
     )
+    warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
         architecture=model_config.model_type,

@@ -162,6 +162,24 @@ def compile_only(capability: int) -> Iterator[LaunchLog]:
 
 
 @contextmanager
+def record_variants(capability: int) -> Iterator[set[tuple[str, str]]]:
+    """As `compile_only`, but nothing is compiled, in no time; yields what would be: a kernel's name and the variant."""
+    variants: set[tuple[str, str]] = set()
+
+    def record(*, key: str, fn: Any, **_: object) -> bool:
+        variants.add((fn.name, key))
+        return True  # it is seen to, so do not compile or launch
+
+    _forget_variants(capability)
+    hook, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, record
+    try:
+        with compile_only(capability):
+            yield variants
+    finally:
+        triton.knobs.runtime.jit_cache_hook = hook
+
+
+@contextmanager
 def compile_afresh(capability: int) -> Iterator[LaunchLog]:
     """`compile_only` that lists also the variants that this process compiled earlier."""
     _forget_variants(capability)
