@@ -1,5 +1,6 @@
 """Memory that was freed serves again without the system's help, and what loading read is let go of."""
 
+import gc
 import platform
 import subprocess
 import sys
@@ -7,7 +8,8 @@ import sys
 import psutil
 import pytest
 
-from infer_engine.ipc.process_memory import release_library_pages
+from infer_engine.ipc import process_memory
+from infer_engine.ipc.process_memory import release_library_pages, settle_memory
 
 COUNT_FAULTS = """
 import ctypes
@@ -85,3 +87,15 @@ def test_where_the_maps_are_hidden_nothing_is_let_go_of(error: Exception, monkey
 
     monkeypatch.setattr(psutil.Process, "memory_maps", refuse)
     release_library_pages()
+
+
+@pytest.mark.parametrize(("device", "lets_go"), [("cpu", True), ("cuda", False), ("cuda:1", False)])
+def test_pages_of_libraries_are_kept_where_a_gpu_uses_them(
+    monkeypatch: pytest.MonkeyPatch, device: str, *, lets_go: bool
+) -> None:
+    called: list[str] = []
+    for name in ("keep_freed_memory", "release_library_pages"):
+        monkeypatch.setattr(process_memory, name, lambda name=name: called.append(name))
+    monkeypatch.setattr(gc, "freeze", lambda: called.append("freeze"))
+    settle_memory(device)
+    assert called == ["keep_freed_memory", *(["release_library_pages"] if lets_go else []), "freeze"]

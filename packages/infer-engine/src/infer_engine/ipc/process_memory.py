@@ -1,6 +1,7 @@
 """Controls how this process keeps and returns memory that is not in use."""
 
 import ctypes
+import gc
 import mmap
 import sys
 
@@ -11,6 +12,15 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 _UNWRITABLE = ("r--p", "r-xp")
 """Permissions of a private mapping that is not writable."""
+
+
+def settle_memory(device: str) -> None:
+    """Prepare a process that has loaded a model onto `device` for steps: no page and no object is moved in one."""
+    keep_freed_memory()
+    if device == "cpu":  # elsewhere the libraries for CUDA are in use
+        release_library_pages()
+    gc.collect()
+    gc.freeze()  # full collections skip what was loaded, so that they do not delay steps
 
 
 def keep_freed_memory() -> None:

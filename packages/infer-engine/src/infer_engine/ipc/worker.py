@@ -3,7 +3,6 @@
 `python -m infer_engine.ipc.worker FD`, where FD is this process's end of the socket pair.
 """
 
-import gc
 import logging
 import os
 import queue
@@ -19,7 +18,7 @@ from infer_engine.ipc.chunked_payloads import split_into_chunks
 from infer_engine.ipc.core_loop import CoreLoop, Inbox, StepTimer
 from infer_engine.ipc.log_forwarding import LogSender
 from infer_engine.ipc.messages import StepResult
-from infer_engine.ipc.process_memory import keep_freed_memory, release_library_pages
+from infer_engine.ipc.process_memory import settle_memory
 from infer_engine.ipc.processors import available_processors, divide_processors, use_processors
 from infer_engine.ipc.programs import EXIT_FAILED, EXIT_OK, MAX_FRAME_BYTES, MessageSender, read_messages
 from infer_engine.ipc.worker_messages import (
@@ -64,10 +63,7 @@ def _serve(setup: WorkerSetup, sender: MessageSender, inbox: Inbox) -> int:
     except (CheckpointUnusableError, ValueError) as error:
         sender.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
         return EXIT_FAILED
-    keep_freed_memory()
-    release_library_pages()
-    gc.collect()
-    gc.freeze()  # full collections skip what was loaded, so that they do not delay steps
+    settle_memory(built.info.device)
     timer = StepTimer(time.monotonic)
     threading.Thread(target=_beat, args=(setup, sender, timer), name="infer-heartbeat", daemon=True).start()
     sender.send(CoreReady(info=built.info, stats=built.core.stats))

@@ -4,7 +4,6 @@
 scheduler and no sampler, and ends with the process of rank 0.
 """
 
-import gc
 import logging
 import os
 import queue
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from infer_engine.ipc.log_forwarding import LogSender
-from infer_engine.ipc.process_memory import keep_freed_memory, release_library_pages
+from infer_engine.ipc.process_memory import settle_memory
 from infer_engine.ipc.processors import use_processors
 from infer_engine.ipc.programs import EXIT_FAILED, MAX_FRAME_BYTES, MessageSender, read_messages
 from infer_engine.ipc.worker_messages import CoreRefused
@@ -55,10 +54,7 @@ def _follow(setup: "FollowerSetup", sender: MessageSender, inbox: "queue.SimpleQ
     except (CheckpointError, ValueError) as error:
         sender.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointError)))
         return EXIT_FAILED
-    keep_freed_memory()
-    release_library_pages()
-    gc.collect()
-    gc.freeze()
+    settle_memory(setup.config.device)
     try:
         while True:
             rank.handle(inbox.get())
