@@ -1,5 +1,7 @@
 """How a step's parameters reach the device."""
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_engine import sampling
 from infer_engine.sampling.host_to_device import to_device
 
 ARRAYS: dict[str, npt.NDArray[Any]] = {
@@ -41,3 +44,27 @@ def test_a_gpu_gets_one_copy_for_which_the_host_does_not_wait(monkeypatch: pytes
     on_device = to_device(ARRAYS, torch.device("cuda"))
     assert calls == [("pinned",), ("cuda", {"non_blocking": True})]
     assert on_device["wide"].tolist() == [2**40, -1]
+
+
+def test_sampling_copies_to_the_device_by_nothing_else() -> None:
+    """`torch.tensor(..., device=...)` and `.to(device)` read pageable memory, and the host waits for all kernels."""
+    folder = Path(sampling.__file__).parent
+    calls = [
+        (path.name, node)
+        for path in folder.glob("*.py")
+        if path.name != "host_to_device.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    waiting = [
+        f"{name}:{node.lineno}"
+        for name, node in calls
+        if isinstance(node.func, ast.Attribute)
+        and (
+            (node.func.attr in ("tensor", "as_tensor") and any(each.arg == "device" for each in node.keywords))
+            or node.func.attr == "cuda"
+            or (node.func.attr == "to" and any("device" in ast.dump(each) for each in node.args))
+        )
+    ]
+    assert len(calls) > 100
+    assert waiting == []

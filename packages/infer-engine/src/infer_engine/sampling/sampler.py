@@ -64,7 +64,9 @@ class Sampler:
             return _to_output(*logits.max(dim=-1))
         metadata = self._rows.gather(requests)
         logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
-        logprob_rows = torch.tensor(logprob_indices, device=self._device) if logprob_indices else None
+        logprob_rows = None
+        if logprob_indices:
+            logprob_rows = to_device({"rows": np.array(logprob_indices, np.int64)}, self._device)["rows"]
         unedited = logits[logprob_rows] if logprob_rows is not None else logits  # a copy, because edits change `logits`
         masks, grammar_failed = _read_masks(metadata) if metadata.any_needs & SamplingNeeds.GRAMMAR else ({}, None)
         largest = self._edit_logits(logits, metadata, masks)
@@ -107,8 +109,9 @@ class Sampler:
                 **self._rows.columns(metadata, "repetition", "presence", "frequency"),
             )
         if masks:
-            rows = torch.tensor(list(masks), device=self._device)
-            apply_bitmask(logits, torch.from_numpy(np.stack(list(masks.values()))).to(self._device), rows)
+            bits = np.concatenate(list(masks.values()))
+            copied = to_device({"rows": np.array(list(masks), np.int64), "bits": bits}, self._device)
+            apply_bitmask(logits, copied["bits"].view(len(masks), -1), copied["rows"])
         return largest
 
     def _draw(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
