@@ -103,17 +103,17 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         return config | {"batching_mode": "static"}
     config["scheduler_policy"] = draw(st.sampled_from(["fcfs", "prefill_first", "decode_round_robin", "priority"]))
     config["kv_reserve"] = draw(st.sampled_from([0.0, 0.2]))
-    chunk = draw(st.sampled_from([None, 1, 4, 9, 512]))
-    if chunk is None:
+    chunk = draw(st.sampled_from(["whole", "default", 1, 4, 9]))
+    if chunk == "whole":
         config["use_chunked_prefill"] = False
-    else:
-        config["prefill_chunk_size"] = min(chunk, config["max_num_batched_tokens"]) if chunk != 512 else 512
+    elif chunk != "default":
+        config["prefill_chunk_size"] = min(chunk, config["max_num_batched_tokens"])
     if mode == "contiguous":
         return config | {"kv_cache_backend": "contiguous"}
     block_size = draw(st.sampled_from([1, 3, 4, 16]))
     most = -(-MAX_LEN // block_size)
     config |= {"block_size": block_size, "num_kv_blocks": draw(st.integers(most, 3 * most))}
-    if chunk is not None:
+    if chunk != "whole":
         config["use_prefix_caching"] = draw(st.booleans())
     return config
 

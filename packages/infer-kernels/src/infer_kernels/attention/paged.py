@@ -1,8 +1,6 @@
 """`plan_attention` and `paged_attention`: argument checks, and the choice of a device's plan."""
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from infer_kernels.attention.cpu import CpuAttentionPlan
@@ -75,16 +73,15 @@ def plan_attention(
     require_shape("block_table", block_table, (num_seqs, block_table.shape[1]), "as many rows as `seq_lens`")
     if block_size < 1:
         raise ValueError(f"`block_size` is {block_size}; pass at least 1")
-    starts = query_start.numpy()
-    num_queries = starts[1:] - starts[:-1]
-    _check_lengths(query_start, num_queries, seq_lens.numpy(), num_columns=block_table.shape[1], block_size=block_size)
+    _check_lengths(query_start, seq_lens, num_columns=block_table.shape[1], block_size=block_size)
+    num_queries = query_start[1:] - query_start[:-1]
     if is_prefill is None:
-        is_prefill = torch.from_numpy(num_queries > 1)
+        is_prefill = num_queries > 1
     else:
         require_dtype("is_prefill", is_prefill, torch.bool)
         require_device("is_prefill", is_prefill, "the plan's input", cpu)
         require_shape("is_prefill", is_prefill, (num_seqs,), "one for each of `seq_lens`")
-        _check_phases(is_prefill.numpy(), num_queries)
+        _check_phases(is_prefill, num_queries)
     if batch_invariant:
         is_prefill = torch.ones_like(is_prefill)
     layout = HostMetadata(query_start=query_start, seq_lens=seq_lens, is_prefill=is_prefill)
@@ -106,33 +103,27 @@ def plan_attention(
     )
 
 
-def _check_phases(is_prefill: NDArray[np.bool_], num_queries: NDArray[np.int32]) -> None:
-    wrong = ~is_prefill & (num_queries > 1)
-    if wrong.any():
-        i = int(wrong.argmax())
+def _check_phases(is_prefill: Tensor, num_queries: Tensor) -> None:
+    wrong = (~is_prefill & (num_queries > 1)).nonzero()
+    if wrong.numel():
+        i = int(wrong[0])
         raise ValueError(
             f"`is_prefill[{i}]` is False but the sequence has {int(num_queries[i])} rows; a decode has one"
         )
 
 
-def _check_lengths(
-    query_start: Tensor,
-    num_rows: NDArray[np.int32],
-    seq_lens: NDArray[np.int32],
-    *,
-    num_columns: int,
-    block_size: int,
-) -> None:
-    if int(query_start[0]) != 0 or (num_rows < 0).any():
+def _check_lengths(query_start: Tensor, seq_lens: Tensor, *, num_columns: int, block_size: int) -> None:
+    num_rows = query_start[1:] - query_start[:-1]
+    if int(query_start[0]) != 0 or bool((num_rows < 0).any()):
         raise ValueError(f"`query_start` is {query_start.tolist()}; pass offsets that ascend from 0")
-    wrong = (num_rows > seq_lens) & (seq_lens != 0)
-    if wrong.any():
-        i = int(wrong.argmax())
+    wrong = ((num_rows > seq_lens) & (seq_lens != 0)).nonzero()
+    if wrong.numel():
+        i = int(wrong[0])
         raise ValueError(
             f"`seq_lens[{i}]` is {int(seq_lens[i])} but the sequence has {int(num_rows[i])} rows in `query_start`; "
             "lengths include this step's tokens"
         )
-    if num_rows.size:
+    if num_rows.numel():
         needed = -(-int(seq_lens.max()) // block_size) + 1
         if num_columns < needed:
             raise ValueError(

@@ -3,9 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -39,10 +37,9 @@ class HostMetadata:
     is_prefill: Tensor
 
     @property
-    def num_queries(self) -> NDArray[np.int32]:
-        """[seqs], rows of each sequence."""
-        starts: NDArray[np.int32] = self.query_start.numpy()
-        return starts[1:] - starts[:-1]
+    def num_queries(self) -> Tensor:
+        """[seqs] int32, rows of each sequence."""
+        return self.query_start[1:] - self.query_start[:-1]
 
 
 class AttentionPlan(ABC):

@@ -38,9 +38,8 @@ class TritonAttentionPlan(AttentionPlan):
         self._memory = memory
         self._host = layout
         self._num_seqs = len(num_queries)
-        is_prefill = layout.is_prefill.numpy()
-        self._has_prefills = bool((is_prefill & (num_queries > 0)).any())
-        self._has_decodes = bool((~is_prefill & (num_queries > 0)).any())
+        self._has_prefills = bool((layout.is_prefill & (num_queries > 0)).any())
+        self._has_decodes = bool((~layout.is_prefill & (num_queries > 0)).any())
         self._layout = memory.upload(layout, block_table)
         # The lists depend on the layers' windows and heads: the first layer of a kind makes its list.
         self._lists: dict[WorkList, tuple[Tensor, int]] = {}

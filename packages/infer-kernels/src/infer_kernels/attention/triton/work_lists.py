@@ -1,15 +1,13 @@
 """Work lists of a step: what each program of an attention kernel computes.
 
 A list serves all layers of equal window and heads. Its items are pairs of integers; a program computes one item for one
-key-value head. Lists are made with NumPy, whose calls on short arrays take a tenth of the time of PyTorch's.
+key-value head.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from infer_kernels.attention.plan import HostMetadata
@@ -44,15 +42,16 @@ class DecodeWorkList:
 
     def items(self, layout: HostMetadata) -> Tensor:
         """[items, 2] int32; a decode of length 0 has one split, which is empty."""
-        seqs = np.flatnonzero(~layout.is_prefill.numpy() & (layout.num_queries == 1))
-        lengths = layout.seq_lens.numpy()[seqs]
-        first = np.zeros_like(lengths)
+        seqs = torch.nonzero(~layout.is_prefill & (layout.num_queries == 1)).squeeze(1)
+        lengths = layout.seq_lens[seqs]
+        first = torch.zeros_like(lengths)
         if self.window is not None:
-            first = np.maximum(lengths - self.window, 0) // SPLIT
-        num_splits = np.maximum(lengths - 1, 0) // SPLIT - first + 1
-        owner = np.repeat(np.arange(len(seqs)), num_splits)
-        splits = np.arange(len(owner)) - (np.cumsum(num_splits) - num_splits - first)[owner]
-        return _pairs(seqs[owner], splits)
+            first = (lengths - self.window).clamp_(min=0) // SPLIT
+        num_splits = (lengths - 1).clamp_(min=0) // SPLIT - first + 1
+        before = num_splits.cumsum(0) - num_splits
+        owner = torch.repeat_interleave(num_splits)
+        splits = torch.arange(len(owner)) - before[owner] + first[owner]
+        return torch.stack((seqs[owner], splits), dim=1).int()
 
     def max_items(self, capacity: Capacity) -> int:
         """All sequences at full length, or what the buffers allow."""
@@ -70,21 +69,14 @@ class PrefillWorkList:
 
     def items(self, layout: HostMetadata) -> Tensor:
         """[items, 2] int32."""
-        num_queries = np.where(layout.is_prefill.numpy(), layout.num_queries, 0)
+        num_queries = torch.where(layout.is_prefill, layout.num_queries, 0)
         num_tiles = (num_queries + (self.queries - 1)) // self.queries
-        seqs = np.repeat(np.arange(len(num_tiles)), num_tiles)
-        first_query = (np.arange(len(seqs)) - (np.cumsum(num_tiles) - num_tiles)[seqs]) * self.queries
-        keys = layout.seq_lens.numpy()[seqs] - num_queries[seqs] + first_query
-        order = np.argsort(-keys, kind="stable")
-        return _pairs(seqs[order], first_query[order])
+        before = num_tiles.cumsum(0) - num_tiles
+        seqs = torch.repeat_interleave(num_tiles)
+        first_query = (torch.arange(len(seqs)) - before[seqs]) * self.queries
+        keys = layout.seq_lens[seqs] - num_queries[seqs] + first_query
+        return torch.stack((seqs, first_query), dim=1).int()[keys.argsort(descending=True, stable=True)]
 
     def max_items(self, capacity: Capacity) -> int:
         """Every sequence may end in a tile of its own."""
         return -(-capacity.max_tokens // self.queries) + capacity.max_seqs
-
-
-def _pairs(first: NDArray[np.integer], second: NDArray[np.integer]) -> Tensor:
-    pairs = np.empty((len(first), 2), dtype=np.int32)
-    pairs[:, 0] = first
-    pairs[:, 1] = second
-    return torch.from_numpy(pairs)
