@@ -71,6 +71,12 @@ async def until_none_is_left() -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_dead(engine: Engine) -> None:
+    async with asyncio.timeout(GIVE_UP_S):
+        while engine.status is not EngineStatus.DEAD:  # noqa: ASYNC110 - the engine tells its status, no events
+            await asyncio.sleep(0.01)
+
+
 def requests(count: int) -> list[GenerateRequest]:
     return [GenerateRequest(prompt=[3 + i, 7, 5], params=LONG) for i in range(count)]
 
@@ -95,10 +101,11 @@ async def test_a_killed_rank_ends_every_stream_and_the_engine_with_the_cause(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(config_of(folder)) as engine:
-        streams = await engine.submit(requests(2))
-        await anext(aiter(streams[0]))
+        assert await answers_of(engine)
         [rank] = rank_processes(psutil.Process())
         rank.suspend()  # so that no stream ends by itself
+        streams = await engine.submit(requests(2))
+        await asyncio.sleep(0.5)  # the step waits inside a collective
         rank.kill()
         killed_s = time.monotonic()
         for stream in streams:
@@ -113,19 +120,17 @@ async def test_a_killed_rank_ends_every_stream_and_the_engine_with_the_cause(
 async def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine(folder: Path) -> None:
     async with running(config_of(folder)) as engine:
         rank_processes(psutil.Process())[0].kill()
-        async with asyncio.timeout(GIVE_UP_S):
-            while engine.status is not EngineStatus.DEAD:  # noqa: ASYNC110 - the engine tells its status, no events
-                await asyncio.sleep(0.01)
+        await until_dead(engine)
 
 
 async def test_a_rank_that_is_stuck_ends_the_engine_when_the_step_is_late(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infer_engine.frontend.async_engine.CLOSE_TIMEOUT_S", 1.0)  # after which processes are killed
-    async with running(config_of(folder, step_timeout_s=3.0)) as engine:
-        [stream] = await engine.submit(requests(1))
-        await anext(aiter(stream))
+    async with running(config_of(folder, step_timeout_s=5.0)) as engine:
+        assert await answers_of(engine)
         os.kill(rank_processes(psutil.Process())[0].pid, signal.SIGSTOP)
+        [stream] = await engine.submit(requests(1))
         last = (await read(stream))[-1]
         assert last.error is not None
         assert last.error.code == "engine_stuck"
@@ -136,7 +141,7 @@ async def test_ranks_end_with_a_killed_core(folder: Path) -> None:
     async with running(config_of(folder)) as engine:
         core_processes(psutil.Process())[0].kill()
         await until_none_is_left()
-        assert engine.status is EngineStatus.DEAD
+        await until_dead(engine)
 
 
 async def test_the_other_replica_takes_over_when_a_rank_is_killed(

@@ -11,7 +11,7 @@ from infer_engine.model_runner.rank_model import BatchModel, RankModel
 from infer_engine.tensor_parallel.leader import Followers
 from infer_engine.tensor_parallel.messages import ComputeLogits, ComputeWithoutCache, pack_batch
 
-_NOTICED_AFTER_S = 1.0
+_NOTICED_AFTER_S = 3.0
 """A collective fails at once when a rank ends, and its process is noticed a little later."""
 
 
