@@ -1,6 +1,7 @@
 """Checkpoints that several modules serve, written once in each process that runs tests."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,3 +62,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     from infer_engine.testing.cores import GIVE_UP_S  # noqa: PLC0415 - as above
 
     monkeypatch.setattr("infer_engine.frontend.async_engine.CLOSE_TIMEOUT_S", GIVE_UP_S)
+
+
+@pytest.fixture
+def no_file_of_ranks_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the test a folder of its own for temporary files, in which none may be left of the ranks."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    assert not list(tmp_path.glob("infer-ranks-*"))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec import structs
 
 from infer_engine import LLM, build_engine
 from infer_engine.frontend.async_engine import AsyncEngine
@@ -27,6 +28,7 @@ from infer_engine.protocol import (
 from infer_engine.protocol.config import RoutingPolicy
 from infer_engine.replicas import supervisor
 from infer_engine.replicas.bookkeeping import MAX_LOSSES
+from infer_engine.replicas.build import config_of_replica
 from infer_engine.replicas.combining import combine_stats
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
@@ -336,3 +338,14 @@ def test_a_library_and_a_thread_have_no_replicas() -> None:
         build_engine(config, engine_process=False)
     with pytest.raises(ValueError, match="`data_parallel_size` is 2 but `device` is 'cuda:1'"):
         EngineConfig(data_parallel_size=2, device="cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "devices"), [(1, ["cuda:0", "cuda:1", "cuda:2"]), (2, ["cuda:0", "cuda:2", "cuda:4"])]
+)
+def test_each_copy_begins_on_a_gpu_of_its_own_with_room_for_its_ranks(num_ranks: int, devices: list[str]) -> None:
+    config = EngineConfig(data_parallel_size=3, tensor_parallel_size=num_ranks)
+    first = structs.replace(INFO, device="cuda:0")
+    assert [config_of_replica(index, config, first).device for index in range(3)] == devices
+    on_cpu = config_of_replica(2, config, INFO)
+    assert (on_cpu.device, on_cpu.max_seq_len) == ("auto", INFO.max_seq_len)

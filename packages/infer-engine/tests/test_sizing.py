@@ -307,6 +307,13 @@ def test_a_cpus_cache_takes_a_quarter_of_what_is_free() -> None:
     assert memory.share == memory.free // 4
 
 
+def test_ranks_on_a_cpu_divide_its_memory() -> None:
+    memory = kv_memory(EngineConfig(), device=CPU, activation_bytes=0)
+    of_rank = kv_memory(EngineConfig(tensor_parallel_size=4, data_parallel_size=2), device=CPU, activation_bytes=0)
+    assert of_rank.share == pytest.approx(memory.share / 8, rel=0.1)  # other programs come and go
+    assert of_rank.free == pytest.approx(memory.free / 4, rel=0.1)
+
+
 def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
     def most(config: EngineConfig, device: str) -> int | None:
         limits = size_step(config, device=torch.device(device), model_max_seq_len=9000)

@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +34,8 @@ from infer_engine.testing.processes import rank_processes
 from infer_models import CheckpointError
 from infer_models.testing import save_tiny_nanogpt, save_tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("no_file_of_ranks_is_left")
+
 CPU = torch.device("cpu")
 NUM_TOKENS = 12
 KINDS = {
@@ -51,15 +52,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "contiguous": {"batching_mode": "static"},
     "whole_prompts": {"use_chunked_prefill": False},
 }
-
-
-@pytest.fixture(autouse=True)
-def no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give the test a folder of its own for temporary files, in which none may be left of the ranks."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    yield
-    assert not list(tmp_path.glob("infer-ranks-*"))
 
 
 @contextmanager

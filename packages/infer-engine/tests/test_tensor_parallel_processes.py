@@ -4,9 +4,8 @@ import asyncio
 import os
 import re
 import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,22 +19,13 @@ from infer_engine.testing.processes import core_processes, rank_processes
 
 LONG = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
 
-pytestmark = pytest.mark.usefixtures("patience")
+pytestmark = pytest.mark.usefixtures("patience", "no_file_of_ranks_is_left")
 
 
 @pytest.fixture(scope="module")
 def folder(folder_of: Callable[[str], Path]) -> Path:
     """A servable tiny Llama."""
     return folder_of("llama")
-
-
-@pytest.fixture(autouse=True)
-def no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give the test a folder of its own for temporary files, in which none may be left of the ranks."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    yield
-    assert not list(tmp_path.glob("infer-ranks-*"))
 
 
 def config_of(folder: Path, *, num_ranks: int = 2, num_replicas: int = 1, step_timeout_s: float = 60.0) -> EngineConfig:

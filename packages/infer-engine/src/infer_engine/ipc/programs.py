@@ -95,7 +95,7 @@ class MessageSender:
 def read_messages(connection: Connection, decoder: "msgspec.msgpack.Decoder[Any]", take: Callable[[Any], None]) -> None:
     """Give the parent's messages to `take` until the parent ends; then end this process. Runs in a thread of a child.
 
-    It is started before anything slow, so that the end of the parent ends this process at any time.
+    From then on the end of the parent ends this process at any time, so start it early.
     """
     try:
         while True:

@@ -51,10 +51,9 @@ def main() -> int:
 def _serve(setup: WorkerSetup, sender: MessageSender, inbox: Inbox) -> int:
     config = setup.config
     processors = [setup.processors]
-    if config.tensor_parallel_size > 1:
+    if config.tensor_parallel_size > 1 and not config.device.startswith("cuda"):
         processors = divide_processors(setup.processors or available_processors(), config.tensor_parallel_size)
-    if config.tensor_parallel_size == 1 or not config.device.startswith("cuda"):
-        use_processors(processors[0])
+    use_processors(processors[0])
     from infer_engine.build import build_core  # noqa: PLC0415 - imports slowly: only after the reader has started
     from infer_engine.tensor_parallel.leader import RankOptions  # noqa: PLC0415 - imports torch
 

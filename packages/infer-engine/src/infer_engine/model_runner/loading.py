@@ -63,19 +63,18 @@ def load_model_runner(
         ValueError: the configuration asks for more than the model, the device or the memory has.
         EngineStartError: the process of another rank ended.
     """
-    device = resolve_device(config.device)
+    device = rank_device(resolve_device(config.device), 0)
+    use_device(device)
     model_config = ModelConfig.from_folder(folder)
     vocab_size = _usable_vocab_size(tokenizer, model_config, folder)
     eos_token_ids = frozenset(GenerationConfig.from_folder(folder).eos_token_ids)
     size = config.tensor_parallel_size
-    use_device(rank_device(device, 0))
     if device.type == "cuda":
         require_launcher()
     if size == 1:
         loaded = load_rank(config, folder, device=device)
         return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     check_tensor_parallel_size(model_config, size)
-    device = rank_device(device, 0)
     followers = Followers(config, folder, device=device, options=rank_options)
     try:
         loaded = load_rank(config, folder, device=device, shard=Shard(rank=0, size=size))

@@ -31,7 +31,7 @@ def start_replicas(config: EngineConfig) -> tuple[ReplicatedCoreClient, EngineIn
     info = first.ready.info
 
     def start(index: int) -> ProcessCoreClient:
-        return ProcessCoreClient(_config_of(index, config, info), processors=processors[index])
+        return ProcessCoreClient(config_of_replica(index, config, info), processors=processors[index])
 
     def restart(index: int) -> tuple[ProcessCoreClient, EngineStats]:
         client = start(index)
@@ -62,7 +62,7 @@ def start_replicas(config: EngineConfig) -> tuple[ReplicatedCoreClient, EngineIn
     return replicated, combined, combine_stats(stats, latest=EngineStats())
 
 
-def _config_of(index: int, config: EngineConfig, first: EngineInfo) -> EngineConfig:
+def config_of_replica(index: int, config: EngineConfig, first: EngineInfo) -> EngineConfig:
     """Return the configuration of a replica: on the device of its own, with sequences as long as those of the first."""
     config = dataclasses.replace(config, max_seq_len=first.max_seq_len)
     if not first.device.startswith("cuda"):
