@@ -9,7 +9,15 @@ for tests.
 """
 
 from infer_kernels.advance_decode import advance_decode
-from infer_kernels.attention import AttentionBuffers, AttentionPlan, causal_attention, paged_attention, plan_attention
+from infer_kernels.attention import (
+    AttentionBuffers,
+    AttentionPlan,
+    DeviceMetadata,
+    causal_attention,
+    paged_attention,
+    plan_attention,
+    plan_attention_on_device,
+)
 from infer_kernels.dense import linear, linear_invariant, prepack
 from infer_kernels.embedding import embedding
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
@@ -20,6 +28,7 @@ from infer_kernels.sampling import TopLogprobs, apply_bitmask, apply_penalties, 
 __all__ = [
     "AttentionBuffers",
     "AttentionPlan",
+    "DeviceMetadata",
     "KVSlots",
     "NormVariant",
     "QKNorm",
@@ -40,6 +49,7 @@ __all__ = [
     "norm_add_norm",
     "paged_attention",
     "plan_attention",
+    "plan_attention_on_device",
     "prepack",
     "qk_norm_rope_store",
     "rms_norm",

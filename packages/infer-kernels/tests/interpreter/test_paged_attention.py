@@ -1,14 +1,14 @@
 """The attention kernel, interpreted, against its reference. What belongs to no sequence is NaN and must not show."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_kernels import paged_attention, plan_attention
-from infer_kernels.attention.plan import HostMetadata
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
-from infer_kernels.attention.triton.plan_memory import FreshMemory
 from infer_kernels.gpu import Gpu
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
@@ -79,15 +79,8 @@ def test_configurations_of_every_architecture_equal_reference(
     batch = random_paged_batch(
         RAGGED, q_heads=4, kv_heads=1, head_dim=128, block_size=64, dtype=torch.float16, token_major=token_major
     )
-    query_start = batch.query_start
-    plan = TritonAttentionPlan(
-        HostMetadata(query_start=query_start, seq_lens=batch.seq_lens, is_prefill=query_start.diff() > 1),
-        batch.block_table,
-        block_size=64,
-        device=torch.device("cpu"),
-        gpu=Gpu(capability, 4),
-        memory=FreshMemory(torch.device("cpu")),
-    )
+    with patch("infer_kernels.attention.paged.describe_gpu", return_value=Gpu(capability, 4)):
+        plan = plan_attention(**batch.layout, block_size=64, device="cpu")
     attended = paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=128**-0.5)
     assert_attention_close(attended, reference(batch))
 

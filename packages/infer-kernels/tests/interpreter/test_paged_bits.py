@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import AttentionBuffers, AttentionPlan, paged_attention, plan_attention
+from infer_kernels import AttentionPlan, paged_attention, plan_attention
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
@@ -13,21 +13,13 @@ from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_p
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def run(
-    batch: PagedBatch,
-    *,
-    window: int | None = None,
-    prefill: bool | None = None,
-    buffers: AttentionBuffers | None = None,
-) -> Tensor:
-    return attend(batch, plan(batch, prefill=prefill, buffers=buffers), window=window)
+def run(batch: PagedBatch, *, window: int | None = None, prefill: bool | None = None) -> Tensor:
+    return attend(batch, plan(batch, prefill=prefill), window=window)
 
 
-def plan(batch: PagedBatch, *, prefill: bool | None = None, buffers: AttentionBuffers | None = None) -> AttentionPlan:
+def plan(batch: PagedBatch, *, prefill: bool | None = None) -> AttentionPlan:
     is_prefill = None if prefill is None else torch.full(batch.seq_lens.shape, prefill)
-    return plan_attention(
-        **batch.layout, block_size=batch.block_size, device="cpu", is_prefill=is_prefill, buffers=buffers
-    )
+    return plan_attention(**batch.layout, block_size=batch.block_size, device="cpu", is_prefill=is_prefill)
 
 
 def attend(batch: PagedBatch, made: AttentionPlan, *, window: int | None = None) -> Tensor:
@@ -116,27 +108,6 @@ def test_decode_alone_equals_decode_in_company_bit_for_bit() -> None:
         assert torch.equal(attended, together[rows])
 
 
-@pytest.mark.parametrize("window", [None, 200])
-def test_fixed_buffers_and_grid_change_no_bit(window: int | None) -> None:
-    buffers = AttentionBuffers(max_seqs=5, max_tokens=64, max_seq_len=700, block_size=32, device="cpu")
-    for sequences in ([(1, 600), (30, 40), (0, 0), (1, 1)], [(1, 0), (1, 700)], [(33, 64), (1, 5)]):
-        batch = random_paged_batch(sequences, q_heads=4, kv_heads=2, head_dim=32, block_size=32)
-        assert torch.equal(run(batch, window=window, buffers=buffers), run(batch, window=window))
-
-
-def test_a_layer_that_attends_later_reads_the_last_plan_made_into_its_buffers() -> None:
-    buffers = AttentionBuffers(max_seqs=2, max_tokens=2, max_seq_len=600, block_size=32, device="cpu")
-    first, second = (
-        random_paged_batch(sequences, q_heads=2, kv_heads=1, head_dim=32, block_size=32, seed=seed)
-        for seed, sequences in enumerate(([(1, 30), (1, 31)], [(1, 600), (1, 300)]))
-    )
-    captured = plan(first, buffers=buffers)
-    attend(first, captured)
-    expected = run(second)
-    plan(second, buffers=buffers)
-    assert torch.equal(attend(second, captured), expected)
-
-
 def test_one_plan_serves_all_layers() -> None:
     first, second = (
         random_paged_batch(
@@ -158,10 +129,9 @@ def test_mixed_phases_in_one_row_each_equal_their_own_kernels() -> None:
     assert torch.equal(mixed[1], run(batch, prefill=False)[1])
 
 
-@parametrize_each_value(window=[None, 50], fixed=[True, False])
-def test_invariant_decodes_have_the_bits_of_the_prompt(window: int | None, *, fixed: bool) -> None:
+@pytest.mark.parametrize("window", [None, 50])
+def test_invariant_decodes_have_the_bits_of_the_prompt(window: int | None) -> None:
     prompt = random_paged_batch([(40, 300)], q_heads=4, kv_heads=2, head_dim=64, block_size=64)
-    buffers = AttentionBuffers(max_seqs=4, max_tokens=64, max_seq_len=300, block_size=64, device="cpu")
     # Three of the prompt's tokens as decodes, beside a chunk of it.
     made = plan_attention(
         query_start=torch.tensor([0, 1, 2, 3, 23], dtype=torch.int32),
@@ -169,7 +139,6 @@ def test_invariant_decodes_have_the_bits_of_the_prompt(window: int | None, *, fi
         block_table=prompt.block_table.expand(4, -1),
         block_size=64,
         device="cpu",
-        buffers=buffers if fixed else None,
         batch_invariant=True,
     )
     rows = [0, 28, 39, *range(10, 30)]

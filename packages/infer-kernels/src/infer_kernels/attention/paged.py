@@ -6,7 +6,7 @@ from torch import Tensor
 from infer_kernels.attention.cpu import CpuAttentionPlan
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata, check_options
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
-from infer_kernels.attention.triton.plan_memory import AttentionBuffers, FreshMemory
+from infer_kernels.attention.triton.plan_memory import FreshMemory, upload_metadata
 from infer_kernels.checks import (
     require_dense_rows,
     require_device,
@@ -28,7 +28,6 @@ def plan_attention(
     block_size: int,
     device: torch.device | str,
     is_prefill: Tensor | None = None,
-    buffers: AttentionBuffers | None = None,
     batch_invariant: bool = False,
 ) -> AttentionPlan:
     """Lay out one step's ragged batch, once for all its layers.
@@ -46,14 +45,13 @@ def plan_attention(
         is_prefill: [seqs] bool on the host: whether a sequence's rows belong to a prompt. The phases have kernels of
             their own, which agree to rounding; a prompt's bits do not depend on its chunks if all of them, one-row
             chunks too, are prefill. None: sequences with several rows.
-        buffers: memory on the device to write the plan into, as captured steps need; None allocates.
         batch_invariant: a row's bits depend on nothing but its sequence's tokens: not on chunks, phases, other
             sequences or blocks. Slower on a GPU, whose kernels take every row as prefill, and in plain PyTorch, which
             computes row by row; the C++ kernel always computes so.
 
     Returns:
         The plan. It reads the host tensors while it is made and while layers attend; a captured step on a CPU reads
-        them at every replay.
+        them at every replay. For captured steps on a GPU see `plan_attention_on_device`.
 
     Raises:
         ValueError: a shape, device or value does not fit.
@@ -86,20 +84,18 @@ def plan_attention(
         is_prefill = torch.ones_like(is_prefill)
     layout = HostMetadata(query_start=query_start, seq_lens=seq_lens, is_prefill=is_prefill)
     if device.type not in TRITON_DEVICES:
-        if buffers is not None:
-            raise ValueError(f"`buffers` are for kernels, and a plan for {device} runs none; leave them out")
         return CpuAttentionPlan(
             layout, block_table, block_size=block_size, device=device, batch_invariant=batch_invariant
         )
-    if buffers is not None:
-        buffers.check(device=device, block_size=block_size)
+    has_rows = num_queries > 0
     return TritonAttentionPlan(
-        layout,
-        block_table,
+        upload_metadata(layout, block_table, device),
+        num_tokens=int(query_start[-1]),
+        has_decodes=bool((~is_prefill & has_rows).any()),
+        has_prefills=bool((is_prefill & has_rows).any()),
         block_size=block_size,
-        device=device,
         gpu=describe_gpu(device),
-        memory=FreshMemory(device) if buffers is None else buffers,
+        memory=FreshMemory(layout, device),
     )
 
 
@@ -154,7 +150,7 @@ def paged_attention(
             view. head_dim is a multiple of 16 up to 256, q_heads a multiple of kv_heads.
         k_cache: as for `store_kv`.
         v_cache: as for `store_kv`.
-        plan: of this step, from `plan_attention`.
+        plan: of this step, from `plan_attention` or `plan_attention_on_device`.
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.

@@ -1,4 +1,4 @@
-"""What every attention plan has in common: one step's metadata on the host, a layer's options, the plan's interface."""
+"""What every attention plan has in common: a step's metadata, a layer's options, the plan's interface."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -40,6 +40,30 @@ class HostMetadata:
     def num_queries(self) -> Tensor:
         """[seqs] int32, rows of each sequence."""
         return self.query_start[1:] - self.query_start[:-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMetadata:
+    """One step's sequences, on the device, all int32.
+
+    Attributes:
+        query_start: [seqs + 1]: rows `query_start[i]` to `query_start[i + 1]` of q belong to sequence i.
+        seq_lens: [seqs], this step's tokens included; 0 for a sequence that attends to nothing.
+        is_prefill: [seqs], 1 if the sequence's rows belong to a prompt, 0 if it is a decode of one row, or idle.
+        block_rows: [seqs]: the row of `block_table` that holds the sequence's blocks.
+        block_table: [rows, columns]: blocks in order, one column more than the longest sequence needs.
+    """
+
+    query_start: Tensor
+    seq_lens: Tensor
+    is_prefill: Tensor
+    block_rows: Tensor
+    block_table: Tensor
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences of the step, padding included."""
+        return self.seq_lens.shape[0]
 
 
 class AttentionPlan(ABC):

@@ -19,6 +19,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from infer_kernels.dispatch import TRITON_DEVICES
 
@@ -58,10 +59,13 @@ class Launch:
     Attributes:
         name: of the kernel.
         grid: programs in each of the three dimensions.
+        arguments: the kernel's, by name: numbers as they are, tensors as the address of their first element, and
+            descriptors as that address with shape and strides.
     """
 
     name: str
     grid: tuple[int, int, int]
+    arguments: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +106,15 @@ class _Driver:
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         del metadata
         # Triton keeps compiled variants, and their launchers, longer than one `compile_only` lasts.
-        name, device = source.fn.__name__, self._capability
+        name, names, device = source.fn.__name__, source.fn.arg_names, self._capability
 
-        def launch(grid_x: int, grid_y: int, grid_z: int, *_args: object, **_kwargs: object) -> None:
+        def launch(grid_x: int, grid_y: int, grid_z: int, *args: object, **_kwargs: object) -> None:
             active = driver.active
             assert isinstance(active, _Driver)
             assert active.get_current_device() == device
-            active.record_launch(Launch(name=name, grid=(grid_x, grid_y, grid_z)))
+            # Triton's own arguments come before those of the kernel.
+            arguments = {name: _seen_by_kernel(value) for name, value in zip(names, args[-len(names) :], strict=True)}
+            active.record_launch(Launch(name=name, grid=(grid_x, grid_y, grid_z), arguments=arguments))
 
         return launch
 
@@ -196,6 +202,14 @@ def _forget_variants(capability: int) -> None:
             for kernel in vars(module).values():
                 if isinstance(kernel, JITFunction) and capability in kernel.device_caches:
                     del kernel.device_caches[capability]
+
+
+def _seen_by_kernel(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if isinstance(value, TensorDescriptor):
+        return value.base.data_ptr(), *value.shape, *value.strides
+    return value
 
 
 def _inspect(name: str, metadata: dict[str, Any], *, ptx: str, cubin: Path) -> CompiledKernel:

@@ -51,14 +51,15 @@ class LaunchCase:
 
 
 def compile_launch(launch: Callable[[], object], capability: int) -> CompiledKernel:
-    """The one kernel that `launch` takes on an architecture.
+    """The one kernel that `launch` takes on an architecture; of attention, that after the one of its work list.
 
     Raises:
         triton.runtime.errors.OutOfResources: it does not fit shared memory.
     """
     with compile_afresh(capability) as log:
         launch()
-    (kernel,) = log.compiled
+    *lists, kernel = log.compiled
+    assert all("work_list" in other.name for other in lists)
     return kernel
 
 

@@ -23,7 +23,7 @@ from infer_kernels.attention.triton.online_softmax import online_softmax
 
 @triton.jit(
     do_not_specialize=["block_table_stride"],
-    do_not_specialize_on_alignment=["work", "query_start", "seq_lens", "block_table"],
+    do_not_specialize_on_alignment=["work", "query_start", "seq_lens", "block_rows", "block_table"],
 )
 def paged_prefill_kernel(
     out: tl.tensor,  # [tokens, q_heads, head_dim]
@@ -35,7 +35,8 @@ def paged_prefill_kernel(
     work: tl.tensor,  # the number of items, 0, then items: (sequence, first query)
     query_start: tl.tensor,  # [seqs + 1]
     seq_lens: tl.tensor,  # [seqs]
-    block_table: tl.tensor,  # [seqs, columns]
+    block_rows: tl.tensor,  # [seqs]: each sequence's row of block_table
+    block_table: tl.tensor,  # [rows, columns]
     block_table_stride: tl.tensor,
     kv_heads: tl.tensor,
     scale: tl.tensor,
@@ -74,6 +75,7 @@ def paged_prefill_kernel(
         first_row = tl.load(query_start + seq)
         num_queries = tl.load(query_start + seq + 1) - first_row
         seq_len = tl.load(seq_lens + seq)
+        block_row = tl.load(block_rows + seq).to(tl.int64)
 
         query = first_query + row // GROUP
         used = (row < BLOCK_M // GROUP * GROUP) & (query < num_queries)
@@ -90,7 +92,7 @@ def paged_prefill_kernel(
             start = tl.maximum(0, first_position - window + 1) // TILE * TILE
         _, total, accumulator = online_softmax(
             queries, first_position + row // GROUP, first_position, start, last_position + 1,
-            block_table + seq.to(tl.int64) * block_table_stride,
+            block_table + block_row * block_table_stride,
             kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
             (k_stride_block, k_stride_head, k_stride_token), (v_stride_block, v_stride_head, v_stride_token),
             scale, soft_cap, window,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
+from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, DeviceMetadata
 from infer_kernels.attention.triton.paged_decode import SPLIT, paged_decode_kernel
 from infer_kernels.attention.triton.paged_prefill import paged_prefill_kernel
 from infer_kernels.attention.triton.plan_memory import PlanMemory
@@ -17,34 +17,30 @@ _Caches = tuple[Tensor, Tensor, Tensor | TensorDescriptor, Tensor | TensorDescri
 
 
 class TritonAttentionPlan(AttentionPlan):
-    """WorkList lists of a step's decodes and of its prefill chunks, each launched with tiles of its own shape."""
+    """Work lists of a step's decodes and of its prefill chunks, each launched with tiles of its own shape."""
 
-    __slots__ = ("_gpu", "_has_decodes", "_has_prefills", "_host", "_layout", "_lists", "_memory", "_num_seqs")
+    __slots__ = ("_gpu", "_has_decodes", "_has_prefills", "_lists", "_memory", "_metadata")
 
     def __init__(
         self,
-        layout: HostMetadata,
-        block_table: Tensor,
+        metadata: DeviceMetadata,
         *,
+        num_tokens: int,
+        has_decodes: bool,
+        has_prefills: bool,
         block_size: int,
-        device: torch.device,
         gpu: Gpu,
         memory: PlanMemory,
     ) -> None:
-        """Lay out the sequences of `layout`, whose blocks are `block_table` [seqs, columns], into `memory`."""
-        num_queries = layout.num_queries
-        super().__init__(num_tokens=int(layout.query_start[-1]), block_size=block_size, device=device)
+        """Plan the sequences of `metadata` in `memory`; phases that the step does not have are not launched."""
+        super().__init__(num_tokens=num_tokens, block_size=block_size, device=metadata.seq_lens.device)
         self._gpu = gpu
+        self._has_decodes = has_decodes
+        self._has_prefills = has_prefills
         self._memory = memory
-        self._host = layout
-        self._num_seqs = len(num_queries)
-        self._has_prefills = bool((layout.is_prefill & (num_queries > 0)).any())
-        self._has_decodes = bool((~layout.is_prefill & (num_queries > 0)).any())
-        self._layout = memory.upload(layout, block_table)
+        self._metadata = metadata
         # The lists depend on the layers' windows and heads: the first layer of a kind makes its list.
-        self._lists: dict[WorkList, tuple[Tensor, int]] = {}
-        for work in memory.known_work_lists():
-            self._list(work)
+        self._lists: dict[WorkList, Tensor] = {}
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor | None
@@ -68,21 +64,21 @@ class TritonAttentionPlan(AttentionPlan):
             capability=self._gpu.capability,
         )
 
-    def _list(self, work: WorkList) -> tuple[Tensor, int]:
-        """A work list on the device, and its number of items."""
+    def _list(self, work: WorkList) -> Tensor:
+        """A work list on the device."""
         made = self._lists.get(work)
         if made is None:
-            items = work.items(self._host)
-            made = self._lists[work] = self._memory.upload_work_list(work, items), len(items)
+            made = self._lists[work] = self._memory.work_list(work)
+            work.make(made, self._metadata)
         return made
 
     def _launch_decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor, config: TileConfig
     ) -> None:
         kv_heads = k_cache.shape[1]
-        work, num_items = self._list(DecodeWorkList(options.window))
-        partials = self._memory.partials(num_items, q.shape[1], q.shape[2])
-        num_programs = self._memory.num_programs(num_items * kv_heads, self._gpu.num_sms * config.programs_per_sm)
+        work = DecodeWorkList(options.window)
+        partials = self._memory.partials(work, q.shape[1], q.shape[2])
+        num_programs = self._memory.num_programs(work, kv_heads, self._gpu.num_sms * config.programs_per_sm)
         caches = self._caches(k_cache, v_cache, config)
         paged_decode_kernel[(num_programs,)](
             out,
@@ -91,8 +87,8 @@ class TritonAttentionPlan(AttentionPlan):
             partials.sums,
             partials.maxima,
             partials.totals,
-            self._memory.semaphores(self._num_seqs, kv_heads),
-            work,
+            self._memory.semaphores(kv_heads),
+            self._list(work),
             *self._rest(q, k_cache, v_cache, options, out),
             **self._modes(q, caches, options, config),
             KEYS_PER_SPLIT=SPLIT,
@@ -102,14 +98,14 @@ class TritonAttentionPlan(AttentionPlan):
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, options: AttentionOptions, out: Tensor, config: TileConfig
     ) -> None:
         kv_heads = k_cache.shape[1]
-        work, num_items = self._list(PrefillWorkList(config.rows // (q.shape[1] // kv_heads)))
-        num_programs = self._memory.num_programs(num_items * kv_heads, self._gpu.num_sms * config.programs_per_sm)
+        work = PrefillWorkList(config.rows // (q.shape[1] // kv_heads))
+        num_programs = self._memory.num_programs(work, kv_heads, self._gpu.num_sms * config.programs_per_sm)
         caches = self._caches(k_cache, v_cache, config)
         paged_prefill_kernel[(num_programs,)](
             out,
             q,
             *caches,
-            work,
+            self._list(work),
             *self._rest(q, k_cache, v_cache, options, out),
             **self._modes(q, caches, options, config),
         )
@@ -148,10 +144,11 @@ class TritonAttentionPlan(AttentionPlan):
     ) -> tuple[Tensor | int | float, ...]:
         """The run-time arguments that both kernels end with."""
         return (
-            self._layout.query_start,
-            self._layout.seq_lens,
-            self._layout.block_table,
-            self._layout.block_table.stride(0),
+            self._metadata.query_start,
+            self._metadata.seq_lens,
+            self._metadata.block_rows,
+            self._metadata.block_table,
+            self._metadata.block_table.stride(0),
             k_cache.shape[1],
             options.scale,
             options.soft_cap or 1.0,
