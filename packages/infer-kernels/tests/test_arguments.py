@@ -13,6 +13,7 @@ from infer_kernels import (
     causal_attention,
     gelu_tanh_and_mul,
     linear,
+    linear_argmax,
     norm_add_norm,
     paged_attention,
     plan_attention,
@@ -77,6 +78,13 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
         "out": HEADS.clone(),
     },
     causal_attention: {"q": HEADS, "k": KEYS, "v": KEYS, "scale": 1.0, "window": 2, "soft_cap": 2.0},
+    linear_argmax: {
+        "hidden": X,
+        "weight": torch.zeros(5, 8),
+        "bias": torch.zeros(5),
+        "vocab_size": 4,
+        "soft_cap": 2.0,
+    },
     linear: {"x": X, "weight": torch.zeros(5, 8), "bias": torch.zeros(5)},
 }
 TENSORS = [

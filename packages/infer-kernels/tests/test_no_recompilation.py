@@ -12,6 +12,7 @@ from torch import Tensor
 
 from infer_kernels.advance_decode import advance_decode
 from infer_kernels.attention import AttentionBuffers, paged_attention, plan_attention
+from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm.add_rms_norm import add_rms_norm
@@ -22,7 +23,7 @@ from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
-from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import compile_afresh
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB = 576, 9, 3, 64, 16, 1000
@@ -169,7 +170,11 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "paged_prefill in fixed buffers": partial(launch_attention, prefill=True, make_buffers=fixed_buffers),
     "advance_decode": launch_advance_decode,
     "linear_invariant": lambda batch: linear_invariant(batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous()),
+    "linear_argmax": lambda batch: linear_argmax(
+        batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous(), vocab_size=64
+    ),
     "sample": launch_sample,
+    "greedy": lambda batch: greedy(batch.tensor(VOCAB)),
     "apply_penalties": launch_penalties,
     "apply_bitmask": lambda batch: apply_bitmask(
         batch.tensor(VOCAB), batch.tensor(VOCAB // 32).int(), batch.slice_of(torch.int64)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
-from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
+from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_afresh, compile_only
 from infer_kernels.testing.draws import random_draws
 from infer_kernels.testing.pairwise import parametrize_each_value
 
@@ -27,6 +27,7 @@ def launch_all(rows: int, vocab: int, dtype: torch.dtype) -> None:
     count_tokens(state["generated_counts"], state["slots"], state["slots"])
     apply_bitmask(logits, torch.empty(rows, -(-vocab // 32), dtype=torch.int32), state["slots"])
     topk_logprobs(logits, state["slots"], k=3)
+    greedy(logits)
 
 
 @parametrize_each_value(capability=[80, 90, 120], vocab=[128_256, 50_257], dtype=[torch.bfloat16, torch.float32])
@@ -43,22 +44,32 @@ def test_sampling_compiles_once_for_all_batches_without_spills(capability: int, 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_two_programs_that_sample_fit_a_multiprocessor_and_load_ahead(dtype: torch.dtype) -> None:
+def test_two_programs_of_sampling_fit_a_multiprocessor(dtype: torch.dtype) -> None:
     draws = random_draws(2, vocab=64_000)
-    with compile_only(90) as log:
-        # No other test has positions in int64: what is compiled here was not compiled before.
-        sample(torch.empty(2, 64_000, dtype=dtype), **draws.arguments | {"positions": draws.positions.long()})
-    (kernel,) = log.compiled
-    assert 2 * kernel.registers * 32 * kernel.num_warps <= 65_536
-    assert 2 * kernel.shared_memory <= SHARED_MEMORY[90]
-    assert "cp.async" in kernel.ptx
+    with compile_afresh(90) as log:
+        sample(torch.empty(2, 64_000, dtype=dtype), **draws.arguments)
+    for kernel in log.compiled:
+        assert 2 * kernel.registers * 32 * kernel.num_warps <= 65_536
+        assert 2 * kernel.shared_memory <= SHARED_MEMORY[90]
 
 
 def launches_of(log: LaunchLog) -> list[tuple[str, tuple[int, int, int]]]:
     return [(launch.name, launch.grid) for launch in log.launches]
 
 
-def test_each_op_is_one_launch() -> None:
+def test_a_row_is_split_in_the_same_chunks_whatever_the_batch() -> None:
+    for vocab, chunks in ((1, 1), (2049, 2), (128_256, 63), (151_936, 38), (262_208, 43)):
+        for rows in (1, 5):
+            with compile_only(90) as log:
+                sample(torch.empty(rows, vocab), **random_draws(rows, vocab=vocab).arguments)
+            assert launches_of(log) == [
+                ("_maxima_kernel", (rows, chunks, 1)),
+                ("_candidates_kernel", (rows, chunks, 1)),
+                ("_draw_kernel", (rows, 1, 1)),
+            ]
+
+
+def test_launches_of_each_op() -> None:
     logits, draws = torch.empty(5, 5000), random_draws(5, vocab=5000)
     counts, slots = torch.empty(4, 5000, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
     with compile_only(90) as log:
@@ -76,7 +87,11 @@ def test_each_op_is_one_launch() -> None:
             frequency=draws.top_p,
         )
     assert launches_of(log) == [
-        ("_sample_kernel", (5, 1, 1)),
+        ("_largest_of_chunk_kernel", (5, 2, 1)),
+        ("_join_largest_kernel", (5, 1, 1)),
+        ("_maxima_kernel", (5, 3, 1)),
+        ("_candidates_kernel", (5, 3, 1)),
+        ("_draw_kernel", (5, 1, 1)),
         ("_logprobs_kernel", (5, 1, 1)),
         ("_count_tokens_kernel", (1, 1, 1)),
         ("_apply_penalties_kernel", (5, 3, 1)),

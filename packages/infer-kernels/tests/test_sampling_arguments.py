@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.draws import random_draws
 
 LOGITS = torch.randn(3, 8)
@@ -28,6 +28,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     },
     apply_bitmask: {"logits": LOGITS.clone(), "bitmask": COUNTS[:1, :1].clone(), "rows": SLOTS[:1]},
     count_tokens: {"generated_counts": COUNTS, "slots": SLOTS, "token_ids": SLOTS},
+    greedy: {"logits": LOGITS},
     topk_logprobs: {"logits": LOGITS, "token_ids": SLOTS, "k": 3},
 }
 TENSORS = [
@@ -57,7 +58,7 @@ def test_tensor_with_a_dimension_too_many_is_refused(op: Callable[..., Any], nam
         op(**RIGHT[op] | {name: RIGHT[op][name].unsqueeze(0)})
 
 
-@pytest.mark.parametrize(("op", "name"), TENSORS)
+@pytest.mark.parametrize(("op", "name"), [case for case in TENSORS if case != (greedy, "logits")])
 def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
     with pytest.raises(ValueError, match=r"`\w+` is on (meta|cpu) but .* move one"):
         op(**RIGHT[op] | {name: RIGHT[op][name].to("meta")})
@@ -72,6 +73,14 @@ def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
         (sample, "seeds", None, r"`seeds` is None but `temperatures` is not; pass one for each row"),
         (sample, "positions", None, r"`positions` is None"),
         (sample, "out", torch.zeros(6, dtype=torch.int64)[::2], r"`out` has stride 2; pass a contiguous one"),
+        (greedy, "logits", torch.zeros(8, 3).T, r"`logits` has stride 3 in its last dimension"),
+        (greedy, "logits", torch.zeros(3, 0), r"`logits` has shape \[3, 0\]; pass \[rows, vocab\]"),
+        (
+            greedy,
+            "out",
+            (SLOTS[:2].long(), ONES),
+            r"`out` has shape \[2\] and strides \[1\]; pass contiguous tensors \[3\]",
+        ),
         (apply_penalties, "generated_counts", COUNTS[:, :7], r"`generated_counts` has shape \[2, 7\]; pass \[2, 8\]"),
         (apply_penalties, "in_prompt", COUNTS[:1].bool(), r"`in_prompt` has shape \[1, 8\]; pass \[2, 8\]"),
         (apply_bitmask, "rows", SLOTS[:2], r"`rows` has shape \[2\]; pass \[1\], one for each of `bitmask`"),

@@ -21,6 +21,8 @@ from infer_kernels import (
     apply_penalties,
     apply_rope,
     gelu_tanh_and_mul,
+    greedy,
+    linear_argmax,
     linear_invariant,
     norm_add_norm,
     paged_attention,
@@ -120,9 +122,20 @@ def all_cases() -> Iterator[Case]:
                 make=partial(prefill, head_dim=head_dim, tokens=tokens),
                 aim=Aim(350, "TFLOP/s") if head_dim == 128 and tokens >= 4096 else None,
             )
-    for label, filters in (("greedy", None), ("no filter", ()), ("top-k 50, top-p 0.9", ("top_k", "top_p"))):
-        make = partial(draw, filters=filters)
-        yield Case(op="sample", label=f"256 x {VOCAB}, {label}", make=make, aim=Aim(150, "us"))
+    for rows, aim in ((1, 25), (8, 30), (64, 75), (256, 150)):
+        label = f"{rows} x {VOCAB}"
+        yield Case(op="greedy", label=label, make=partial(greedily, rows=rows), aim=Aim(aim, "us"))
+        for filtered, filters in (("no filter", ()), ("top-k 50, top-p 0.9", ("top_k", "top_p"))):
+            make = partial(draw, rows=rows, filters=filters)
+            yield Case(op="sample", label=f"{label}, {filtered}", make=make, aim=Aim(aim, "us"))
+    for rows in (1, 16, 64, 256):
+        for op in ("linear_argmax", "F.linear and max"):
+            yield Case(
+                op=op,
+                label=f"{rows} rows, 4096 to {VOCAB}",
+                make=partial(head, rows=rows, is_fused=op == "linear_argmax"),
+                aim=Aim(0.85, "share") if op == "linear_argmax" and rows <= 64 else None,
+            )
     for k in (0, 20):
         yield Case(op="topk_logprobs", label=f"256 x {VOCAB}, k {k}", make=partial(logprobs, k=k))
     yield Case(op="apply_penalties", label=f"256 x {VOCAB}", make=penalties)
@@ -235,13 +248,27 @@ def _caches(bench: Bench, model: Model, num_blocks: int) -> tuple[Tensor, Tensor
     return bench.random(*shape), bench.random(*shape)
 
 
-def draw(bench: Bench, *, filters: tuple[str, ...] | None) -> Work:
-    """Return the work of one token for each row; no `filters` is greedy."""
-    logits = _logits(bench)
+def greedily(bench: Bench, *, rows: int) -> Work:
+    """Return the work of the most probable token of each row."""
+    logits = _logits(bench, rows)
+    return Work(launch=partial(greedy, logits), moves=logits.nbytes)
+
+
+def head(bench: Bench, *, rows: int, is_fused: bool) -> Work:
+    """Return the work of Llama's LM head and the most probable tokens: by `linear_argmax`, or by the library."""
+    hidden = bench.random(bench.size(rows, 3), LLAMA.hidden)
+    weight = bench.random(bench.size(VOCAB, 256), LLAMA.hidden, scale=LLAMA.hidden**-0.5)
+    if is_fused:
+        launch = partial(linear_argmax, hidden, weight, vocab_size=len(weight))
+        return Work(launch=launch, moves=weight.nbytes)
+    return Work(launch=lambda: functional.linear(hidden, weight).max(dim=-1), moves=weight.nbytes)
+
+
+def draw(bench: Bench, *, rows: int, filters: tuple[str, ...]) -> Work:
+    """Return the work of one token for each row."""
+    logits = _logits(bench, rows)
     rows = len(logits)
     launch = partial(sample, logits, out=bench.zeros(rows, dtype=torch.int64))
-    if filters is None:
-        return Work(launch=launch, moves=logits.nbytes)
     settings = {
         "top_k": torch.full((rows,), 50, dtype=torch.int32, device=bench.device),
         "top_p": torch.full((rows,), 0.9, device=bench.device),
@@ -294,5 +321,5 @@ def gate_up(bench: Bench, *, rows: int, is_invariant: bool) -> Work:
     return Work(launch=launch, moves=0 if computes else weight.nbytes, computes=computes)
 
 
-def _logits(bench: Bench) -> Tensor:
-    return bench.random(bench.size(256, 3), VOCAB, scale=3.0)
+def _logits(bench: Bench, rows: int = 256) -> Tensor:
+    return bench.random(bench.size(rows, 3), VOCAB, scale=3.0)

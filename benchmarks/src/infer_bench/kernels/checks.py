@@ -139,6 +139,19 @@ def _linears(dtype: torch.dtype) -> Iterator[Check]:
         operands = (x, weight, torch.randn(out_features).to(dtype))
         close = partial(assert_within_roundings, roundings=8.0)
         yield _check("linear_invariant", operands, f"{rows} rows, {in_features} to {out_features}", close=close)
+    for rows, in_features, vocab in (
+        (1, 576, 1000),
+        (17, 4096, 1030),
+        (65, 1024, 500),
+        (256, 1000, 333),
+        (300, 64, 90),
+    ):
+        # Whole numbers: sums are exact in any order, so that ids are equal.
+        whole = (
+            torch.randint(-2, 3, shape).to(dtype) for shape in ((rows, in_features), (vocab, in_features), (vocab,))
+        )
+        label = f"{rows} rows, {in_features} to {vocab}"
+        yield _check("linear_argmax", tuple(whole), label, close=EQUAL, vocab_size=vocab - 3)
 
 
 def _sampling(dtype: torch.dtype) -> Iterator[Check]:
@@ -146,13 +159,8 @@ def _sampling(dtype: torch.dtype) -> Iterator[Check]:
         logits = (3 * torch.randn(rows, vocab)).to(dtype)
         label = f"{rows} x {vocab}"
         yield _drawn(logits, random_draws(rows, vocab=vocab), f"{dtype}, {label}, all filters")
-        yield Check(
-            op="sample",
-            label=f"{dtype}, {label}, greedy",
-            run=partial(lambda logits, to: (sample(to(logits)),), logits),
-            expected=partial(lambda logits, _: (logits.float().argmax(dim=-1),), logits),
-            close=EQUAL,
-        )
+        yield _check("greedy", (logits,), label, close=EQUAL)
+        yield _same_alone(logits, random_draws(rows, vocab=vocab), f"{dtype}, {label}, rows alone")
         yield _check("topk_logprobs", (logits, torch.randint(0, vocab, (rows,))), label, close=CLOSE, call=_logprobs)
         state = (torch.arange(rows).int(), torch.rand(rows, vocab) < 0.1, torch.randint(0, 3, (rows, vocab)).int())
         columns = (torch.full((rows,), 1.3), torch.full((rows,), 0.5), torch.full((rows,), 0.2))
@@ -169,6 +177,22 @@ def _drawn(logits: Tensor, draws: Draws, label: str) -> Check:
         expected=lambda _: (logits,),
         close=lambda token_ids, logits: assert_drawn(token_ids, logits, draws),
     )
+
+
+def _same_alone(logits: Tensor, draws: Draws, label: str) -> Check:
+    """Return the check that a row draws the same token alone as among others."""
+
+    def run(to: To) -> Tensors:
+        moved, columns = to(logits), {name: to(column) for name, column in draws.arguments.items()}
+        together = sample(moved, **columns)
+        alone = [
+            sample(moved[row : row + 1], **{name: column[row : row + 1] for name, column in columns.items()})
+            for row in range(len(moved))
+        ]
+        return (together - torch.cat(alone),)
+
+    expected = (torch.zeros(len(logits), dtype=torch.int64),)
+    return Check(op="sample", label=label, run=run, expected=lambda _: expected, close=EQUAL)
 
 
 def _logprobs(op: Callable[..., Any], logits: Tensor, token_ids: Tensor) -> Tensors:

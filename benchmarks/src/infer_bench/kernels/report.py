@@ -49,7 +49,8 @@ def describe(cases: Sequence[LaunchCase], capabilities: Sequence[int]) -> str:
     rows = []
     for number, case in enumerate(cases):
         print(f"\r{number + 1} of {len(cases)}: {case!s:100}", end="", file=sys.stderr)
-        cells = [describe_kernel(compile_launch(case.launch, capability)) for capability in capabilities]
+        compiled = [compile_launch(case.launch, capability, kernel=case.kernel) for capability in capabilities]
+        cells = [describe_kernel(kernel) for kernel in compiled]
         rows.append([f"`{case.op}`", case.label, *cells])
     print(file=sys.stderr)
     head = ["op", "configuration", *(f"sm_{capability}" for capability in capabilities)]

@@ -18,18 +18,28 @@ from infer_kernels.attention import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_kernels.dense import linear, linear_invariant, prepack
+from infer_kernels.dense import linear, linear_argmax, linear_invariant, prepack
 from infer_kernels.embedding import embedding
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm import NormVariant, add_rms_norm, norm_add_norm, rms_norm
 from infer_kernels.qkv import KVSlots, QKNorm, Rotary, apply_rope, apply_rope_batched, qk_norm_rope_store, store_kv
-from infer_kernels.sampling import TopLogprobs, apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import (
+    Largest,
+    TopLogprobs,
+    apply_bitmask,
+    apply_penalties,
+    count_tokens,
+    greedy,
+    sample,
+    topk_logprobs,
+)
 
 __all__ = [
     "AttentionBuffers",
     "AttentionPlan",
     "DeviceMetadata",
     "KVSlots",
+    "Largest",
     "NormVariant",
     "QKNorm",
     "Rotary",
@@ -44,7 +54,9 @@ __all__ = [
     "count_tokens",
     "embedding",
     "gelu_tanh_and_mul",
+    "greedy",
     "linear",
+    "linear_argmax",
     "linear_invariant",
     "norm_add_norm",
     "paged_attention",

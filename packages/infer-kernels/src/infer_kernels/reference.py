@@ -5,6 +5,7 @@ A reference changes none of its arguments: where an op writes into a tensor, its
 
 from infer_kernels.advance_decode import advance_decode_reference
 from infer_kernels.attention.reference import paged_attention_reference
+from infer_kernels.dense.linear_argmax import linear_argmax_reference
 from infer_kernels.dense.linear_invariant import linear_invariant_reference
 from infer_kernels.embedding import embedding_reference
 from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
@@ -16,6 +17,7 @@ from infer_kernels.qkv.rope import apply_rope_reference
 from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
 from infer_kernels.qkv.store_kv import store_kv_reference
 from infer_kernels.sampling.bitmask import apply_bitmask_reference
+from infer_kernels.sampling.largest import greedy_reference
 from infer_kernels.sampling.logprobs import topk_logprobs_reference
 from infer_kernels.sampling.penalties import apply_penalties_reference, count_tokens_reference
 from infer_kernels.sampling.sample import kept_tokens_reference, sample_reference
@@ -31,7 +33,9 @@ __all__ = [
     "count_tokens_reference",
     "embedding_reference",
     "gelu_tanh_and_mul_reference",
+    "greedy_reference",
     "kept_tokens_reference",
+    "linear_argmax_reference",
     "linear_invariant_reference",
     "norm_add_norm_reference",
     "paged_attention_reference",

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from infer_kernels.sampling import sample, sample_triton
+from infer_kernels.sampling import row_chunks, sample, sample_triton
 from infer_kernels.sampling.uniform import uniform
 from infer_kernels.testing.draw_strategies import batches
 from infer_kernels.testing.draws import FIRST_SEED, LAST_SEED, Draws, assert_drawn, make_draws, random_draws
@@ -93,7 +93,7 @@ def test_more_candidates_than_the_lists_hold_are_cut_all_the_same(
     filters: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample_triton, "DEPTH", 2)
-    logits = (0.3 * torch.randn(1, 3 * sample_triton.BLOCK)).bfloat16()
+    logits = (0.3 * torch.randn(1, 3 * row_chunks.BLOCK)).bfloat16()
     draws = make_draws(temperatures=[1.0], **filters)  # type: ignore[arg-type]  # one of two lists
     assert_drawn(sample(logits, **draws.arguments), logits, draws)
 
@@ -113,6 +113,37 @@ def test_a_rows_choice_is_the_same_in_any_company() -> None:
     assert torch.equal(sample(logits[order], **draws.rows(order).arguments), together[order])
     alone = [sample(logits[i : i + 1], **draws.rows(slice(i, i + 1)).arguments) for i in range(9)]
     assert torch.equal(torch.cat(alone), together)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(8, 9000), (2, 140_000)])  # 5 chunks of one tile; 35 of two
+def test_a_row_of_many_chunks_draws_the_same_in_any_company(rows: int, vocab: int) -> None:
+    logits, draws = (2 * torch.randn(rows, vocab)).bfloat16(), random_draws(rows, vocab=vocab)
+    together = sample(logits, **draws.arguments)
+    assert_drawn(together, logits, draws)
+    alone = [sample(logits[i : i + 1], **draws.rows(slice(i, i + 1)).arguments) for i in range(rows)]
+    assert torch.equal(torch.cat(alone), together)
+    order = torch.randperm(rows)
+    assert torch.equal(sample(logits[order], **draws.rows(order).arguments), together[order])
+
+
+def test_candidates_of_all_tiles_of_a_chunk_count() -> None:
+    # 300 tokens above the rest, in order of ids, in both tiles of every chunk.
+    logits, high = torch.full((1, 140_000), -1.0), torch.arange(300)
+    logits[0, high * 466] = 5.0 - high / 1000
+    top_k = [1, 150, 299]
+    draws = make_draws(temperatures=[9.0] * 3, top_k=top_k)
+    assert last_kept(logits.expand(3, -1), draws) == [(k - 1) * 466 for k in top_k]
+
+
+def test_the_chunk_of_a_draw_is_found_in_order_of_ids() -> None:
+    # One possible token in each chunk, of equal mass: the draw is the chunk.
+    logits = torch.full((40, 5 * row_chunks.BLOCK), -torch.inf)
+    logits[:, 7 :: row_chunks.BLOCK] = 1.0
+    draws = make_draws(temperatures=[1.0] * 40, positions=list(range(40)), top_k=[0, 4, 0, 5] * 10)
+    drawn = sample(logits, **draws.arguments)
+    assert_drawn(drawn, logits, draws)
+    numbers = uniform(draws.seeds, draws.positions) * torch.tensor([5, 4, 5, 5] * 10)
+    assert torch.equal(drawn, numbers.long() * row_chunks.BLOCK + 7)
 
 
 def test_the_draw_inverts_the_distribution_in_order_of_ids() -> None:

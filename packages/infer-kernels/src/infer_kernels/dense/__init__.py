@@ -1,6 +1,7 @@
 """Dense layers, fast or batch-invariant. Knows a weight matrix; knows no model."""
 
 from infer_kernels.dense.linear import linear, prepack
+from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 
-__all__ = ["linear", "linear_invariant", "prepack"]
+__all__ = ["linear", "linear_argmax", "linear_invariant", "prepack"]

@@ -28,28 +28,6 @@ def load_logits(
 
 
 @triton.jit
-def reach_of_top_k(
-    distances: tl.tensor,  # [BLOCK] fp32, 0 or more: of each lane's largest logit to the row's
-    k: tl.tensor,
-) -> tl.tensor:
-    """A distance within which k logits lie for certain, and few more.
-
-    Each lane's largest is a logit of its own, so the k-th nearest of them bounds the k-th nearest of all. Sixteen
-    halvings of the range of fp32 bits, which order like the numbers, find it to a part in 256. Infinite if `k` is
-    larger than the number of lanes.
-    """
-    bits = distances.to(tl.int32, bitcast=True)
-    low = tl.cast(0, tl.int32)
-    high = tl.cast(0x7F800000, tl.int32)  # infinity
-    for _ in range(16):
-        middle = low + (high - low) // 2
-        enough = tl.sum((bits <= middle).to(tl.int32), axis=0) >= k
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, middle)
-    return high.to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _ordered_bits(bits: tl.tensor) -> tl.tensor:
     """The bits of an fp32 as an int32 that orders like it, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)

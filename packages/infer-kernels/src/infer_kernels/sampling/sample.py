@@ -17,11 +17,11 @@ The result depends on the row's logits and parameters alone, so a request draws 
 after it was preempted. A row whose largest logit is infinite, or that has none but -inf, is greedy. A row with a NaN
 gets some id inside the vocabulary.
 
-Bytes moved: the logits once, rows * vocab * itemsize; what the kernel reads again comes from cache. Nothing is sorted.
+Bytes moved: the logits once, rows * vocab * itemsize, and again where they do not stay in cache. Nothing is sorted.
 
 Precision: values are compared as stored, so ties are cut exactly. Masses are sums of fp32 weights (in fp32 within a
-tile of the kernel, in fp64 across tiles and in PyTorch): where u or top-p hits a boundary between two tokens to a part
-in 10^6, either may win.
+chunk of the kernels, in fp64 across chunks and in PyTorch): where u or top-p hits a boundary between two tokens to a
+part in 10^6, either may win.
 """
 
 import math
@@ -39,6 +39,7 @@ from infer_kernels.checks import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.sampling.largest import greedy_triton
 from infer_kernels.sampling.sample_torch import most_probable, sample_torch
 from infer_kernels.sampling.sample_triton import sample_triton
 from infer_kernels.sampling.uniform import uniform_reference
@@ -137,6 +138,10 @@ def sample(
         if not out.is_contiguous():
             raise ValueError(f"`out` has stride {out.stride(0)}; pass a contiguous one")
     if temperatures is None:
+        if takes_triton(logits):
+            token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+            greedy_triton(logits, token_ids=token_ids, largest=logits.new_empty(rows))
+            return token_ids
         token_ids = most_probable(logits)
         return token_ids if out is None else out.copy_(token_ids)
     if seeds is None or positions is None:

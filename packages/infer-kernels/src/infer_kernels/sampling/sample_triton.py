@@ -1,21 +1,27 @@
-"""The sampling kernel and its launcher: one program per row. What is drawn is defined in `sample.py`.
+"""The launcher of `sample` and its last kernel, which draws. What is drawn is defined in `sample.py`.
 
-A row is read at most three times, whatever its values, if few tokens can be at the cut:
+A row lies in up to 64 chunks at fixed positions, whose size depends on the vocabulary alone. Three launches, the first
+two in `row_chunks.py`:
 
-1. The largest logit of each lane, and with it the row's; a greedy row ends here.
-2. The mass; and, if top-k or top-p cut the row, each lane's candidates, copied to its own short list. Lanes share
-   nothing, so nothing is synchronized and the order is always the same:
+1. A program for each chunk: the largest logit of each group of neighboring tokens. Greedy rows need no more.
+2. A program for each chunk: its mass, and, if top-k or top-p cut the row, its candidates: the logits within a distance
+   of the row's largest that certainly holds the cut. For top-k it is the distance within which the largest of k groups
+   lie, for top-p the one beyond which even a whole vocabulary has less mass than top-p drops.
+3. A program for each row: the cut, by `search_cut` over the candidates, a tile or two; the chunk in which the draw
+   falls, by the chunks' masses; the token, from that chunk.
 
-       lane      0    1    2   ...  BLOCK - 1       Candidates are the logits within a distance of the largest that
-       list 0    x    x         x       x           certainly holds the cut: for top-k the distance within which k
-       list 1         x                 x           lanes' largest lie, for top-p the one beyond which even a whole
-       ...                                          vocabulary has less mass than top-p drops. `search_cut` then
-       list DEPTH - 1                               reads the lists, not the row: a tile or two.
+       lists of a row        chunk 0         chunk 1   ...     A chunk's candidates, in order of ids, fill 32 lanes
+       [DEPTH, 64 x 32]  0   x x x x ... x   x x ...           of each tile, from the first tile on.
+                         1   x x ...
 
-3. The running mass in order of ids, up to the tile in which the draw falls: half a row on average.
+A chunk is always taken by one program, and what programs found is always joined in the order of the chunks: a row's
+draw depends neither on the other rows nor on what the device runs at once.
 
-If a lane has more candidates than its list holds, which takes many thousands of them, `search_cut` reads the row: about
-ten passes for bf16 logits, seventeen for fp32. All reads after the first come from cache.
+If a chunk has more candidates than its lists hold, `search_cut` reads the row instead: about ten passes for bf16
+logits, seventeen for fp32.
+
+Scratch, for each row: 512 bytes for chunks, 4 to 8 KiB for groups of a vocabulary of up to 262,144, and where top-k
+or top-p is given DEPTH * 2048 * itemsize for candidates.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -25,43 +31,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.integers import cdiv
-from infer_kernels.sampling.pivot_search import load_logits, measure_cut, reach_of_top_k, search_cut, smallest_within
+from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.sampling.pivot_search import load_logits, measure_cut, search_cut, smallest_within
+from infer_kernels.sampling.row_chunks import BLOCK, CHUNKS, WIDTH, launch_candidates, launch_maxima
+from infer_kernels.sampling.row_limits import (
+    distance_of_min_p,
+    is_drawn,
+    largest_of_groups,
+    limit_of_top_k,
+    scale_of,
+    share_of_top_p,
+)
 from infer_kernels.sampling.uniform import uniform_number
 
-BLOCK = 2048
 DEPTH = 16
+"""Tiles of a row's lists: a chunk of 2048 tokens may have 512 candidates."""
 
-# Farther from the largest logit than this no token is kept; -inf lies at infinity.
-_FARTHEST = tl.constexpr(3.0e38)
-_LOG2_E = tl.constexpr(1.4426950408889634)
+_GROUPS = 1024
+"""Groups of a row, but for vocabularies of more than 64 tiles: a tile has no fewer than 16."""
+
 _NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _cut_row(
-    logits: tl.tensor,  # [vocab], the row
-    lists: tl.tensor,  # [DEPTH, BLOCK], its candidates
-    filled: tl.tensor,  # [BLOCK] int32: candidates of each lane, those that its list cannot hold included
+def _find_cut(
+    source: tl.tensor,  # tiles of BLOCK values: the row's candidates, or the row
+    filled: tl.tensor,  # [BLOCK] int32: how many values each lane has
+    tiles: tl.tensor,
     vocab: tl.tensor,
     largest: tl.tensor,
     scale: tl.tensor,
-    reach: tl.tensor,  # distance of the farthest candidate
+    farthest: tl.tensor,  # distance that min-p allows
     total: tl.tensor,  # mass of what min-p leaves
     k: tl.tensor,  # `vocab` or more: no limit
     p: tl.tensor,  # 1 or more: no limit
     BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The value that the row is cut at, how many tokens of that value are kept, and the mass of all that are."""
-    lane = tl.arange(0, BLOCK)
-    source = lists
-    tiles = tl.max(filled, axis=0)
-    if tiles > DEPTH:
-        source = logits
-        filled = (vocab - lane + BLOCK - 1) // BLOCK
-        tiles = tl.cdiv(vocab, BLOCK)
-    low, candidates = smallest_within(source, filled, tiles, largest, reach, BLOCK)
+) -> tuple[tl.tensor, tl.tensor]:
+    """The value that the row is cut at, and how many tokens of that value are kept."""
+    low, candidates = smallest_within(source, filled, tiles, largest, farthest, BLOCK)
     ties_kept = candidates
     if k < vocab:
         if candidates > k:
@@ -80,14 +87,65 @@ def _cut_row(
         needed = tl.minimum(tl.ceil((wanted - mass) / tl.maximum(each, 1e-37)), 1e9).to(tl.int32)
         ties_kept = tl.minimum(ties, tl.maximum(needed, 1))
         low = cut
-        total = mass + ties_kept.to(tl.float32) * each
-    return low, ties_kept, total
+    return low, ties_kept
+
+
+@triton.jit
+def _measure_listed_chunks(
+    lists: tl.tensor,  # [DEPTH, BLOCK], the row's candidates
+    filled: tl.tensor,  # [BLOCK] int32
+    largest: tl.tensor,
+    scale: tl.tensor,
+    cut: tl.tensor,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Of each chunk, the mass above `cut` and how many tokens equal it: [CHUNKS] both."""
+    lane = tl.arange(0, BLOCK)
+    masses = tl.zeros([BLOCK], tl.float32)
+    ties = tl.zeros([BLOCK], tl.int32)
+    for tile in range(tl.max(filled, axis=0)):
+        values = load_logits(lists, tile * BLOCK + lane, tile < filled)
+        masses += tl.where(values > cut, tl.exp2((values - largest) * scale), 0.0)
+        ties += (values == cut).to(tl.int32)
+    by_chunk: tl.constexpr = (CHUNKS, BLOCK // CHUNKS)
+    return tl.sum(tl.reshape(masses, by_chunk), axis=1), tl.sum(tl.reshape(ties, by_chunk), axis=1)
+
+
+@triton.jit
+def _measure_chunks_of_row(
+    logits: tl.tensor,  # [vocab], the row
+    vocab: tl.tensor,
+    tiles_per_chunk: tl.tensor,
+    largest: tl.tensor,
+    scale: tl.tensor,
+    cut: tl.tensor,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """`_measure_listed_chunks` of a row whose candidates are too many for lists."""
+    lane = tl.arange(0, BLOCK)
+    chunk = tl.arange(0, CHUNKS)
+    masses = tl.zeros([CHUNKS], tl.float32)
+    ties = tl.zeros([CHUNKS], tl.int32)
+    for tile in range(tl.cdiv(vocab, BLOCK)):
+        token = tile * BLOCK + lane
+        values = load_logits(logits, token, token < vocab)
+        mass = tl.sum(tl.where(values > cut, tl.exp2((values - largest) * scale), 0.0), axis=0)
+        here = chunk == tile // tiles_per_chunk
+        masses += tl.where(here, mass, 0.0)
+        ties += tl.where(here, tl.sum((values == cut).to(tl.int32), axis=0), 0)
+    return masses, ties
 
 
 @triton.jit
 def _draw_token(
     logits: tl.tensor,  # [vocab], the row
     vocab: tl.tensor,
+    first_tile: tl.tensor,  # of the chunk in which the draw falls
+    last_tile: tl.tensor,
+    running: tl.tensor,  # fp64: mass before the chunk
+    ties_seen: tl.tensor,  # before the chunk
     largest: tl.tensor,
     scale: tl.tensor,
     farthest: tl.tensor,  # distance that min-p allows
@@ -96,17 +154,14 @@ def _draw_token(
     target: tl.tensor,  # fp64: the share of the mass that the draw stands for
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The first id up to which the kept tokens' mass exceeds `target`; the last one kept, should rounding hide it."""
+    """The first id up to which the kept tokens' mass exceeds `target`; the chunk's last, should rounding hide it."""
     lane = tl.arange(0, BLOCK)
     mass_of_tie = tl.exp2((cut - largest) * scale)
-    running = tl.cast(0.0, tl.float64)
-    ties_seen = tl.cast(0, tl.int32)
-    drawn_tile = tl.cast(0, tl.int32)
-    mass_before = tl.cast(0.0, tl.float64)
-    ties_before = tl.cast(0, tl.int32)
-    tiles = tl.cdiv(vocab, BLOCK)
-    tile = tl.cast(0, tl.int32)
-    while tile < tiles:
+    drawn_tile = first_tile
+    mass_before = running
+    ties_before = ties_seen
+    tile = first_tile
+    while tile <= last_tile:
         values = load_logits(logits, tile * BLOCK + lane, tile * BLOCK + lane < vocab)
         distances = largest - values
         weights = tl.exp2(-distances * scale)
@@ -119,7 +174,7 @@ def _draw_token(
             ties_before = ties_seen
         running += mass.to(tl.float64)
         ties_seen += ties
-        tile = tl.where(running > target, tiles, tile + 1)
+        tile = tl.where(running > target, last_tile + 1, tile + 1)
 
     token = drawn_tile * BLOCK + lane
     values = load_logits(logits, token, token < vocab)
@@ -134,10 +189,8 @@ def _draw_token(
     return tl.minimum(first, last)
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["out", "temperatures", "top_k", "top_p", "min_p", "seeds", "positions"],
-)
-def _sample_kernel(
+@triton.jit(do_not_specialize_on_alignment=["out", "temperatures", "top_k", "top_p", "min_p", "seeds", "positions"])
+def _draw_kernel(
     out: tl.tensor,  # [rows] int64
     logits: tl.tensor,  # [rows, vocab]
     temperatures: tl.tensor,  # [rows] fp32
@@ -146,83 +199,80 @@ def _sample_kernel(
     min_p: tl.tensor,  # [rows] fp32, or None
     seeds: tl.tensor,  # [rows] int64
     positions: tl.tensor,  # [rows]
-    scratch: tl.tensor,  # [rows, lists of a lane, BLOCK], or None where neither top_k nor top_p is given
+    maxima: tl.tensor,  # [rows, groups] fp32
+    masses: tl.tensor,  # [rows, CHUNKS] fp32
+    counts: tl.tensor,  # [rows, CHUNKS] int32: each chunk's candidates, those that its lists cannot hold included
+    lists: tl.tensor,  # [rows, DEPTH, BLOCK], or None where neither top_k nor top_p is given
     vocab: tl.tensor,
+    groups: tl.tensor,
+    tiles_per_chunk: tl.tensor,
     logits_stride: tl.tensor,
-    scratch_stride: tl.tensor,
     BLOCK: tl.constexpr,
+    TOKENS_PER_GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
-    lane = tl.arange(0, BLOCK)
     vocab = tl.cast(vocab, tl.int32)  # Triton makes a constant of an argument that is 1
-    tiles = tl.cdiv(vocab, BLOCK)
-
-    nearest = tl.full([BLOCK], float("-inf"), tl.float32)
-    nearest_tile = tl.zeros([BLOCK], tl.int32)
-    for tile in tl.range(0, tiles, num_stages=4):
-        values = load_logits(logits, tile * BLOCK + lane, tile * BLOCK + lane < vocab)
-        nearest_tile = tl.where(values > nearest, tile, nearest_tile)
-        nearest = tl.maximum(nearest, values)
-    largest = tl.max(nearest, axis=0)
+    largest, first_group = largest_of_groups(maxima + row * groups, groups, BLOCK)
     temperature = tl.load(temperatures + row)
-    if (temperature > 0.0) & (tl.abs(largest) < float("inf")):
-        scale = _LOG2_E / tl.maximum(temperature, 1e-30)
-        farthest = tl.cast(_FARTHEST, tl.float32)
-        if min_p is not None:
-            ratio = tl.load(min_p + row)
-            if ratio > 0.0:
-                farthest = tl.minimum(farthest, tl.maximum(-tl.log2(ratio) / scale, 0.0))
-
-        reach = tl.cast(-1.0, tl.float32)  # no candidates
-        k = vocab
-        p = tl.cast(1.0, tl.float32)
-        if scratch is not None:
-            scratch += row * scratch_stride
-            if top_k is not None:
-                limit = tl.load(top_k + row)
-                k = tl.where((limit > 0) & (limit < vocab), limit, vocab)
-            if top_p is not None:
-                p = tl.load(top_p + row)
-            distances = largest - nearest
-            if k < vocab:
-                reach = tl.minimum(farthest, reach_of_top_k(distances, k))
-            elif p < 1.0:
-                # No less than the mass of the lanes' largest, and no more than `vocab` times that of a token as far
-                # away as `reach`: what lies beyond it is less than what top-p drops. 0.01 is for rounding.
-                least = tl.sum(tl.where(distances <= farthest, tl.exp2(-distances * scale), 0.0), axis=0)
-                bits = tl.log2(vocab.to(tl.float32)) - tl.log2(1.0 - p) - tl.log2(least) + 0.01
-                reach = tl.minimum(farthest, tl.maximum(bits, 0.0) / scale)
-
-        masses = tl.zeros([BLOCK], tl.float32)
-        filled = tl.zeros([BLOCK], tl.int32)
-        for tile in tl.range(0, tiles, num_stages=4):
-            values = load_logits(logits, tile * BLOCK + lane, tile * BLOCK + lane < vocab)
-            distances = largest - values
-            masses += tl.where(distances <= farthest, tl.exp2(-distances * scale), 0.0)
-            if scratch is not None:
-                near = distances <= reach
-                at = scratch + filled * BLOCK + lane
-                tl.store(at, values.to(logits.dtype.element_ty), mask=near & (filled < DEPTH))
-                filled += near.to(tl.int32)
-        total = tl.sum(masses, axis=0)
-
+    if is_drawn(largest, temperature):
+        scale = scale_of(temperature)
+        farthest = distance_of_min_p(min_p, row, scale)
+        chunk = tl.arange(0, CHUNKS)
+        chunks = tl.cdiv(vocab, BLOCK * tiles_per_chunk)
+        chunk_masses = tl.load(masses + row * CHUNKS + chunk, mask=chunk < chunks, other=0.0)
+        chunk_ties = tl.zeros([CHUNKS], tl.int32)
         cut = tl.cast(float("-inf"), tl.float32)
         ties_kept = tl.cast(0, tl.int32)
-        if scratch is not None:  # noqa: SIM102 - decided when the kernel is compiled, the inner `if` by the row
+        if lists is not None:
+            k = limit_of_top_k(top_k, row, vocab)
+            p = share_of_top_p(top_p, row)
             if (k < vocab) | (p < 1.0):
-                tl.debug_barrier()  # the lists may be read by other threads than those that wrote them
-                cut, ties_kept, total = _cut_row(
-                    logits, scratch, filled, vocab, largest, scale, reach, total, k, p, BLOCK, DEPTH
-                )
+                lane = tl.arange(0, BLOCK)
+                lists += row * DEPTH * BLOCK
+                total = tl.sum(chunk_masses, axis=0)
+                count = tl.load(counts + row * CHUNKS + lane // WIDTH, mask=lane // WIDTH < chunks, other=0)
+                is_listed = tl.max(count, axis=0) <= DEPTH * WIDTH
+                source = lists
+                filled = (count - lane % WIDTH + WIDTH - 1) // WIDTH
+                tiles = tl.max(filled, axis=0)
+                if not is_listed:
+                    source = logits
+                    filled = (vocab - lane + BLOCK - 1) // BLOCK
+                    tiles = tl.cdiv(vocab, BLOCK)
+                cut, ties_kept = _find_cut(source, filled, tiles, vocab, largest, scale, farthest, total, k, p, BLOCK)
+                if is_listed:
+                    chunk_masses, chunk_ties = _measure_listed_chunks(lists, filled, largest, scale, cut, BLOCK, CHUNKS)
+                else:
+                    chunk_masses, chunk_ties = _measure_chunks_of_row(
+                        logits, vocab, tiles_per_chunk, largest, scale, cut, BLOCK, CHUNKS
+                    )
+        ties_before = tl.cumsum(chunk_ties, axis=0) - chunk_ties
+        kept_ties = tl.minimum(chunk_ties, tl.maximum(ties_kept - ties_before, 0))
+        chunk_masses += kept_ties.to(tl.float32) * tl.exp2((cut - largest) * scale)
+        running = tl.cumsum(chunk_masses.to(tl.float64), axis=0)
+        total = tl.max(running, axis=0)
         number = uniform_number(tl.load(seeds + row), tl.load(positions + row).to(tl.int64))
-        target = number * total.to(tl.float64)
-        drawn = _draw_token(logits, vocab, largest, scale, farthest, cut, ties_kept, target, BLOCK)
+        target = number * total
+        first = tl.min(tl.where((running > target) & (chunk_masses > 0.0), chunk, CHUNKS), axis=0)
+        last = tl.max(tl.where(chunk_masses > 0.0, chunk, 0), axis=0)
+        drawn_chunk = tl.minimum(first, last)
+        is_drawn_chunk = chunk == drawn_chunk
+        mass_before = tl.sum(tl.where(is_drawn_chunk, running - chunk_masses.to(tl.float64), 0.0), axis=0)
+        ties_seen = tl.sum(tl.where(is_drawn_chunk, ties_before, 0), axis=0)
+        drawn = _draw_token(
+            logits, vocab, drawn_chunk * tiles_per_chunk, (drawn_chunk + 1) * tiles_per_chunk - 1,
+            mass_before, ties_seen, largest, scale, farthest, cut, ties_kept, target, BLOCK,
+        )  # fmt: skip
         tl.store(out + row, drawn.to(tl.int64))
     else:
-        first = tl.min(tl.where(nearest == largest, nearest_tile * BLOCK + lane, _NO_TOKEN), axis=0)
-        tl.store(out + row, first.to(tl.int64))
+        token = first_group * TOKENS_PER_GROUP + tl.arange(0, TOKENS_PER_GROUP)
+        values = load_logits(logits, token, token < vocab)
+        first_token = tl.min(tl.where(values == largest, token, _NO_TOKEN), axis=0)
+        tl.store(out + row, first_token.to(tl.int64))
 
 
 def sample_triton(
@@ -236,15 +286,38 @@ def sample_triton(
     positions: Tensor,
     out: Tensor,
 ) -> Tensor:
-    """Launch the kernel; arguments as for `sample`, unchecked."""
+    """Launch the kernels; arguments as for `sample`, unchecked."""
     rows, vocab = logits.shape
     if rows == 0:
         return out
-    scratch = None
+    tiles = cdiv(vocab, BLOCK)
+    tiles_per_chunk = cdiv(tiles, CHUNKS)
+    groups_per_tile = min(BLOCK, max(16, _GROUPS // next_power_of_2(tiles)))
+    chunks = cdiv(tiles, tiles_per_chunk)
+    device = logits.device
+    maxima = torch.empty(rows, chunks * tiles_per_chunk * groups_per_tile, dtype=torch.float32, device=device)
+    masses = torch.empty(rows, CHUNKS, dtype=torch.float32, device=device)
+    counts = torch.empty(rows, CHUNKS, dtype=torch.int32, device=device)
+    lists = None
     if top_k is not None or top_p is not None:
-        depth = min(DEPTH, cdiv(vocab, BLOCK))
-        scratch = torch.empty(rows, depth, BLOCK, dtype=logits.dtype, device=logits.device)
-    _sample_kernel[(rows,)](
+        lists = torch.empty(rows, DEPTH, BLOCK, dtype=logits.dtype, device=device)
+    launch_maxima(
+        logits, maxima=maxima, chunks=chunks, tiles_per_chunk=tiles_per_chunk, groups_per_tile=groups_per_tile
+    )
+    launch_candidates(
+        logits,
+        temperatures=temperatures,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        maxima=maxima,
+        masses=masses,
+        counts=counts,
+        lists=lists,
+        chunks=chunks,
+        tiles_per_chunk=tiles_per_chunk,
+    )
+    _draw_kernel[(rows,)](
         out,
         logits,
         temperatures,
@@ -253,11 +326,18 @@ def sample_triton(
         min_p,
         seeds,
         positions,
-        scratch,
+        maxima,
+        masses,
+        counts,
+        lists,
         vocab,
+        maxima.shape[1],
+        tiles_per_chunk,
         logits.stride(0),
-        0 if scratch is None else scratch.stride(0),
         BLOCK=BLOCK,
+        TOKENS_PER_GROUP=BLOCK // groups_per_tile,
+        CHUNKS=CHUNKS,
+        WIDTH=WIDTH,
         DEPTH=DEPTH,
         num_warps=8,
         enable_fp_fusion=False,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.advance_decode import advance_decode
+from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm.add_rms_norm import add_rms_norm
@@ -22,7 +23,7 @@ from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
-from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, sample, topk_logprobs
+from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES
 
@@ -38,33 +39,43 @@ class LaunchCase:
         label: dtype, shape and mode.
         dtype: of the operands that are computed with.
         launch: calls the op on CPU tensors; to be called inside `compile_only`.
+        kernel: which of the op's kernels is meant, by its name; None: it has one.
     """
 
     op: str
     label: str
     dtype: torch.dtype
     launch: Callable[[], object]
+    kernel: str | None = None
 
     def __str__(self) -> str:
         """The op and its label."""
         return f"{self.op}: {self.label}"
 
 
-def compile_launch(launch: Callable[[], object], capability: int) -> CompiledKernel:
-    """The one kernel that `launch` takes on an architecture; of attention, that after the one of its work list.
+def compile_launch(launch: Callable[[], object], capability: int, *, kernel: str | None = None) -> CompiledKernel:
+    """The one kernel that `launch` takes on an architecture, or of several the one called `kernel`.
+
+    Of attention it is the one after that of its work list.
 
     Raises:
         triton.runtime.errors.OutOfResources: it does not fit shared memory.
     """
     with compile_afresh(capability) as log:
         launch()
-    *lists, kernel = log.compiled
+    found = [each for each in log.compiled if kernel in (None, each.name)]
+    *lists, compiled = found
     assert all("work_list" in other.name for other in lists)
-    return kernel
+    return compiled
 
 
-def _case(op: str, dtype: torch.dtype, label: str, launch: Callable[[], object]) -> LaunchCase:
-    return LaunchCase(op=op, label=f"{SHORT_NAMES[dtype]}, {label}", dtype=dtype, launch=launch)
+def _case(
+    op: str, dtype: torch.dtype, label: str, launch: Callable[[], object], kernel: str | None = None
+) -> LaunchCase:
+    label = f"{SHORT_NAMES[dtype]}, {label}"
+    if kernel is not None:
+        label += f", {kernel.removesuffix('_kernel').strip('_').replace('_', ' ')}"
+    return LaunchCase(op=op, label=label, dtype=dtype, launch=launch, kernel=kernel)
 
 
 def _norms() -> Iterator[LaunchCase]:
@@ -223,8 +234,14 @@ def _sampling() -> Iterator[LaunchCase]:
         )
 
     for dtype in (BF16, FP32):
-        yield _case("sample", dtype, "no filter", partial(draw, dtype))
-        yield _case("sample", dtype, "all filters", partial(draw, dtype, top_k=True, top_p=True, min_p=True))
+        whole, cut = partial(draw, dtype), partial(draw, dtype, top_k=True, top_p=True, min_p=True)
+        yield _case("sample", dtype, "any filters", whole, "_maxima_kernel")
+        for kernel in ("_candidates_kernel", "_draw_kernel"):
+            yield _case("sample", dtype, "no filter", whole, kernel)
+            yield _case("sample", dtype, "all filters", cut, kernel)
+        logits = torch.zeros(3, 32000, dtype=dtype)
+        for kernel in ("_largest_of_chunk_kernel", "_join_largest_kernel"):
+            yield _case("greedy", dtype, "vocab 32000", partial(greedy, logits), kernel)
         yield _case("apply_penalties", dtype, "vocab 32000", partial(penalize, dtype))
         logits, bits = torch.zeros(3, 32000, dtype=dtype), torch.zeros(2, 1000, dtype=torch.int32)
         masked = torch.zeros(2, dtype=torch.int64)
@@ -235,8 +252,9 @@ def _sampling() -> Iterator[LaunchCase]:
             "vocab 32000",
             partial(topk_logprobs, torch.zeros(3, 32000, dtype=dtype), torch.zeros(3, dtype=torch.int64), k=0),
         )
-    yield _case("sample", BF16, "top-k", partial(draw, BF16, top_k=True))
-    yield _case("sample", BF16, "top-p", partial(draw, BF16, top_p=True))
+    for kernel in ("_candidates_kernel", "_draw_kernel"):
+        yield _case("sample", BF16, "top-k", partial(draw, BF16, top_k=True), kernel)
+        yield _case("sample", BF16, "top-p", partial(draw, BF16, top_p=True), kernel)
     index = torch.zeros(3, dtype=torch.int64)
     counts = torch.zeros(2, 32000, dtype=torch.int32)
     yield LaunchCase(
@@ -262,6 +280,13 @@ def _steps() -> Iterator[LaunchCase]:
         weight, bias = torch.empty(out_features, in_features, dtype=dtype), torch.empty(out_features, dtype=dtype)
         return linear_invariant(torch.empty(3, in_features, dtype=dtype), weight, bias if biased else None)
 
+    def head(
+        rows: int, in_features: int, dtype: torch.dtype, *, biased: bool = False, soft_cap: float | None = None
+    ) -> object:
+        weight, bias = torch.empty(1000, in_features, dtype=dtype), torch.empty(1000, dtype=dtype)
+        hidden = torch.empty(rows, in_features, dtype=dtype)
+        return linear_argmax(hidden, weight, bias if biased else None, vocab_size=900, soft_cap=soft_cap)
+
     yield LaunchCase(op="advance_decode", label="blocks of 64", dtype=torch.int32, launch=partial(advance, 64))
     for dtype, in_features, biased in (
         (BF16, 4096, False),
@@ -272,6 +297,14 @@ def _steps() -> Iterator[LaunchCase]:
         label = f"{in_features} to 1536{', bias' if biased else ''}"
         shape = (in_features, 1536, dtype)
         yield _case("linear_invariant", dtype, label, partial(layer, *shape, biased=biased))
+    kernel = "_linear_argmax_kernel"
+    for rows in (16, 32, 64, 128, 256):
+        for dtype in (BF16, FP16):
+            yield _case("linear_argmax", dtype, f"{rows} rows of 4096", partial(head, rows, 4096, dtype), kernel)
+    for rows, dtype, in_features in ((256, BF16, 1024), (256, BF16, 8192), (256, BF16, 1000), (256, FP32, 4096)):
+        label = f"{rows} rows of {in_features}"
+        full = partial(head, rows, in_features, dtype, biased=True, soft_cap=30.0)
+        yield _case("linear_argmax", dtype, f"{label}, bias, soft cap", full, kernel)
 
 
 SHIPPED_CASES: tuple[LaunchCase, ...] = (
