@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from infer_bench.kernels import cpu, report, row_invariance
+from infer_bench.kernels import cpu, prefill_configs, report, row_invariance
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import Case, all_cases
 from infer_bench.kernels.check import EQUAL, Check
@@ -56,6 +56,15 @@ def test_row_invariance_names_rows_by_setting(
 def test_kernel_report_has_a_row_for_each_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     report.main(["--op", "store_kv", "--arch", "90"])
     assert capsys.readouterr().out.count("| `store_kv` |") >= 2
+
+
+def test_prefill_candidates_are_described_and_the_one_that_ships_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = ["--shape", "128", "64", "8", "--shape", "256", "64", "8"]
+    prefill_configs.main(["--arch", "90", "--head-dim", "128", *shapes, "--stages", "3"])
+    printed = capsys.readouterr().out
+    (shipped,) = [line for line in printed.splitlines() if "128 x 64 *" in line]
+    assert [cell.strip() for cell in shipped.split("|")[-5:-1]] == ["1", "8", "wgmma", "TMA"]
+    assert "does not fit" in printed or "256 x 64" in printed
 
 
 def test_cpu_benchmark_compares_forms_that_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,10 @@ BENCHMARKS = {
     "write-checkpoint": ("checkpoints", "writes a checkpoint with random weights and a tokenizer"),
     "kernels-cpu": ("kernels.cpu", "the CPU kernels against the naive forms"),
     "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
+    "prefill-configs": (
+        "kernels.prefill_configs",
+        "prefill attention's tile shapes: the compiler's facts, rates on a GPU",
+    ),
     "first-light": ("gpu.first_light", "all that a GPU can prove: kernels, parity, engine, server, a profile"),
     "offline-bundle": ("gpu.offline_bundle", "makes the folder that first light needs on a machine without network"),
 }

@@ -67,19 +67,20 @@ def prefill_config(*, group: int, head_dim: int, itemsize: int, capability: tupl
     if itemsize == 4:
         return _in_full_precision(width, max(32, next_power_of_2(group)))
     if width == 256:
-        rows, keys, num_warps, num_stages = (64, 32, 8, 3) if hopper else (32, 32, 4, 2)
+        rows, keys, num_warps, num_stages = 64, 32, 8, 3 if hopper or capability == (8, 0) else 2
     elif width == 128 and not hopper:
-        rows, keys, num_warps, num_stages = 64, 32, 4, 2
+        # Two programs share an SM; only on sm_80 its memory has room for a third stage of both.
+        rows, keys, num_warps, num_stages = 64, 32, 4, 3 if capability == (8, 0) else 2
     elif hopper:
         rows, keys, num_warps, num_stages = 128, 64, 8, 3
     else:
-        rows, keys, num_warps, num_stages = 64, 64, 4, 2
+        rows, keys, num_warps, num_stages = 64, 64, 4, 3
     return TileConfig(
         rows=max(rows, next_power_of_2(group)),
         keys=keys,
         num_warps=num_warps,
         num_stages=num_stages,
-        programs_per_sm=1,
+        programs_per_sm=2 if num_warps == 4 else 1,
     )
 
 
