@@ -42,6 +42,11 @@ def require_launcher() -> None:
         ) from error
 
 
+def cache_folder() -> Path:
+    """Return the folder that keeps compiled Triton kernels."""
+    return Path(triton.knobs.cache.dir)
+
+
 def describe_gpu(device: torch.device) -> Gpu:
     """Describe `device`, or what stands in for a GPU where Triton interprets or only compiles."""
     if device.type == "cuda":

@@ -55,10 +55,15 @@ class Library:
         return found
 
 
+def is_switched_off() -> bool:
+    """Whether the environment switches the kernels off."""
+    return os.environ.get(SWITCH, "1").strip().lower() in ("0", "false", "off", "no")
+
+
 @cache
 def library() -> Library | None:
     """Return the library; None if it is switched off or cannot be built, which the log says once."""
-    if os.environ.get(SWITCH, "1").strip().lower() in ("0", "false", "off", "no"):
+    if is_switched_off():
         logger.info("CPU kernels are off (%s); plain PyTorch computes", SWITCH)
         return None
     began = time.monotonic()

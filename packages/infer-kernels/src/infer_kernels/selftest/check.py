@@ -1,0 +1,95 @@
+"""`ModelOps`: what a model asks of the kernels. `SelfCheck`: one comparison of an op with its reference."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from infer_kernels.norm import NormVariant
+
+EPS = 1e-6
+
+
+class CheckImpossibleError(Exception):
+    """A check cannot be performed on this machine, for example for lack of memory; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOps:
+    """The ops that a model uses, and their sizes.
+
+    Attributes:
+        dtype: of weights, activations, keys and values.
+        vocab_size: columns of the logits.
+        hidden_size: elements of a token's hidden state.
+        intermediate_size: elements inside an MLP.
+        q_heads: query heads of a layer.
+        kv_heads: key and value heads of a layer.
+        head_dim: elements of a head.
+        block_size: tokens of a KV block.
+        scale: multiplies the dot products of attention.
+        windows: the different sliding windows of the layers; None: attention to all tokens before.
+        soft_cap: caps the scores; None leaves them.
+        norm: the variant of the layers' RMS norms; None: the model has others.
+        has_sandwich_norms: a norm before and one after each addition to the residual stream.
+        qk_norm: the variant of the norms of queries and keys; None: there are none.
+        has_rotary: queries and keys are rotated.
+        activation: the gated activation of the MLPs; None: they have another.
+        embedding_scale: multiplies the rows of the embedding.
+    """
+
+    dtype: torch.dtype
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    scale: float
+    windows: tuple[int | None, ...] = (None,)
+    soft_cap: float | None = None
+    norm: NormVariant | None = "llama"
+    has_sandwich_norms: bool = False
+    qk_norm: NormVariant | None = None
+    has_rotary: bool = True
+    activation: Literal["silu_and_mul", "gelu_tanh_and_mul"] | None = "silu_and_mul"
+    embedding_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfCheck:
+    """One comparison.
+
+    Attributes:
+        op: the public function that is checked.
+        label: the case.
+        run: compares on a device; raises `AssertionError` if the results differ, `CheckImpossibleError` if the device
+            cannot do it.
+    """
+
+    op: str
+    label: str
+    run: Callable[[torch.device], None]
+
+    def __str__(self) -> str:
+        """The op and its case."""
+        return f"{self.op}, {self.label}"
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Return normally distributed numbers on the host, the same ones for the same arguments."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def misaligned(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of `tensor` [rows, ...] on `device` whose rows start at odd addresses, as slices do.
+
+    memory   .|row 0 . . . . |. .|row 1 . . . . |. .
+    """
+    num_rows, width = len(tensor), tensor[0].numel()
+    memory = torch.full((num_rows, width + 3), float("nan"), dtype=tensor.dtype, device=device)
+    strides = (memory.stride(0), *tensor[0].stride())
+    return memory.as_strided(tensor.shape, strides, storage_offset=1).copy_(tensor)

@@ -1,0 +1,27 @@
+"""`model_checks`: all checks of a model's ops, the most important first."""
+
+from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
+from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
+from infer_kernels.selftest.check import ModelOps, SelfCheck
+from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
+from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
+
+
+def model_checks(ops: ModelOps, *, num_joins: int) -> list[SelfCheck]:
+    """Return the checks of a model's ops.
+
+    Args:
+        ops: what the model uses.
+        num_joins: how often attention over several splits is repeated, whose bits must stay equal.
+    """
+    return [
+        *attention_checks(ops),
+        *cache_checks(ops),
+        *row_checks(ops),
+        *sampling_checks(ops),
+        repeated_join_check(ops, times=num_joins),
+        large_pool_check(ops),
+        *misaligned_cache_checks(ops),
+        *misaligned_row_checks(ops),
+        *misaligned_sampling_checks(ops),
+    ]

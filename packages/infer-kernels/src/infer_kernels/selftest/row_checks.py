@@ -1,0 +1,123 @@
+"""Ops on rows of hidden states: embedding, norms, gated activations, dense layers."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import infer_kernels
+from infer_kernels import reference
+from infer_kernels.selftest.check import EPS, ModelOps, SelfCheck, draw, misaligned
+from infer_kernels.testing.closeness import assert_within_roundings
+
+ROWS = (1, 7, 65)
+MAX_EMBEDDING_ROWS = 4096
+MAX_OUTPUTS = 384
+
+
+def row_checks(ops: ModelOps) -> Iterator[SelfCheck]:
+    """Yield the checks of a model's row ops, at few and at many rows."""
+    yield SelfCheck(op="embedding", label="ids at both ends of the table", run=partial(_check_embedding, ops))
+    for name, num_inputs, num_weights in _norms(ops):
+        for rows in ROWS:
+            yield SelfCheck(
+                op=name,
+                label=f"{rows} rows of {ops.hidden_size}",
+                run=partial(_check_norm, ops, name, num_inputs, num_weights, rows=rows, place=torch.Tensor.to),
+            )
+    if ops.activation is not None:
+        for rows in ROWS:
+            yield SelfCheck(
+                op=ops.activation,
+                label=f"{rows} rows of {ops.intermediate_size}",
+                run=partial(_check_activation, ops, ops.activation, rows=rows, place=torch.Tensor.to),
+            )
+    for in_features in dict.fromkeys((ops.hidden_size, ops.intermediate_size, ops.q_heads * ops.head_dim)):
+        for rows in ROWS:
+            yield SelfCheck(
+                op="linear",
+                label=f"{rows} rows, {in_features} inputs",
+                run=partial(_check_linear, ops, rows=rows, in_features=in_features),
+            )
+
+
+def misaligned_row_checks(ops: ModelOps) -> Iterator[SelfCheck]:
+    """Yield the same of rows that start at odd addresses, for which kernels are compiled again."""
+    for name, num_inputs, num_weights in _norms(ops):
+        yield SelfCheck(
+            op=name,
+            label="misaligned rows",
+            run=partial(_check_norm, ops, name, num_inputs, num_weights, rows=7, place=misaligned),
+        )
+    if ops.activation is not None:
+        yield SelfCheck(
+            op=ops.activation,
+            label="misaligned rows",
+            run=partial(_check_activation, ops, ops.activation, rows=7, place=misaligned),
+        )
+
+
+def _norms(ops: ModelOps) -> Iterator[tuple[str, int, int]]:
+    """Yield (op, its number of inputs, its number of weights)."""
+    if ops.norm is None:
+        return
+    yield "rms_norm", 1, 1
+    if ops.has_sandwich_norms:
+        yield "norm_add_norm", 2, 2
+    else:
+        yield "add_rms_norm", 2, 1
+
+
+def _check_embedding(ops: ModelOps, device: torch.device) -> None:
+    num_rows = min(ops.vocab_size, MAX_EMBEDDING_ROWS)
+    weight = draw(num_rows, ops.hidden_size, dtype=ops.dtype)
+    ids = torch.tensor([0, num_rows - 1, num_rows // 2, 0], dtype=torch.int32)
+    scale = torch.tensor(ops.embedding_scale, dtype=ops.dtype).item()
+    actual = infer_kernels.embedding(ids.to(device), weight.to(device), scale=scale)
+    _compare(actual, reference.embedding_reference(ids, weight, scale=scale))
+
+
+def _check_norm(
+    ops: ModelOps,
+    name: str,
+    num_inputs: int,
+    num_weights: int,
+    device: torch.device,
+    *,
+    rows: int,
+    place: Callable[[Tensor, torch.device], Tensor],
+) -> None:
+    inputs = [draw(rows, ops.hidden_size, dtype=ops.dtype, seed=seed) for seed in range(num_inputs)]
+    weights = [draw(ops.hidden_size, dtype=ops.dtype, seed=seed) for seed in range(num_weights)]
+    moved = [*(place(each, device) for each in inputs), *(weight.to(device) for weight in weights)]
+    options: dict[str, Any] = {"variant": ops.norm}
+    actual = getattr(infer_kernels, name)(*moved, EPS, **options)
+    _compare(actual, getattr(reference, f"{name}_reference")(*inputs, *weights, EPS, **options))
+
+
+def _check_activation(
+    ops: ModelOps, name: str, device: torch.device, *, rows: int, place: Callable[[Tensor, torch.device], Tensor]
+) -> None:
+    gate_up = draw(rows, 2 * ops.intermediate_size, dtype=ops.dtype)
+    actual = getattr(infer_kernels, name)(place(gate_up, device))
+    _compare(actual, getattr(reference, f"{name}_reference")(gate_up))
+
+
+def _check_linear(ops: ModelOps, device: torch.device, *, rows: int, in_features: int) -> None:
+    x = draw(rows, in_features, dtype=ops.dtype)
+    weight = (draw(MAX_OUTPUTS, in_features, dtype=torch.float32) * in_features**-0.5).to(ops.dtype)
+    actual = infer_kernels.linear(x.to(device), infer_kernels.prepack(weight.to(device)))
+    expected = reference.linear_invariant_reference(x, weight)
+    # In fp32 every addition rounds: errors grow as the root of their number. In half precision sums are fp32, too.
+    growth = max(1.0, (in_features / 1024) ** 0.5) if ops.dtype == torch.float32 else 1.0
+    assert_within_roundings(actual.cpu(), expected, roundings=8.0 * growth)
+
+
+def _compare(actual: Tensor | tuple[Tensor, ...], expected: Tensor | tuple[Tensor, ...]) -> None:
+    pairs = [(actual, expected)] if isinstance(actual, Tensor) else list(zip(actual, expected, strict=True))
+    for own, right in pairs:
+        assert isinstance(own, Tensor)
+        assert isinstance(right, Tensor)
+        assert_within_roundings(own.cpu(), right)

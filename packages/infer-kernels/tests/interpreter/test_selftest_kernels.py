@@ -1,0 +1,68 @@
+"""The self-test over Triton's kernels, interpreted: what `infer-server doctor` runs on a GPU."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import infer_kernels
+from infer_kernels.attention.triton.plan import TritonAttentionPlan
+from infer_kernels.selftest import ModelOps, SelfCheck
+from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
+from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
+from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
+from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
+
+CPU = torch.device("cpu")
+MAKERS = [
+    attention_checks,
+    cache_checks,
+    row_checks,
+    sampling_checks,
+    misaligned_cache_checks,
+    misaligned_row_checks,
+    misaligned_sampling_checks,
+]
+SMALL = ModelOps(
+    dtype=torch.float16,
+    vocab_size=300,
+    hidden_size=48,
+    intermediate_size=40,
+    q_heads=2,
+    kv_heads=1,
+    head_dim=16,
+    block_size=64,
+    scale=0.25,
+    norm="gemma",
+    qk_norm="gemma",
+    has_sandwich_norms=True,
+    windows=(100,),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_interpreted_kernels_agree_with_their_references(
+    make: Callable[[ModelOps], Iterable[SelfCheck]], dtype: torch.dtype
+) -> None:
+    for check in make(replace(SMALL, dtype=dtype)):
+        check.run(CPU)
+
+
+def test_interpreted_joins_have_equal_bits_and_the_last_blocks_are_reached() -> None:
+    repeated_join_check(SMALL, times=1).run(CPU)
+    large_pool_check(SMALL, num_elements=2**31).run(CPU)
+
+
+def test_it_is_the_kernels_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = set()
+    right = infer_kernels.paged_attention
+
+    def look(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: object, **rest: object) -> torch.Tensor:
+        kinds.add(type(plan))
+        return right(q, k, v, plan, **rest)  # type: ignore[arg-type]  # passed on
+
+    monkeypatch.setattr(infer_kernels, "paged_attention", look)
+    next(iter(attention_checks(SMALL))).run(CPU)
+    assert kinds == {TritonAttentionPlan}

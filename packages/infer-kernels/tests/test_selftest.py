@@ -1,0 +1,175 @@
+"""The self-test finds nothing wrong with right ops, and finds each kind of wrong ones. On a CPU, both its paths."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import infer_kernels
+from infer_kernels.selftest import CheckImpossibleError, ModelOps, SelfCheck, model_checks
+from infer_kernels.selftest.attention_checks import large_pool_check
+from infer_kernels.selftest.row_checks import row_checks
+
+CPU = torch.device("cpu")
+LLAMA = ModelOps(
+    dtype=torch.float32,
+    vocab_size=500,
+    hidden_size=96,
+    intermediate_size=80,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=32,
+    block_size=16,
+    scale=32**-0.5,
+)
+GEMMA = replace(
+    LLAMA,
+    norm="gemma",
+    qk_norm="gemma",
+    has_sandwich_norms=True,
+    activation="gelu_tanh_and_mul",
+    windows=(100, None),
+    soft_cap=20.0,
+    embedding_scale=96**0.5,
+)
+NANO = replace(LLAMA, norm=None, has_rotary=False, activation=None, vocab_size=65)
+MODELS = {"llama": LLAMA, "qwen3": replace(LLAMA, qk_norm="llama"), "gemma3": GEMMA, "nanogpt": NANO}
+
+
+def failing(ops: ModelOps) -> set[str]:
+    """Return the ops of the checks that fail."""
+    return {check.op for check in model_checks(ops, num_joins=3) if fails(check)}
+
+
+def fails(check: SelfCheck) -> bool:
+    try:
+        check.run(CPU)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("cpu_path")
+def test_ops_of_every_family_agree_with_their_references(name: str, dtype: torch.dtype) -> None:
+    assert failing(replace(MODELS[name], dtype=dtype)) == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.usefixtures("cpu_path")
+def test_sums_of_a_large_models_length_are_no_false_alarm(dtype: torch.dtype) -> None:
+    ops = replace(LLAMA, dtype=dtype, hidden_size=8192, intermediate_size=28672)
+    for check in row_checks(ops):
+        check.run(CPU)
+
+
+def test_every_op_of_a_model_is_checked_and_no_other() -> None:
+    checked = {name: {check.op for check in model_checks(ops, num_joins=1)} for name, ops in MODELS.items()}
+    always = {"embedding", "qk_norm_rope_store", "paged_attention", "linear", "sample", "apply_penalties"}
+    always |= {"count_tokens", "apply_bitmask", "topk_logprobs"}
+    assert checked["nanogpt"] == always
+    assert checked["llama"] == checked["qwen3"] == always | {"rms_norm", "add_rms_norm", "silu_and_mul"}
+    assert checked["gemma3"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, name: str, spoiled: Callable[..., Any]) -> None:
+    """Let the op called `name` return what `spoiled` makes of it: it gets the op, then the op's arguments."""
+    right = getattr(infer_kernels, name)
+    monkeypatch.setattr(infer_kernels, name, lambda *args, **options: spoiled(right, *args, **options))
+
+
+def a_hundredth_more(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    result = op(*args, **options)
+    return result.mul_(1.01) if isinstance(result, Tensor) else tuple(each.mul_(1.01) for each in result)
+
+
+@pytest.mark.parametrize(
+    "name", ["embedding", "rms_norm", "add_rms_norm", "silu_and_mul", "linear", "paged_attention", "apply_penalties"]
+)
+def test_an_op_with_wrong_values_fails_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    spoil(monkeypatch, name, a_hundredth_more)
+    assert failing(LLAMA) == {name}
+
+
+def test_a_token_that_is_not_the_most_probable_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, "sample", lambda op, logits, **rest: (op(logits, **rest) + 1) % logits.shape[1])
+    assert failing(LLAMA) == {"sample"}
+
+
+def test_a_slot_too_many_written_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def store_once_more(
+        op: Callable[..., Any], qkv: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any, **how: Any
+    ) -> Any:
+        q = op(qkv, k_cache, v_cache, *rest, **how)
+        v_cache[0, 0, v_cache[0, 0, :, 0].isnan().nonzero()[:1]] = 0.0
+        return q
+
+    spoil(monkeypatch, "qk_norm_rope_store", store_once_more)
+    assert "qk_norm_rope_store" in failing(LLAMA)
+
+
+def test_memory_of_no_sequence_that_is_read_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_it(op: Callable[..., Any], q: Tensor, k_cache: Tensor, *rest: Any, **options: Any) -> Any:
+        return op(q, k_cache, *rest, **options) + 0 * k_cache[0, 0, 0, 0]
+
+    spoil(monkeypatch, "paged_attention", read_it)
+    assert failing(LLAMA) == {"paged_attention"}
+
+
+def test_a_cache_that_attention_writes_to_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(op: Callable[..., Any], q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any, **options: Any) -> Any:
+        out = op(q, k_cache, v_cache, *rest, **options)
+        k_cache[0] = 0.0
+        return out
+
+    spoil(monkeypatch, "paged_attention", write)
+    assert failing(LLAMA) == {"paged_attention"}
+
+
+def test_a_window_that_is_ignored_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, "paged_attention", lambda op, *args, **rest: op(*args, **{**rest, "window": None}))
+    assert failing(LLAMA) == set()
+    assert failing(GEMMA) == {"paged_attention"}
+
+
+def test_a_join_whose_bits_change_once_in_a_while_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count()
+
+    def sometimes(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        out = op(*args, **options)
+        return torch.nextafter(out, out + 1) if next(calls) % 7 == 6 else out
+
+    spoil(monkeypatch, "paged_attention", sometimes)
+    checks = [check for check in model_checks(LLAMA, num_joins=9) if "joined" in check.label]
+    assert [fails(check) for check in checks] == [True]
+
+
+def test_rows_that_are_read_as_if_they_were_aligned_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def aligned(op: Callable[..., Any], x: Tensor, *rest: Any, **options: Any) -> Any:
+        return op(x.as_strided(x.shape, x.stride(), storage_offset=0), *rest, **options)
+
+    spoil(monkeypatch, "silu_and_mul", aligned)
+    assert {str(check) for check in model_checks(LLAMA, num_joins=1) if fails(check)} == {
+        "silu_and_mul, misaligned rows"
+    }
+
+
+def test_a_last_slot_that_32_bits_cannot_reach_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrap_around(
+        op: Callable[..., Any], qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Any, **how: Any
+    ) -> Any:
+        return op(qkv, k_cache, v_cache, slots % 64, **how) if isinstance(slots, Tensor) else None
+
+    spoil(monkeypatch, "qk_norm_rope_store", wrap_around)
+    with pytest.raises(AssertionError, match="keys of the last slot"):
+        large_pool_check(LLAMA, num_elements=2**20).run(CPU)
+
+
+def test_a_pool_for_which_there_is_no_memory_is_no_failure() -> None:
+    with pytest.raises(CheckImpossibleError, match="bytes"):
+        large_pool_check(LLAMA, num_elements=2**55).run(CPU)
