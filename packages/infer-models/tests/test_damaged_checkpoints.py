@@ -3,6 +3,8 @@
 import json
 import re
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infer_models import CheckpointError, load_model
-from infer_models.testing import save_tiny_llama, save_tiny_nanogpt
+from infer_kernels import linear
+from infer_models import CausalLM, CheckpointError, ModelConfig, load_model
+from infer_models.checkpoint import check_weights
+from infer_models.families import FAMILIES
+from infer_models.layers import ParameterFactory
+from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
 CPU = torch.device("cpu")
 
@@ -23,7 +29,17 @@ def refusal_of(folder: Path) -> str:
     message = str(caught.value)
     assert "\n" not in message
     assert str(folder) in message
+    with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):  # reading no weight finds the same
+        check_weights(without_weights(folder), folder)
     return message
+
+
+def without_weights(folder: Path) -> CausalLM:
+    """Return the model of a folder without memory for its weights."""
+    config = ModelConfig.from_folder(folder)
+    config = replace(config, ropes=(None,) * config.num_layers)
+    factory = ParameterFactory(device=torch.device("meta"), dtype=torch.float32, linear=linear)
+    return FAMILIES[config.model_type](config, factory)
 
 
 @pytest.fixture
@@ -42,6 +58,12 @@ def rewrite(folder: Path, **changes: Tensor | None) -> None:
 def write_raw(folder: Path, header: Any, data: bytes = b"") -> None:
     encoded = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+
+
+@pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3, save_tiny_gemma3])
+def test_a_whole_checkpoint_is_found_whole_without_reading_weights(save: Callable[..., Any], tmp_path: Path) -> None:
+    save(tmp_path)
+    assert check_weights(without_weights(tmp_path), tmp_path) == 1
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:

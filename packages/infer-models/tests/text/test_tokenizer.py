@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_models.errors import CheckpointError
-from infer_models.text import Tokenizer, dummy_tokenizer
+from infer_models.text import Tokenizer, dummy_tokenizer, save_dummy_tokenizer
 from infer_models.text.testing import byte_fallback, byte_level, save_tokenizer
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -129,6 +129,13 @@ def test_a_dummy_tokenizer_has_a_text_for_every_id_of_the_model(vocab_size: int)
     assert tokenizer.vocab_size == vocab_size
     assert all(tokenizer.token_bytes(token_id) for token_id in range(vocab_size))
     assert vocab_size < 256 or tokenizer.decode([vocab_size - 1]) == f"<{vocab_size - 1}>"
+
+
+def test_a_saved_dummy_tokenizer_is_the_same(tmp_path: Path) -> None:
+    save_dummy_tokenizer(tmp_path, 300)
+    saved, made = Tokenizer.from_folder(tmp_path), dummy_tokenizer(300)
+    assert [saved.token_bytes(token_id) for token_id in range(300)] == [made.token_bytes(each) for each in range(300)]
+    assert saved.encode("any text") == made.encode("any text")
 
 
 def test_text_needs_no_torch() -> None:

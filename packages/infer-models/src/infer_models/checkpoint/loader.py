@@ -27,21 +27,43 @@ def load_weights(model: CausalLM, folder: Path) -> None:
             shape than `config.json` makes it.
     """
     weights = model.weight_slices()
-    paths = _find_files(folder)
     with ExitStack() as stack:
-        sources: dict[str, SafetensorsFile] = {}
-        for path in paths:
-            file = stack.enter_context(SafetensorsFile(path))
-            for name in file.tensors:
-                if name in sources:
-                    raise CheckpointError(f"{path}: tensor `{name}` is also in {sources[name].path.name}.")
-                sources[name] = file
-        _check_names(model, weights, sources, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
-        for name, weight in weights.items():
-            sources[name].check(name, weight)
+        sources = _open_checked(model, weights, folder, stack)
         # As they lie on the disk: one sequential read of each file.
         for name in sorted(weights, key=lambda name: (sources[name].path, sources[name].tensors[name].start)):
             sources[name].read_into(name, weights[name])
+
+
+def check_weights(model: CausalLM, folder: Path) -> int:
+    """Check all that headers can tell of a checkpoint for `model`, whose weights may be on no device; read no weight.
+
+    Returns:
+        The number of files.
+
+    Raises:
+        CheckpointError: as for `load_weights`.
+    """
+    with ExitStack() as stack:
+        sources = _open_checked(model, model.weight_slices(), folder, stack)
+        return len({source.path for source in sources.values()})
+
+
+def _open_checked(
+    model: CausalLM, weights: Mapping[str, WeightSlice], folder: Path, stack: ExitStack
+) -> dict[str, SafetensorsFile]:
+    """Return the open file of each tensor, by its name, once all headers are as `model` needs them."""
+    paths = _find_files(folder)
+    sources: dict[str, SafetensorsFile] = {}
+    for path in paths:
+        file = stack.enter_context(SafetensorsFile(path))
+        for name in file.tensors:
+            if name in sources:
+                raise CheckpointError(f"{path}: tensor `{name}` is also in {sources[name].path.name}.")
+            sources[name] = file
+    _check_names(model, weights, sources, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
+    for name, weight in weights.items():
+        sources[name].check(name, weight)
+    return sources
 
 
 def _check_names(

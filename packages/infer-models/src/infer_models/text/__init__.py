@@ -4,7 +4,7 @@ from infer_models.text.chat.encoder import Conversation, EncodedChat, ReasoningS
 from infer_models.text.chat.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningFormat, ToolCallFormat
 from infer_models.text.chat.template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
 from infer_models.text.detokenizer import IncrementalDetokenizer
-from infer_models.text.dummy import dummy_tokenizer
+from infer_models.text.dummy import dummy_tokenizer, save_dummy_tokenizer
 from infer_models.text.errors import TextTooLongError
 from infer_models.text.stop_strings import StopStringMatcher
 from infer_models.text.tokenizer import Tokenizer
@@ -25,4 +25,5 @@ __all__ = [
     "Tokenizer",
     "ToolCallFormat",
     "dummy_tokenizer",
+    "save_dummy_tokenizer",
 ]
