@@ -66,7 +66,7 @@ def load_model_runner(
     device = rank_device(resolve_device(config.device), 0)
     use_device(device)
     model_config = ModelConfig.from_folder(folder)
-    vocab_size = _usable_vocab_size(tokenizer, model_config, folder)
+    vocab_size = usable_vocab_size(tokenizer, model_config, folder)
     eos_token_ids = frozenset(GenerationConfig.from_folder(folder).eos_token_ids)
     size = config.tensor_parallel_size
     if device.type == "cuda":
@@ -169,7 +169,7 @@ def _capture_step(
         return None
 
 
-def _usable_vocab_size(tokenizer: Tokenizer, model_config: ModelConfig, folder: Path) -> int:
+def usable_vocab_size(tokenizer: Tokenizer, model_config: ModelConfig, folder: Path) -> int:
     """Return how many token ids are valid for both the tokenizer and the embedding.
 
     Some embeddings are padded beyond the tokenizer's vocabulary. Some tokenizers have added tokens, for example for

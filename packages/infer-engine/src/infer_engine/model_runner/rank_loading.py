@@ -110,12 +110,12 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         config=config,
         dtype=dtype,
         limits=limits,
-        groups=_group_layers(config, model_config),
+        groups=group_layers(config, model_config),
         block_size=choose_block_size(config, head_dim=model_config.head_dim),
     )
 
 
-def _group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
+def group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
     """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
     match config.resolved_kv_cache_backend:
         case "paged":

@@ -1,0 +1,192 @@
+"""The part `environment`: versions, driver and wheel, compilers, caches, processors and memory."""
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable, read_driver
+from infer_engine.doctor.host import (
+    describe_compilers,
+    describe_memory,
+    describe_processors,
+    describe_system,
+    describe_variables,
+    processor_limit,
+    versions,
+)
+from infer_engine.doctor.reporter import Reporter, describe, size
+
+MAX_KERNEL_PROCESSES = 4
+"""Processes that compile and compare Triton kernels side by side; each compiles on one core."""
+EXCLUSIVE, PROHIBITED = "Exclusive_Process", "Prohibited"
+LEAST_CAPABILITY = (8, 0)
+_BUSY_SHARE = 0.1
+"""Share of a GPU's memory in use by others beyond which the default of `gpu_memory_utilization` is too much."""
+
+
+def examine_environment(reporter: Reporter) -> None:
+    """Report the machine; what needs torch comes last, because it may fail."""
+    processors, memory = describe_processors(), describe_memory()
+    reporter.details(
+        versions=versions(),
+        system=describe_system(),
+        processors=processors,
+        memory=memory,
+        compilers=describe_compilers(),
+        variables=describe_variables(),
+    )
+    driver = read_driver(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    reporter.details(driver=driver.as_json())
+    began = time.monotonic()
+    import torch  # noqa: PLC0415 - what is known without it has been reported
+
+    reporter.ok("torch", f"{torch.__version__} imported in {time.monotonic() - began:.1f} s")
+    on_gpu = _examine_device(reporter, driver)
+    if on_gpu:
+        _examine_triton(reporter)
+    else:
+        _examine_cpu_kernels(reporter)
+        _examine_threads(reporter, processor_limit(processors), torch.get_num_threads())
+        _examine_memory_limit(reporter, memory)
+    where = "on a GPU" if on_gpu else f"on {processor_limit(processors)} processors"
+    reporter.finish(f"torch {torch.__version__} computes {where}")
+
+
+def _examine_device(reporter: Reporter, driver: DriverFacts) -> bool:
+    """Report the GPUs; return whether the device of the request is one that works."""
+    import torch  # noqa: PLC0415 - imported by now
+
+    reporter.details(wheel_cuda=torch.version.cuda, device="cpu", kernel_processes=1)
+    wants_gpu = reporter.request.device.startswith("cuda")
+    if reporter.request.device == "cpu":
+        reporter.skip("GPU", "`device` is 'cpu'")
+        return False
+    if not torch.cuda.is_available():
+        if driver.has_node or wants_gpu:
+            found, fix = explain_unusable(driver, wheel_cuda=torch.version.cuda, torch_says=_why_cuda_fails())
+            prefix = "there is a GPU, but " if driver.has_node else f"`device` is {reporter.request.device!r}, but "
+            reporter.fail("GPU", prefix + found, fix=f"{fix}; or compute on the CPU with `--device cpu`")
+        else:
+            reporter.skip("GPU", "this machine shows none, so the CPU computes")
+        return False
+    index = int(reporter.request.device.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        reporter.fail("GPU", f"`device` is 'cuda:{index}' and there are {count} GPUs", fix="use a lower number")
+        return False
+    return _examine_gpu(reporter, index)
+
+
+def _examine_gpu(reporter: Reporter, index: int) -> bool:
+    """Report a GPU that torch sees; return whether it computes."""
+    import torch  # noqa: PLC0415 - imported by now
+
+    told = ask_nvidia_smi()
+    properties = [torch.cuda.get_device_properties(each) for each in range(torch.cuda.device_count())]
+    gpus = [
+        {"name": each.name, "capability": [each.major, each.minor], "memory": each.total_memory} for each in properties
+    ]
+    reporter.details(gpus=gpus, nvidia_smi=told)
+    # `nvidia-smi` counts all GPUs, torch those that are visible: a mode is certain where there is one.
+    modes = {gpu["compute_mode"] for gpu in told}
+    if modes == {PROHIBITED}:
+        fix = "`nvidia-smi --compute-mode=DEFAULT`, as root"
+        reporter.fail("compute mode", "the GPU's compute mode is Prohibited: no process may use it", fix=fix)
+        return False
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        fix = "end the other process that uses the GPU, or name another one with `--device`"
+        reporter.fail("GPU", f"{properties[index].name} cannot be used: {describe(error)}", fix=fix)
+        return False
+    is_exclusive = EXCLUSIVE in modes
+    processes = 1 if is_exclusive else min(MAX_KERNEL_PROCESSES, processor_limit(describe_processors()))
+    reporter.details(device=f"cuda:{index}", kernel_processes=processes, gpu_memory={"free": free, "total": total})
+    capability = (properties[index].major, properties[index].minor)
+    name = f"{properties[index].name}, compute capability {capability[0]}.{capability[1]}, {size(total)}"
+    if capability < LEAST_CAPABILITY:
+        reporter.warn("GPU", name, fix="kernels are made for 8.0 and later; `--device cpu` if they fail")
+    else:
+        reporter.ok("GPU", name)
+    if total - free > _BUSY_SHARE * total:
+        share = int(100 * free / total) / 100
+        fix = f"end what uses it, or start the server with `--gpu-memory-utilization` at most {share:.2f}"
+        reporter.warn("GPU memory", f"{size(total - free)} of {size(total)} are in use", fix=fix)
+    else:
+        reporter.ok("GPU memory", f"{size(free)} of {size(total)} are free")
+    return True
+
+
+def _why_cuda_fails() -> str:
+    import torch  # noqa: PLC0415 - imported by now
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch has no types here
+    except (RuntimeError, AssertionError) as error:
+        return describe(error)
+    return "it sees no GPU"
+
+
+def _examine_triton(reporter: Reporter) -> None:
+    """Report whether Triton can compile: its cache, and the C file of its launcher."""
+    from infer_kernels.gpu import LauncherUnusableError, cache_folder, require_launcher  # noqa: PLC0415 - imports torch
+
+    _examine_folder(reporter, "Triton's cache", cache_folder(), variable="TRITON_CACHE_DIR")
+    try:
+        require_launcher()
+    except LauncherUnusableError as error:
+        reporter.fail("Triton's launcher", str(error), fix="install a C compiler and Python's headers")
+    else:
+        reporter.ok("Triton's launcher", "compiled by this machine's C compiler")
+
+
+def _examine_cpu_kernels(reporter: Reporter) -> None:
+    """Report whether the C++ kernels can be compiled; the part `kernels` does it."""
+    from infer_kernels.cpu.build import BuildError, cache_folder, find_compiler  # noqa: PLC0415 - imports torch
+    from infer_kernels.cpu.library import SWITCH, is_switched_off  # noqa: PLC0415 - imports torch
+
+    if is_switched_off():
+        reporter.warn("C++ kernels", f"`{SWITCH}` switches them off", fix=f"unset `{SWITCH}`: plain PyTorch is slower")
+        return
+    try:
+        reporter.ok("C++ compiler", " ".join(find_compiler()))
+    except BuildError as error:
+        fix = "install g++ or clang++: without one plain PyTorch computes, several times slower"
+        reporter.warn("C++ compiler", str(error), fix=fix)
+        return
+    try:
+        _examine_folder(reporter, "cache of the C++ kernels", cache_folder(), variable="INFER_CACHE_DIR")
+    except RuntimeError as error:  # there is no home
+        reporter.warn("cache of the C++ kernels", describe(error), fix="set `INFER_CACHE_DIR` to a folder")
+
+
+def _examine_folder(reporter: Reporter, what: str, folder: Path, *, variable: str) -> None:
+    """Report whether a cache can be written; if not, everything is compiled again at every start."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        fix = f"set `{variable}` to a folder that can be written, or kernels are compiled at every start"
+        reporter.warn(what, f"{folder} cannot be written: {error.strerror}", fix=fix)
+    else:
+        reporter.ok(what, f"{folder} can be written")
+
+
+def _examine_threads(reporter: Reporter, limit: int, num_threads: int) -> None:
+    if num_threads > limit:
+        fix = f"set `OMP_NUM_THREADS` to {limit}: threads that wait for each other's processor cost several times more"
+        reporter.warn("threads", f"{num_threads} threads on {limit} processors", fix=fix)
+    else:
+        reporter.ok("threads", f"{num_threads} on {limit} processors")
+
+
+def _examine_memory_limit(reporter: Reporter, memory: Mapping[str, int | None]) -> None:
+    """Report whether the memory that an engine sees is what it may use."""
+    limit, available = memory["cgroup_limit"], memory["available"]
+    if limit is not None and available is not None and limit < available:
+        found = f"this container may use {size(limit)}, and an engine sees the machine's {size(available)}"
+        fix = "start with `--kv-cache-memory`, at most what the limit leaves beside the weights"
+        reporter.warn("memory limit", found, fix=fix)

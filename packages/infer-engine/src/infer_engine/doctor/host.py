@@ -1,0 +1,109 @@
+"""Facts about the host, from the standard library alone: they are known even where torch cannot be imported."""
+
+import importlib.metadata
+import math
+import os
+import platform
+import re
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+OUR_PACKAGES = ("infer-kernels", "infer-models", "infer-cache", "infer-engine", "infer-server", "infer-ray")
+OTHER_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface-hub", "msgspec", "litestar")
+INSTRUCTION_SETS = ("avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_bf16", "avx512_fp16", "amx_bf16")
+"""Of x86-64, as /proc/cpuinfo spells them; those that the C++ kernels or PyTorch use."""
+ARM_INSTRUCTION_SETS = ("asimd", "asimdhp", "bf16", "sve", "sve2")
+
+_VARIABLES = re.compile(
+    r"(CUDA|NVIDIA|TRITON|TORCH|PYTORCH|OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC|NCCL|INFER)_\w+"
+    r"|CC|CXX|LD_LIBRARY_PATH|LD_PRELOAD|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
+)
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+HIDDEN = "(set, not shown)"
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python, of our packages and of those that matter to them; None: not installed."""
+    found: dict[str, str | None] = {"python": f"{platform.python_version()} ({platform.python_implementation()})"}
+    for name in (*OUR_PACKAGES, *OTHER_PACKAGES):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def describe_system() -> dict[str, Any]:
+    """Return the operating system, and whether this is a container."""
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:
+        distribution = None
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "distribution": distribution,
+        "libc": " ".join(platform.libc_ver()),
+        "is_container": Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+    }
+
+
+def describe_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment variables that change what our programs do; of secrets only that they are set."""
+    return {
+        name: HIDDEN if SECRET_NAME.search(name) else value
+        for name, value in sorted(environment.items())
+        if _VARIABLES.fullmatch(name)
+    }
+
+
+def describe_processors(cpuinfo: str | None = None, *, cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
+    """Return the CPU's model, its instruction sets, and how many of its processors this process may use."""
+    text = _read(Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    fields = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", text, re.MULTILINE))
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    return {
+        "model": fields.get("model name") or platform.processor() or platform.machine(),
+        "instruction_sets": [name for name in (*INSTRUCTION_SETS, *ARM_INSTRUCTION_SETS) if name in flags],
+        "processors": os.cpu_count(),
+        "usable_processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cgroup_processors": _cgroup_processors(cgroup),
+    }
+
+
+def describe_memory(*, cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
+    """Return bytes of memory: all, available, and what the cgroup of this process allows, or None."""
+    fields = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", _read(Path("/proc/meminfo")), re.MULTILINE))
+    total, available = (int(fields[name]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable"))
+    limit = _read(cgroup / "memory.max").strip()
+    return {"total": total, "available": available, "cgroup_limit": int(limit) if limit.isdecimal() else None}
+
+
+def describe_compilers(environment: Mapping[str, str] = os.environ) -> dict[str, str | bool | None]:
+    """Return where compilers and Python's headers are; None: not found."""
+    path = environment.get("PATH")
+    found: dict[str, str | bool | None] = {
+        name: shutil.which(name, path=path) for name in ("cc", "gcc", "clang", "c++", "g++", "clang++", "ptxas")
+    }
+    return found | {"Python.h": Path(sysconfig.get_path("include"), "Python.h").exists()}
+
+
+def processor_limit(processors: Mapping[str, Any]) -> int:
+    """Return how many processors `describe_processors` says that this process can use at once."""
+    limits = (processors["usable_processors"], processors["cgroup_processors"])
+    return max(1, math.ceil(min((float(limit) for limit in limits if limit is not None), default=1.0)))
+
+
+def _cgroup_processors(cgroup: Path) -> float | None:
+    """Return the processors' worth of time that the cgroup allows, or None."""
+    quota, _, period = _read(cgroup / "cpu.max").strip().partition(" ")
+    return round(int(quota) / int(period), 2) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

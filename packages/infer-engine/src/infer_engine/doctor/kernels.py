@@ -1,0 +1,118 @@
+"""The part `kernels`: every op that the model uses, on its device, against its reference.
+
+On a GPU the checks are divided among several processes, because each compiles its kernels on one core; the compiled
+kernels stay in Triton's cache, where the server finds them. On a CPU the C++ kernels are compiled first, if they are
+not yet.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from infer_engine.doctor.model_ops import ops_of
+from infer_engine.doctor.model_reading import read_model
+from infer_engine.doctor.reporter import Reporter, describe
+from infer_engine.sizing import choose_block_size, resolve_device
+from infer_kernels.cpu.library import SWITCH, is_switched_off, library
+from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
+from infer_models import CheckpointError
+
+NUM_JOINS_ON_GPU, NUM_JOINS_ON_CPU = 1000, 20
+
+
+def examine_kernels(reporter: Reporter) -> None:
+    """Report whether the model's ops compute what they should on the device of the request."""
+    try:
+        read = read_model(reporter)
+        device = resolve_device(reporter.request.device)
+    except (CheckpointError, ValueError) as error:
+        reporter.skip("kernels", str(error))
+        reporter.finish("not checked")
+        return
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        reporter.skip("Triton kernels", "the CPU computes")
+        _report_library(reporter)
+    block_size = choose_block_size(read.engine_config, head_dim=read.config.head_dim)
+    ops = ops_of(read.config, dtype=read.dtype, block_size=block_size)
+    checks = model_checks(ops, num_joins=NUM_JOINS_ON_GPU if on_gpu else NUM_JOINS_ON_CPU)
+    own = share_of(checks, index=reporter.request.share_index, count=reporter.request.num_shares)
+    num_right = run_checks(reporter, own, device)
+    if on_gpu and reporter.request.share_index == 0:
+        _check_other_devices(reporter, checks, device)
+    summary = f"{num_right} checks of {len({check.op for check in own})} ops agree with their references"
+    if num_right == len(own):
+        reporter.ok("ops", summary)
+    reporter.finish(summary)
+
+
+def share_of(checks: Sequence[SelfCheck], *, index: int, count: int) -> list[SelfCheck]:
+    """Return the checks of some of the ops: an op's kernels are then compiled by one process only."""
+    names = list(dict.fromkeys(check.op for check in checks))
+    return [check for check in checks if names.index(check.op) % count == index]
+
+
+def run_checks(reporter: Reporter, checks: Sequence[SelfCheck], device: torch.device) -> int:
+    """Run `checks` while there is time; report what is wrong and what was left out, and return how many agree."""
+    num_right = 0
+    with torch.inference_mode():
+        for index, check in enumerate(checks):
+            if reporter.seconds_left <= 0:
+                left_out = len(checks) - index
+                fix = "run it again, as compiled kernels are kept, or raise `--timeout`"
+                reporter.warn("kernels", f"{left_out} of {len(checks)} checks were left out: no time", fix=fix)
+                break
+            num_right += _is_right(reporter, check, device)
+    return num_right
+
+
+def _is_right(reporter: Reporter, check: SelfCheck, device: torch.device) -> bool:
+    """Run one check and report what is wrong with it."""
+    try:
+        check.run(device)
+    except CheckImpossibleError as error:
+        reporter.skip(str(check), str(error))
+        return False
+    except AssertionError as error:
+        fix = "this machine computes wrong results for this model: please report it"
+        reporter.fail(str(check), f"on {device} it differs from its reference: {error}", fix=fix)
+        return False
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        reporter.fail(str(check), f"on {device}: {describe(error)}", fix="please report it")
+        return False
+    return True
+
+
+def _report_library(reporter: Reporter) -> None:
+    """Compile the C++ kernels, or load them from their cache, and report which they are."""
+    if is_switched_off():
+        reporter.skip("C++ kernels", f"`{SWITCH}` switches them off; plain PyTorch is checked")
+        return
+    began = time.monotonic()
+    found = library()
+    seconds = time.monotonic() - began
+    if found is None:
+        fix = "the log of `infer-server` says why; plain PyTorch computes, several times slower"
+        reporter.warn("C++ kernels", "they cannot be compiled or loaded; plain PyTorch is checked", fix=fix)
+        return
+    reporter.details(cpu_kernels={"instruction_set": found.instruction_set, "has_threads": found.has_threads})
+    if found.has_threads:
+        reporter.ok("C++ kernels", f"for {found.instruction_set}, ready after {seconds:.1f} s")
+    else:
+        fix = "install OpenMP for the compiler, such as libomp-dev"
+        reporter.warn("C++ kernels", f"for {found.instruction_set}, but with one thread", fix=fix)
+
+
+def _check_other_devices(reporter: Reporter, checks: Sequence[SelfCheck], device: torch.device) -> None:
+    """Run a check of the first two ops on the other GPUs: kernels must go where their tensors are."""
+    chosen = list({check.op: check for check in reversed(checks)}.values())[-2:]
+    for index in range(torch.cuda.device_count()):
+        other = torch.device("cuda", index)
+        if other.index == (device.index or 0):
+            continue
+        torch.cuda.set_device(other)
+        run_checks(reporter, chosen, other)
+    torch.cuda.set_device(device)

@@ -1,0 +1,83 @@
+"""The model of a request: its folder, its configuration, and the sizes that an engine would give it."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from infer_engine.doctor.reporter import Reporter
+from infer_engine.model_runner.rank_loading import LoadedRank, group_layers
+from infer_engine.model_runner.rank_model import RankModel
+from infer_engine.protocol import EngineConfig
+from infer_engine.sizing import choose_block_size, resolve_device, size_step
+from infer_kernels import linear
+from infer_models import CausalLM, ModelConfig
+from infer_models.families import FAMILIES
+from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
+from infer_models.layers import ParameterFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadModel:
+    """A model whose configuration was read.
+
+    Attributes:
+        name: as the user knows it.
+        folder: the checkpoint.
+        config: its architecture.
+        engine_config: that of an engine with defaults.
+        dtype: of weights and activations.
+    """
+
+    name: str
+    folder: Path
+    config: ModelConfig
+    engine_config: EngineConfig
+    dtype: torch.dtype
+
+
+def read_model(reporter: Reporter) -> ReadModel:
+    """Find and read the model of a request, without a network.
+
+    Raises:
+        CheckpointError: it is not on this machine, damaged or of an unknown kind.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported, which nothing has done yet
+    request = reporter.request
+    name = request.model or DEMO_MODEL_NAME
+    folder = resolve_checkpoint(request.model)
+    reporter.show_as(folder, name)
+    config = ModelConfig.from_folder(folder)
+    return ReadModel(
+        name=name,
+        folder=folder,
+        config=config,
+        engine_config=EngineConfig(model=request.model, device=request.device, dtype=request.dtype),  # type: ignore[arg-type]  # checked by it
+        dtype=getattr(torch, config.dtype if request.dtype == "auto" else request.dtype),
+    )
+
+
+def without_weights(read: ReadModel) -> CausalLM:
+    """Return the model with weights that have shapes and take no memory, for its names and sizes."""
+    config = replace(read.config, ropes=(None,) * read.config.num_layers)  # tables of angles would be computed
+    factory = ParameterFactory(device=torch.device("meta"), dtype=read.dtype, linear=linear)
+    return FAMILIES[config.model_type](config, factory)
+
+
+def sized_rank(read: ReadModel, model: CausalLM) -> LoadedRank:
+    """Return what sizes the KV cache of `model`, as an engine with defaults would.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    device = resolve_device(read.engine_config.device)
+    return LoadedRank(
+        rank_model=RankModel(model, device=device),
+        model_config=read.config,
+        config=read.engine_config,
+        dtype=read.dtype,
+        limits=size_step(read.engine_config, device=device, model_max_seq_len=read.config.max_position_embeddings),
+        groups=group_layers(read.engine_config, read.config),
+        block_size=choose_block_size(read.engine_config, head_dim=read.config.head_dim),
+    )

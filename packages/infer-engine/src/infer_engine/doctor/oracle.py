@@ -1,0 +1,126 @@
+"""A small model with the user's heads and dtype, and what it must answer: plain PyTorch in fp32, without a cache.
+
+The oracle computes whole texts by the gradients' path of every op, which has no kernel, and gives the logits of each
+token. An engine's logits of the same text must be close, and its greedy token the oracle's wherever the two best
+logits are further apart than rounding explains.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infer_kernels import linear
+from infer_models import CausalLM, CausalView, ModelConfig, load_model, save_model
+from infer_models.families import FAMILIES
+from infer_models.layers import ParameterFactory
+from infer_models.text import save_dummy_tokenizer
+
+NUM_LAYERS = 2
+MAX_VOCAB, MAX_HIDDEN, MAX_INTERMEDIATE = 4096, 1024, 2048
+MARGINS = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+"""Margins between the two best logits, in standard deviations of all, below which rounding may decide."""
+LOGIT_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+"""Differences of logits, in standard deviations, that rounding explains; on a CPU it makes 3e-5, 0.11 and 0.015."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How an engine's tokens and logits compare with the oracle's.
+
+    Attributes:
+        num_tokens: compared.
+        num_decided: those whose margin exceeds rounding.
+        num_decided_same: those of them that are the same.
+        logit_error: the largest difference of a logit, in standard deviations; NaN if one is.
+    """
+
+    num_tokens: int
+    num_decided: int
+    num_decided_same: int
+    logit_error: float
+
+    def is_right(self, dtype: torch.dtype) -> bool:
+        """Return whether rounding in `dtype` explains every difference, and something was compared."""
+        return self.num_decided_same == self.num_decided > 0 and self.logit_error <= LOGIT_TOLERANCES[dtype]
+
+
+def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Return a `config.json` with the heads, norms and windows of `fields`, but with few layers and small matrices.
+
+    The head is not tied: a tied one with random weights answers each token with the token itself.
+
+    Args:
+        fields: a `config.json`.
+        config: what it says.
+    """
+    small = {**fields, "head_dim": config.head_dim}
+    num_layers = min(NUM_LAYERS, config.num_layers)
+    small["num_hidden_layers"] = num_layers
+    if "layer_types" in fields:  # one of each kind
+        kinds = list(dict.fromkeys(fields["layer_types"]))
+        small["layer_types"] = (kinds * num_layers)[:num_layers]
+    elif fields["model_type"] == "gemma3_text":
+        small["sliding_window_pattern"] = num_layers
+    small["vocab_size"] = min(config.vocab_size, MAX_VOCAB)
+    small["hidden_size"] = min(config.hidden_size, MAX_HIDDEN)
+    small["intermediate_size"] = min(config.intermediate_size, MAX_INTERMEDIATE)
+    small["tie_word_embeddings"] = False
+    return small
+
+
+@torch.no_grad()
+def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dtype) -> ModelConfig:
+    """Save a checkpoint of `fields` with random weights that `dtype` holds exactly; return its configuration.
+
+    The weights are spread widely, so that attention matters and the best logits of a position rarely tie.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+    config = ModelConfig.from_folder(folder)
+    factory = ParameterFactory(device=torch.device("cpu"), dtype=torch.float32, linear=linear)
+    model = FAMILIES[config.model_type](config, factory)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+        else:
+            parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
+        parameter.copy_(parameter.to(dtype))
+    save_model(model, folder, dtype=dtype)
+    save_dummy_tokenizer(folder, config.vocab_size)
+    return config
+
+
+class Oracle:
+    """The small model in fp32 on the host."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the checkpoint in `folder`."""
+        self._model: CausalLM = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+        self._model.requires_grad_(True)  # noqa: FBT003 - torch's own signature; a wanted gradient keeps kernels out
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits [tokens, vocab] of what follows each of `token_ids`."""
+        ids = torch.tensor(token_ids, dtype=torch.int32)
+        return self._model(ids, torch.arange(len(ids), dtype=torch.int32), CausalView()).detach()  # type: ignore[no-any-return]  # a module's call
+
+
+def compare(answers: Sequence[tuple[Tensor, Tensor]], *, dtype: torch.dtype) -> Agreement:
+    """Compare logits; each of `answers` is (an engine's, the oracle's), both [tokens, vocab], of one text."""
+    own = torch.cat([mine.float().cpu() for mine, _ in answers])
+    right = torch.cat([oracle for _, oracle in answers])
+    deviation = right.std(dim=-1)
+    best = right.topk(2, dim=-1).values
+    is_decided = (best[:, 0] - best[:, 1]) / deviation > MARGINS[dtype]
+    is_same = own.argmax(dim=-1) == right.argmax(dim=-1)
+    return Agreement(
+        num_tokens=len(right),
+        num_decided=int(is_decided.sum()),
+        num_decided_same=int((is_decided & is_same).sum()),
+        logit_error=float(((own - right).abs().amax(dim=-1) / deviation).max()),
+    )

@@ -1,0 +1,95 @@
+"""`RecordedEngine`: an engine core in this process that also returns the logits of every token."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infer_engine.build import CoreParts, build_core
+from infer_engine.core.request import Request
+from infer_engine.core.step_executor import ComputedPass, StepRunner
+from infer_engine.ipc.messages import Submit
+from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.scheduling import Schedule
+
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+MAX_STEPS = 2000
+
+
+class RequestFailedError(RuntimeError):
+    """A request of the doctor failed, or the engine went on without an end."""
+
+
+class RecordedEngine:
+    """A core as `build_core` builds it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model of `config`.
+
+        Raises:
+            ValueError: the configuration asks for more than there is.
+        """
+        self._logits: dict[tuple[str, int], Tensor] = {}
+        self._core = build_core(config, wrap_parts=self._record).core
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of prompts, so far, whose keys and values were in the cache."""
+        return self._core.stats.num_cached_tokens
+
+    def answer(self, prompts: Mapping[str, list[int]], *, num_tokens: int) -> dict[str, tuple[list[int], Tensor]]:
+        """Answer all prompts together, greedily; a name may be used once.
+
+        Returns:
+            By name, the tokens of prompt and answer, and the logits [num_tokens, vocab] of the answer's.
+
+        Raises:
+            RequestFailedError: a request failed.
+        """
+        token_ids = {name: list(prompt) for name, prompt in prompts.items()}
+        for name, prompt in prompts.items():
+            self._core.handle(
+                Submit(request_id=name, prompt_token_ids=prompt, max_tokens=num_tokens, seed=0, params=GREEDY)
+            )
+        for _ in range(MAX_STEPS):
+            if not self._core.has_work:
+                break
+            for output in self._core.step().outputs:
+                if output.error is not None:
+                    raise RequestFailedError(f"the request of {output.request_id} tokens failed: {output.error}")
+                token_ids[output.request_id] += output.token_ids
+        else:
+            raise RequestFailedError(f"the requests did not end in {MAX_STEPS} steps")
+        return {
+            name: (
+                ids,
+                torch.stack([self._logits.pop((name, length)) for length in range(len(prompts[name]), len(ids))]),
+            )
+            for name, ids in token_ids.items()
+        }
+
+    def _record(self, parts: CoreParts) -> CoreParts:
+        return replace(parts, runner=_RecordingRunner(parts.runner, self._logits))
+
+
+class _RecordingRunner:
+    """Implements `StepRunner` over another one."""
+
+    def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
+        self._inner = inner
+        self._logits = logits
+
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        computed = self._inner.forward(schedule)
+        for request, row in zip(schedule.needs_sampling, computed.logits.clone(), strict=True):
+            self._logits[request.request_id, len(request.token_ids)] = row
+        return computed
+
+    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+        return self._inner.sample(logits, requests)
+
+    def probe(self) -> None:
+        self._inner.probe()

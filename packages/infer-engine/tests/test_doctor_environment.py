@@ -1,0 +1,213 @@
+"""The doctor's part `environment`: what it says of a machine, and why a GPU cannot be used."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from infer_engine.doctor import environment, gpu_facts
+from infer_engine.doctor.environment import examine_environment
+from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable
+from infer_engine.doctor.host import (
+    HIDDEN,
+    describe_memory,
+    describe_processors,
+    describe_variables,
+    processor_limit,
+    versions,
+)
+from infer_engine.testing.doctor import examined
+
+DRIVER = DriverFacts(
+    has_node=True, driver_version="550.54.15", driver_cuda=(12, 4), libcuda_error="", visible_devices=None
+)
+GIB = 2**30
+
+
+def test_a_cpu_has_its_compiler_threads_and_facts() -> None:
+    found = examined(examine_environment)
+    assert found.named("failed") == set()
+    assert found.named("skipped") == {"GPU"}
+    assert found.named("ok") >= {"torch"}
+    assert found.details.keys() >= {"versions", "system", "processors", "memory", "compilers", "variables", "driver"}
+    assert found.details["device"] == "cpu"
+    assert found.details["versions"]["torch"] == versions()["torch"]
+    assert len(found.summaries) == 1
+
+
+def test_secrets_are_said_to_be_set_and_not_shown() -> None:
+    environment = {
+        "INFER_API_KEY": "very secret",
+        "HF_TOKEN": "hf_secret",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "TRITON_CACHE_DIR": "/cache",
+        "INFER_CACHE_DIR": "/other",
+        "OMP_NUM_THREADS": "4",
+        "CC": "gcc-13",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "EDITOR": "ed",
+    }
+    assert describe_variables(environment) == {
+        "CC": "gcc-13",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "INFER_API_KEY": HIDDEN,
+        "INFER_CACHE_DIR": "/other",
+        "OMP_NUM_THREADS": "4",
+        "TRITON_CACHE_DIR": "/cache",
+    }
+
+
+def test_limits_of_a_container_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{4 * GIB}\n")
+    cpuinfo = "processor\t: 0\nmodel name\t: A CPU\nflags\t\t: fpu avx2 avx512f amx_bf16 sse\n"
+    processors = describe_processors(cpuinfo, cgroup=tmp_path)
+    assert (processors["model"], processors["instruction_sets"]) == ("A CPU", ["avx2", "avx512f", "amx_bf16"])
+    assert processors["cgroup_processors"] == 1.5
+    assert processor_limit({**processors, "usable_processors": 8}) == 2
+    assert describe_memory(cgroup=tmp_path)["cgroup_limit"] == 4 * GIB
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert describe_processors(cpuinfo, cgroup=tmp_path)["cgroup_processors"] is None
+
+
+def test_more_threads_than_processors_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 999)
+    finding = examined(examine_environment).findings["threads"]
+    assert (finding.verdict, "OMP_NUM_THREADS" in finding.fix) == ("warning", True)
+
+
+def test_a_limit_of_memory_that_an_engine_does_not_see_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = {"total": 64 * GIB, "available": 32 * GIB, "cgroup_limit": 8 * GIB}
+    monkeypatch.setattr(environment, "describe_memory", lambda: memory)
+    finding = examined(examine_environment).findings["memory limit"]
+    assert (finding.verdict, "may use 8.0 GiB" in finding.found) == ("warning", True)
+    assert "--kv-cache-memory" in finding.fix
+    monkeypatch.setattr(environment, "describe_memory", lambda: {**memory, "cgroup_limit": None})
+    assert "memory limit" not in examined(examine_environment).findings
+
+
+def test_no_compiler_is_a_warning_that_names_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("INFER_CPU_KERNELS", raising=False)
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    finding = examined(examine_environment).findings["C++ compiler"]
+    assert finding.verdict == "warning"
+    assert "no-such-compiler" in finding.found
+    assert "install g++" in finding.fix
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("INFER_CPU_KERNELS", raising=False)
+    monkeypatch.setenv("INFER_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    finding = examined(examine_environment).findings["cache of the C++ kernels"]
+    assert (finding.verdict, "INFER_CACHE_DIR" in finding.fix) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("driver", "wheel_cuda", "cause", "fix"),
+    [
+        ({}, None, "built for CPUs", "wheel for CUDA"),
+        ({"visible_devices": ""}, "12.8", "hides every GPU", "unset"),
+        ({"visible_devices": "-1"}, "12.8", "`CUDA_VISIBLE_DEVICES` is '-1'", "unset"),
+        ({"libcuda_error": "no such file", "driver_cuda": None}, "12.8", "no such file", "--gpus all"),
+        ({}, "13.0", "driver 550.54.15 knows CUDA up to 12.4", "upgrade the driver"),
+        ({}, "12.4", "torch says so", "nvidia-smi"),
+    ],
+)
+def test_the_reason_why_torch_cannot_use_a_gpu_is_said(
+    driver: dict[str, Any], wheel_cuda: str | None, cause: str, fix: str
+) -> None:
+    values = {name: getattr(DRIVER, name) for name in DriverFacts.__slots__} | driver
+    found, advice = explain_unusable(DriverFacts(**values), wheel_cuda=wheel_cuda, torch_says="torch says so")
+    assert cause in found
+    assert fix in advice
+
+
+def test_a_gpu_that_torch_cannot_use_is_a_failure_on_auto_and_none_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "read_driver", lambda _: DRIVER)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = examined(examine_environment, device="auto")
+    assert found.named("failed") == {"GPU"}
+    assert "there is a GPU, but" in found.findings["GPU"].found
+    assert "--device cpu" in found.findings["GPU"].fix
+    assert examined(examine_environment, device="cpu").named("failed") == set()
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "`device` is 'cuda:1'" in examined(examine_environment, device="cuda:1").findings["GPU"].found
+
+
+@contextmanager
+def made_gpus(monkeypatch: pytest.MonkeyPatch, *, free: int = 79 * GIB, mode: str = "Default") -> Iterator[None]:
+    """Let torch say that there are two GPUs, and `nvidia-smi` that both have a compute mode."""
+    gpu = SimpleNamespace(name="A GPU", major=9, minor=0, total_memory=80 * GIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 2)
+        patch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+        patch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 * GIB))
+        patch.setattr(environment, "ask_nvidia_smi", lambda: [{"name": "A GPU", "compute_mode": mode}] * 2)
+        patch.setattr(environment, "describe_processors", lambda: {"usable_processors": 16, "cgroup_processors": None})
+        patch.setattr("infer_kernels.gpu.require_launcher", lambda: None)
+        yield
+
+
+def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made_gpus(monkeypatch):
+        found = examined(examine_environment, device="cuda:1")
+    assert found.named("failed") == found.named("warning") == set()
+    assert found.findings["GPU"].found == "A GPU, compute capability 9.0, 80.0 GiB"
+    assert (found.details["device"], found.details["kernel_processes"]) == ("cuda:1", 4)
+    assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
+
+
+def test_an_exclusive_gpu_gets_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made_gpus(monkeypatch, mode="Exclusive_Process"):
+        assert examined(examine_environment, device="cuda").details["kernel_processes"] == 1
+
+
+def test_a_gpu_that_no_process_may_use_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made_gpus(monkeypatch, mode="Prohibited"):
+        found = examined(examine_environment, device="auto")
+    assert found.named("failed") == {"compute mode"}
+    assert "nvidia-smi --compute-mode=DEFAULT" in found.findings["compute mode"].fix
+
+
+def test_memory_that_others_use_is_a_warning_with_the_flag_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made_gpus(monkeypatch, free=30 * GIB):
+        finding = examined(examine_environment, device="auto").findings["GPU memory"]
+    assert (finding.verdict, "--gpu-memory-utilization" in finding.fix) == ("warning", True)
+    assert "at most 0.37" in finding.fix
+
+
+def test_a_gpu_beyond_the_last_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made_gpus(monkeypatch):
+        assert "there are 2 GPUs" in examined(examine_environment, device="cuda:2").findings["GPU"].found
+
+
+def made_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_smi(tmp_path, "echo 'A GPU, 550.54, 9.0, 81559 MiB, 3 MiB, Default, Disabled'", monkeypatch)
+    [gpu] = ask_nvidia_smi()
+    assert (gpu["name"], gpu["compute_mode"], gpu["mig.mode.current"]) == ("A GPU", "Default", "Disabled")
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo nonsense", "exec sleep 60"])
+def test_an_nvidia_smi_that_fails_or_hangs_says_nothing(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_facts, "SMI_TIMEOUT_S", 0.3)
+    made_smi(tmp_path, script, monkeypatch)
+    assert ask_nvidia_smi() == []

@@ -1,0 +1,109 @@
+"""The doctor's part `model`: a whole checkpoint is fine, and a damaged one is said to be what it is."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from infer_engine.doctor.checkpoint import examine_checkpoint
+from infer_engine.testing.doctor import Examined, examined
+from infer_engine.testing.models import FAMILIES, save_servable
+
+GIB = 2**30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_servable("llama", tmp_path)
+    return tmp_path
+
+
+def examine(folder: Path) -> Examined:
+    found = examined(examine_checkpoint, model=str(folder))
+    assert len(found.summaries) == 1
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_checkpoint_is_fine(folder_of: Callable[[str], Path], family: str) -> None:
+    found = examine(folder_of(family))
+    assert found.named("failed") == set()
+    assert found.named("ok") == {"config.json", "weights", "tokenizer", "memory", "chat template"}
+    assert found.details["model"]["model_type"].startswith(family)
+    assert found.details["memory_estimate"]["kv_tokens"] > 0
+
+
+def test_the_demo_model_is_fine_and_its_path_is_not_shown() -> None:
+    found = examined(examine_checkpoint)
+    assert found.named("failed") == found.named("warning") == set()
+    assert "site-packages" not in str(found)
+    assert found.summaries[0].startswith("infer-demo: llama")
+
+
+def test_a_truncated_file_is_a_failure_and_the_rest_is_looked_at(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    found = examine(folder)
+    assert found.named("failed") == {"weights"}
+    assert "is truncated" in found.findings["weights"].found
+    assert "tokenizer" in found.named("ok")
+
+
+def test_a_config_of_another_shape_is_a_failure(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 97}))
+    assert "`config.json` makes it" in examine(folder).findings["weights"].found
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"), [("{", "config.json"), ('{"model_type": "mamba"}', "mamba"), (None, "config.json")]
+)
+def test_a_config_that_cannot_be_read_is_a_failure(folder: Path, text: str | None, cause: str) -> None:
+    (folder / "config.json").unlink()
+    if text is not None:
+        (folder / "config.json").write_text(text)
+    found = examine(folder)
+    assert found.named("failed") == {"config.json"}
+    assert cause in found.findings["config.json"].found
+
+
+def test_a_model_that_is_not_there_is_a_failure_and_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = examined(examine_checkpoint, model="nobody/no-such-model")
+    assert found.named("failed") == {"config.json"}
+    assert "downloads nothing" in found.findings["config.json"].fix
+
+
+@pytest.mark.parametrize("text", [None, "{}", "not json"])
+def test_a_tokenizer_that_cannot_be_read_is_a_failure(folder: Path, text: str | None) -> None:
+    (folder / "tokenizer.json").unlink()
+    if text is not None:
+        (folder / "tokenizer.json").write_text(text)
+    found = examine(folder)
+    assert found.named("failed") == {"tokenizer"}
+    assert "tokenizer.json" in found.findings["tokenizer"].found
+
+
+def test_a_template_that_refuses_a_plain_message_is_a_failure(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    found = examine(folder)
+    assert found.named("failed") == {"chat template"}
+    assert "never" in found.findings["chat template"].found
+
+
+def test_weights_that_do_not_fit_are_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    finding = examine(folder).findings["memory"]
+    assert (finding.verdict, "weights take" in finding.found) == ("failed", True)
+
+
+def test_a_cache_for_less_than_the_longest_request_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = examine(folder).details["memory_estimate"]["weights"]
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=weights + 10**6))
+    finding = examine(folder).findings["memory"]
+    assert finding.verdict == "warning"
+    assert "--max-seq-len" in finding.fix
+    assert "--kv-cache-memory" in finding.fix
