@@ -16,19 +16,20 @@ from infer_server.testing import FakeEngine
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["docs/clients.md", "docs/deployment.md", "docs/operations.md", "docs/playground.md", "docs/configuration.md"]
-PAGES += ["README.md", "packages/infer-server/README.md"]
+PAGES += ["README.md", "packages/infer-server/README.md", "docs/doctor.md"]
 # Flags of the other programs that these pages show.
 OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
-OTHERS |= {"--interval", "--timeout", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}
+OTHERS |= {"--interval", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}
 FLAG = r"--[a-z][a-z0-9-]+"
 
 
 @pytest.fixture
 def flags() -> set[str]:
-    """All flags of `infer-server`, from its own help."""
+    """All flags of `infer-server` and its doctor, from their own help."""
     text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        main(["--help"])
+    for command in ([], ["doctor"]):
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            main([*command, "--help"])
     # Long names are broken over lines: what is left of the frame joins them up again.
     lines = [re.sub(r"^│ {1,3}(\S*).*", r"\1", line) for line in text.getvalue().splitlines()]
     return set(re.findall(FLAG, re.sub(r"\n(?=[a-z])", "", "\n".join(lines)))) | set(re.findall(FLAG, text.getvalue()))

@@ -118,6 +118,8 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     "statement",
     [
         "import infer_server.cli; infer_server.cli.main(['--help']); assert 'litestar' not in sys.modules",
+        "import infer_server.cli; infer_server.cli.main(['doctor', '--help']); assert 'litestar' not in sys.modules",
+        "import infer_server.doctor.command",
         "import infer_server; infer_server.create_app",
         "import infer_server.serving.server, infer_server.testing",
     ],

@@ -1,4 +1,4 @@
-"""The command line: makes flags from the configuration objects, and starts the server.
+"""The command line: makes flags from the configuration objects, and starts the server or the doctor.
 
 What cannot work is one line on standard error and exit code 2.
 
@@ -8,12 +8,14 @@ What cannot work is one line on standard error and exit code 2.
 import asyncio
 import dataclasses
 import gc
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from socket import socket
 from types import FrameType
 from typing import Annotated
@@ -21,8 +23,10 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter
 
 from infer_engine.protocol import Engine, EngineConfig, EngineStartError
+from infer_engine.protocol.config import DType
 from infer_server.banner import banner
 from infer_server.command import discard_unwritable_output, print_if_possible, run_command, with_environment_keys
+from infer_server.doctor.parts import DEFAULT_TIMEOUT_S
 from infer_server.operations.logs import configure_logging
 from infer_server.operations.tracing import require_tracing_extra
 from infer_server.serving.listener import address_of, bind_listener
@@ -63,7 +67,47 @@ def _app(build_engine: EngineFactory | None) -> App:
     ) -> int:
         return _serve_model(settings, config, build_engine=build_engine)
 
+    app.command(_examine, name="doctor")
     return app
+
+
+def _examine(
+    *,
+    model: str | None = None,
+    device: str = "auto",
+    dtype: DType = "auto",
+    timeout: float = DEFAULT_TIMEOUT_S,
+    print_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    out: Path | None = None,
+) -> int:
+    """Check this machine, a model and the engine on it within a minute, and print what a bug report should contain.
+
+    The exit code is 0 if everything works, 1 if something failed, 2 if a flag is wrong. Needs no network.
+
+    Parameters
+    ----------
+    model
+        Folder of a checkpoint, or a Hub id that was downloaded before. Left out: the bundled demo model.
+    device
+        `auto`, `cuda`, `cuda:N` or `cpu`. `auto`: a GPU if there is one.
+    dtype
+        Type of weights and activations. `auto`: the checkpoint's own.
+    timeout
+        Seconds for everything; what takes longer is killed and reported.
+    print_json
+        Print the whole report as JSON in place of the table.
+    out
+        File to write the whole report to, as JSON.
+    """
+    try:
+        EngineConfig(model=model, device=device, dtype=dtype)
+    except ValueError as error:
+        raise EngineStartError(str(error)) from error
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise EngineStartError(f"`timeout` is {timeout}; it must be a positive number of seconds.")
+    from infer_server.doctor.command import run_doctor  # noqa: PLC0415 - not for `--help`
+
+    return run_doctor(model=model, device=device, dtype=dtype, timeout_s=timeout, print_json=print_json, out=out)
 
 
 def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine: EngineFactory | None) -> int:

@@ -25,12 +25,17 @@ class ApiKeysUnusableError(Exception):
     """The environment has API keys that no client could send; the message is one line that says why."""
 
 
+class ReportUnwritableError(Exception):
+    """A report cannot be written to the file that was asked for; the message is one line that says why."""
+
+
 _START_ERRORS = (
     AddressUnusableError,
     ApiKeysUnusableError,
     CertificateUnusableError,
     CheckpointUnusableError,
     EngineStartError,
+    ReportUnwritableError,
     TracingUnavailableError,
 )
 

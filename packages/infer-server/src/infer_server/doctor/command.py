@@ -1,0 +1,41 @@
+"""What `infer-server doctor` does: examines, prints, writes, and returns the exit code."""
+
+from pathlib import Path
+
+from infer_server.command import ReportUnwritableError, print_if_possible
+from infer_server.doctor.parts import examine
+from infer_server.doctor.report import HEADER, PartResult, as_json, closing, rows
+
+EXIT_FAILED = 1
+
+
+def run_doctor(
+    *, model: str | None, device: str, dtype: str, timeout_s: float, print_json: bool, out: Path | None
+) -> int:
+    """Examine and print; write the report to `out` too if it is given. Return 1 if something failed, else 0.
+
+    Raises:
+        ReportUnwritableError: `out` cannot be written.
+    """
+    _write(out, "")  # before the user has waited
+
+    def show(part: PartResult) -> None:
+        if not print_json:
+            print_if_possible(rows(part))
+
+    if not print_json:
+        print_if_possible(HEADER)
+    report = examine(model=model, device=device, dtype=dtype, timeout_s=timeout_s, on_part=show)
+    text = as_json(report)
+    print_if_possible(text if print_json else f"\n{closing(report)}")
+    _write(out, f"{text}\n")
+    return EXIT_FAILED if report.verdict == "failed" else 0
+
+
+def _write(out: Path | None, text: str) -> None:
+    if out is None:
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportUnwritableError(f"`out` is {str(out)!r}, which cannot be written: {error.strerror}.") from error
