@@ -37,7 +37,8 @@ WORDS: dict[str, tuple[str, Any]] = {
     "tool_call_format": ("hermes", "hermes"),
     "reasoning_format": ("none", "none"),
 }
-SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]
+SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
+SWITCHES += ["batch_invariant"]
 WITH_STATIC_BATCHES = "batch_wait_timeout_s"
 
 

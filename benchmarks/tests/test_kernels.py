@@ -19,7 +19,7 @@ FIRST_OF_EACH_OP = list({case.op: case for case in reversed(list(all_cases()))}.
 
 
 def test_checks_of_an_op_pass_and_its_kernels_compile() -> None:
-    checks = [check for check in all_checks() if check.op in ("apply_rope", "qk_norm_rope_store", "advance_decode")]
+    checks = [check for check in all_checks() if check.op in ("apply_rope", "qk_norm_rope_store", "resolve_token_ids")]
     assert run_checks(BENCH, checks) == {"passed": len(checks), "failed": {}}
     assert len(checks) > 30
 

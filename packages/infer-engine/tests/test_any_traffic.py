@@ -1,6 +1,7 @@
 """Any requests over any engine: every request ends, with the tokens that it gets alone, and no block is lost."""
 
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from hypothesis import given
@@ -59,6 +60,7 @@ class Setup:
     kv_reserve: float = 0.0
     chunks_per_step: int | None = None
     eos: bool = False
+    lag: int | None = None
 
     def build(self, faults: tuple[dict[str, Any], ...]) -> FormulaEngine:
         """Assemble it."""
@@ -82,6 +84,7 @@ class Setup:
             windows={window: size(window) for window in self.windows} if paged else {},
             eos_token_ids=frozenset(range(0, 997, 7)) if self.eos else frozenset(),
             faults=FaultPlan([Fault(**fault) for fault in faults]),
+            lag=None if self.lag is None else Random(self.lag),  # noqa: S311 - a test's choices
             **self.config,
         )
 
@@ -110,8 +113,11 @@ def setups(draw: st.DrawFn) -> Setup:
         config["use_prefix_caching"] = chunk is not None and draw(st.sampled_from([True, True, False]))
     if chunk is None and mode != "static":
         config["use_chunked_prefill"] = False
+    if config.get("scheduler_policy") != "prefill_first":
+        config["use_async_scheduling"] = draw(st.booleans())
     return Setup(
         config=config,
+        lag=draw(st.integers(0, 99)) if config.get("use_async_scheduling") else None,
         chunk=chunk,
         block_size=draw(st.sampled_from([1, 1, 2, 3, 4, 6])),
         spare=draw(st.integers(0, 8)),
@@ -146,7 +152,7 @@ ARRIVALS = st.lists(
 OF_ONE = (
     st.fixed_dictionaries(
         {
-            "stage": st.sampled_from(["grow", "allocate", "forward", "sample"]),
+            "stage": st.sampled_from(["grow", "allocate", "forward", "sample", "execute", "wait"]),
             "request_id": st.sampled_from(["0", "1", "2"]),
             "times": st.sampled_from([None, 1, 2, 5]),
             "step": st.none() | st.none() | st.integers(0, 20),
@@ -171,7 +177,7 @@ OF_ONE = (
 )
 OF_NOBODY = st.fixed_dictionaries(
     {
-        "stage": st.sampled_from(["schedule", "grow", "allocate", "forward", "sample"]),
+        "stage": st.sampled_from(["schedule", "grow", "allocate", "forward", "sample", "execute", "wait"]),
         "step": st.integers(0, 20),
         "times": st.just(1),
     }

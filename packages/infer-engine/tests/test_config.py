@@ -13,7 +13,8 @@ NAN, INF = float("nan"), float("inf")
 COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waiting_requests", "block_size"]
 COUNTS += ["num_kv_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
-SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_cpu_graphs", "batch_invariant"]
+SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
+SWITCHES += ["batch_invariant"]
 WORDS = [
     *("dtype", "device", "load_format", "batching_mode", "scheduler_policy", "kv_cache_backend"),
     *("tool_call_format", "reasoning_format"),
@@ -149,6 +150,10 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("num_kv_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
         ("use_cpu_graphs", True, {"device": "cuda"}, "leave `use_cpu_graphs` out"),
         ("use_cpu_graphs", True, {"device": "cuda:1"}, "leave `use_cpu_graphs` out"),
+        ("use_cuda_graphs", True, {"device": "cpu"}, "leave `use_cuda_graphs` out"),
+        ("use_cuda_graphs", True, {"tensor_parallel_size": 2}, "leave `use_cuda_graphs` out"),
+        ("use_async_scheduling", True, {"scheduler_policy": "prefill_first"}, "leave one of them out"),
+        ("use_async_scheduling", True, {"tensor_parallel_size": 2}, "leave `use_async_scheduling` out"),
     ],
 )
 def test_a_conflict_names_both_fields_their_values_and_the_way_out(
@@ -170,6 +175,24 @@ def test_auto_is_on_where_the_other_choices_allow_it() -> None:
     assert resolved(**STATIC) == ("contiguous", False, False)
     assert resolved(**CONTIGUOUS) == ("contiguous", True, False)
     assert resolved(**WHOLE) == ("paged", False, False)
+
+
+@pytest.mark.parametrize(
+    ("values", "on_gpu", "expected"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"use_async_scheduling": True}, False, True),
+        ({"use_async_scheduling": False}, True, False),
+        ({"scheduler_policy": "prefill_first"}, True, False),
+        ({"tensor_parallel_size": 2}, True, False),
+        (STATIC, True, True),
+    ],
+)
+def test_steps_are_scheduled_ahead_on_a_gpu_where_the_other_choices_allow_it(
+    values: dict[str, Any], *, on_gpu: bool, expected: bool
+) -> None:
+    assert config_of(**values).schedules_ahead(on_gpu=on_gpu) is expected
 
 
 def test_a_switch_turns_off_nothing_but_what_needs_it() -> None:
@@ -205,6 +228,8 @@ POSSIBLE: dict[str, list[object]] = {
     "prefill_chunk_size": [None, 1, 1000],
     "max_prefill_chunks_per_step": [None, 1, 8],
     "use_prefix_caching": [None, True, False],
+    "use_async_scheduling": [None, True, False],
+    "use_cuda_graphs": [None, True, False],
     "use_cpu_graphs": [None, True, False],
     "device": ["auto", "cpu", "cuda"],
     "batch_invariant": [False, True],
@@ -244,6 +269,8 @@ LEFT_TO_THE_ENGINE: dict[str, list[object]] = {
     "kv_cache_backend": ["auto", "contiguous"],
     "use_chunked_prefill": [None, False],
     "use_prefix_caching": [None, False],
+    "use_async_scheduling": [None, False],
+    "use_cuda_graphs": [None, False],
     "use_cpu_graphs": [None, False],
     "device": ["auto", "cpu", "cuda"],
     "batch_invariant": [False, True],

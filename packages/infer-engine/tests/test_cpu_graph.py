@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.cpu_graph import CPUGraph
-from infer_engine.model_runner.input_buffers import ForwardBatch
+from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.testing.models import FAMILIES
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import NotCapturableError, library
@@ -86,17 +86,22 @@ class Build:
         )
         rows = torch.arange(len(seq_lens)).repeat_interleave(torch.tensor(counts))
         blocks = [table[rows, positions // BLOCK_SIZE] for table in tables]
+        read = tuple(table[: len(seq_lens), : (max(seq_lens) - 1) // BLOCK_SIZE + 2] for table in tables)
         vocab_size = self.model.config.vocab_size
         return ForwardBatch(
+            shape=BatchShape(len(positions), len(seq_lens), is_decode_only=num_tokens is None),
+            num_tokens=len(positions),
             input_ids=torch.randint(vocab_size, (len(positions),), generator=generator, dtype=torch.int32),
             position_ids=positions,
             slots=tuple(block * BLOCK_SIZE + positions % BLOCK_SIZE for block in blocks),
             logits_indices=query_start[1:] - 1,
             query_start=query_start,
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            total_len=sum(seq_lens),
             is_prefill=torch.tensor([count > 1 for count in counts]),
-            block_tables=tuple(table[: len(seq_lens), : (max(seq_lens) - 1) // BLOCK_SIZE + 2] for table in tables),
-            is_decode_only=num_tokens is None,
+            gather_block_tables=lambda: read,
+            metadata=None,
+            has_pending_tokens=False,
             staged=torch.empty(0, dtype=torch.int32),
         )
 
@@ -112,7 +117,7 @@ class Build:
                 block_size=BLOCK_SIZE,
                 device=CPU,
             )
-            for table in inputs.block_tables
+            for table in inputs.gather_block_tables()
         ]
         slots = [KVSlots(each, block_size=BLOCK_SIZE) for each in inputs.slots]
         view = PagedCacheView(self.pool, slots=slots, plans=plans)

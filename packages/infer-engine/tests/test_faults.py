@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infer_engine.build import CoreParts
-from infer_engine.core.step_executor import EngineFailedError
+from infer_engine.core.step_runner import EngineFailedError
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.faults import Fault, FaultPlan, InjectedFaultError

@@ -1,12 +1,9 @@
 """What a step's inputs say of its rows."""
 
-from typing import Any
-
-import pytest
 import torch
 
 from infer_cache import TableEdit
-from infer_engine.core.request import Request
+from infer_engine.core.request import Request, RequestState
 from infer_engine.ipc.messages import Submit
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.protocol import SamplingParams
@@ -51,39 +48,44 @@ def test_a_token_that_was_found_is_not_stored_again() -> None:
     assert [group.tolist() for group in slots] == [[-1, 7 * 4, 7 * 4 + 1]] * 2
 
 
-DECODES: list[dict[str, Any]] = [
-    {"prompt": 5, "generated": 1, "computed": 5},
-    {"prompt": 2, "generated": 9, "computed": 10},
-]
+def test_a_step_is_of_decodes_alone_if_all_its_requests_decode() -> None:
+    decodes = [
+        request_with(prompt=5, generated=1, computed=5, row=0),
+        request_with(prompt=2, generated=9, computed=10, row=1),
+    ]
+    for request in decodes:
+        request.state = RequestState.DECODE
+    prompt = request_with(prompt=5, generated=0, computed=4, row=2)
+    assert staging_for().build([(request, 1) for request in decodes], []).is_decode_only
+    assert not staging_for().build([(request, 1) for request in (*decodes, prompt)], []).is_decode_only
 
 
-def is_decode_only(*of_requests: dict[str, Any], num_tokens: int = 1, num_found: int = 0) -> bool:
-    """Whether the requests' next token makes a step of decodes; the last one has other `num_tokens` and found ones."""
-    requests = [request_with(**facts, row=row) for row, facts in enumerate(of_requests)]
-    requests[-1].num_reused_tokens = num_found
-    counts = [1] * (len(requests) - 1) + [num_tokens]
-    return staging_for().build(list(zip(requests, counts, strict=True)), []).is_decode_only
+def test_a_batch_of_the_same_decodes_goes_on_where_the_one_before_ended() -> None:
+    input_buffers = staging_for()
+    requests = [request_with(prompt=2, generated=1, computed=2, row=row) for row in (3, 1)]
+    edits = [(row, TableEdit(0, 0, [7 + row, 2 + row])) for row in (3, 1)]
+    for position in range(2, 6):
+        for request in requests:
+            request.state = RequestState.DECODE
+        batch = input_buffers.build([(request, 1) for request in requests], edits if position == 2 else [])
+        assert batch.position_ids.tolist() == [position] * 2
+        blocks = [10, 8] if position < 4 else [5, 3]
+        assert batch.slots[0].tolist() == [4 * block + position % 4 for block in blocks]
+        assert batch.seq_lens.tolist() == [position + 1] * 2
+        for request in requests:
+            request.token_ids.append(position)
+            request.num_computed_tokens += 1
 
 
-def test_a_token_of_each_of_some_sequences_beyond_their_prompts_is_a_step_of_decodes() -> None:
-    assert is_decode_only(*DECODES)
-    assert is_decode_only(DECODES[0])
-    assert is_decode_only(*DECODES, num_found=8)  # tokens before it were
-
-
-@pytest.mark.parametrize(
-    ("last", "more"),
-    [
-        ({"prompt": 5, "generated": 0, "computed": 4}, {}),  # a prompt's last token
-        ({"prompt": 1, "generated": 0, "computed": 0}, {}),  # all of a prompt
-        ({"prompt": 5, "generated": 0, "computed": 2}, {}),  # one token of a prompt, and more to come
-        ({"prompt": 5, "generated": 3, "computed": 5}, {}),  # computed again: the next token is known
-        ({"prompt": 5, "generated": 2, "computed": 5}, {"num_tokens": 2}),  # computed again, up to the last
-        ({"prompt": 5, "generated": 3, "computed": 7}, {"num_found": 8}),  # its keys are there: stored nowhere
-    ],
-)
-def test_a_step_with_anything_but_a_stored_decode_whose_token_is_due_is_none(
-    last: dict[str, Any], more: dict[str, int]
-) -> None:
-    assert not is_decode_only(*DECODES, last, **more)
-    assert not is_decode_only(last, **more)
+def test_a_pending_token_is_told_by_its_row_of_the_logits() -> None:
+    known, pending = (request_with(prompt=2, generated=0, computed=2, row=row) for row in (0, 1))
+    known.token_ids.append(5)
+    pending.pending_row = 3
+    for request in (known, pending):
+        request.state = RequestState.DECODE
+    batch = staging_for().build([(known, 1), (pending, 1)], [])
+    assert (batch.input_ids.tolist(), batch.has_pending_tokens) == ([5, -1 - 3], True)
+    prompt = request_with(prompt=3, generated=0, computed=0, row=2)
+    mixed = staging_for().build([(pending, 1), (prompt, 3)], [])
+    assert (mixed.input_ids.tolist(), mixed.has_pending_tokens) == ([-1 - 3, 0, 1, 2], True)
+    assert mixed.logits_indices.tolist() == [0, 3]

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from infer_engine.model_runner.made_up_requests import made_up_request
 from infer_engine.model_runner.runner import ModelRunner
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.sampling.device_to_host import HostCopy
+from infer_engine.sampling.sampler import PendingSample
 from infer_engine.scheduling import Schedule
 
 
@@ -23,7 +25,8 @@ class _Parts:
 
     def build(self, *_: Any) -> Any:
         self._note()
-        return type("Batch", (), {"is_decode_only": True, "logits_indices": None})()
+        batch = {"is_decode_only": True, "logits_indices": None, "has_pending_tokens": False, "num_tokens": 1}
+        return type("Batch", (), batch)()
 
     def build_probe(self) -> Any:
         return self.build()
@@ -36,9 +39,10 @@ class _Parts:
         self._note()
         return hidden
 
-    def sample(self, *_: Any) -> SamplerOutput:
+    def launch(self, *_: Any) -> PendingSample:
         self._note()
-        return SamplerOutput(token_ids=[])
+        chosen = torch.zeros(1, dtype=torch.int64)
+        return PendingSample(token_ids=chosen, checked=HostCopy(chosen))
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "cpu"])
@@ -51,7 +55,7 @@ def test_everything_is_computed_on_the_runners_gpu_whichever_was_current(
     runner = ModelRunner(parts, input_buffers=parts, sampler=parts, device=torch.device(device))
     for compute in (
         lambda: runner.forward(Schedule(items=[])),
-        lambda: runner.sample(torch.zeros(1, 1), []),
+        lambda: runner.sample(torch.zeros(1, 1), [made_up_request([1])]),
         runner.probe,
     ):
         current[0] = None  # as in a thread that has just begun

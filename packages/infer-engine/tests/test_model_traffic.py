@@ -99,9 +99,12 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "max_prefill_chunks_per_step": draw(st.sampled_from([None, 1, 2])),
     }
     mode = draw(st.sampled_from(["static", "contiguous", "paged", "paged", "paged"]))
+    is_ahead = draw(st.booleans())
     if mode == "static":
-        return config | {"batching_mode": "static"}
+        return config | {"batching_mode": "static", "use_async_scheduling": is_ahead}
     config["scheduler_policy"] = draw(st.sampled_from(["fcfs", "prefill_first", "decode_round_robin", "priority"]))
+    if config["scheduler_policy"] != "prefill_first":
+        config["use_async_scheduling"] = is_ahead
     config["kv_reserve"] = draw(st.sampled_from([0.0, 0.2]))
     chunk = draw(st.sampled_from(["whole", "default", 1, 4, 9]))
     if chunk == "whole":

@@ -47,6 +47,8 @@ MODES: dict[str, dict[str, Any]] = {
     "blocks of 5": {"block_size": 5, "max_num_batched_tokens": 7},
     "blocks of 16": {"block_size": 16, "prefill_chunk_size": 3},
     "no prefix caching": {"use_prefix_caching": False, "block_size": 4, "prefill_chunk_size": CHUNK},
+    "scheduled ahead": {"use_async_scheduling": True, "block_size": 4, "prefill_chunk_size": CHUNK},
+    "static, scheduled ahead": {"batching_mode": "static", "use_async_scheduling": True},
     "batch invariant": {"batch_invariant": True, "block_size": 4, "prefill_chunk_size": CHUNK},
 }
 TINY_POOLS: dict[str, dict[str, Any]] = {
@@ -54,6 +56,12 @@ TINY_POOLS: dict[str, dict[str, Any]] = {
     "in chunks": {"block_size": 4, "num_kv_blocks": 15, "prefill_chunk_size": CHUNK},
     "no prefix caching": {"block_size": 4, "num_kv_blocks": 15, "use_prefix_caching": False},
     "prefill first": {"block_size": 4, "num_kv_blocks": 15, "scheduler_policy": "prefill_first"},
+    "scheduled ahead": {
+        "block_size": 4,
+        "num_kv_blocks": 15,
+        "use_async_scheduling": True,
+        "prefill_chunk_size": CHUNK,
+    },
     "decodes in turns": {"block_size": 1, "num_kv_blocks": 60, "scheduler_policy": "decode_round_robin"},
     "priority": {"block_size": 5, "num_kv_blocks": 12, "scheduler_policy": "priority", "prefill_chunk_size": 3},
 }

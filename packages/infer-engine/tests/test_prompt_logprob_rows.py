@@ -6,6 +6,7 @@ from torch import Tensor
 from infer_engine.core.request import Request
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import SamplingParams, TokenLogprob
+from infer_engine.sampling.device_to_host import HostCopy
 from infer_engine.sampling.prompt_logprobs import (
     ROWS_AT_ONCE,
     compute_prompt_logprobs,
@@ -69,7 +70,7 @@ def test_logits_are_there_for_a_few_rows_at_a_time_and_tell_what_they_tell_toget
     sampler = Sampler(vocab_size=VOCAB - 1, max_rows=1, eos_token_ids=frozenset(), device=torch.device("cpu"))
     wanted = find_prompt_logprob_rows([(request_of(prompt), len(prompt))], [0])
     listed = read_prompt_logprobs(
-        wanted, compute_prompt_logprobs(wanted, hidden, compute_logits=compute_logits, sampler=sampler)
+        wanted, HostCopy(compute_prompt_logprobs(wanted, hidden, compute_logits=compute_logits, sampler=sampler))
     )["r"]
     assert asked == [ROWS_AT_ONCE, ROWS_AT_ONCE, 17]
     expected = (hidden @ head)[:, : VOCAB - 1].log_softmax(-1)  # the last id is none to choose from

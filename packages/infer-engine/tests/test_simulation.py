@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from infer_engine.ipc.messages import StepResult
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
+from infer_engine.testing.faults import Fault, FaultPlan, Stage
 from infer_engine.testing.formula import FormulaEngine, expected_tokens
 
 NUM_STEPS = 50 * settings().max_examples
@@ -80,17 +80,26 @@ class Traffic:
                 self.num_ended += 1
 
 
-def build(name: str, faults: FaultPlan | None = None) -> FormulaEngine:
+STAGES: list[Stage] = ["grow", "allocate", "forward", "sample", "execute", "wait"]
+AHEAD = [name for name, config in CONFIGS.items() if config.get("scheduler_policy") != "prefill_first"]
+
+
+def build(name: str, faults: FaultPlan | None = None, *, is_ahead: bool = False) -> FormulaEngine:
+    """Build an engine; one that schedules ahead has a device that lags behind the host."""
     config = CONFIGS[name]
     limits = {"kv_reserve": 0.0, **LIMITS, **{key: config[key] for key in config if key in (*LIMITS, "kv_reserve")}}
     others = {key: value for key, value in config.items() if key not in limits}
+    if is_ahead:
+        others |= {"use_async_scheduling": True, "lag": random.Random(7)}  # noqa: S311 - a test's choices
     return FormulaEngine(limits=SchedulerLimits(**limits), faults=faults, **others)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "is_ahead"), [*((name, False) for name in CONFIGS), *((name, True) for name in AHEAD)]
+)
 @pytest.mark.hypothesis  # `tests_full` runs it again, with more steps
-def test_random_steps_keep_every_invariant(name: str) -> None:
-    engine = build(name)
+def test_random_steps_keep_every_invariant(name: str, *, is_ahead: bool) -> None:
+    engine = build(name, is_ahead=is_ahead)
     traffic = Traffic(engine, seed=len(name))
     for _ in range(NUM_STEPS):
         traffic.arrive()
@@ -103,23 +112,26 @@ def test_random_steps_keep_every_invariant(name: str) -> None:
     assert_whole(engine)
 
 
-@pytest.mark.parametrize("name", ["fcfs", "windows", "static"])
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("name", ["fcfs", "windows", "static", "round robin", "priority"])
 @pytest.mark.hypothesis
-def test_random_steps_with_faults_keep_every_invariant(name: str) -> None:
+def test_random_steps_with_faults_keep_every_invariant(name: str, *, is_ahead: bool) -> None:
     draw = random.Random(1)  # noqa: S311 - a test's choices
     plan = FaultPlan([Fault(stage="forward", request_id="none")])
-    engine = build(name, plan)
+    engine = build(name, plan, is_ahead=is_ahead)
     traffic = Traffic(engine, seed=1)
-    for step in range(NUM_STEPS // 5):
+    for step in range(NUM_STEPS // 2):
+        if step % 20 == 0:
+            culprit = str(traffic.num_submitted + (7 - traffic.num_submitted) % 10)
+            plan.faults = [Fault(stage=draw.choice(STAGES), request_id=culprit)]
         if step % 40 == 0:
-            culprit = f"{traffic.num_submitted // 10 + 1}7"
-            plan.faults = [Fault(stage=draw.choice(["grow", "allocate", "forward", "sample"]), request_id=culprit)]
+            plan.faults = [Fault(stage=draw.choice(STAGES[2:]), step=plan.step + draw.randrange(1, 20), times=1)]
         traffic.arrive()
         traffic.take(engine.step())
     plan.faults.clear()
     for result in iter(lambda: engine.step() if engine.core.has_work else None, None):
         traffic.take(result)
-    assert engine.core.stats.num_failed > 0
+    assert engine.core.stats.num_failed_passes > 5
     assert_whole(engine)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from infer_engine import LLM
 from infer_engine.build import build_core
-from infer_engine.core.step_executor import EngineFailedError
+from infer_engine.core.step_runner import EngineFailedError
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.model_runner import loading
 from infer_engine.model_runner.memory_profile import run_largest_step

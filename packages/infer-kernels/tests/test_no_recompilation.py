@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.advance_decode import advance_decode
 from infer_kernels.attention import AttentionBuffers, paged_attention, plan_attention
 from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
@@ -23,6 +22,7 @@ from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
+from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import compile_afresh
 
@@ -109,17 +109,8 @@ def fixed_buffers() -> AttentionBuffers:
     return AttentionBuffers(max_seqs=16, max_tokens=8000, max_seq_len=2000, block_size=BLOCK_SIZE, device="cpu")
 
 
-def launch_advance_decode(batch: Batch) -> None:
-    input_ids, position_ids, seq_lens, slots = (batch.slice_of(torch.int32) for _ in range(4))
-    advance_decode(
-        batch.slice_of(torch.int64),
-        torch.zeros(batch.rows, batch.columns, dtype=torch.int32),
-        block_size=BLOCK_SIZE,
-        input_ids=input_ids,
-        position_ids=position_ids,
-        seq_lens=seq_lens,
-        slots=slots,
-    )
+def launch_resolve_token_ids(batch: Batch) -> None:
+    resolve_token_ids(batch.slice_of(torch.int32), batch.slice_of(torch.int64))
 
 
 def launch_sample(batch: Batch) -> object:
@@ -168,7 +159,7 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "paged_decode in fixed buffers": partial(launch_attention, prefill=False, make_buffers=fixed_buffers),
     "paged_prefill": partial(launch_attention, prefill=True, make_buffers=lambda: None),
     "paged_prefill in fixed buffers": partial(launch_attention, prefill=True, make_buffers=fixed_buffers),
-    "advance_decode": launch_advance_decode,
+    "resolve_token_ids": launch_resolve_token_ids,
     "linear_invariant": lambda batch: linear_invariant(batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous()),
     "linear_argmax": lambda batch: linear_argmax(
         batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous(), vocab_size=64

@@ -15,7 +15,6 @@ import infer_kernels.reference
 README = Path(__file__).parents[1] / "README.md"
 OPS = [
     "add_rms_norm",
-    "advance_decode",
     "apply_bitmask",
     "apply_penalties",
     "apply_rope",
@@ -29,6 +28,7 @@ OPS = [
     "norm_add_norm",
     "paged_attention",
     "qk_norm_rope_store",
+    "resolve_token_ids",
     "rms_norm",
     "sample",
     "silu_and_mul",

@@ -18,7 +18,7 @@ from infer_bench.gpu.tiny_models import tiny_shape
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.build import build_core
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass, StepRunner
+from infer_engine.core.step_runner import ComputedPass, StepRunner
 from infer_engine.ipc.messages import Abort, StepResult, Submit
 from infer_engine.protocol import EngineConfig, EngineStats, SamplingParams
 from infer_engine.sampling.sampler_output import SamplerOutput

@@ -209,13 +209,5 @@ def _penalize(op: Callable[..., Any], logits: Tensor, *rest: Tensor) -> Any:
 def _step_state() -> Iterator[Check]:
     counts = (torch.randint(0, 3, (9, 5000)).int(), torch.zeros(9).int(), torch.randint(0, 5000, (9,)))
     yield _check("count_tokens", counts, "9 tokens", close=EQUAL, written=slice(1))
-    rows = torch.tensor([[5, 7, 9, 1], [3, 0, 16, 31], [4, 0, 17, 32], [2, 1, 3, 4]], dtype=torch.int32)
-    operands = (torch.tensor([11, 12, 13, 14]), torch.arange(8, dtype=torch.int32).view(4, 2), *rows.unbind())
-    yield _check("advance_decode", operands, "4 sequences", close=EQUAL, call=_advance, written=slice(2, None))
-
-
-def _advance(op: Callable[..., Any], next_ids: Tensor, table: Tensor, *rows: Tensor) -> Any:
-    named = dict(zip(("input_ids", "position_ids", "seq_lens", "slots"), rows, strict=True))
-    if op is reference.advance_decode_reference:
-        del named["slots"]  # the op writes them; the reference returns them
-    return op(next_ids, table, block_size=16, **named)
+    operands = (torch.tensor([5, -1, 0, -3], dtype=torch.int32), torch.tensor([11, 12, 13]))
+    yield _check("resolve_token_ids", operands, "4 tokens", close=EQUAL, written=slice(1))

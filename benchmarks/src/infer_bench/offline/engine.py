@@ -21,7 +21,7 @@ from infer_engine import SamplingParams
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass
+from infer_engine.core.step_runner import ComputedPass
 from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.ipc.messages import Submit, TokenOutput
 from infer_engine.model_runner.input_buffers import InputBuffers

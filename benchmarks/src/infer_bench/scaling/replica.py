@@ -10,7 +10,7 @@ from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass
+from infer_engine.core.step_runner import ComputedPass
 from infer_engine.ipc.messages import StepResult, Submit
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule, SchedulerLimits

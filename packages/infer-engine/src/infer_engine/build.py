@@ -18,7 +18,7 @@ from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.paged_manager import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
-from infer_engine.core.step_executor import StepRunner
+from infer_engine.core.step_runner import StepRunner
 from infer_engine.frontend.async_engine import AsyncEngine
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.ipc.core_client import CoreClient
@@ -209,6 +209,7 @@ def build_core(
         eos_token_ids=loaded.eos_token_ids,
         share_prefix=choose_sharing(config),
         grammars=grammars,
+        schedules_ahead=config.schedules_ahead(on_gpu=loaded.info.device.startswith("cuda")),
     )
     return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars, close=loaded.close)
 
@@ -219,6 +220,7 @@ def assemble_core(
     eos_token_ids: frozenset[int],
     share_prefix: PrefixSharing,
     grammars: GrammarCompiler | None = None,
+    schedules_ahead: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     """Return a core made of `parts`; `clock` counts seconds, for statistics only."""
@@ -229,6 +231,7 @@ def assemble_core(
         eos_token_ids=eos_token_ids,
         share_prefix=share_prefix,
         grammars=grammars,
+        schedules_ahead=schedules_ahead,
         clock=clock,
     )
 

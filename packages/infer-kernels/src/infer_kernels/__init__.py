@@ -8,7 +8,6 @@ gradient is wanted) plain PyTorch.
 model's ops on the user's machine, and `infer_kernels.testing` helpers for tests.
 """
 
-from infer_kernels.advance_decode import advance_decode
 from infer_kernels.attention import (
     AttentionBuffers,
     AttentionPlan,
@@ -23,6 +22,7 @@ from infer_kernels.embedding import embedding
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm import NormVariant, add_rms_norm, norm_add_norm, rms_norm
 from infer_kernels.qkv import KVSlots, QKNorm, Rotary, apply_rope, apply_rope_batched, qk_norm_rope_store, store_kv
+from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import (
     Largest,
     TopLogprobs,
@@ -45,7 +45,6 @@ __all__ = [
     "Rotary",
     "TopLogprobs",
     "add_rms_norm",
-    "advance_decode",
     "apply_bitmask",
     "apply_penalties",
     "apply_rope",
@@ -64,6 +63,7 @@ __all__ = [
     "plan_attention_on_device",
     "prepack",
     "qk_norm_rope_store",
+    "resolve_token_ids",
     "rms_norm",
     "sample",
     "silu_and_mul",

@@ -3,7 +3,6 @@
 A reference changes none of its arguments: where an op writes into a tensor, its reference returns a changed copy.
 """
 
-from infer_kernels.advance_decode import advance_decode_reference
 from infer_kernels.attention.reference import paged_attention_reference
 from infer_kernels.dense.linear_argmax import linear_argmax_reference
 from infer_kernels.dense.linear_invariant import linear_invariant_reference
@@ -16,6 +15,7 @@ from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
 from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
 from infer_kernels.qkv.store_kv import store_kv_reference
+from infer_kernels.resolve_token_ids import resolve_token_ids_reference
 from infer_kernels.sampling.bitmask import apply_bitmask_reference
 from infer_kernels.sampling.largest import greedy_reference
 from infer_kernels.sampling.logprobs import topk_logprobs_reference
@@ -25,7 +25,6 @@ from infer_kernels.sampling.uniform import uniform_reference
 
 __all__ = [
     "add_rms_norm_reference",
-    "advance_decode_reference",
     "apply_bitmask_reference",
     "apply_penalties_reference",
     "apply_rope_batched_reference",
@@ -40,6 +39,7 @@ __all__ = [
     "norm_add_norm_reference",
     "paged_attention_reference",
     "qk_norm_rope_store_reference",
+    "resolve_token_ids_reference",
     "rms_norm_reference",
     "sample_reference",
     "silu_and_mul_reference",

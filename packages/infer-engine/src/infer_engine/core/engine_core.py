@@ -5,15 +5,18 @@ It is deterministic: the same messages between the same steps give the same toke
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from infer_engine.core.flight import Flight
 from infer_engine.core.prefix_sharing import PrefixSharing
 from infer_engine.core.request import Request, RequestState
 from infer_engine.core.snapshots import take_snapshot
-from infer_engine.core.step_executor import EngineFailedError, StepExecutor, StepOutcome, StepRunner
+from infer_engine.core.step_executor import StepExecutor, StepOutcome
+from infer_engine.core.step_runner import EngineFailedError, StepRunner
+from infer_engine.core.token_outputs import grammar_failed_output, make_output
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
@@ -46,11 +49,13 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         share_prefix: PrefixSharing,
         grammars: GrammarCompiler | None = None,
+        schedules_ahead: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`scheduler` must use `kv_cache_manager`; `clock` counts seconds, for statistics only.
 
-        Without `grammars` every request with a grammar fails.
+        Without `grammars` every request with a grammar fails. With `schedules_ahead` a step returns what the step
+        before has computed; the scheduler must have one pass.
         """
         self._scheduler = scheduler
         self._kv_cache_manager = kv_cache_manager
@@ -60,6 +65,9 @@ class EngineCore:
         self._unstarted: list[TokenOutput] = []  # of requests whose grammars cannot be compiled
         self._clock = clock
         self._executor = StepExecutor(runner, clock=clock)
+        self._run_passes = self._run_ahead if schedules_ahead else self._run_in_turn
+        self._flight: Flight | None = None  # of the step before, if this core schedules ahead
+        self._suspects: list[tuple[Request, int]] = []  # of a pass that failed, and how many tokens each had
         self._requests: dict[str, Request] = {}
         self._ended: dict[str, Request] = {}  # in the order in which they ended
         self._num_arrivals = 0
@@ -70,8 +78,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is waiting or running."""
-        return bool(self._requests or self._unstarted)
+        """Whether a request is waiting or running, or a pass was launched whose results were not read."""
+        return bool(self._requests or self._unstarted or self._flight)
 
     @property
     def stats(self) -> EngineStats:
@@ -91,7 +99,7 @@ class EngineCore:
 
     def seconds_until_work(self) -> float | None:
         """Return 0.0 if there is work, the wait in seconds if a batch is forming, None if there are no requests."""
-        return 0.0 if self._unstarted else self._scheduler.seconds_until_work()
+        return 0.0 if self._unstarted or self._flight else self._scheduler.seconds_until_work()
 
     def handle(self, message: ToCore) -> None:
         """Handle a message between two steps. An abort frees the memory at once; an unknown id is no error.
@@ -122,20 +130,12 @@ class EngineCore:
         self._counts.schedule_s = self._counts.execute_s = self._counts.sample_s = 0.0
         outputs, self._unstarted = self._unstarted, []
         admitted: list[str] = []
-        for make_schedule in self._scheduler.passes:
-            schedule = self._make_schedule(make_schedule, outputs)
-            if schedule is None:
-                break
-            admitted += [request.request_id for request in schedule.admitted]
-            self._counts.num_preemptions += len(schedule.preempted)
-            # If a pass computes nothing, the runner has not seen its table edits: the next pass applies them.
-            schedule.table_edits[:0] = self._unapplied_edits
-            self._unapplied_edits = [] if schedule.items and self._compute(schedule, outputs) else schedule.table_edits
+        self._run_passes(admitted, outputs)
         if self._counts.num_step_tokens:
             self._counts.num_steps += 1
             size = (self._counts.num_step_tokens - 1).bit_length()
             self._counts.steps_by_tokens[min(size, NUM_STEP_SIZES - 1)] += 1
-        else:  # the audit reads all blocks; in an idle step no request waits for it
+        elif self._flight is None:  # the audit reads all blocks; in an idle step no request waits for it
             self._counts.num_leaked_blocks = len(self._kv_cache_manager.audit())
         self._counts.busy_s += self._clock() - started
         stats = self.stats
@@ -151,7 +151,7 @@ class EngineCore:
         except GrammarError as error:
             logger.error("The grammar of request %s cannot be compiled: %s", message.request_id, error)  # noqa: TRY400 - no traceback of ours would help
             self._counts.num_failed += 1
-            self._unstarted.append(_grammar_failed(message))
+            self._unstarted.append(grammar_failed_output(message))
             return
         request = Request(
             message,
@@ -191,7 +191,60 @@ class EngineCore:
                 ended.block_hashes.upto(ended.token_ids, len(ended.token_ids))[first:]
             )
 
-    def _make_schedule(self, make_schedule: Callable[[], Schedule], outputs: list[TokenOutput]) -> Schedule | None:
+    def _run_in_turn(self, admitted: list[str], outputs: list[TokenOutput]) -> None:
+        """Compute the passes of a step, each after the results of the one before."""
+        for make_schedule in self._scheduler.passes:
+            schedule = self._make_schedule(make_schedule, admitted, outputs)
+            if schedule is None:
+                break
+            if not schedule.items:
+                continue
+            flight = self._executor.launch(schedule)
+            flight.sample()
+            outcome = self._executor.read(flight)
+            if outcome is None:
+                self._recover_pass(flight, outputs)
+            else:
+                self._count_computed(schedule.items, flight.sampled)
+                self._apply_outcome(outcome, outputs)
+
+    def _run_ahead(self, admitted: list[str], outputs: list[TokenOutput]) -> None:
+        """Launch the next pass, and read the results of the one before while the device computes.
+
+            forward N+1 ──> read N, append its tokens ──> sample N+1 ──> schedule and forward N+2 ──> read N+1 ...
+
+        So sampling knows all tokens, and may use them: grammars, penalties, counts. Only the forward pass is launched
+        before the host knows the tokens that it is given.
+        """
+        settling, self._flight = self._flight, None
+        if settling is None and any(len(request.token_ids) == count for request, count in self._suspects):
+            self._run_in_turn(admitted, outputs)
+            self._suspects = [each for each in self._suspects if each[0].request_id in self._requests]
+            return
+        [make_schedule] = self._scheduler.passes
+        schedule = self._make_schedule(make_schedule, admitted, outputs)
+        flight = None if schedule is None or not schedule.items else self._executor.launch(schedule)
+        if settling is not None:
+            outcome = self._executor.read(settling)
+            if outcome is None:
+                self._recover_both(settling, flight)
+                return
+            self._apply_outcome(outcome, outputs)
+        if flight is None:
+            return
+        items = flight.schedule.items = [item for item in flight.schedule.items if item[0].row >= 0]  # not ended
+        for request, _ in items:
+            self._scheduler.cache_last_block(request, flight.schedule)
+        flight.sample()
+        if flight.error is not None:
+            self._recover_pass(flight, outputs)
+            return
+        self._count_computed(items, flight.sampled)
+        self._flight = flight
+
+    def _make_schedule(
+        self, make_schedule: Callable[[], Schedule], admitted: list[str], outputs: list[TokenOutput]
+    ) -> Schedule | None:
         """Return the schedule of the next pass; if that fails, preempt all requests and return None."""
         started = self._clock()
         try:
@@ -203,6 +256,11 @@ class EngineCore:
         finally:
             self._counts.schedule_s += self._clock() - started
         self._num_unexplained_failures = 0
+        admitted += [request.request_id for request in schedule.admitted]
+        self._counts.num_preemptions += len(schedule.preempted)
+        # If a pass computes nothing, the runner has not seen its table edits: the next pass applies them.
+        schedule.table_edits[:0] = self._unapplied_edits
+        self._unapplied_edits = [] if schedule.items else schedule.table_edits
         return schedule
 
     def _recover_scheduling(self, current: Request | None, error: Exception, outputs: list[TokenOutput]) -> None:
@@ -218,31 +276,93 @@ class EngineCore:
         else:
             current.has_failed_scheduling = True
 
-    def _compute(self, schedule: Schedule, outputs: list[TokenOutput]) -> bool:
-        """Compute a pass and apply its outcome; return whether anything was computed."""
-        outcome = self._executor.run(schedule, requeue_pending_readers=self._scheduler.requeue_pending_readers)
+    def _count_computed(self, items: Iterable[tuple[Request, int]], sampled: Iterable[Request]) -> None:
+        """Count `items` as computed; the next tokens of `sampled` are being chosen, a row of logits for each."""
+        for request, num_tokens in items:
+            request.num_computed_tokens += num_tokens
+        for row, request in enumerate(sampled):
+            if request.row >= 0:
+                request.state = RequestState.DECODE
+                request.pending_row = row
+
+    def _recover_pass(self, flight: Flight, outputs: list[TokenOutput]) -> None:
+        """Compute the latest pass, which failed, again in parts."""
+        self._counts.num_failed_passes += 1
+        schedule = flight.schedule
+        outcome = self._executor.retry(flight, self._scheduler.requeue_pending_readers(schedule))
+        self._count_computed(outcome.computed, [request for request, _ in outcome.chosen])
+        self._apply_outcome(outcome, outputs, is_repeated=True)
+        if not outcome.computed:
+            self._unapplied_edits = schedule.table_edits
+
+    def _recover_both(self, flight: Flight, following: Flight | None) -> None:
+        """Preempt all requests, because a pass failed after the next one was scheduled.
+
+        Blocks that it needs may have been given away, so it cannot be repeated. Until each of its requests has its next
+        token, passes are computed in turn, which finds one that fails again.
+        """
+        self._counts.num_failed_passes += 1
+        logger.error("A step failed; all running requests are computed again.", exc_info=flight.error)
+        self._executor.probe()
+        self._scheduler.preempt_all()
+        self._unapplied_edits = []  # no row is in use
+        for each in (flight, following):
+            if each is not None:
+                self._kv_cache_manager.uncache_hashes(list(each.schedule.pending_hashes))
+                for request in each.schedule.readers:
+                    request.undo_reuse()
+        for request in flight.sampled:
+            request.pending_row = -1
+        self._suspects = [
+            (request, len(request.token_ids))
+            for request, _ in flight.schedule.items
+            if self._requests.get(request.request_id) is request
+        ]
+
+    def _apply_outcome(self, outcome: StepOutcome, outputs: list[TokenOutput], *, is_repeated: bool = False) -> None:
+        """Append the tokens of a pass to their requests, but to those that have ended since."""
+        if outcome.failures and not is_repeated:
+            self._counts.num_failed_passes += 1
         self._counts.execute_s += outcome.execute_s
         self._counts.sample_s += outcome.sample_s
-        self._apply_outcome(outcome, outputs)
-        if outcome.was_repeated or outcome.failures:
-            self._counts.num_failed_passes += 1
-        return bool(outcome.computed)
-
-    def _apply_outcome(self, outcome: StepOutcome, outputs: list[TokenOutput]) -> None:
+        requests, counts = self._requests, self._counts
         for request, failure in outcome.failures:
-            self._fail(request, failure, outputs)
-        for request, num_tokens in outcome.computed:
-            self._counts.num_step_tokens += num_tokens
-            self._counts.num_computed_tokens += num_tokens
-            if outcome.prompt_logprobs and (logprobs := outcome.prompt_logprobs.get(request.request_id)):
-                request.add_prompt_logprobs(logprobs)
-            if request.advance(num_tokens):
-                token_id = outcome.tokens[request.request_id]
-                outputs.append(self._append_token(request, token_id, outcome.logprobs.get(request.request_id)))
+            if requests.get(request.request_id) is request:
+                self._fail(request, failure, outputs)
+        num_tokens = sum([count for request, count in outcome.computed if requests.get(request.request_id) is request])
+        counts.num_step_tokens += num_tokens
+        counts.num_computed_tokens += num_tokens
+        for request_id, logprobs in outcome.prompt_logprobs.items():
+            if request_id in requests:
+                requests[request_id].add_prompt_logprobs(logprobs)
+        # This loop runs for each token that is generated, and is most of the cost of a step beside the device.
+        eos_token_ids, num_before = self._eos_token_ids, len(outputs)
+        for request, token_id in outcome.chosen:
+            request_id = request.request_id
+            if requests.get(request_id) is not request:
+                continue
+            finish_reason = request.append_token(token_id, eos_token_ids)
+            num_prompt_tokens = request.num_prompt_tokens
+            num_completion_tokens = len(request.token_ids) - num_prompt_tokens
+            if finish_reason is None and num_completion_tokens > 1 and request_id not in outcome.logprobs:
+                outputs.append(
+                    TokenOutput(
+                        request_id=request_id,
+                        token_ids=[token_id],
+                        num_prompt_tokens=num_prompt_tokens,
+                        num_completion_tokens=num_completion_tokens,
+                        num_cached_tokens=request.num_cached_tokens,
+                    )
+                )
+            else:
+                logprob = outcome.logprobs.get(request_id)
+                outputs.append(self._make_first_or_last_output(request, token_id, finish_reason, logprob))
+        counts.num_generated_tokens += len(outputs) - num_before
 
-    def _append_token(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> TokenOutput:
-        self._counts.num_generated_tokens += 1
-        finish_reason = request.append_token(token_id, eos_token_ids=self._eos_token_ids)
+    def _make_first_or_last_output(
+        self, request: Request, token_id: int, finish_reason: FinishReason | None, logprob: TokenLogprob | None
+    ) -> TokenOutput:
+        """Return the output of a token that begins or ends an answer, or has a log-probability."""
         prompt_logprobs = None
         if request.num_completion_tokens == 1:
             self._counts.num_prompt_tokens += request.num_prompt_tokens
@@ -253,7 +373,7 @@ class EngineCore:
             self._scheduler.remove(request, RequestState.FINISHED, num_kept_tokens=len(request.token_ids))
             del self._requests[request.request_id]
             self._remember_ended(request)
-        return _output(
+        return make_output(
             request,
             [token_id],
             finish_reason=finish_reason,
@@ -273,40 +393,4 @@ class EngineCore:
         self._counts.num_failed += 1
         self._requests.pop(request.request_id, None)
         self._scheduler.remove(request, RequestState.FAILED, num_kept_tokens=0)
-        outputs.append(_output(request, [], error=failure))
-
-
-def _grammar_failed(message: Submit) -> TokenOutput:
-    failure = RequestFailure(
-        message="The grammar of this request cannot be compiled; make it simpler.", code="grammar_failed"
-    )
-    num_prompt_tokens = len(message.prompt_token_ids)
-    return TokenOutput(
-        request_id=message.request_id,
-        token_ids=[],
-        error=failure,
-        num_prompt_tokens=num_prompt_tokens,
-        num_completion_tokens=0,
-    )
-
-
-def _output(
-    request: Request,
-    token_ids: list[int],
-    *,
-    finish_reason: FinishReason | None = None,
-    error: RequestFailure | None = None,
-    logprobs: list[TokenLogprob] | None = None,
-    prompt_logprobs: list[TokenLogprob | None] | None = None,
-) -> TokenOutput:
-    return TokenOutput(
-        request_id=request.request_id,
-        token_ids=token_ids,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        finish_reason=finish_reason,
-        error=error,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_completion_tokens=request.num_completion_tokens,
-        num_cached_tokens=request.num_cached_tokens,
-    )
+        outputs.append(make_output(request, [], error=failure))

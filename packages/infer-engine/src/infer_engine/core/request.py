@@ -49,11 +49,13 @@ class Request:
         num_reused_tokens: leading tokens whose keys and values came from the prefix cache. They are not stored again:
             if the whole sequence is cached, its last token is computed only for its logits.
         num_cached_tokens: prompt tokens that came from the prefix cache and that it had not computed before.
-        num_computed_once: largest value of `num_computed_tokens` so far; preemption does not lower it.
+        num_computed_once: largest value of `num_computed_tokens` before it was preempted.
         capacity: tokens that fit its blocks.
         prompt_logprobs: log-probabilities of its prompt so far, None for the first token; None if it did not ask for
             them and after they were returned. Preemption keeps them.
         row: its row of the runner's block tables while it holds memory, else -1.
+        pending_row: while its next token is chosen and the host has not read it: its row of the logits from which it
+            is chosen; else -1.
         last_step: the latest step that computed it.
         has_failed_scheduling: whether scheduling it has raised an exception. The second time it fails.
     """
@@ -72,6 +74,7 @@ class Request:
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_reused_tokens",
+        "pending_row",
         "priority",
         "prompt_logprobs",
         "request_id",
@@ -114,6 +117,7 @@ class Request:
         wants_prompt_logprobs = submission.params.prompt_logprobs is not None and not submission.generated_token_ids
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt_logprobs else None
         self.row = -1
+        self.pending_row = -1
         self.last_step = -1
         self.has_failed_scheduling = False
         if constraint is not None:
@@ -126,9 +130,19 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence, the pending one included."""
+        return len(self.token_ids) + (self.pending_row >= 0)
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens that are still to be computed: 1 in decode, the rest of the prompt or of a recomputation before."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def awaits_last_token(self) -> bool:
+        """Whether its pending token is the last that it may have, so that there is nothing to compute."""
+        return self.pending_row >= 0 and self.num_completion_tokens + 1 >= self.max_tokens
 
     @property
     def reads_cache(self) -> bool:
@@ -138,12 +152,13 @@ class Request:
     def missing_prompt_logprobs(self, num_tokens: int) -> range:
         """Return the positions among the next `num_tokens` whose logits give a prompt log-probability that is missing.
 
-        Position p gives the log-probability of prompt token p + 1.
+        Position p gives the log-probability of prompt token p + 1. Those before `num_computed_tokens` are known or on
+        their way: a request that wants them reuses no cached block.
         """
         if self.prompt_logprobs is None:
             return range(0)
         end = min(self.num_computed_tokens + num_tokens, self.num_prompt_tokens - 1)
-        return range(len(self.prompt_logprobs) - 1, end)
+        return range(max(len(self.prompt_logprobs) - 1, self.num_computed_tokens), end)
 
     def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprob]) -> None:
         """Add the log-probabilities of the positions that `missing_prompt_logprobs` returned."""
@@ -157,37 +172,30 @@ class Request:
 
     def skip_reused(self, num_tokens: int) -> None:
         """Mark the first `num_tokens` tokens as computed, except the last of the sequence, whose logits are needed."""
+        num_computed_once = max(self.num_computed_once, self.num_computed_tokens)
         self.num_reused_tokens = num_tokens
         self.num_computed_tokens = min(num_tokens, len(self.token_ids) - 1)
-        num_spared = min(self.num_computed_tokens, self.num_prompt_tokens) - self.num_computed_once
+        num_spared = min(self.num_computed_tokens, self.num_prompt_tokens) - num_computed_once
         self.num_cached_tokens += max(0, num_spared)
-        self.num_computed_once = max(self.num_computed_once, self.num_computed_tokens)
 
     def undo_reuse(self) -> None:
         """Undo the count of cached tokens, because the blocks that it reused were never computed."""
         self.num_cached_tokens = 0
         self.num_computed_once = 0
 
-    def advance(self, num_tokens: int) -> bool:
-        """Mark `num_tokens` more tokens as computed; return whether the request needs sampling."""
-        self.num_computed_tokens += num_tokens
-        self.num_computed_once = max(self.num_computed_once, self.num_computed_tokens)
-        if self.num_uncomputed_tokens:
-            return False
-        self.state = RequestState.DECODE
-        return True
-
     def reset_progress(self) -> None:
         """Return to the waiting state with no computed tokens; its tokens stay."""
+        self.num_computed_once = max(self.num_computed_once, self.num_computed_tokens)
         self.state = RequestState.WAITING
         self.num_computed_tokens = 0
         self.num_reused_tokens = 0
         self.capacity = 0
         self.row = -1
 
-    def append_token(self, token_id: int, *, eos_token_ids: frozenset[int]) -> FinishReason | None:
+    def append_token(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a generated token; return the finish reason if it ends the request, else None."""
         self.token_ids.append(token_id)
+        self.pending_row = -1
         if self.constraint is not None:
             self.constraint.consume(token_id)
         if token_id in eos_token_ids and not self.sampling.ignore_eos:

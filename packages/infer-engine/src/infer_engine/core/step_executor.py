@@ -1,4 +1,4 @@
-"""`StepExecutor`: computes a schedule; if it fails, finds the requests that cause the failure by halving.
+"""`StepExecutor`: launches passes and reads their results; if one fails, finds the requests that cause it by halving.
 
     all items ──fail──> does a probe succeed? ──no──> EngineFailedError
                            │ yes
@@ -12,11 +12,12 @@ its results are used.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
+from infer_engine.core.flight import Flight
 from infer_engine.core.request import Request
+from infer_engine.core.step_runner import EngineFailedError, PromptLogprobs, StepOutOfMemoryError, StepRunner
 from infer_engine.protocol import RequestFailure, TokenLogprob
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
@@ -24,69 +25,51 @@ from infer_engine.scheduling import Schedule
 logger = logging.getLogger(__name__)
 
 
-class EngineFailedError(RuntimeError):
-    """The engine cannot go on: even a step without requests fails, or another rank has ended."""
-
-
-class StepOutOfMemoryError(RuntimeError):
-    """The device has not enough memory for a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputedPass:
-    """The result of a forward pass.
-
-    Attributes:
-        logits: logits of the requests that need sampling, for `StepRunner.sample`.
-        prompt_logprobs: by request id, at the positions that `Request.missing_prompt_logprobs` returned. Not finite
-            if the model's output is not.
-    """
-
-    logits: Any
-    prompt_logprobs: Mapping[str, list[TokenLogprob]] = field(default_factory=dict)
-
-
-class StepRunner(Protocol):
-    """Executes schedules on a device."""
-
-    def forward(self, schedule: Schedule) -> ComputedPass:
-        """Compute the items of the schedule.
-
-        Raises:
-            StepOutOfMemoryError: the device has not enough memory; fewer items may succeed.
-            EngineFailedError: no later call can succeed.
-        """
-
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
-        """Return the next token of each of `requests`; `logits` has one row for each."""
-
-    def probe(self) -> None:
-        """Compute something small without any request's memory; raise if that fails."""
-
-
 @dataclass(slots=True)
 class StepOutcome:
-    """The result of computing a schedule.
+    """The results of a pass, or of the parts in which it was repeated.
 
     Attributes:
         computed: items whose tokens are in the cache.
-        tokens: next token by request id, of the requests that needed sampling.
+        chosen: the requests among them that needed sampling, each with its next token.
         logprobs: log-probability of those tokens by request id, if the request asked for it.
         prompt_logprobs: log-probabilities of prompt tokens, by request id.
         failures: requests that failed, and why.
-        was_repeated: whether the schedule failed as a whole and was repeated in parts.
-        execute_s: seconds of successful forward passes.
-        sample_s: seconds of sampling.
+        execute_s: seconds of forward passes that succeeded, as far as the host waited for them.
+        sample_s: seconds of sampling, likewise.
     """
 
     computed: list[tuple[Request, int]] = field(default_factory=list)
-    tokens: dict[str, int] = field(default_factory=dict)
+    chosen: list[tuple[Request, int]] = field(default_factory=list)
     logprobs: dict[str, TokenLogprob] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     failures: list[tuple[Request, RequestFailure]] = field(default_factory=list)
-    was_repeated: bool = False
     execute_s: float = 0.0
     sample_s: float = 0.0
+
+    def add(self, flight: Flight, chosen: SamplerOutput, prompt_logprobs: PromptLogprobs) -> None:
+        """Add the results of a pass that succeeded."""
+        items, sampled = flight.schedule.items, flight.sampled
+        self.execute_s += flight.execute_s
+        self.sample_s += flight.sample_s
+        for index, logprob in chosen.logprobs.items():
+            self.logprobs[sampled[index].request_id] = logprob
+        failed: dict[str, RequestFailure] = {}
+        if chosen.grammar_failed or chosen.not_finite or prompt_logprobs:
+            failed = {sampled[index].request_id: _GRAMMAR_FAILED for index in chosen.grammar_failed}
+            failed |= {sampled[index].request_id: _NOT_FINITE for index in chosen.not_finite}
+            failed |= {
+                request_id: _NOT_FINITE for request_id, logprobs in prompt_logprobs.items() if not _are_finite(logprobs)
+            }
+            self.prompt_logprobs.update(prompt_logprobs)
+        tokens = zip(sampled, chosen.token_ids, strict=True)
+        if not failed:
+            self.computed += items
+            self.chosen += tokens
+            return
+        self.computed += [item for item in items if item[0].request_id not in failed]
+        self.chosen += [each for each in tokens if each[0].request_id not in failed]
+        self.failures += [(request, failed[request.request_id]) for request, _ in items if request.request_id in failed]
 
 
 class StepExecutor:
@@ -97,28 +80,52 @@ class StepExecutor:
         self._runner = runner
         self._clock = clock
 
-    def run(
-        self, schedule: Schedule, *, requeue_pending_readers: Callable[[Schedule], list[tuple[Request, int]]]
-    ) -> StepOutcome:
-        """Compute `schedule`. If it fails, `requeue_pending_readers` returns the items to retry.
+    def launch(self, schedule: Schedule) -> Flight:
+        """Launch the forward pass of `schedule`.
+
+        Raises:
+            EngineFailedError: the runner cannot go on.
+        """
+        return Flight(schedule, self._runner, self._clock)
+
+    def read(self, flight: Flight) -> StepOutcome | None:
+        """Wait for the results of a pass and return them; None if it failed.
+
+        Raises:
+            EngineFailedError: the runner cannot go on.
+        """
+        results = flight.wait()
+        if results is None:
+            return None
+        outcome = StepOutcome()
+        outcome.add(flight, *results)
+        return outcome
+
+    def retry(self, flight: Flight, items: list[tuple[Request, int]]) -> StepOutcome:
+        """Compute the `items` of a pass that failed again, in parts, and return what became of each.
 
         Raises:
             EngineFailedError: the runner cannot go on, or even a step without requests fails.
         """
+        logger.error(
+            "A step of %d requests failed; they are retried in parts.",
+            len(flight.schedule.items),
+            exc_info=flight.error,
+        )
+        self.probe()
         outcome = StepOutcome()
-        try:
-            self._run_pass(schedule, outcome)
-        except EngineFailedError:
-            raise
-        except Exception:
-            logger.exception("A step of %d requests failed; they are retried in parts.", len(schedule.items))
-            outcome.was_repeated = True
-            items = requeue_pending_readers(schedule)
-            self._probe_runner()
-            self._retry(schedule, items, outcome)
+        if len(items) == len(flight.schedule.items) > 1:  # they are known to fail together
+            self._retry_halves(flight.schedule, items, outcome)
+        elif items:
+            self._retry(flight.schedule, items, outcome)
         return outcome
 
-    def _probe_runner(self) -> None:
+    def probe(self) -> None:
+        """Compute a step without requests, after whatever was launched.
+
+        Raises:
+            EngineFailedError: it fails.
+        """
         try:
             self._runner.probe()
         except Exception as error:
@@ -126,55 +133,23 @@ class StepExecutor:
 
     def _retry(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
         """Compute `items`, in halves where they fail together."""
-        if len(items) == len(schedule.items) > 1:  # they are known to fail together
+        flight = self.launch(schedule.only(items))
+        flight.sample()
+        results = flight.wait()
+        if results is not None:
+            outcome.add(flight, *results)
+        elif len(items) > 1:
             self._retry_halves(schedule, items, outcome)
-            return
-        if not items:
-            return
-        try:
-            self._run_pass(schedule.only(items), outcome)
-        except EngineFailedError:
-            raise
-        except Exception as error:
-            if len(items) > 1:
-                self._retry_halves(schedule, items, outcome)
-                return
-            request = items[0][0]
-            logger.exception("Request %s fails alone too; it is given up.", request.request_id)
+        else:
+            request, error = items[0][0], flight.error
+            assert error is not None
+            logger.error("Request %s fails alone too; it is given up.", request.request_id, exc_info=error)
             outcome.failures.append((request, _failure(error)))
 
     def _retry_halves(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
         middle = len(items) // 2
-        self._retry(schedule, items[:middle], outcome)
-        self._retry(schedule, items[middle:], outcome)
-
-    def _run_pass(self, schedule: Schedule, outcome: StepOutcome) -> None:
-        started = self._clock()
-        computed = self._runner.forward(schedule)
-        forwarded = self._clock()
-        needs_sampling = schedule.needs_sampling
-        sampled = (
-            self._runner.sample(computed.logits, needs_sampling) if needs_sampling else SamplerOutput(token_ids=[])
-        )
-        outcome.execute_s += forwarded - started
-        outcome.sample_s += self._clock() - forwarded
-        failed = {needs_sampling[index].request_id: _GRAMMAR_FAILED for index in sampled.grammar_failed}
-        failed |= {needs_sampling[index].request_id: _NOT_FINITE for index in sampled.not_finite}
-        failed |= {
-            request_id: _NOT_FINITE
-            for request_id, logprobs in computed.prompt_logprobs.items()
-            if not _are_finite(logprobs)
-        }
-        for item in schedule.items:
-            if failed and item[0].request_id in failed:
-                outcome.failures.append((item[0], failed[item[0].request_id]))
-            else:
-                outcome.computed.append(item)
-        outcome.prompt_logprobs.update(computed.prompt_logprobs)
-        for request, token_id in zip(needs_sampling, sampled.token_ids, strict=True):
-            outcome.tokens[request.request_id] = token_id
-        for index, logprob in sampled.logprobs.items():
-            outcome.logprobs[needs_sampling[index].request_id] = logprob
+        for half in (items[:middle], items[middle:]):
+            self._retry(schedule, half, outcome)
 
 
 _NOT_FINITE = RequestFailure(

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from infer_cache import KVPool, PagedCacheView
-from infer_engine.model_runner.input_buffers import ForwardBatch
+from infer_engine.model_runner.forward_batch import ForwardBatch
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import CapturedStep
 from infer_models import CausalLM
 
 
 class CPUGraph:
-    """The captured step of a model over a KV pool, from token ids to hidden states: decodes, prompts, or both."""
+    """The captured step of a model over a KV pool, from token ids to hidden states: decodes, prompts, or both.
+
+    Implements `StepGraph`.
+    """
 
     def __init__(self, model: CausalLM, pool: KVPool, *, max_tokens: int, max_seqs: int, max_seq_len: int) -> None:
         """Capture the step of up to `max_tokens` tokens; nothing is computed.
@@ -61,7 +64,7 @@ class CPUGraph:
             kept[:num_tokens] = given
         self._query_start[: num_seqs + 1] = batch.query_start
         self._seq_lens[:num_seqs] = batch.seq_lens
-        for kept, given in zip(self._block_tables, batch.block_tables, strict=True):
+        for kept, given in zip(self._block_tables, batch.gather_block_tables(), strict=True):
             kept[:num_seqs, : given.shape[1]] = given
         self._step.replay(num_tokens, num_seqs)
         return self._hidden[:num_tokens]

@@ -1,52 +1,31 @@
 """`InputBuffers`: builds the inputs of a step in one pinned host buffer, and copies them to the device at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infer_engine.core.request import Request
+from infer_engine.core.request import Request, RequestState
+from infer_engine.model_runner.batch_parts import BatchParts
+from infer_engine.model_runner.block_tables import BlockTables
+from infer_engine.model_runner.forward_batch import BatchShape, DeviceInputs, ForwardBatch
+from infer_engine.model_runner.padded_shapes import PaddedShapes
+from infer_engine.sampling.host_to_device import to_device
 from infer_engine.scheduling import RowEdit
+from infer_kernels import DeviceMetadata
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardBatch:
-    """The inputs of a step as one flat batch of tokens. All tensors are int32 but `is_prefill`.
-
-    Attention plans read the host tensors, and the model reads the device tensors.
-
-    Attributes:
-        input_ids: [tokens] on the device.
-        position_ids: [tokens] on the device.
-        slots: by group of layers, [tokens] on the device: the slot of each token's keys and values, `block * block_size
-            + offset`; -1 for tokens that are not stored, because their keys and values are cached.
-        logits_indices: [sampled] on the device: the rows whose logits are sampled.
-        query_start: [seqs + 1] on the host: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i.
-        seq_lens: [seqs] on the host: length of each sequence after this step.
-        is_prefill: [seqs] bool on the host: whether a sequence's rows are prompt tokens or a recomputation.
-        block_tables: by group of layers, [seqs, columns] on the host.
-        is_decode_only: whether each sequence has one row, after its prompt, that is stored and sampled.
-        staged: [(2 + groups) * tokens + sampled] on the host: input ids, position ids, slots and logits indices as they
-            were copied to the device. The next step overwrites it.
-    """
-
-    input_ids: Tensor
-    position_ids: Tensor
-    slots: tuple[Tensor, ...]
-    logits_indices: Tensor
-    query_start: Tensor
-    seq_lens: Tensor
-    is_prefill: Tensor
-    block_tables: tuple[Tensor, ...]
-    is_decode_only: bool
-    staged: Tensor
+MAX_STAGED_EDITS = 512
+"""Changed elements of block tables that are copied along with a batch; more take a transfer of their own."""
 
 
 class InputBuffers:
-    """The buffers of all steps' inputs, allocated once."""
+    """The buffers of all steps' inputs, allocated once.
+
+    Before a batch lie the elements of block tables that have changed, and their values.
+    """
 
     def __init__(
         self,
@@ -57,32 +36,58 @@ class InputBuffers:
         block_size: int,
         num_groups: int,
         device: torch.device,
+        has_metadata: bool = False,
+        padded_shapes: PaddedShapes | None = None,
     ) -> None:
-        """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens."""
+        """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
+
+        Args:
+            max_tokens: tokens of a step.
+            max_seqs: sequences of a step.
+            max_seq_len: tokens of a sequence.
+            block_size: tokens of a block.
+            num_groups: groups of layers.
+            device: what computes.
+            has_metadata: keep block tables and the sequences of a batch on the device.
+            padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
+        """
         self._block_size = block_size
         self._num_groups = num_groups
-        size = (2 + num_groups) * max_tokens + max_seqs
+        self._padded_shapes = padded_shapes
+        self._has_metadata = has_metadata
+        self._tables = BlockTables(
+            num_groups=num_groups,
+            max_rows=max_seqs,
+            max_seq_len=max_seq_len,
+            block_size=block_size,
+            device=device if has_metadata else None,
+        )
+        size = 2 * MAX_STAGED_EDITS + (2 + num_groups) * max_tokens + 5 * max_seqs + 1
         self._host_buffer = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_buffer = (
             self._host_buffer if device.type == "cpu" else torch.zeros_like(self._host_buffer, device=device)
         )
-        # Attention kernels prefetch one block id after a sequence's last one, so rows have one more column.
-        num_columns = -(-max_seq_len // block_size) + 1
-        self._block_tables = np.zeros((num_groups, max_seqs, num_columns), dtype=np.int32)
-        self._arange = torch.arange(max_seqs + 1, dtype=torch.int32)
+        self._arange_array = np.arange(max_seqs + 1, dtype=np.int32)
         self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
         self._copy_done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no types for it
+        self._padded: dict[BatchShape, tuple[BatchParts, DeviceInputs]] = {}
+        self._changed = np.zeros(0, dtype=np.int32)  # elements of block tables that the device lacks
+        # Of the latest batch: what lies in the buffer need not be written again.
+        self._latest_shape: BatchShape | None = None
+        self._latest_decodes: list[Request] = []
+        self._latest_rows = np.zeros(0, dtype=np.int32)
 
     def build(self, items: Sequence[tuple[Request, int]], edits: Sequence[RowEdit]) -> ForwardBatch:
         """Apply `edits` to the block tables, and return the batch of `items`, (request, number of tokens)."""
         self._await_copy()
-        for row, edit in edits:
-            self._block_tables[edit.group, row, edit.column : edit.column + len(edit.block_ids)] = edit.block_ids
-        if all(_is_decode(request, count) for request, count in items):
+        if edits:
+            self._changed = self._tables.apply(edits)
+        decode = RequestState.DECODE
+        if all(request.state is decode for request, _ in items):
             return self._build_decodes([request for request, _ in items])
         per_item = np.array(
             [
-                (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_reused_tokens, len(r.token_ids))
+                (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_reused_tokens, r.num_tokens)
                 for r, count in items
             ],
             dtype=np.int32,
@@ -94,65 +99,131 @@ class InputBuffers:
         needs_sampling = seq_lens == known_lens
 
         total = int(query_start[-1])
-        host_buffer = self._host_buffer.numpy()
-        input_ids, positions, *slots = (host_buffer[i * total : (i + 1) * total] for i in range(2 + self._num_groups))
-        if total == len(items):  # one token for each request
-            input_ids[:] = [request.token_ids[request.num_computed_tokens] for request, _ in items]
-        else:
-            for (request, count), row in zip(items, query_start.tolist(), strict=False):
-                computed = request.num_computed_tokens
-                input_ids[row : row + count] = request.token_ids[computed : computed + count]
+        parts, inputs = self._place(total, len(items), is_decode_only=False)
+        input_ids, positions = parts.input_ids[:total], parts.position_ids[:total]
+        for (request, count), row in zip(items, query_start.tolist(), strict=False):
+            computed = request.num_computed_tokens
+            input_ids[row : row + count] = (
+                _next_id(request) if count == 1 else request.token_ids[computed : computed + count]
+            )
         positions[:] = np.arange(total, dtype=np.int32) + np.repeat(starts - query_start[:-1], num_tokens)
         columns, offsets = np.divmod(positions, self._block_size)
         token_rows = np.repeat(rows, num_tokens)
         is_stored = positions >= np.repeat(num_reused, num_tokens)
-        for table, group_slots in zip(self._block_tables, slots, strict=True):
-            group_slots[:] = np.where(is_stored, table[token_rows, columns] * self._block_size + offsets, -1)
-        is_prefill = (num_tokens > 1) | (starts < prompt_lens)
-        return self._copy_to_device(
+        for group, table in enumerate(self._tables.on_host):
+            slots = table[token_rows, columns] * self._block_size + offsets
+            parts.slots[group][:total] = np.where(is_stored, slots, -1)
+        return self._finish(
+            parts,
+            inputs,
             total,
             logits_indices=query_start[1:][needs_sampling] - 1,
-            query_start=torch.from_numpy(query_start),
+            query_start=query_start,
             seq_lens=seq_lens,
-            is_prefill=torch.from_numpy(is_prefill),
+            is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompt_lens)),
             rows=rows,
-            is_decode_only=False,
+            has_pending_tokens=int(input_ids.min()) < 0,
         )
 
-    def _build_decodes(self, requests: Sequence[Request]) -> ForwardBatch:
+    def _build_decodes(self, requests: list[Request]) -> ForwardBatch:
         """Return the batch of one decode for each of `requests`: the fast path of most steps."""
         total = len(requests)
-        host_buffer = self._host_buffer.numpy()
-        input_ids, positions, *slots = (host_buffer[i * total : (i + 1) * total] for i in range(2 + self._num_groups))
-        input_ids[:] = [request.token_ids[-1] for request in requests]
+        parts, inputs = self._place(total, total, is_decode_only=True)
+        is_same = requests == self._latest_decodes and parts.shape == self._latest_shape
+        if not is_same:
+            self._latest_decodes = requests
+            self._latest_rows = np.array([request.row for request in requests], np.int32)
+        rows = self._latest_rows
+        input_ids = [
+            request.token_ids[-1] if request.pending_row < 0 else -1 - request.pending_row for request in requests
+        ]
+        parts.input_ids[:total] = input_ids
+        positions = parts.position_ids[:total]
         positions[:] = [request.num_computed_tokens for request in requests]
-        rows = np.array([request.row for request in requests])
         columns, offsets = np.divmod(positions, self._block_size)
-        for table, group_slots in zip(self._block_tables, slots, strict=True):
-            group_slots[:] = table[rows, columns] * self._block_size + offsets
-        return self._copy_to_device(
+        for group, table in enumerate(self._tables.on_host):
+            parts.slots[group][:total] = table[rows, columns] * self._block_size + offsets
+        return self._finish(
+            parts,
+            inputs,
             total,
-            logits_indices=self._arange[:total].numpy(),
-            query_start=self._arange[: total + 1],
+            logits_indices=self._arange_array[:total],
+            query_start=self._arange_array[: total + 1],
             seq_lens=positions + 1,
             is_prefill=self._no_prefill[:total],
             rows=rows,
-            is_decode_only=True,
+            has_pending_tokens=min(input_ids) < 0,
+            writes_sequences=not is_same,
         )
 
     def build_probe(self) -> ForwardBatch:
         """Return the batch of one token of an empty sequence, which is not stored and attends to no other."""
         self._await_copy()
-        self._host_buffer[:2] = 0
-        self._host_buffer[2 : 2 + self._num_groups] = -1
-        return self._copy_to_device(
+        parts, inputs = self._place(1, 1, is_decode_only=False)
+        parts.input_ids[:1] = parts.position_ids[:1] = 0
+        parts.slots[:, :1] = -1
+        return self._finish(
+            parts,
+            inputs,
             1,
             logits_indices=np.zeros(1, dtype=np.int32),
-            query_start=self._arange[:2],
+            query_start=np.array([0, 1], dtype=np.int32),
             seq_lens=np.zeros(1, dtype=np.int32),
             is_prefill=torch.ones(1, dtype=torch.bool),
             rows=np.zeros(1, dtype=np.int32),
-            is_decode_only=False,
+            has_pending_tokens=False,
+        )
+
+    def inputs(self, shape: BatchShape) -> DeviceInputs:
+        """Return where the device finds a batch that is padded to `shape`: the same place for all of them."""
+        return self._place_of(shape)[1]
+
+    def _inputs(self, parts: BatchParts) -> DeviceInputs:
+        metadata = None
+        if self._tables.on_device is not None:
+            query_start, seq_lens, is_prefill, block_rows = parts.on_device[-4:]
+            metadata = tuple(
+                DeviceMetadata(
+                    query_start=query_start,
+                    seq_lens=seq_lens,
+                    is_prefill=is_prefill,
+                    block_rows=block_rows,
+                    block_table=table,
+                )
+                for table in self._tables.on_device
+            )
+        return DeviceInputs(
+            shape=parts.shape,
+            input_ids=parts.on_device[0],
+            position_ids=parts.on_device[1],
+            slots=parts.on_device[2 : 2 + self._num_groups],
+            metadata=metadata,
+        )
+
+    def _place_of(self, shape: BatchShape) -> tuple[BatchParts, DeviceInputs]:
+        """Return where batches that are padded to `shape` lie, on the host and on the device."""
+        place = self._padded.get(shape)
+        if place is None:
+            parts = self._view(shape)
+            place = self._padded[shape] = parts, self._inputs(parts)
+        return place
+
+    def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> tuple[BatchParts, DeviceInputs]:
+        """Return where to write a batch: with padding, if it is to be padded."""
+        if self._padded_shapes is not None:
+            shape = self._padded_shapes.least(num_tokens, num_seqs, is_decode_only=is_decode_only)
+            if shape is not None:
+                return self._place_of(shape)
+        parts = self._view(BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only))
+        return parts, self._inputs(parts)
+
+    def _view(self, shape: BatchShape) -> BatchParts:
+        return BatchParts(
+            self._host_buffer[2 * MAX_STAGED_EDITS :],
+            self._device_buffer[2 * MAX_STAGED_EDITS :],
+            shape=shape,
+            num_groups=self._num_groups,
+            has_sequences=self._tables.on_device is not None,
         )
 
     def _await_copy(self) -> None:
@@ -160,46 +231,107 @@ class InputBuffers:
         if self._copy_done is not None:
             self._copy_done.synchronize()
 
-    def _copy_to_device(
+    def _finish(
         self,
+        parts: BatchParts,
+        inputs: DeviceInputs,
         total: int,
         *,
         logits_indices: NDArray[np.int32],
-        query_start: Tensor,
+        query_start: NDArray[np.int32],
         seq_lens: NDArray[np.int32],
         is_prefill: Tensor,
-        rows: NDArray[np.integer],
-        is_decode_only: bool,
+        rows: NDArray[np.int32],
+        has_pending_tokens: bool,
+        writes_sequences: bool = True,
     ) -> ForwardBatch:
-        """Copy `total` tokens and `logits_indices` to the device, and return the batch of the sequences in `rows`."""
-        num_before = (2 + self._num_groups) * total
-        num_used = num_before + len(logits_indices)
-        self._host_buffer.numpy()[num_before:num_used] = logits_indices
-        if self._copy_done is not None:
-            self._device_buffer[:num_used].copy_(self._host_buffer[:num_used], non_blocking=True)
-            self._copy_done.record()
-        num_columns = -(-int(seq_lens.max()) // self._block_size) + 1
-        on_device = [self._device_buffer[i * total : (i + 1) * total] for i in range(2 + self._num_groups)]
+        """Write the rest of a batch of `total` tokens, copy it to the device, and return it.
+
+        Unless `writes_sequences`, all that the device reads of the sequences but their lengths lies in the buffer.
+        """
+        num_sampled = len(logits_indices)
+        parts.logits_indices[:num_sampled] = logits_indices
+        if parts.shape.num_tokens > total:
+            parts.input_ids[total:] = parts.position_ids[total:] = 0
+            parts.slots[:, total:] = -1
+        if parts.seq_lens is not None:
+            parts.seq_lens[: len(seq_lens)] = seq_lens
+            if writes_sequences:
+                self._write_sequences(parts, query_start, is_prefill.numpy(), rows)
+        self._latest_shape = parts.shape
+        self._copy(parts.size)
         return ForwardBatch(
-            input_ids=on_device[0],
-            position_ids=on_device[1],
-            slots=tuple(on_device[2:]),
-            logits_indices=self._device_buffer[num_before:num_used],
-            query_start=query_start,
+            shape=inputs.shape,
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            slots=inputs.slots,
+            metadata=inputs.metadata,
+            num_tokens=total,
+            logits_indices=parts.on_device[2 + self._num_groups][:num_sampled],
+            query_start=torch.from_numpy(query_start),
             seq_lens=torch.from_numpy(seq_lens),
+            total_len=int(seq_lens.sum()),
             is_prefill=is_prefill,
-            block_tables=tuple(torch.from_numpy(table[rows, :num_columns]) for table in self._block_tables),
-            is_decode_only=is_decode_only,
-            staged=self._host_buffer[:num_used],
+            gather_block_tables=partial(self._gather_block_tables, rows, seq_lens),
+            has_pending_tokens=has_pending_tokens,
+            staged=self._host_buffer[2 * MAX_STAGED_EDITS :][: (2 + self._num_groups) * total + num_sampled],
         )
 
+    def _copy(self, num_elements: int) -> None:
+        """Copy a batch to the device, and what has changed of the block tables."""
+        changed, start = self._changed, 2 * MAX_STAGED_EDITS
+        num_changed = len(changed) if self._tables.on_device is not None else 0
+        if 0 < num_changed <= MAX_STAGED_EDITS:
+            start = 0
+            array: NDArray[np.int32] = self._host_buffer.numpy()
+            array[:num_changed] = changed
+            array[MAX_STAGED_EDITS : MAX_STAGED_EDITS + num_changed] = self._tables.read(changed)
+        if self._copy_done is not None:
+            copied = slice(start, 2 * MAX_STAGED_EDITS + num_elements)
+            self._device_buffer[copied].copy_(self._host_buffer[copied], non_blocking=True)
+            self._copy_done.record()
+        if not num_changed:
+            return
+        if start == 0:
+            self._tables.write_on_device(
+                self._device_buffer[:num_changed], self._device_buffer[MAX_STAGED_EDITS:][:num_changed]
+            )
+        else:
+            arrays = {"elements": changed, "values": self._tables.read(changed)}
+            self._tables.write_on_device(**to_device(arrays, self._device_buffer.device))
+        self._changed = changed[:0]
 
-def _is_decode(request: Request, num_tokens: int) -> bool:
-    """Whether the request computes one token after its prompt, which is stored and sampled."""
+    def _write_sequences(
+        self,
+        parts: BatchParts,
+        query_start: NDArray[np.int32],
+        is_prefill: NDArray[np.bool_],
+        rows: NDArray[np.int32],
+    ) -> None:
+        """Write what the device reads of sequences, but for their lengths.
+
+        Those of padding have length 0, and a row each among decodes.
+        """
+        assert parts.query_start is not None
+        assert parts.seq_lens is not None
+        assert parts.is_prefill is not None
+        assert parts.block_rows is not None
+        num_seqs = len(rows)
+        if parts.shape.is_decode_only:
+            parts.query_start[:] = self._arange_array[: parts.shape.num_seqs + 1]
+        else:
+            parts.query_start[: num_seqs + 1] = query_start
+            parts.query_start[num_seqs + 1 :] = query_start[-1]
+        parts.is_prefill[:num_seqs] = is_prefill
+        parts.block_rows[:num_seqs] = rows
+        for part in (parts.seq_lens, parts.is_prefill, parts.block_rows):
+            part[num_seqs:] = 0
+
+    def _gather_block_tables(self, rows: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> tuple[Tensor, ...]:
+        return self._tables.gather(rows, -(-int(seq_lens.max()) // self._block_size) + 1)
+
+
+def _next_id(request: Request) -> int:
+    """Return the id of the next token to compute, as in `ForwardBatch.input_ids`."""
     computed = request.num_computed_tokens
-    return (
-        num_tokens == 1
-        and computed + 1 == len(request.token_ids)
-        and computed >= request.num_prompt_tokens
-        and computed >= request.num_reused_tokens
-    )
+    return request.token_ids[computed] if computed < len(request.token_ids) else -1 - request.pending_row

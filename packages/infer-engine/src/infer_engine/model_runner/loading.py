@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infer_cache import KVPool
-from infer_engine.core.step_executor import StepRunner
+from infer_engine.core.step_runner import StepRunner
 from infer_engine.model_runner.cpu_graph import CPUGraph
-from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.memory_profile import profile_activation_bytes
+from infer_engine.model_runner.device_steps import allocate_device_steps
+from infer_engine.model_runner.memory_profile import measure_step_bytes
 from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
 from infer_engine.model_runner.runner import ModelRunner, use_device
 from infer_engine.model_runner.warm_up import warm_up_gpu
@@ -21,8 +21,9 @@ from infer_engine.tensor_parallel.group import rank_device
 from infer_engine.tensor_parallel.leader import Followers, RankOptions
 from infer_engine.tensor_parallel.leading_model import LeadingModel
 from infer_kernels.cpu import NotCapturableError, library
+from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import require_launcher
-from infer_models import CausalLM, CheckpointError, GenerationConfig, ModelConfig
+from infer_models import CheckpointError, GenerationConfig, ModelConfig
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
 from infer_models.text import Tokenizer
@@ -92,45 +93,58 @@ def _build_runner(
     config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
     rank_model, device = loaded.rank_model, loaded.rank_model.device
     model = rank_model if followers is None else LeadingModel(rank_model, followers)
-    activation_bytes = profile_activation_bytes(
-        model,
-        vocab_size=model_config.vocab_size,
-        max_tokens=loaded.max_step_tokens,
-        max_batch_size=limits.max_batch_size,
-        device=device,
-    )
-    memory = kv_memory(config, device=device, activation_bytes=activation_bytes)
+    steps = allocate_device_steps(loaded) if followers is None and device.type in TRITON_DEVICES else None
+    input_buffers = loaded.allocate_input_buffers() if steps is None else steps.input_buffers
+
+    def new_runner(vocab_size: int) -> ModelRunner:
+        sampler = Sampler(
+            vocab_size=vocab_size, max_rows=limits.max_batch_size, eos_token_ids=eos_token_ids, device=device
+        )
+        return ModelRunner(model, input_buffers=input_buffers, sampler=sampler, device=device)
+
+    step_bytes = 0
+    if device.type == "cuda":
+        no_blocks = [1] * len(loaded.groups.windows)
+        pool = loaded.allocate_pool(no_blocks)
+        rank_model.use_cache(loaded.host_planned_views(pool) if steps is None else steps.views(pool))
+        if followers is not None:
+            followers.allocate_cache(no_blocks)
+        step_bytes = measure_step_bytes(
+            new_runner(model_config.vocab_size),
+            max_tokens=loaded.max_step_tokens,
+            max_batch_size=limits.max_batch_size,
+            max_seq_len=loaded.longest_seq_len,
+            device=device,
+        )
+        if steps is not None and steps.graphs is not None:
+            step_bytes += steps.graphs.measure_bytes(steps.views(pool))
+    memory = kv_memory(config, device=device, activation_bytes=step_bytes)
     kv = loaded.size_cache(memory if followers is None else followers.least_memory(memory))
     pool = loaded.allocate_pool(kv.num_blocks)
-    cpu_graph = None
-    if followers is None:
-        cpu_graph = _capture_step(
-            config,
-            rank_model.model,
-            pool,
-            max_tokens=loaded.max_step_tokens,
-            max_seqs=limits.max_batch_size,
-            max_seq_len=kv.max_seq_len,
-        )
-    else:
+    if followers is not None:
         followers.allocate_cache(kv.num_blocks)
-    rank_model.use_cache(pool, cpu_graph=cpu_graph)
-    runner = ModelRunner(
-        model,
-        input_buffers=InputBuffers(
-            max_tokens=loaded.max_step_tokens,
-            max_seqs=limits.max_batch_size,
-            max_seq_len=kv.max_seq_len,
-            block_size=loaded.block_size,
-            num_groups=len(loaded.groups.windows),
-            device=device,
-        ),
-        sampler=Sampler(
-            vocab_size=vocab_size, max_rows=limits.max_batch_size, eos_token_ids=eos_token_ids, device=device
-        ),
-        device=device,
-    )
-    warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+    runner = new_runner(vocab_size)
+    report = None
+    if steps is None:
+        rank_model.use_cache(
+            loaded.host_planned_views(pool),
+            graph=None if followers is not None else _capture_on_cpu(loaded, pool, max_seq_len=kv.max_seq_len),
+        )
+        warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+    else:
+        views = steps.views(pool)
+        rank_model.use_cache(views)
+        warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+        if steps.graphs is not None:
+            graphs, report = steps.graphs.capture(
+                views,
+                pool,
+                windows=loaded.groups.windows,
+                max_batch_size=limits.max_batch_size,
+                max_seq_len=kv.max_seq_len,
+            )
+            rank_model.use_cache(views, graph=graphs)
+            runner.probe()
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
         architecture=model_config.model_type,
@@ -143,6 +157,7 @@ def _build_runner(
         block_size=loaded.block_size,
         max_batch_size=limits.max_batch_size,
         num_ranks=config.tensor_parallel_size,
+        cuda_graphs=None if report is None else str(report),
     )
     return LoadedRunner(
         runner=runner,
@@ -155,15 +170,19 @@ def _build_runner(
     )
 
 
-def _capture_step(
-    config: EngineConfig, model: CausalLM, pool: KVPool, *, max_tokens: int, max_seqs: int, max_seq_len: int
-) -> CPUGraph | None:
+def _capture_on_cpu(loaded: LoadedRank, pool: KVPool, *, max_seq_len: int) -> CPUGraph | None:
     """Return the captured step of a model on a CPU; None if it is not wanted or cannot be captured."""
     is_on_cpu = pool.key_cache(0).is_cpu
-    if not is_on_cpu or config.use_cpu_graphs is False or library() is None:
+    if not is_on_cpu or loaded.config.use_cpu_graphs is False or library() is None:
         return None
     try:
-        return CPUGraph(model, pool, max_tokens=max_tokens, max_seqs=max_seqs, max_seq_len=max_seq_len)
+        return CPUGraph(
+            loaded.rank_model.model,
+            pool,
+            max_tokens=loaded.max_step_tokens,
+            max_seqs=loaded.limits.max_batch_size,
+            max_seq_len=max_seq_len,
+        )
     except NotCapturableError as error:
         logger.info("Steps are not captured: %s", error)
         return None

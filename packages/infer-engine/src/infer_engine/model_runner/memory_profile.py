@@ -1,14 +1,15 @@
-"""Measures the memory of the largest step, without weights and KV cache, by running one."""
+"""Measures the memory of the largest step, without weights and KV cache, by computing one."""
+
+from collections.abc import Iterator
 
 import torch
 
 from infer_engine.core.request import Request
-from infer_engine.ipc.messages import Submit
-from infer_engine.model_runner.rank_model import BatchModel
+from infer_engine.core.step_runner import StepRunner
+from infer_engine.model_runner.made_up_requests import made_up_request
 from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGPROBS
-from infer_engine.sampling.prompt_logprobs import compute_prompt_logprobs, find_prompt_logprob_rows
-from infer_engine.sampling.sampler import Sampler
+from infer_engine.scheduling import Schedule
 
 # Top-p needs scratch memory, penalties keep state, and log-probabilities need a copy of the logits.
 _COSTLIEST = SamplingParams(
@@ -16,43 +17,44 @@ _COSTLIEST = SamplingParams(
 )
 
 
-def profile_activation_bytes(
-    model: BatchModel, *, vocab_size: int, max_tokens: int, max_batch_size: int, device: torch.device
+def measure_step_bytes(
+    runner: StepRunner, *, max_tokens: int, max_batch_size: int, max_seq_len: int, device: torch.device
 ) -> int:
-    """Return the bytes that the largest step takes on a GPU; 0 on a CPU.
+    """Return the bytes that the largest step takes from a GPU, what torch keeps for the next one included; 0 on a CPU.
 
     All its requests use the most expensive sampling. So memory for the state of penalties is reserved, even if no
     request has penalties.
     """
     if device.type == "cpu":
         return 0
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    run_largest_step(model, vocab_size=vocab_size, max_tokens=max_tokens, max_batch_size=max_batch_size, device=device)
-    taken = torch.cuda.max_memory_allocated(device) - before
+    before = torch.cuda.memory_reserved(device)
+    run_largest_step(runner, max_tokens=max_tokens, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    torch.cuda.synchronize(device)
+    taken = torch.cuda.max_memory_reserved(device) - before
     torch.cuda.empty_cache()
     return taken
 
 
-@torch.inference_mode()
-def run_largest_step(
-    model: BatchModel, *, vocab_size: int, max_tokens: int, max_batch_size: int, device: torch.device
-) -> None:
-    """Compute `max_tokens` tokens without a cache and their log-probabilities; sample for `max_batch_size` requests."""
-    rows = [_request(row) for row in range(max_batch_size)]
-    sampler = Sampler(vocab_size=vocab_size, max_rows=len(rows), eos_token_ids=frozenset(), device=device)
-    hidden = model.hidden_states_without_cache(max_tokens)
-    wanted = find_prompt_logprob_rows([(_request(0, num_tokens=max_tokens + 1), max_tokens)], [0])
-    measured = compute_prompt_logprobs(wanted, hidden, compute_logits=model.logits, sampler=sampler)
-    logits = model.logits(hidden, torch.zeros(max_batch_size, dtype=torch.int32, device=device))
-    del measured  # as in a step, where it is freed after the logits are computed
+def run_largest_step(runner: StepRunner, *, max_tokens: int, max_batch_size: int, max_seq_len: int) -> None:
+    """Compute `max_tokens` tokens of `max_batch_size` prompts, measure them all, and sample for each.
+
+    One block of each group of layers is enough for them: the block tables of `runner` must be empty, so that all
+    prompts share it.
+    """
     # Half of the rows first: the state of penalties grows by copying itself.
-    for num_rows in (-(-len(rows) // 2), len(rows)):
-        sampler.sample(logits[:num_rows], rows[:num_rows])
+    for num_rows in (-(-max_batch_size // 2), max_batch_size):
+        items = list(_prompts(max_tokens if num_rows == max_batch_size else num_rows, num_rows, max_seq_len))
+        schedule = Schedule(items=items)
+        computed = runner.forward(schedule)
+        runner.sample(computed.logits, schedule.needs_sampling).wait()
+        computed.read_prompt_logprobs()
 
 
-def _request(row: int, *, num_tokens: int = 1) -> Request:
-    submitted = Submit(request_id=str(row), prompt_token_ids=[0] * num_tokens, max_tokens=1, seed=0, params=_COSTLIEST)
-    request = Request(submitted, arrival=row)
-    request.row = row
-    return request
+def _prompts(num_tokens: int, num_rows: int, longest: int) -> Iterator[tuple[Request, int]]:
+    """Yield prompts of up to `longest` tokens, `num_tokens` in all as far as they can be, for each row one."""
+    for row in range(num_rows):
+        length = max(1, min(longest, num_tokens - (num_rows - row - 1)))
+        num_tokens -= length
+        yield made_up_request([0] * length, params=_COSTLIEST, row=row), length

@@ -7,6 +7,9 @@ from pathlib import Path
 import torch
 
 from infer_cache import KVPool, LayerGroups
+from infer_engine.model_runner.cache_views import HostPlannedViews
+from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.model_runner.padded_shapes import PaddedShapes
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
@@ -38,9 +41,14 @@ class LoadedRank:
     block_size: int
 
     @property
+    def longest_seq_len(self) -> int:
+        """Most tokens of a sequence, if the KV cache holds them."""
+        return self.config.max_seq_len or self.model_config.max_position_embeddings
+
+    @property
     def max_step_tokens(self) -> int:
         """Most tokens of a step."""
-        return self.limits.max_step_tokens(self.config.max_seq_len or self.model_config.max_position_embeddings)
+        return self.limits.max_step_tokens(self.longest_seq_len)
 
     def size_cache(self, memory: KVMemory) -> KVSizes:
         """Return the sizes of a KV cache in `memory`.
@@ -80,6 +88,25 @@ class LoadedRank:
             device=self.rank_model.device,
         )
 
+    def allocate_input_buffers(
+        self, *, has_metadata: bool = False, padded_shapes: PaddedShapes | None = None
+    ) -> InputBuffers:
+        """Return the buffers of all steps' inputs; arguments as for `InputBuffers`."""
+        return InputBuffers(
+            max_tokens=self.max_step_tokens,
+            max_seqs=self.limits.max_batch_size,
+            max_seq_len=self.longest_seq_len,
+            block_size=self.block_size,
+            num_groups=len(self.groups.windows),
+            device=self.rank_model.device,
+            has_metadata=has_metadata,
+            padded_shapes=padded_shapes,
+        )
+
+    def host_planned_views(self, pool: KVPool) -> HostPlannedViews:
+        """Return views of `pool`, which this rank allocated, whose attention plans are made from the host's tensors."""
+        return HostPlannedViews(pool, device=self.rank_model.device, batch_invariant=self.config.batch_invariant)
+
     @property
     def _attention(self) -> AttentionSpec:
         return self.rank_model.model.attention_specs[0]
@@ -105,7 +132,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
     model.prepack()
     return LoadedRank(
-        rank_model=RankModel(model, device=device, batch_invariant=config.batch_invariant),
+        rank_model=RankModel(model, device=device),
         model_config=model_config,
         config=config,
         dtype=dtype,

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass, StepOutOfMemoryError
+from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepOutOfMemoryError
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_model import BatchModel
+from infer_engine.sampling.device_to_host import HostCopy
 from infer_engine.sampling.prompt_logprobs import (
     compute_prompt_logprobs,
     find_prompt_logprob_rows,
@@ -18,6 +20,7 @@ from infer_engine.sampling.prompt_logprobs import (
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
+from infer_kernels import resolve_token_ids
 
 
 class ModelRunner:
@@ -31,16 +34,19 @@ class ModelRunner:
         self._model = model
         self._input_buffers = input_buffers
         self._sampler = sampler
+        self._latest_tokens = torch.empty(0, dtype=torch.int64)  # [rows] of the latest `sample`
 
     @torch.inference_mode()
     def forward(self, schedule: Schedule) -> ComputedPass:
-        """Compute the items of the schedule; the logits of requests that need sampling are [rows, vocab]."""
+        """Start to compute the items of the schedule; the logits of requests that need sampling are [rows, vocab]."""
         use_device(self._device)
         with _translated_out_of_memory(len(schedule.items)):
             batch = self._input_buffers.build(schedule.items, schedule.table_edits)
+            if batch.has_pending_tokens:
+                resolve_token_ids(batch.input_ids, self._latest_tokens)
             hidden = self._model.hidden_states(batch)
-            if batch.is_decode_only:  # the usual step; all its rows are sampled
-                return ComputedPass(logits=self._model.logits(hidden))
+            if batch.is_decode_only:  # the usual step; all its rows but padding are sampled
+                return ComputedPass(logits=self._model.logits(hidden[: batch.num_tokens]))
             wanted = None
             if batch.is_prefill.any():
                 wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
@@ -48,15 +54,23 @@ class ModelRunner:
                 return ComputedPass(logits=self._model.logits(hidden, batch.logits_indices))
             # Computed first, so that its logits are freed before those of the next tokens are allocated.
             measured = compute_prompt_logprobs(wanted, hidden, compute_logits=self._model.logits, sampler=self._sampler)
-            logits = self._model.logits(hidden, batch.logits_indices)
-            return ComputedPass(logits=logits, prompt_logprobs=read_prompt_logprobs(wanted, measured))
+            copied = HostCopy(measured)
+            del measured
+            return ComputedPass(
+                logits=self._model.logits(hidden, batch.logits_indices),
+                read_prompt_logprobs=partial(read_prompt_logprobs, wanted, copied),
+            )
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, requests: list[Request]) -> SamplerOutput:
-        """Return the next token of each of `requests`; `logits` has one row for each."""
+    def sample(self, logits: Tensor, requests: list[Request]) -> PendingTokens:
+        """Start to choose the next token of each of `requests`; `logits` has one row for each."""
+        if not requests:
+            return SamplerOutput(token_ids=[])
         use_device(self._device)
         with _translated_out_of_memory(len(requests)):
-            return self._sampler.sample(logits, requests)
+            sampled = self._sampler.launch(logits, requests)
+        self._latest_tokens = sampled.token_ids
+        return sampled
 
     @torch.inference_mode()
     def probe(self) -> None:

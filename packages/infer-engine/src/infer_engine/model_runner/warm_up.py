@@ -8,7 +8,7 @@ whether they are 1 or multiples of 16.
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import StepRunner
-from infer_engine.ipc.messages import Submit
+from infer_engine.core.step_runner import StepRunner
+from infer_engine.model_runner.made_up_requests import GREEDY, made_up_request
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import Schedule, SchedulerLimits
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GREEDY = SamplingParams(temperature=0)
 _FILTERS = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
 _NUM_SAMPLED = (1, 2, 16)
 
@@ -54,7 +53,6 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, *, max_seq_len: int, vo
         max_seq_len: tokens of the longest sequence.
         vocab_size: the sampler's.
     """
-    arrivals = itertools.count(-1, -1)  # real requests count from 0
     num_steps = 0
 
     def compute(*items: tuple[Request, int]) -> None:
@@ -63,15 +61,16 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, *, max_seq_len: int, vo
             request.row = row
         schedule = Schedule(items=list(items))
         computed = runner.forward(schedule)
+        computed.read_prompt_logprobs()
         if schedule.needs_sampling:
-            runner.sample(computed.logits, schedule.needs_sampling)
+            runner.sample(computed.logits, schedule.needs_sampling).wait()
         num_steps += 1
 
-    def decodes(count: int, params: SamplingParams = _GREEDY, *, masked: bool = False) -> list[tuple[Request, int]]:
-        return [(_decode(next(arrivals), params, vocab_size if masked else None), 1) for _ in range(count)]
+    def decodes(count: int, params: SamplingParams = GREEDY, *, masked: bool = False) -> list[tuple[Request, int]]:
+        return [(_decode(params, vocab_size if masked else None), 1) for _ in range(count)]
 
-    def prompt(length: int, params: SamplingParams = _GREEDY) -> tuple[Request, int]:
-        return _request([0] * length, [], params, arrival=next(arrivals)), length
+    def prompt(length: int, params: SamplingParams = GREEDY) -> tuple[Request, int]:
+        return made_up_request([0] * length, params=params), length
 
     for count in _powers_of_two(limits.max_batch_size):
         compute(*decodes(count))
@@ -100,24 +99,11 @@ def _kinds_of_sampling() -> Iterator[SamplingParams]:
     yield SamplingParams(temperature=1.0, logprobs=1)
 
 
-def _decode(arrival: int, params: SamplingParams, masked_vocab_size: int | None) -> Request:
-    request = _request([0], [0], params, arrival=arrival)
-    request.num_computed_tokens = 1
+def _decode(params: SamplingParams, masked_vocab_size: int | None) -> Request:
+    request = made_up_request([0], [0], params=params, num_computed=1)
     if masked_vocab_size is not None:
         request.constraint = cast("TokenConstraint", _AnyToken(masked_vocab_size))
     return request
-
-
-def _request(prompt: Sequence[int], generated: Sequence[int], params: SamplingParams, *, arrival: int) -> Request:
-    submission = Submit(
-        request_id=f"warm-up {arrival}",
-        prompt_token_ids=list(prompt),
-        generated_token_ids=list(generated),
-        max_tokens=2,
-        seed=0,
-        params=params,
-    )
-    return Request(submission, arrival=arrival)
 
 
 class _AnyToken:

@@ -72,6 +72,10 @@ class EngineConfig:
             a GPU as many as fit.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
+        use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
+            one pass a step and one rank. Left out: on with a GPU if the other values allow it.
+        use_cuda_graphs: On a GPU, capture steps at the start and replay each that computes what its kernels do. Left
+            out: on.
         use_cpu_graphs: On a CPU with C++ kernels, capture a step once and replay it. Left out: on.
         batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on
             a CPU with C++ kernels, where it always holds.
@@ -115,6 +119,8 @@ class EngineConfig:
     max_prefill_chunks_per_step: int | None = None
     max_prefill_tokens_beside_decodes: int | None = None
     use_prefix_caching: bool | None = None
+    use_async_scheduling: bool | None = None
+    use_cuda_graphs: bool | None = None
     use_cpu_graphs: bool | None = None
     batch_invariant: bool = False
     step_timeout_s: float = 300.0
@@ -132,7 +138,8 @@ class EngineConfig:
         self._check_prefix_caching()
         self._check_chunk_size()
         self._check_cache_size()
-        self._check_cpu_graphs()
+        self._check_async_scheduling()
+        self._check_graphs()
         self._check_replicas()
         self._check_ranks()
 
@@ -153,6 +160,11 @@ class EngineConfig:
         """Whether KV blocks of shared prefixes are reused."""
         possible = self.resolved_kv_cache_backend == "paged" and self.chunks_prefill
         return possible and self.use_prefix_caching is not False
+
+    def schedules_ahead(self, *, on_gpu: bool) -> bool:
+        """Return whether the next step is scheduled while the device computes this one."""
+        possible = self.scheduler_policy != "prefill_first" and self.tensor_parallel_size == 1
+        return possible and (on_gpu if self.use_async_scheduling is None else self.use_async_scheduling)
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -229,10 +241,32 @@ class EngineConfig:
                 fix="leave one of them out",
             )
 
-    def _check_cpu_graphs(self) -> None:
+    def _check_async_scheduling(self) -> None:
+        if not self.use_async_scheduling:
+            return
+        if self.scheduler_policy == "prefill_first":
+            raise self._conflict(
+                "use_async_scheduling",
+                "scheduler_policy",
+                why="and the second pass of a step needs the results of the first",
+                fix="leave one of them out",
+            )
+        if self.tensor_parallel_size > 1:
+            raise self._conflict(
+                "use_async_scheduling",
+                "tensor_parallel_size",
+                why="and ranks do not know the tokens that another one chooses",
+                fix="leave `use_async_scheduling` out",
+            )
+
+    def _check_graphs(self) -> None:
         if self.use_cpu_graphs and self.device.startswith("cuda"):
             raise self._conflict(
                 "use_cpu_graphs", "device", why="and nothing runs on a CPU", fix="leave `use_cpu_graphs` out"
+            )
+        if self.use_cuda_graphs and self.device == "cpu":
+            raise self._conflict(
+                "use_cuda_graphs", "device", why="and nothing runs on a GPU", fix="leave `use_cuda_graphs` out"
             )
 
     def _check_replicas(self) -> None:
@@ -244,13 +278,14 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         if self.tensor_parallel_size == 1:
             return
-        if self.use_cpu_graphs:
-            raise self._conflict(
-                "use_cpu_graphs",
-                "tensor_parallel_size",
-                why="and ranks communicate inside a step",
-                fix="leave `use_cpu_graphs` out",
-            )
+        for name in ("use_cuda_graphs", "use_cpu_graphs"):
+            if getattr(self, name):
+                raise self._conflict(
+                    name,
+                    "tensor_parallel_size",
+                    why="and ranks communicate inside a step",
+                    fix=f"leave `{name}` out",
+                )
         if self.batch_invariant:
             raise self._conflict(
                 "batch_invariant",
@@ -314,6 +349,8 @@ _CHECKS = {
     "max_prefill_chunks_per_step": optional(_COUNT),
     "max_prefill_tokens_beside_decodes": optional(_COUNT),
     "use_prefix_caching": optional(switch()),
+    "use_async_scheduling": optional(switch()),
+    "use_cuda_graphs": optional(switch()),
     "use_cpu_graphs": optional(switch()),
     "batch_invariant": switch(),
     "step_timeout_s": number(_TIMEOUT % "above 0", lambda value: 0 < value <= MAX_TIMEOUT_S),

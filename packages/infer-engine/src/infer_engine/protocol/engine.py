@@ -28,6 +28,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_batch_size: requests computed in one step.
         num_replicas: copies of the model; blocks and batch are those of all of them.
         num_ranks: processes that compute each copy together.
+        cuda_graphs: what came of capturing steps as CUDA graphs; None if there was nothing to capture.
         has_chat_template: whether it takes conversations.
         tool_call_format: how the model writes tool calls by itself; None where it can only be made to.
         reasoning_format: how the model writes reasoning; None if it does not.
@@ -45,6 +46,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int
     num_replicas: int = 1
     num_ranks: int = 1
+    cuda_graphs: str | None = None
     has_chat_template: bool = True
     tool_call_format: str | None = None
     reasoning_format: str | None = None

@@ -56,12 +56,18 @@ class SamplingMetadata:
 
 
 class SamplingParamsTable:
-    """The sampling parameters of the running requests, by row."""
+    """The sampling parameters of the running requests, by row.
+
+    The last row, which is also row -1, is that of requests that have ended: they need only the argmax.
+    """
 
     def __init__(self, *, max_rows: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        """Create an empty table of `max_rows` rows."""
+        """Create an empty table for requests with rows below `max_rows`."""
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
+        max_rows += 1
+        self._latest_requests: Sequence[Request] = ()
+        self._are_all_greedy = False
         self._owners: list[int | None] = [None] * max_rows
         self._edits: list[RequestEdits | None] = [None] * max_rows
         self._needs = np.zeros(max_rows, np.uint8)
@@ -79,8 +85,10 @@ class SamplingParamsTable:
 
     def are_all_greedy(self, requests: Sequence[Request]) -> bool:
         """Return whether all of `requests` need only the argmax, as in most steps."""
-        self._update_rows(requests)
-        return not any(self._needs[request.row] for request in requests)
+        if requests != self._latest_requests:
+            self._latest_requests = requests
+            self._are_all_greedy = not self.gather(requests).any_needs
+        return self._are_all_greedy
 
     def gather(self, requests: Sequence[Request]) -> SamplingMetadata:
         """Return the sampling metadata of `requests`."""
@@ -128,12 +136,11 @@ class SamplingParamsTable:
         """Read the parameters of the requests that are new in their rows."""
         owners = self._owners
         for request in requests:
-            if owners[request.row] != request.arrival:
+            if owners[request.row] != request.arrival and request.row >= 0:
                 self._read_params(request)
 
     def _read_params(self, request: Request) -> None:
         row, params = request.row, request.sampling
-        assert row >= 0, f"request {request.request_id!r} holds no row"
         edits = plan_edits(params, eos_token_ids=self._eos_token_ids, vocab_size=self._vocab_size)
         columns = self._columns
         columns["seeds"][row] = request.seed

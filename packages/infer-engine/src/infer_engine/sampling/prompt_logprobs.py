@@ -17,6 +17,7 @@ from torch import Tensor
 
 from infer_engine.core.request import Request
 from infer_engine.protocol import TokenLogprob
+from infer_engine.sampling.device_to_host import HostCopy
 from infer_engine.sampling.host_to_device import to_device
 from infer_engine.sampling.logprobs import read_logprobs
 from infer_engine.sampling.sampler import Sampler
@@ -51,7 +52,6 @@ def find_prompt_logprob_rows(items: Sequence[tuple[Request, int]], query_start: 
         positions = request.missing_prompt_logprobs(count)
         if not positions:
             continue
-        assert positions.start >= request.num_computed_tokens, f"{request.request_id} skipped prompt log-probabilities"
         first_row = start + positions.start - request.num_computed_tokens
         found.request_ids.append(request.request_id)
         found.num_rows.append(len(positions))
@@ -64,7 +64,7 @@ def find_prompt_logprob_rows(items: Sequence[tuple[Request, int]], query_start: 
 def compute_prompt_logprobs(
     wanted: PromptLogprobRows, hidden: Tensor, *, compute_logits: Callable[[Tensor, Tensor], Tensor], sampler: Sampler
 ) -> Tensor:
-    """Return the input of `read_prompt_logprobs`, [rows, 3 + 2 * num_top] fp64 on the device.
+    """Return what `read_prompt_logprobs` reads a copy of, [rows, 3 + 2 * num_top] fp64 on the device.
 
     Args:
         wanted: at least one row.
@@ -85,9 +85,9 @@ def compute_prompt_logprobs(
     )
 
 
-def read_prompt_logprobs(wanted: PromptLogprobRows, logprobs: Tensor) -> dict[str, list[TokenLogprob]]:
+def read_prompt_logprobs(wanted: PromptLogprobRows, logprobs: HostCopy) -> dict[str, list[TokenLogprob]]:
     """Return each request's log-probabilities, in the order of its rows. Waits for the device."""
-    each = iter(read_logprobs(logprobs, wanted.counts))
+    each = iter(read_logprobs(logprobs.wait(), wanted.counts))
     return {
         request_id: list(islice(each, count))
         for request_id, count in zip(wanted.request_ids, wanted.num_rows, strict=True)

@@ -13,13 +13,15 @@ An operation runs only if a row of the batch needs it.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from infer_engine.core.request import Request
+from infer_engine.sampling.device_to_host import HostCopy
 from infer_engine.sampling.host_to_device import to_device
 from infer_engine.sampling.logit_edits import Bitmask, LogitEdits
 from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
@@ -30,6 +32,50 @@ from infer_engine.structured.errors import GrammarError
 from infer_kernels import apply_bitmask, sample
 
 logger = logging.getLogger(__name__)
+
+NO_ROWS: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingSample:
+    """Tokens that a device chooses, and their log-probabilities.
+
+    Attributes:
+        token_ids: [rows] int64 on the device, inside the vocabulary.
+        checked: on its way to the host, those token ids; -1 in rows that are not finite.
+        logprobs: on its way to the host, the input of `read_logprobs`; None if no row needs it.
+        logprob_indices: the rows of `logprobs`.
+        logprob_counts: how many of the most probable tokens each of them lists.
+        grammar_failed: as in `SamplerOutput`.
+    """
+
+    token_ids: Tensor
+    checked: HostCopy
+    logprobs: HostCopy | None = None
+    logprob_indices: Sequence[int] = ()
+    logprob_counts: Sequence[int] = ()
+    grammar_failed: frozenset[int] = frozenset()
+
+    def wait(self) -> SamplerOutput:
+        """Wait for the device and return what was chosen.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        token_ids: list[int] = self.checked.wait().tolist()
+        not_finite: frozenset[int] = frozenset()
+        if min(token_ids) < 0:
+            not_finite = frozenset(index for index, token_id in enumerate(token_ids) if token_id < 0)
+            token_ids = [max(token_id, 0) for token_id in token_ids]
+        logprobs = {}
+        if self.logprobs is not None:
+            listed = read_logprobs(self.logprobs.wait(), self.logprob_counts)
+            logprobs = {
+                index: each for index, each in zip(self.logprob_indices, listed, strict=True) if index not in not_finite
+            }
+        return SamplerOutput(
+            token_ids=token_ids, logprobs=logprobs, not_finite=not_finite, grammar_failed=self.grammar_failed
+        )
 
 
 class Sampler:
@@ -47,43 +93,46 @@ class Sampler:
         self._edits = LogitEdits(device)
         self._penalties = Penalties(vocab_size=vocab_size, max_rows=max_rows, device=device)
 
-    @torch.inference_mode()
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> SamplerOutput:
-        """Choose one token for each request.
+        """Choose one token for each request and wait for them; arguments as for `launch`."""
+        return self.launch(logits, requests).wait() if requests else SamplerOutput(token_ids=[])
 
-        A repeated call returns the same tokens, if none was appended to a request.
+    @torch.inference_mode()
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> PendingSample:
+        """Start to choose one token for each request.
+
+        A repeated call chooses the same tokens, if none was appended to a request.
 
         Args:
             logits: [rows, `vocab_size` or more], fp32, bf16 or fp16; changed in place.
-            requests: one for each row of `logits`.
+            requests: one for each row of `logits`, at least one. One that holds no row of the batch has ended, and gets
+                any token.
         """
-        if not requests:
-            return SamplerOutput(token_ids=[])
         logits = logits[:, : self._vocab_size]
         if self._rows.are_all_greedy(requests):
-            return _to_output(*logits.max(dim=-1))
+            return _pending(*logits.max(dim=-1))
         metadata = self._rows.gather(requests)
         logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
         logprob_rows = None
         if logprob_indices:
             logprob_rows = to_device({"rows": np.array(logprob_indices, np.int64)}, self._device)["rows"]
         unedited = logits[logprob_rows] if logprob_rows is not None else logits  # a copy, because edits change `logits`
-        masks, grammar_failed = _read_masks(metadata) if metadata.any_needs & SamplingNeeds.GRAMMAR else ({}, None)
+        masks, grammar_failed = _read_masks(metadata) if metadata.any_needs & SamplingNeeds.GRAMMAR else ({}, NO_ROWS)
         largest = self._edit_logits(logits, metadata, masks)
         drawn = self._draw(logits, metadata)
         if largest is None:
             largest = logits.gather(-1, drawn[:, None]).squeeze(-1)
+        if logprob_rows is None:
+            return _pending(largest, drawn, grammar_failed=grammar_failed)
         counts = self._rows.num_logprobs(metadata, logprob_indices)
-        computed = (
-            None if logprob_rows is None else compute_logprobs(unedited, drawn[logprob_rows], with_top=any(counts))
+        return _pending(
+            largest,
+            drawn,
+            grammar_failed=grammar_failed,
+            logprobs=HostCopy(compute_logprobs(unedited, drawn[logprob_rows], with_top=any(counts))),
+            logprob_indices=logprob_indices,
+            logprob_counts=counts,
         )
-        output = _to_output(largest, drawn)
-        if grammar_failed:
-            output = replace(output, grammar_failed=grammar_failed)
-        if computed is None:
-            return output
-        logprobs = zip(logprob_indices, read_logprobs(computed, counts), strict=True)
-        return replace(output, logprobs={index: each for index, each in logprobs if index not in output.not_finite})
 
     @torch.inference_mode()
     def compute_logprobs(self, logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
@@ -135,13 +184,9 @@ def _read_masks(metadata: SamplingMetadata) -> tuple[dict[int, Bitmask], frozens
     return masks, frozenset(failed)
 
 
-def _to_output(largest: Tensor, drawn: Tensor) -> SamplerOutput:
-    """Return the tokens `drawn` [rows], and the rows that are not finite by their `largest` logit [rows].
+def _pending(largest: Tensor, drawn: Tensor, **more: Any) -> PendingSample:
+    """Return the tokens `drawn` [rows], checked by each row's `largest` logit [rows]; `more` are other attributes.
 
     NaN counts as larger than any number, so the largest logit is finite only if no logit is NaN or +inf.
     """
-    token_ids: list[int] = torch.where(largest.isfinite(), drawn, -1).tolist()
-    if min(token_ids) >= 0:
-        return SamplerOutput(token_ids=token_ids)
-    not_finite = frozenset(index for index, token_id in enumerate(token_ids) if token_id < 0)
-    return SamplerOutput(token_ids=[max(token_id, 0) for token_id in token_ids], not_finite=not_finite)
+    return PendingSample(token_ids=drawn, checked=HostCopy(torch.where(largest.isfinite(), drawn, -1)), **more)

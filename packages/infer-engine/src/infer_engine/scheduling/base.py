@@ -76,7 +76,11 @@ class BaseScheduler(ABC):
         """Requeue the pending readers of a pass that failed; return the items that can be retried."""
         return self._batch.requeue_pending_readers(schedule)
 
+    def cache_last_block(self, request: Request, schedule: Schedule) -> None:
+        """Cache the block that the last known token fills, if it fills one and `schedule` computes that token."""
+        self._batch.cache_last_block(request, schedule)
+
     def preempt_all(self) -> None:
-        """Move all running requests to the queue and free all memory, after scheduling failed."""
+        """Move all running requests to the queue and free all memory, after scheduling or a pass failed."""
         self._batch.preempt_all()
         self._current = None

@@ -63,22 +63,30 @@ class ContinuousScheduler(BaseScheduler):
 
     def _add_decodes(self, schedule: Schedule, budget: StepBudget) -> None:
         # This loop runs for each decode of a step, and is most of the cost of scheduling.
-        block_size = self._kv_cache_manager.block_size
-        decodes = [request for request in self._batch.requests if request.state is RequestState.DECODE]
+        block_size, num_steps, most = self._kv_cache_manager.block_size, self._num_steps, budget.tokens
+        decode = RequestState.DECODE
+        decodes = [request for request in self._batch.requests if request.state is decode]
         for request in self._policy.decode_order(decodes):
-            if budget.tokens == 0:
-                return
-            if request.state is not RequestState.DECODE:  # preempted by a request before it
-                continue
-            self._current = request
+            if len(schedule.items) >= most:
+                break
             num_tokens = len(request.token_ids)
-            if num_tokens > request.capacity and not self._batch.extend_or_preempt(request, num_tokens, schedule):
+            if request.pending_row >= 0:
+                if request.awaits_last_token:
+                    continue
+                num_tokens += 1
+            if num_tokens > request.capacity or num_tokens % block_size == 0:
+                self._current = request
+                if request.state is not decode:  # preempted by a request before it
+                    continue
+                if num_tokens > request.capacity and not self._batch.extend_or_preempt(request, num_tokens, schedule):
+                    continue
+                if num_tokens % block_size == 0 and request.pending_row < 0:
+                    self._batch.cache_blocks(request, num_tokens, schedule)
+            elif schedule.preempted and request.state is not decode:
                 continue
-            if num_tokens % block_size == 0:
-                self._batch.cache_blocks(request, num_tokens, schedule)
-            request.last_step = self._num_steps
+            request.last_step = num_steps
             schedule.items.append((request, 1))
-            budget.tokens -= 1
+        budget.tokens -= len(schedule.items)
         self._current = None
 
     def _add_prompts(self, schedule: Schedule, budget: StepBudget) -> None:

@@ -53,7 +53,7 @@ class RunningBatch:
         schedule.admitted.append(request)
         if hit.num_tokens:
             request.skip_reused(hit.num_tokens)
-            self._note_pending_reader(request, schedule)
+            self._note_reader(request, schedule)
 
     def reuse_blocks(self, request: Request, schedule: Schedule) -> None:
         """Reuse blocks of the prompt that other requests have computed since it was admitted."""
@@ -64,16 +64,25 @@ class RunningBatch:
         if edits:
             schedule.table_edits += [(request.row, edit) for edit in edits]
             request.skip_reused((edits[-1].column + 1) * self._kv_cache_manager.block_size)
-            self._note_pending_reader(request, schedule)
+            self._note_reader(request, schedule)
 
     def cache_blocks(self, request: Request, num_tokens: int, schedule: Schedule) -> None:
-        """Cache the blocks that are full once the first `num_tokens` tokens are computed."""
+        """Cache the blocks that are full once `schedule` has computed the first `num_tokens` tokens."""
         if request.block_hashes is None:
             return
         block_hashes = request.block_hashes.upto(request.token_ids, num_tokens)
         self._kv_cache_manager.cache_blocks(request.request_id, block_hashes, num_tokens)
         size = self._kv_cache_manager.block_size
         schedule.pending_hashes.update(block_hashes[request.num_computed_tokens // size : num_tokens // size])
+
+    def cache_last_block(self, request: Request, schedule: Schedule) -> None:
+        """Cache the block that the last known token fills, if it fills one and `schedule` computes that token.
+
+        While the token was pending, the block had no hash.
+        """
+        num_tokens = len(request.token_ids)
+        if num_tokens % self._kv_cache_manager.block_size == 0 and request.num_computed_tokens == num_tokens - 1:
+            self.cache_blocks(request, num_tokens, schedule)
 
     def extend_or_preempt(self, request: Request, num_tokens: int, schedule: Schedule) -> bool:
         """Allocate blocks for the first `num_tokens` tokens; preempt others if necessary.
@@ -102,8 +111,8 @@ class RunningBatch:
         fails, and then its blocks are uncached.
         """
         for request in schedule.pending_readers:
-            request.undo_reuse()
             self._preempt(request)
+            request.undo_reuse()
         return [item for item in schedule.items if item[0].state is not RequestState.WAITING]
 
     def preempt_all(self) -> None:
@@ -148,8 +157,9 @@ class RunningBatch:
         request.reset_progress()
         self._requeue(request)
 
-    def _note_pending_reader(self, request: Request, schedule: Schedule) -> None:
+    def _note_reader(self, request: Request, schedule: Schedule) -> None:
         assert request.block_hashes is not None
+        schedule.readers.append(request)
         block_hashes = request.block_hashes.upto(request.token_ids, request.num_reused_tokens)
         if schedule.pending_hashes and not schedule.pending_hashes.isdisjoint(
             block_hashes[: request.num_reused_tokens // self._kv_cache_manager.block_size]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from infer_cache.paged_manager import TableEdit
-from infer_engine.core.request import Request
+from infer_engine.core.request import Request, RequestState
 
 RowEdit = tuple[int, TableEdit]
 """A row of the runner's block tables, and the edit of that row."""
@@ -46,7 +46,8 @@ class Schedule:
         preempted: requests that lost their memory in this pass and are first in the queue.
         pending_hashes: hashes of the blocks that this pass computes. Requests may reuse them in the same pass, as each
             layer stores all keys and values before it attends.
-        pending_readers: requests that reuse such blocks. If the pass fails, what they have read is invalid.
+        readers: requests that reuse blocks from this pass on.
+        pending_readers: those of them that reuse blocks of this pass. If it fails, what they have read is invalid.
     """
 
     items: list[tuple[Request, int]] = field(default_factory=list)
@@ -54,11 +55,19 @@ class Schedule:
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     pending_hashes: set[bytes] = field(default_factory=set)
+    readers: list[Request] = field(default_factory=list)
     pending_readers: list[Request] = field(default_factory=list)
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether each item is one token after the prompt of a request, which is sampled."""
+        return all(request.state is RequestState.DECODE for request, _ in self.items)
 
     @property
     def needs_sampling(self) -> list[Request]:
         """The requests whose next token is sampled after this pass, in the order of the items."""
+        if self.is_decode_only:
+            return [request for request, _ in self.items]
         return [request for request, count in self.items if request.num_uncomputed_tokens == count]
 
     def only(self, items: list[tuple[Request, int]]) -> "Schedule":

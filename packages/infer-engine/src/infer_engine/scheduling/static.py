@@ -78,7 +78,7 @@ class StaticScheduler(BaseScheduler):
             self._start_batch(schedule)
         for request in self._batch.requests:
             self._current = request
-            if request.state is RequestState.DECODE and budget.tokens > 0:
+            if request.state is RequestState.DECODE and budget.tokens > 0 and not request.awaits_last_token:
                 schedule.items.append((request, 1))
                 budget.tokens -= 1
         for request in self._batch.requests:

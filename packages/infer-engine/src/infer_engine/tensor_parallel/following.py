@@ -15,7 +15,6 @@ from infer_engine.tensor_parallel.messages import (
     AllocateCache,
     ComputeBatch,
     ComputeLogits,
-    ComputeWithoutCache,
     Done,
     FollowerSetup,
     JoinGroup,
@@ -64,14 +63,12 @@ class FollowingRank:
                 self._hidden, self._sampled_rows = self._model.hidden_states(batch), batch.logits_indices
             case ComputeLogits():
                 self._model.logits(self._hidden, self._rows(message))
-            case ComputeWithoutCache():
-                self._hidden = self._model.hidden_states_without_cache(message.num_tokens)
             case JoinGroup():
                 self._join_group()
             case ReportMemory():
                 self._report_memory()
             case AllocateCache():
-                self._model.use_cache(self._loaded.allocate_pool(message.num_blocks))
+                self._model.use_cache(self._loaded.host_planned_views(self._loaded.allocate_pool(message.num_blocks)))
                 self._send(Done())
 
     def _rows(self, message: ComputeLogits) -> Tensor | None:

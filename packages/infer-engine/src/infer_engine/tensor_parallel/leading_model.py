@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from infer_engine.core.step_executor import EngineFailedError
-from infer_engine.model_runner.input_buffers import ForwardBatch
+from infer_engine.core.step_runner import EngineFailedError
+from infer_engine.model_runner.forward_batch import ForwardBatch
 from infer_engine.model_runner.rank_model import BatchModel, RankModel
 from infer_engine.tensor_parallel.leader import Followers
-from infer_engine.tensor_parallel.messages import ComputeLogits, ComputeWithoutCache, pack_batch
+from infer_engine.tensor_parallel.messages import ComputeLogits, pack_batch
 
 _NOTICED_AFTER_S = 3.0
 """A collective fails at once when a rank ends, and its process is noticed a little later."""
@@ -34,13 +34,6 @@ class LeadingModel(BatchModel):
             self._followers.send(pack_batch(batch))
             self._sampled_rows = batch.logits_indices
             return self._own.hidden_states(batch)
-
-    def hidden_states_without_cache(self, num_tokens: int) -> Tensor:
-        """Compute `num_tokens` tokens that attend to nothing."""
-        with self._together():
-            self._followers.send(ComputeWithoutCache(num_tokens=num_tokens))
-            self._sampled_rows = None
-            return self._own.hidden_states_without_cache(num_tokens)
 
     def logits(self, hidden: Tensor, logits_indices: Tensor | None = None) -> Tensor:
         """Return the logits [rows, vocab] of some rows of `hidden`, the latest that were computed; None: of all."""

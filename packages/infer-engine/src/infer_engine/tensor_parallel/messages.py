@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from infer_engine.ipc.worker_messages import CoreRefused, LogLine
-from infer_engine.model_runner.input_buffers import ForwardBatch
+from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.protocol import EngineConfig
 
 
@@ -56,12 +56,6 @@ class ComputeBatch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_decode_only: bool
 
 
-class ComputeWithoutCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Compute the hidden states of tokens that attend to nothing."""
-
-    num_tokens: int
-
-
 class ComputeLogits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compute the logits of rows of the latest hidden states: of `rows`, or those that are sampled, or all of them."""
 
@@ -80,7 +74,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     free: int
 
 
-ToFollower = JoinGroup | ReportMemory | AllocateCache | ComputeBatch | ComputeWithoutCache | ComputeLogits
+ToFollower = JoinGroup | ReportMemory | AllocateCache | ComputeBatch | ComputeLogits
 """Messages from rank 0 to another rank, after the setup."""
 
 FromFollower = Done | MemoryReport | CoreRefused | LogLine
@@ -90,12 +84,12 @@ FromFollower = Done | MemoryReport | CoreRefused | LogLine
 def pack_batch(batch: ForwardBatch) -> ComputeBatch:
     """Return the message with which another rank computes `batch`."""
     return ComputeBatch(
-        num_tokens=len(batch.input_ids),
+        num_tokens=batch.num_tokens,
         staged=batch.staged.numpy().tobytes(),
         query_start=batch.query_start.numpy().tobytes(),
         seq_lens=batch.seq_lens.numpy().tobytes(),
         is_prefill=batch.is_prefill.numpy().tobytes(),
-        block_tables=[table.numpy().tobytes() for table in batch.block_tables],
+        block_tables=[table.numpy().tobytes() for table in batch.gather_block_tables()],
         is_decode_only=batch.is_decode_only,
     )
 
@@ -108,16 +102,21 @@ def unpack_batch(message: ComputeBatch, device: torch.device) -> ForwardBatch:
     before_indices = (2 + num_groups) * num_tokens
     input_ids, position_ids, *slots = on_device[:before_indices].view(2 + num_groups, num_tokens).unbind()
     seq_lens = _int32(message.seq_lens)
+    block_tables = tuple(_int32(table).view(len(seq_lens), -1) for table in message.block_tables)
     return ForwardBatch(
+        shape=BatchShape(num_tokens, len(seq_lens), is_decode_only=message.is_decode_only),
+        num_tokens=num_tokens,
         input_ids=input_ids,
         position_ids=position_ids,
         slots=tuple(slots),
         logits_indices=on_device[before_indices:],
         query_start=_int32(message.query_start),
         seq_lens=seq_lens,
+        total_len=int(seq_lens.sum()),
         is_prefill=torch.from_numpy(np.frombuffer(message.is_prefill, dtype=np.bool_).copy()),
-        block_tables=tuple(_int32(table).view(len(seq_lens), -1) for table in message.block_tables),
-        is_decode_only=message.is_decode_only,
+        gather_block_tables=lambda: block_tables,
+        metadata=None,
+        has_pending_tokens=False,  # ranks compute one step after the other
         staged=staged,
     )
 

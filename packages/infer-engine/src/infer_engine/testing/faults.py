@@ -6,8 +6,10 @@
     schedule     making a pass's schedule            raise, sleep
     grow         a running request's next blocks     raise, refuse, sleep
     allocate     memory that was just given          raise (with the memory taken), sleep
-    forward      the model                           raise, sleep
-    sample       choosing tokens                     raise, sleep, nan (the request's logits)
+    forward      the launch of the model             raise, sleep
+    sample       the launch of choosing tokens       raise, sleep, nan (the request's logits)
+    execute      the device's computing              raise (`infer_engine.testing.formula_runner` alone)
+    wait         the host's wait for tokens          raise, sleep
 
 A failing tokenizer (`infer_engine.testing.cores.FailingTokenizer`) shows what happens on the text side.
 """
@@ -21,11 +23,11 @@ from typing import Any, Literal, cast
 
 from infer_engine.build import CoreParts
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import StepRunner
+from infer_engine.core.step_runner import PendingTokens, StepRunner
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, Schedule
 
-Stage = Literal["schedule", "grow", "allocate", "forward", "sample"]
+Stage = Literal["schedule", "grow", "allocate", "forward", "sample", "execute", "wait"]
 Action = Literal["raise", "refuse", "sleep", "nan"]
 
 
@@ -122,17 +124,29 @@ class _FaultyRunner:
         self._plan.trigger("forward", [request.request_id for request, _ in schedule.items])
         return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
         for fault in self._plan.trigger("sample", [request.request_id for request in requests]):
             logits = deepcopy(logits)  # the runner's own may not be writable here
             for index, request in enumerate(requests):
                 if fault.action == "nan" and fault.request_id in (None, request.request_id):
                     logits[index] = float("nan")
-        return self._inner.sample(logits, requests)
+        pending = self._inner.sample(logits, requests)
+        return _FaultyTokens(pending, self._plan, [request.request_id for request in requests])
 
     def probe(self) -> None:
         self._plan.trigger("forward")
         self._inner.probe()
+
+
+class _FaultyTokens:
+    def __init__(self, inner: PendingTokens, plan: FaultPlan, request_ids: list[str]) -> None:
+        self._inner = inner
+        self._plan = plan
+        self._request_ids = request_ids
+
+    def wait(self) -> SamplerOutput:
+        self._plan.trigger("wait", self._request_ids)
+        return self._inner.wait()
 
 
 class _FaultyKVCacheManager:

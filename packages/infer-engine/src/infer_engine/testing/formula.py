@@ -1,29 +1,21 @@
-"""A core without a model: a runner whose tokens are a formula of the tokens before them. Imports no torch."""
+"""A core around `FormulaRunner`, which has a formula for a model, stepped by the test. Imports no torch."""
 
-import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
 from infer_cache import PagedKVCacheManager
 from infer_engine.build import CoreParts, assemble_core, build_kv_cache_manager, build_scheduler, choose_sharing
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass, StepOutOfMemoryError
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
 from infer_engine.protocol import BatchSnapshot, EngineConfig, SamplingParams, TokenLogprob
-from infer_engine.sampling.sampler_output import SamplerOutput
-from infer_engine.scheduling import KVCacheManager, Schedule, SchedulerLimits
+from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.faults import FaultPlan
+from infer_engine.testing.formula_runner import FormulaRunner, next_token, prompt_logprob
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"use_prefix_caching": False})
-
-
-def next_token(token_ids: list[int], *, vocab_size: int = 997) -> int:
-    """Return the token that `FormulaRunner` gives after `token_ids`: a function of all of them."""
-    token = 1
-    for token_id in token_ids:
-        token = (token * 31 + token_id + 7) % vocab_size
-    return token
 
 
 def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
@@ -32,13 +24,6 @@ def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids))
     return token_ids[len(prompt) :]
-
-
-def prompt_logprob(request: Request, position: int) -> TokenLogprob:
-    """Return what `FormulaRunner` measures at `position`: of the token after it, by all tokens up to there."""
-    best, token_id = next_token(request.token_ids[: position + 1]), request.token_ids[position + 1]
-    listed = [(best + i, -float(i)) for i in range(request.sampling.prompt_logprobs or 0)]
-    return TokenLogprob(token_id=token_id, logprob=-float(best), rank=1 + position, top=listed)
 
 
 def expected_prompt_logprobs(prompt: list[int], num_listed: int) -> list[TokenLogprob | None]:
@@ -69,110 +54,6 @@ class ManualClock:
         self.now += seconds
 
 
-class FormulaRunner:
-    """A runner with a formula for a model, and with a memory for a cache: it reads each token where it was written.
-
-    Every slot of the block tables holds the token that was computed there last. What a scheduled token attends to must
-    be what its request's slots hold, so that a block that was never written, was written by another request, or was
-    released too early is noticed. The core contains every exception of its runner, so violations are listed
-    instead of raised.
-
-    Attributes:
-        schedules: what each pass that succeeded computed, as (request id, tokens).
-        num_attempts: forward passes, those that ran out of memory included.
-        violations: what was wrong with them.
-    """
-
-    def __init__(
-        self,
-        kv_cache_manager: KVCacheManager,
-        *,
-        windows: tuple[int | None, ...] = (None,),
-        max_items: int | None = None,
-    ) -> None:
-        """Read and write through `kv_cache_manager`; `windows` are those of its groups of layers.
-
-        A pass of more than `max_items` requests runs out of memory.
-        """
-        self._block_size = kv_cache_manager.block_size
-        self._windows = windows
-        self._max_items = max_items
-        self._rows: dict[tuple[int, int], dict[int, int]] = {}
-        self._written: dict[tuple[int, int], tuple[int, int]] = {}  # (group, slot) -> (position, token)
-        self.schedules: list[list[tuple[str, int]]] = []
-        self.num_attempts = 0
-        self.violations: list[str] = []
-
-    def forward(self, schedule: Schedule) -> ComputedPass:
-        """Give, in place of logits, the next token of each request whose last known token is computed, as a number.
-
-        Raises:
-            StepOutOfMemoryError: there are more than `max_items` requests.
-        """
-        self.num_attempts += 1
-        if self._max_items is not None and len(schedule.items) > self._max_items:
-            raise StepOutOfMemoryError("a step of too many requests")
-        if schedule.preempted and schedule.admitted:
-            self.violations.append(
-                "a pass that preempted also admitted: the admitted request takes what its victim needs"
-            )
-        self.schedules.append([(request.request_id, count) for request, count in schedule.items])
-        for row, edit in schedule.table_edits:
-            columns = self._rows.setdefault((edit.group, row), {})
-            columns.update(enumerate(edit.block_ids, start=edit.column))
-        rows = {request.row for request, _ in schedule.items}
-        if len(rows) < len(schedule.items) or -1 in rows:
-            self.violations.append("two requests share a row, or one has none")
-        for request, count in schedule.items:
-            self._store(request, count)
-        for request, count in schedule.items:
-            self._read(request, count)
-        return ComputedPass(
-            logits=[float(next_token(request.token_ids)) for request in schedule.needs_sampling],
-            prompt_logprobs={
-                request.request_id: [prompt_logprob(request, position) for position in positions]
-                for request, count in schedule.items
-                if (positions := self._measured(request, count))
-            },
-        )
-
-    def sample(self, logits: list[float], requests: list[Request]) -> SamplerOutput:
-        """Return the numbers as tokens; one that is not finite is no token."""
-        assert len(logits) == len(requests)
-        not_finite = frozenset(index for index, number in enumerate(logits) if not math.isfinite(number))
-        token_ids = [0 if index in not_finite else int(number) for index, number in enumerate(logits)]
-        return SamplerOutput(token_ids=token_ids, not_finite=not_finite)
-
-    def probe(self) -> None:
-        """Be alive."""
-
-    def _measured(self, request: Request, count: int) -> range:
-        positions = request.missing_prompt_logprobs(count)
-        if positions and positions.start < request.num_computed_tokens:
-            self.violations.append(f"{request.request_id} skipped what it was to measure")
-        return positions
-
-    def _store(self, request: Request, count: int) -> None:
-        first = max(request.num_computed_tokens, request.num_reused_tokens)
-        end = request.num_computed_tokens + count
-        for group in range(len(self._windows)):
-            for position, slot in enumerate(self._slots(group, request, first, end), start=first):
-                self._written[group, slot] = (position, request.token_ids[position])
-
-    def _read(self, request: Request, count: int) -> None:
-        end = request.num_computed_tokens + count
-        for group, window in enumerate(self._windows):
-            start = 0 if window is None else max(0, request.num_computed_tokens - window + 1)
-            read = [self._written.get((group, slot)) for slot in self._slots(group, request, start, end)]
-            if read != list(enumerate(request.token_ids[start:end], start=start)):
-                self.violations.append(f"{request.request_id} reads in group {group} what it did not write")
-
-    def _slots(self, group: int, request: Request, start: int, end: int) -> list[int]:
-        """Return where tokens `start` to `end` are; a negative slot where there is no block."""
-        columns, size = self._rows.get((group, request.row), {}), self._block_size
-        return [columns.get(position // size, -1) * size + position % size for position in range(start, end)]
-
-
 class FormulaEngine:
     """A whole core around `FormulaRunner`, stepped by the test."""
 
@@ -187,6 +68,7 @@ class FormulaEngine:
         faults: FaultPlan | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         max_items: int | None = None,
+        lag: Random | None = None,
         **config: Any,
     ) -> None:
         """Assemble a core as an engine does.
@@ -200,6 +82,7 @@ class FormulaEngine:
             faults: what goes wrong.
             clock: seconds, for the static scheduler and for statistics.
             max_items: a pass of more requests runs out of the device's memory.
+            lag: draws how far the device runs behind the host; None: not at all.
             config: fields of `EngineConfig`; without any: continuous, paged, no prefix caching.
         """
         self.config = EngineConfig(**{**_DEFAULTS, **config})
@@ -212,7 +95,13 @@ class FormulaEngine:
             windows=(None, *windows),
             block_size=block_size,
         )
-        self.runner = FormulaRunner(self.kv_cache_manager, windows=(None, *windows), max_items=max_items)
+        self.runner = FormulaRunner(
+            self.kv_cache_manager,
+            windows=(None, *windows),
+            max_items=max_items,
+            lag=lag,
+            on_execute=partial(plan.trigger, "execute"),
+        )
         parts = CoreParts(
             runner=self.runner,
             kv_cache_manager=self.kv_cache_manager,
@@ -222,6 +111,7 @@ class FormulaEngine:
             plan.wrap_parts(parts),
             eos_token_ids=eos_token_ids,
             share_prefix=choose_sharing(self.config),
+            schedules_ahead=self.config.use_async_scheduling is True,
             clock=clock,
         )
 

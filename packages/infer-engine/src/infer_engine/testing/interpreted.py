@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from infer_engine.model_runner.gpu_graphs import GRAPH_CAPTURES
 from infer_engine.protocol import SamplingParams
 from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
+from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels.testing.interpreter import interpret_kernels
 
 PROMPTS = {"long": 21, "one": 1, "half": 9}
@@ -39,7 +41,7 @@ DRAWN = SamplingParams(
 
 def answer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return each request's tokens, their log-probabilities, and what the engine counted."""
-    engine = ModelEngine(folder, use_cpu_graphs=False, max_seq_len=48, **config)
+    engine = ModelEngine(folder, **{"use_cpu_graphs": False, "use_cuda_graphs": False, "max_seq_len": 48, **config})
     prompts = {name: random_prompt(length) for name, length in PROMPTS.items()}
     engine.submit("long", prompts["long"], max_tokens=ANSWER_TOKENS, params=GREEDY)
     outputs = engine.run()
@@ -54,12 +56,14 @@ def answer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
             for name, listed in outputs.items()
         },
         "num_cached_tokens": engine.core.stats.num_cached_tokens,
+        "cuda_graphs": engine.info.cuda_graphs,
     }
 
 
 def compute_as_a_gpu() -> None:
     """Let this process's engines take the path of CUDA tensors, for the rest of its life."""
     interpret_kernels()
+    GRAPH_CAPTURES["cpu"] = RecordingCapture
 
 
 def main() -> None:

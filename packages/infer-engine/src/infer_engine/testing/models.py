@@ -13,10 +13,9 @@ from torch import Tensor
 from infer_cache import PagedKVCacheManager
 from infer_engine.build import CoreParts, build_core
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass, StepRunner
+from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
 from infer_engine.ipc.messages import Abort, StepResult, Submit, TokenOutput
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
-from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import KVCacheManager, Schedule
 from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import collect, tokens_of
@@ -120,10 +119,10 @@ class _LogitsRecordingRunner:
     def forward(self, schedule: Schedule) -> ComputedPass:
         computed = self._inner.forward(schedule)
         for request, row in zip(schedule.needs_sampling, computed.logits.clone(), strict=True):
-            self._logits[request.request_id, len(request.token_ids)] = row
+            self._logits[request.request_id, request.num_tokens] = row
         return computed
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
         return self._inner.sample(logits, requests)
 
     def probe(self) -> None:
@@ -135,6 +134,7 @@ class ModelEngine:
 
     Attributes:
         core: the engine core.
+        info: what was loaded.
         observer: records its logits and holds its KV cache manager.
         close: ends the processes of other ranks, if there are any.
     """
@@ -148,6 +148,7 @@ class ModelEngine:
             config["batch_wait_timeout_s"] = 0.0  # a batch is what was submitted before the step
         built = build_core(EngineConfig(model=str(folder), **config), wrap_parts=self.observer.wrap_parts)
         self.core = built.core
+        self.info = built.info
         self.close = built.close
 
     @property

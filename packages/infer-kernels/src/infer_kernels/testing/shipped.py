@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer_kernels.advance_decode import advance_decode
 from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
@@ -23,6 +22,7 @@ from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
+from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES
@@ -263,18 +263,8 @@ def _sampling() -> Iterator[LaunchCase]:
 
 
 def _steps() -> Iterator[LaunchCase]:
-    def advance(block_size: int) -> None:
-        ids, position_ids, seq_lens, slots = (torch.zeros(3, dtype=torch.int32) for _ in range(4))
-        table = torch.zeros(3, 5, dtype=torch.int32)
-        advance_decode(
-            ids.long(),
-            table,
-            block_size=block_size,
-            input_ids=ids,
-            position_ids=position_ids,
-            seq_lens=seq_lens,
-            slots=slots,
-        )
+    def resolve() -> None:
+        resolve_token_ids(torch.zeros(3, dtype=torch.int32), torch.zeros(5, dtype=torch.int64))
 
     def layer(in_features: int, out_features: int, dtype: torch.dtype, *, biased: bool) -> object:
         weight, bias = torch.empty(out_features, in_features, dtype=dtype), torch.empty(out_features, dtype=dtype)
@@ -287,7 +277,7 @@ def _steps() -> Iterator[LaunchCase]:
         hidden = torch.empty(rows, in_features, dtype=dtype)
         return linear_argmax(hidden, weight, bias if biased else None, vocab_size=900, soft_cap=soft_cap)
 
-    yield LaunchCase(op="advance_decode", label="blocks of 64", dtype=torch.int32, launch=partial(advance, 64))
+    yield LaunchCase(op="resolve_token_ids", label="int64 tokens", dtype=torch.int32, launch=resolve)
     for dtype, in_features, biased in (
         (BF16, 4096, False),
         (BF16, 1000, True),

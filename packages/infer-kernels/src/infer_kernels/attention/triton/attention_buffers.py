@@ -119,8 +119,15 @@ class AttentionBuffers:
             if has > room:
                 raise ValueError(f"`memory` holds {room} {what} but the step has {has}; raise its `{name}`")
 
+    def has_room_for(self, *, num_decodes: int, num_tokens: int) -> bool:
+        """Whether the buffers hold all decodes of so many sequences of `num_tokens` tokens in all; may refuse a few.
+
+        A sequence has at most one split more than its tokens fill.
+        """
+        return num_tokens // SPLIT + num_decodes <= self._capacity.max_splits
+
     def zero_semaphores(self) -> None:
-        """Set the semaphores to 0, as the first kernel of a captured step: a launch that failed may have left others."""
+        """Set the semaphores to 0, first in a captured step: a launch that failed may have left others."""
         self._semaphores.zero_()
 
     def as_prefill(self, metadata: DeviceMetadata) -> DeviceMetadata:
@@ -136,7 +143,7 @@ class AttentionBuffers:
         if work not in self._lists:
             kinds = ", ".join(map(str, self._lists))
             raise ValueError(
-                f"`memory` has no room for {work}, only for {kinds}; pass all `windows`, and the layers' heads and dtype"
+                f"`memory` has no room for {work}, only for {kinds}; pass all `windows`, and the heads and dtype"
             )
         return self._lists[work]
 

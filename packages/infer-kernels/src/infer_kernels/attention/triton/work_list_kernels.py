@@ -1,4 +1,4 @@
-"""Work lists made on the device, in Triton, from lengths that lie there: a captured step makes them anew in each replay.
+"""Work lists made on the device, in Triton, from lengths that lie there: each replay of a step makes them anew.
 
 The lists are those of `DecodeWorkList.items` and `PrefillWorkList.items`, behind a header of their number of items and
 0. Program s writes the items of sequence s, and finds their places without waiting for another program.

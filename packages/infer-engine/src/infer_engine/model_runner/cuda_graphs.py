@@ -1,0 +1,93 @@
+"""`CUDAGraphs`: the steps of a model on a GPU, captured for padded shapes and replayed.
+
+A step of a small model computes for less time than its launches take the host. A replay is one launch. What differs
+from step to step lies in buffers of fixed place: token ids, positions, slots, lengths and block tables. Work lists of
+attention are made by the device, so nothing that the host knew at the capture is in the graph.
+"""
+
+import torch
+from torch import Tensor
+
+from infer_engine.model_runner.cache_views import DevicePlannedViews
+from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
+from infer_engine.model_runner.graph_capture import GraphCapture, Replay
+from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_models import CausalLM
+
+
+class CUDAGraphs:
+    """Captured steps from token ids to hidden states: decodes, prompts, or both. Implements `StepGraph`."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        views: DevicePlannedViews,
+        input_buffers: InputBuffers,
+        *,
+        max_tokens: int,
+        capture: GraphCapture,
+    ) -> None:
+        """Capture nothing yet.
+
+        Args:
+            model: computes.
+            views: of the KV pool.
+            input_buffers: where the inputs of padded batches lie.
+            max_tokens: rows of the largest shape.
+            capture: records.
+        """
+        weight = next(model.parameters())
+        self._model = model
+        self._views = views
+        self._input_buffers = input_buffers
+        self._capture = capture
+        self._hidden = torch.zeros(max_tokens, model.config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self._replays: dict[BatchShape, Replay] = {}
+
+    @property
+    def shapes(self) -> list[BatchShape]:
+        """The shapes that are captured."""
+        return list(self._replays)
+
+    def capture(self, shape: BatchShape) -> Replay:
+        """Capture the step of batches that are padded to `shape`, and return what replays it; use it from now on.
+
+        The step is computed once before, on whatever lies in the buffers: a kernel that is launched first while a
+        graph is captured would be loaded then, which is not allowed.
+
+        Raises:
+            RuntimeError: the step cannot be captured.
+        """
+        self.compute(shape)
+        self._replays[shape] = self._capture.capture(lambda: self.compute(shape))
+        return self._replays[shape]
+
+    def drop(self, shape: BatchShape | None = None) -> None:
+        """Forget the capture of `shape`, or all of them."""
+        if shape is None:
+            self._replays.clear()
+        else:
+            self._replays.pop(shape, None)
+
+    @torch.inference_mode()
+    def compute(self, shape: BatchShape) -> None:
+        """Compute the step of the batch that lies in the input buffers, padded to `shape`, kernel by kernel."""
+        self._views.zero_semaphores()  # a launch that failed may have left others
+        inputs = self._input_buffers.inputs(shape)
+        hidden = self._model.hidden_states(inputs.input_ids, inputs.position_ids, self._views.plan(inputs))
+        self._hidden[: shape.num_tokens].copy_(hidden)
+
+    def hidden(self, shape: BatchShape) -> Tensor:
+        """Return what `compute` or a replay has computed, [rows, hidden]; the next one overwrites it."""
+        return self._hidden[: shape.num_tokens]
+
+    def replay(self, batch: ForwardBatch) -> Tensor | None:
+        """Return what the LM head reads, [rows, hidden], padding included; None if no step is captured for `batch`.
+
+        The next replay overwrites it.
+        """
+        replay = self._replays.get(batch.shape)
+        if replay is None or not self._views.holds(batch):
+            return None
+        replay()
+        return self.hidden(batch.shape)

@@ -1,0 +1,79 @@
+"""`ForwardBatch`: the inputs of a forward pass as one flat batch of tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from infer_kernels import DeviceMetadata
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchShape:
+    """The size of a batch, padding included.
+
+    Attributes:
+        num_tokens: rows of the model's input.
+        num_seqs: sequences that these rows belong to.
+        is_decode_only: whether each sequence has one row, after its prompt, that is stored and sampled.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    is_decode_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInputs:
+    """What a device reads of a batch. All tensors are int32 and on the device.
+
+    A batch that is padded to the shape of a captured step has more rows than tokens. They are not stored and attend to
+    nothing; what is computed for them may be anything.
+
+    Attributes:
+        shape: its size.
+        input_ids: [rows]. A pending token, which the host does not know, is `-1 - Request.pending_row`.
+        position_ids: [rows].
+        slots: by group of layers, [rows]: the slot of each token's keys and values, `block * block_size + offset`; -1
+            for rows that are not stored: padding, and tokens whose keys and values are cached.
+        metadata: by group of layers, the sequences, padding included; None if the device reads none.
+    """
+
+    shape: BatchShape
+    input_ids: Tensor
+    position_ids: Tensor
+    slots: tuple[Tensor, ...]
+    metadata: tuple[DeviceMetadata, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch(DeviceInputs):
+    """The inputs of a forward pass. Tensors on the host have no padding.
+
+    Attributes:
+        num_tokens: its tokens, without padding.
+        logits_indices: [sampled] int32 on the device: the rows whose logits are sampled.
+        query_start: [seqs + 1] int32 on the host: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i.
+        seq_lens: [seqs] int32 on the host: length of each sequence after this step.
+        total_len: the sum of all lengths.
+        is_prefill: [seqs] bool on the host: whether a sequence's rows are prompt tokens or a recomputation.
+        gather_block_tables: returns, by group of layers, [seqs, columns] int32 on the host. Valid until the next batch.
+        has_pending_tokens: whether any of `input_ids` is below 0.
+        staged: [(2 + groups) * tokens + sampled] int32 on the host: input ids, position ids, slots and logits indices
+            of a batch without padding, as they were copied to the device. The next step overwrites it.
+    """
+
+    num_tokens: int
+    logits_indices: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    total_len: int
+    is_prefill: Tensor
+    gather_block_tables: Callable[[], tuple[Tensor, ...]]
+    has_pending_tokens: bool
+    staged: Tensor
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether each sequence has one row, after its prompt, that is stored and sampled."""
+        return self.shape.is_decode_only

@@ -1,0 +1,102 @@
+"""Captures a model's steps on a GPU: measures the memory that this takes, then captures and proves each of them."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from infer_cache import KVPool
+from infer_engine.model_runner.cache_views import DevicePlannedViews
+from infer_engine.model_runner.cuda_graphs import CUDAGraphs
+from infer_engine.model_runner.graph_capture import CUDAGraphCapture, GraphCapture
+from infer_engine.model_runner.graph_check import GraphChecker, GraphReport
+from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.model_runner.made_up_batches import MadeUpBatches
+from infer_engine.model_runner.padded_shapes import PaddedShapes
+from infer_models import CausalLM
+
+logger = logging.getLogger(__name__)
+
+GRAPH_CAPTURES: dict[str, Callable[[torch.device], GraphCapture]] = {"cuda": CUDAGraphCapture}
+"""By type of device, what captures steps there; `infer_engine.testing` adds one for interpreted kernels."""
+
+
+class GPUGraphs:
+    """Captures the steps of one model, first to measure and then to use."""
+
+    def __init__(
+        self, model: CausalLM, input_buffers: InputBuffers, shapes: PaddedShapes, *, device: torch.device
+    ) -> None:
+        """Capture steps of `model` for batches that `input_buffers` pads to `shapes`."""
+        self._model = model
+        self._input_buffers = input_buffers
+        self._shapes = shapes
+        self._device = device
+        self._max_tokens = max(shape.num_tokens for shape in shapes)
+
+    def measure_bytes(self, views: DevicePlannedViews) -> int:
+        """Return about how many bytes of a GPU all captures take; 0 on other devices.
+
+        Captures share the memory of what they compute, so the largest needs all of it, and each other one only what
+        describes it, as the smallest does. `views` are of a KV pool that is overwritten.
+        """
+        if self._device.type != "cuda":
+            return 0
+        largest, *_, smallest = sorted(self._shapes, reverse=True)
+        graphs = self._graphs(views, self._new_capture())
+        taken = []
+        try:
+            for shape in (largest, smallest):
+                torch.cuda.synchronize(self._device)
+                free, _ = torch.cuda.mem_get_info(self._device)
+                graphs.capture(shape)
+                torch.cuda.synchronize(self._device)
+                taken.append(max(0, free - torch.cuda.mem_get_info(self._device)[0]))
+        except RuntimeError:
+            logger.debug("Steps cannot be captured, which `capture` will say.", exc_info=True)
+            return 0
+        finally:
+            graphs.drop()
+            torch.cuda.empty_cache()
+        return taken[0] + taken[1] * (len(self._shapes) - 1)
+
+    def capture(
+        self,
+        views: DevicePlannedViews,
+        pool: KVPool,
+        *,
+        windows: Sequence[int | None],
+        max_batch_size: int,
+        max_seq_len: int,
+    ) -> tuple[CUDAGraphs, GraphReport]:
+        """Capture and prove all steps over `pool`, which `views` are of and no request uses yet.
+
+        Raises:
+            GraphStuckError: a captured step did not end.
+        """
+        capture = self._new_capture()
+        graphs = self._graphs(views, capture)
+        batches = MadeUpBatches(
+            pool,
+            self._shapes,
+            windows=windows,
+            max_rows=max_batch_size,
+            max_seq_len=max_seq_len,
+            vocab_size=self._model.config.vocab_size,
+        )
+        checker = GraphChecker(
+            graphs,
+            batches,
+            input_buffers=self._input_buffers,
+            pool=pool,
+            capture=capture,
+            compute_logits=self._model.logits,
+            dirty_semaphores=views.dirty_semaphores,
+        )
+        return graphs, checker.capture_all(self._shapes)
+
+    def _new_capture(self) -> GraphCapture:
+        return GRAPH_CAPTURES[self._device.type](self._device)
+
+    def _graphs(self, views: DevicePlannedViews, capture: GraphCapture) -> CUDAGraphs:
+        return CUDAGraphs(self._model, views, self._input_buffers, max_tokens=self._max_tokens, capture=capture)

@@ -1,0 +1,118 @@
+"""`RecordingCapture`: captures steps as a CUDA graph does, where Triton's kernels are interpreted.
+
+A recorded step is the kernels of Triton and the operators of PyTorch that a step launches, with the memory that they
+read and write. A replay runs them again on the same memory. Whatever the host computed while it was recorded is in it:
+numbers, grids, sizes. What a CUDA graph cannot hold is refused.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import InterpretedFunction
+
+from infer_engine.model_runner.graph_capture import Replay
+
+_aten = torch.ops.aten
+REFUSED = {
+    _aten.item.default: "reads a number from the device",
+    _aten.is_nonzero.default: "reads a number from the device",
+    _aten._local_scalar_dense.default: "reads a number from the device",  # noqa: SLF001 - its only name
+    _aten.nonzero.default: "waits for the size of its result",
+    _aten.masked_select.default: "waits for the size of its result",
+    _aten._pin_memory.default: "allocates memory on the host",  # noqa: SLF001 - as above
+}
+"""What a CUDA graph cannot hold, by operator."""
+
+
+class NotRecordableError(RuntimeError):
+    """A step does what no CUDA graph can hold."""
+
+
+class RecordingCapture:
+    """Records steps. Implements `GraphCapture`.
+
+    Attributes:
+        num_replays: replays so far.
+        num_launches: kernels and operators of each recorded step, in order.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Record on the CPU, whatever `device` says."""
+        del device
+        self.num_replays = 0
+        self.num_launches: list[int] = []
+
+    def capture(self, compute: Callable[[], None]) -> Replay:
+        """Record what `compute` launches; unlike a GPU, this computes it.
+
+        Raises:
+            NotRecordableError: it cannot be recorded.
+        """
+        calls: list[Callable[[], None]] = []
+        with _recording(calls):
+            compute()
+        self.num_launches.append(len(calls))
+
+        def replay() -> None:
+            self.num_replays += 1
+            with torch.inference_mode():
+                for call in calls:
+                    call()
+
+        return replay
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return that all is computed."""
+        del timeout_s
+        return True
+
+
+@contextmanager
+def _recording(calls: list[Callable[[], None]]) -> Iterator[None]:
+    """Append a function that runs it again for each kernel and operator that is launched inside."""
+    run = InterpretedFunction.run
+    recorder = _Recorder(calls)
+
+    def record(kernel: "InterpretedFunction[Any]", *args: Any, **kwargs: Any) -> None:
+        calls.append(lambda: run(kernel, *args, **kwargs))
+        recorder.is_inside_kernel = True
+        run(kernel, *args, **kwargs)
+        recorder.is_inside_kernel = False
+
+    with patch.object(InterpretedFunction, "run", record), recorder:
+        yield
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Records PyTorch's operators. Their results keep their memory, as in a graph."""
+
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self._calls = calls
+        self.is_inside_kernel = False  # the interpreter computes with tensors too
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if not self.is_inside_kernel and func in REFUSED:
+            raise NotRecordableError(f"`{func}` {REFUSED[func]}")
+        results = func(*args, **kwargs)
+        if not self.is_inside_kernel and not func.is_view and "empty" not in func.__name__:
+            self._calls.append(lambda: _run_again(func, args, kwargs, results))
+        return results
+
+
+def _run_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> None:
+    """Run an operator again, with its results where they were."""
+    found = func(*args, **kwargs)
+    pairs = [(results, found)] if isinstance(results, Tensor) else zip(results or (), found or (), strict=True)
+    for kept, fresh in pairs:
+        if isinstance(kept, Tensor) and kept.data_ptr() != fresh.data_ptr():
+            kept.copy_(fresh)
