@@ -177,9 +177,22 @@ def test_paged_attention_refuses_shapes_that_no_kernel_takes(cache_shape: tuple[
         paged_attention(q, cache, cache, PLAN, scale=1.0)
 
 
+SIZES: dict[str, Any] = {
+    "max_seqs": 2,
+    "max_tokens": 3,
+    "max_seq_len": 700,
+    "q_heads": 2,
+    "kv_heads": 1,
+    "head_dim": 16,
+    "dtype": torch.float32,
+    "windows": [None],
+    "device": "cpu",
+}
+
+
 def test_attention_buffers_are_refused_where_no_kernel_runs() -> None:
     with pytest.raises(ValueError, match=r"`device` is cpu; only kernels need buffers"):
-        AttentionBuffers(max_seqs=1, max_tokens=1, max_seq_len=1, block_size=1, device="cpu")
+        AttentionBuffers(**SIZES)
 
 
 @pytest.mark.parametrize(
@@ -187,26 +200,30 @@ def test_attention_buffers_are_refused_where_no_kernel_runs() -> None:
     [
         ({"max_seqs": 0}, r"`max_seqs` is 0; pass at least 1"),
         ({"max_splits": 0}, r"`max_splits` is 0; pass at least 1"),
-        ({"max_seqs": 1}, r"`buffers` hold 1 sequences but the step has 2"),
-        ({"max_tokens": 2}, r"`buffers` hold 2 rows of q but the step has 3"),
-        ({"max_seq_len": 3, "block_size": 8}, r"`buffers` are for blocks of 8 tokens but the plan for 4"),
+        ({"kv_heads": 3}, r"`q_heads` is 2 and `kv_heads` 3; pass a multiple of the second"),
     ],
 )
 def test_attention_buffers_say_what_does_not_fit(sizes: dict[str, int], message: str) -> None:
-    sizes = {"max_seqs": 2, "max_tokens": 3, "max_seq_len": 4, "block_size": 4} | sizes
     with compile_only(90), pytest.raises(ValueError, match=message):
-        plan_attention(**RIGHT[plan_attention], buffers=AttentionBuffers(**sizes, device="cpu"))
+        AttentionBuffers(**SIZES | sizes)
 
 
-def test_attention_buffers_say_when_there_are_too_many_splits() -> None:
-    lengths = torch.tensor([700, 2], dtype=torch.int32)
-    table = torch.zeros(2, 12, dtype=torch.int32)
-    query_start = torch.tensor([0, 1, 2], dtype=torch.int32)
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"num_seqs": 3}, r"`memory` holds 2 sequences but the step has 3; raise its `max_seqs`"),
+        ({"num_tokens": 4}, r"`memory` holds 3 rows of q but the step has 4; raise its `max_tokens`"),
+        ({"decode_lengths": [701]}, r"`memory` holds 700 tokens of a sequence but the step has 701"),
+        ({"decode_lengths": [600, 2]}, r"`memory` holds 3 splits of decodes but the step has 4"),
+    ],
+)
+def test_attention_buffers_say_which_step_is_too_large(step: dict[str, Any], message: str) -> None:
+    with compile_only(90), pytest.raises(ValueError, match=message):
+        AttentionBuffers(**SIZES, max_splits=3).require_room(**{"num_seqs": 2, "num_tokens": 3} | step)
+
+
+def test_attention_buffers_tell_whether_they_hold_decodes_by_their_tokens_alone() -> None:
     with compile_only(90):
-        buffers = AttentionBuffers(max_seqs=2, max_tokens=2, max_seq_len=704, block_size=64, device="cpu", max_splits=3)
-        plan = plan_attention(
-            query_start=query_start, seq_lens=lengths, block_table=table, block_size=64, device="cpu", buffers=buffers
-        )
-        cache = torch.zeros(2, 1, 64, 16)
-        with pytest.raises(ValueError, match=r"`buffers` hold 3 pieces of work but the step has 4; .* `max_splits`"):
-            paged_attention(torch.zeros(2, 1, 16), cache, cache, plan, scale=1.0)
+        buffers = AttentionBuffers(**SIZES, max_splits=4)
+    assert buffers.has_room_for(num_decodes=2, num_tokens=600)
+    assert not buffers.has_room_for(num_decodes=2, num_tokens=900)

@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.attention import AttentionBuffers, paged_attention, plan_attention
+from infer_kernels.attention import (
+    AttentionBuffers,
+    DeviceMetadata,
+    paged_attention,
+    plan_attention,
+    plan_attention_on_device,
+)
 from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
@@ -91,7 +97,7 @@ def launch_qk_norm_rope_store(batch: Batch) -> object:
     )
 
 
-def launch_attention(batch: Batch, *, prefill: bool, make_buffers: Callable[[], AttentionBuffers | None]) -> object:
+def launch_attention(batch: Batch, *, prefill: bool) -> object:
     rows = batch.length if prefill else 1
     plan = plan_attention(
         query_start=torch.arange(batch.rows + 1, dtype=torch.int32) * rows,
@@ -100,13 +106,37 @@ def launch_attention(batch: Batch, *, prefill: bool, make_buffers: Callable[[], 
         block_size=BLOCK_SIZE,
         device="cpu",
         is_prefill=torch.full((batch.rows,), prefill),
-        buffers=make_buffers(),
     )
     return paged_attention(batch.tensor(Q_HEADS, HEAD_DIM).repeat(rows, 1, 1), K_CACHE, V_CACHE, plan, scale=0.1)
 
 
-def fixed_buffers() -> AttentionBuffers:
-    return AttentionBuffers(max_seqs=16, max_tokens=8000, max_seq_len=2000, block_size=BLOCK_SIZE, device="cpu")
+def launch_attention_on_device(batch: Batch, *, prefill: bool) -> object:
+    rows = batch.length if prefill else 1
+    plan = plan_attention_on_device(
+        DeviceMetadata(
+            query_start=torch.zeros(batch.offset + batch.rows + 1, dtype=torch.int32)[batch.offset :],
+            seq_lens=batch.slice_of(torch.int32),
+            is_prefill=batch.slice_of(torch.int32),
+            block_rows=batch.slice_of(torch.int32),
+            block_table=torch.zeros(16, batch.columns, dtype=torch.int32),
+        ),
+        num_tokens=batch.rows * rows,
+        has_decodes=not prefill,
+        has_prefills=prefill,
+        block_size=BLOCK_SIZE,
+        memory=AttentionBuffers(
+            max_seqs=16,
+            max_tokens=8000,
+            max_seq_len=2000,
+            q_heads=Q_HEADS,
+            kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            dtype=torch.bfloat16,
+            windows=[None],
+            device="cpu",
+        ),
+    )
+    return paged_attention(batch.tensor(Q_HEADS, HEAD_DIM).repeat(rows, 1, 1), K_CACHE, V_CACHE, plan, scale=0.1)
 
 
 def launch_resolve_token_ids(batch: Batch) -> None:
@@ -155,10 +185,10 @@ OPS: dict[str, Callable[[Batch], Any]] = {
         batch.slice_of(torch.int32),
     ),
     "qk_norm_rope_store": launch_qk_norm_rope_store,
-    "paged_decode": partial(launch_attention, prefill=False, make_buffers=lambda: None),
-    "paged_decode in fixed buffers": partial(launch_attention, prefill=False, make_buffers=fixed_buffers),
-    "paged_prefill": partial(launch_attention, prefill=True, make_buffers=lambda: None),
-    "paged_prefill in fixed buffers": partial(launch_attention, prefill=True, make_buffers=fixed_buffers),
+    "paged_decode": partial(launch_attention, prefill=False),
+    "paged_decode in fixed buffers": partial(launch_attention_on_device, prefill=False),
+    "paged_prefill": partial(launch_attention, prefill=True),
+    "paged_prefill in fixed buffers": partial(launch_attention_on_device, prefill=True),
     "resolve_token_ids": launch_resolve_token_ids,
     "linear_invariant": lambda batch: linear_invariant(batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous()),
     "linear_argmax": lambda batch: linear_argmax(

@@ -38,6 +38,7 @@ OPS = [
 OTHERS = [
     "AttentionBuffers",
     "AttentionPlan",
+    "DeviceMetadata",
     "KVSlots",
     "Largest",
     "NormVariant",
@@ -47,6 +48,7 @@ OTHERS = [
     "causal_attention",
     "linear",
     "plan_attention",
+    "plan_attention_on_device",
     "prepack",
 ]
 CPU = ["CapturedStep", "NotCapturableError", "PackedWeight", "library"]

@@ -18,7 +18,7 @@ from infer_bench.gpu.tiny_models import tiny_shape
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.build import build_core
 from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass, StepRunner
+from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
 from infer_engine.ipc.messages import Abort, StepResult, Submit
 from infer_engine.protocol import EngineConfig, EngineStats, SamplingParams
 from infer_engine.sampling.sampler_output import SamplerOutput
@@ -48,12 +48,21 @@ class _UncaughtRunner:
         with _uncaught():
             return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
         with _uncaught():
-            return self._inner.sample(logits, requests)
+            return _UncaughtTokens(self._inner.sample(logits, requests))
 
     def probe(self) -> None:
         self._inner.probe()
+
+
+class _UncaughtTokens:
+    def __init__(self, inner: PendingTokens) -> None:
+        self._inner = inner
+
+    def wait(self) -> SamplerOutput:
+        with _uncaught():
+            return self._inner.wait()
 
 
 @contextmanager

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from infer_bench.kernels.check import EQUAL, Check, Tensors, To
-from infer_kernels import AttentionBuffers, linear_invariant, paged_attention, plan_attention
+from infer_kernels import (
+    AttentionBuffers,
+    AttentionPlan,
+    DeviceMetadata,
+    linear_invariant,
+    paged_attention,
+    plan_attention,
+    plan_attention_on_device,
+)
 from infer_kernels.reference import paged_attention_reference
 from infer_kernels.testing.batches import PagedBatch, random_paged_batch
 from infer_kernels.testing.closeness import assert_attention_close
@@ -46,18 +54,44 @@ def attention_checks(dtype: torch.dtype) -> Iterator[Check]:
 def _attend(
     batch: PagedBatch, to: To, *, buffered: bool = False, is_prefill: Tensor | None = None, **options: Any
 ) -> Tensors:
-    q, block_size = to(batch.q), batch.block_size
-    buffers = None
-    if buffered:
-        buffers = AttentionBuffers(
-            max_seqs=16, max_tokens=400, max_seq_len=1100, block_size=block_size, device=q.device
-        )
-    plan = plan_attention(
-        **batch.layout, block_size=block_size, device=q.device, buffers=buffers, is_prefill=is_prefill
+    q = to(batch.q)
+    plan = (
+        _plan_on_device(batch, q)
+        if buffered
+        else plan_attention(**batch.layout, block_size=batch.block_size, device=q.device, is_prefill=is_prefill)
     )
     # Not through `to`: a copy would lose the memory order.
     k_cache, v_cache = (cache.to(q.device) for cache in (batch.k_cache, batch.v_cache))
     return (paged_attention(q, k_cache, v_cache, plan, scale=batch.q.shape[2] ** -0.5, **options),)
+
+
+def _plan_on_device(batch: PagedBatch, q: Tensor) -> AttentionPlan:
+    """Return the plan of a batch whose sequences are on the device."""
+    is_prefill = (batch.query_start.diff() > 1).int()
+    return plan_attention_on_device(
+        DeviceMetadata(
+            query_start=batch.query_start.to(q.device),
+            seq_lens=batch.seq_lens.to(q.device),
+            is_prefill=is_prefill.to(q.device),
+            block_rows=torch.arange(len(is_prefill), dtype=torch.int32, device=q.device),
+            block_table=batch.block_table.to(q.device),
+        ),
+        num_tokens=q.shape[0],
+        has_decodes=True,
+        has_prefills=True,
+        block_size=batch.block_size,
+        memory=AttentionBuffers(
+            max_seqs=16,
+            max_tokens=400,
+            max_seq_len=1100,
+            q_heads=q.shape[1],
+            kv_heads=batch.k_cache.shape[1],
+            head_dim=q.shape[2],
+            dtype=q.dtype,
+            windows=[None],
+            device=q.device,
+        ),
+    )
 
 
 def _expected(batch: PagedBatch, _: To, **options: Any) -> Tensors:

@@ -58,7 +58,7 @@ class NullRunner:
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Build the batch; give the logits."""
         inputs = self._input_buffers.build(schedule.items, schedule.table_edits)
-        for block_table in inputs.block_tables:
+        for block_table in inputs.gather_block_tables():
             plan_attention(
                 query_start=inputs.query_start,
                 seq_lens=inputs.seq_lens,

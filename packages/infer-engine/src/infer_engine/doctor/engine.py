@@ -30,11 +30,22 @@ CHUNK_SIZE = 96
 
 DEVICE_CHECKS: Mapping[str, Sequence[Callable[[SmallModel, Answers], None]]] = MappingProxyType(
     {
-        "cuda": (lambda small, _: examine_step_memory(small),),
+        "cuda": (lambda small, _: examine_cuda_graphs(small), lambda small, _: examine_step_memory(small)),
         "cpu": (examine_captured_step,),
     }
 )
 """By the device's type, checks of an engine that has answered; each gets the model and its first answers."""
+
+
+def examine_cuda_graphs(small: SmallModel) -> None:
+    """Report what came of capturing steps, which an engine compares with their kernels at its start."""
+    found = small.engine.cuda_graphs
+    if found is None or "not used" in found:
+        small.reporter.warn(
+            "CUDA graphs", found or "steps were not captured", fix="steps are computed kernel by kernel; report it"
+        )
+    else:
+        small.reporter.ok("CUDA graphs", found)
 
 
 def examine_engine(reporter: Reporter) -> None:

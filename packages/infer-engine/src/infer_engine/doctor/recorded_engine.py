@@ -9,10 +9,9 @@ from torch import Tensor
 
 from infer_engine.build import CoreParts, build_core
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass, StepRunner
+from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
@@ -24,7 +23,11 @@ class RequestFailedError(RuntimeError):
 
 
 class RecordedEngine:
-    """A core as `build_core` builds it."""
+    """A core as `build_core` builds it.
+
+    Attributes:
+        cuda_graphs: what came of capturing steps as CUDA graphs; None if there was nothing to capture.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         """Load the model of `config`.
@@ -33,7 +36,9 @@ class RecordedEngine:
             ValueError: the configuration asks for more than there is.
         """
         self._logits: dict[tuple[str, int], Tensor] = {}
-        self._core = build_core(config, wrap_parts=self._record).core
+        built = build_core(config, wrap_parts=self._record)
+        self._core = built.core
+        self.cuda_graphs = built.info.cuda_graphs
 
     @property
     def num_cached_tokens(self) -> int:
@@ -85,10 +90,10 @@ class _RecordingRunner:
     def forward(self, schedule: Schedule) -> ComputedPass:
         computed = self._inner.forward(schedule)
         for request, row in zip(schedule.needs_sampling, computed.logits.clone(), strict=True):
-            self._logits[request.request_id, len(request.token_ids)] = row
+            self._logits[request.request_id, request.num_tokens] = row
         return computed
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
         return self._inner.sample(logits, requests)
 
     def probe(self) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from infer_engine.doctor.reporter import size
 from infer_engine.doctor.small_model import SmallModel
-from infer_engine.model_runner.memory_profile import profile_activation_bytes
+from infer_engine.model_runner.loading import measure_loaded_step_bytes
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
 
@@ -39,13 +39,7 @@ def _measure(config: EngineConfig, device: torch.device) -> int:
     """Measure as an engine does when it starts."""
     assert config.model is not None
     loaded = load_rank(config, Path(config.model), device=device)
-    measured = profile_activation_bytes(
-        loaded.rank_model,
-        vocab_size=loaded.model_config.vocab_size,
-        max_tokens=loaded.max_step_tokens,
-        max_batch_size=loaded.limits.max_batch_size,
-        device=device,
-    )
+    measured = measure_loaded_step_bytes(loaded)
     del loaded
     gc.collect()
     torch.cuda.empty_cache()

@@ -41,7 +41,8 @@ class BlockTables:
 
         They are counted over all tables as one vector. An element that is edited twice is there twice.
         """
-        tables, changed = self.on_host, []
+        tables = self.on_host
+        changed: list[int] = []
         _, num_rows, num_columns = tables.shape
         for row, edit in edits:
             count = len(edit.block_ids)

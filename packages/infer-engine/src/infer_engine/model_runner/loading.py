@@ -8,7 +8,7 @@ from pathlib import Path
 from infer_cache import KVPool
 from infer_engine.core.step_runner import StepRunner
 from infer_engine.model_runner.cpu_graph import CPUGraph
-from infer_engine.model_runner.device_steps import allocate_device_steps
+from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.memory_profile import measure_step_bytes
 from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
 from infer_engine.model_runner.runner import ModelRunner, use_device
@@ -104,20 +104,9 @@ def _build_runner(
 
     step_bytes = 0
     if device.type == "cuda":
-        no_blocks = [1] * len(loaded.groups.windows)
-        pool = loaded.allocate_pool(no_blocks)
-        rank_model.use_cache(loaded.host_planned_views(pool) if steps is None else steps.views(pool))
         if followers is not None:
-            followers.allocate_cache(no_blocks)
-        step_bytes = measure_step_bytes(
-            new_runner(model_config.vocab_size),
-            max_tokens=loaded.max_step_tokens,
-            max_batch_size=limits.max_batch_size,
-            max_seq_len=loaded.longest_seq_len,
-            device=device,
-        )
-        if steps is not None and steps.graphs is not None:
-            step_bytes += steps.graphs.measure_bytes(steps.views(pool))
+            followers.allocate_cache([1] * len(loaded.groups.windows))
+        step_bytes = _measure_step_bytes(loaded, steps, new_runner(model_config.vocab_size))
     memory = kv_memory(config, device=device, activation_bytes=step_bytes)
     kv = loaded.size_cache(memory if followers is None else followers.least_memory(memory))
     pool = loaded.allocate_pool(kv.num_blocks)
@@ -168,6 +157,40 @@ def _build_runner(
         info=info,
         close=(lambda: None) if followers is None else followers.close,
     )
+
+
+def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
+    """Return the bytes that the largest step takes beside weights and KV cache, as an engine measures at its start.
+
+    `loaded` must be a whole model, which no engine uses.
+    """
+    device, limits = loaded.rank_model.device, loaded.limits
+    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
+    sampler = Sampler(
+        vocab_size=loaded.model_config.vocab_size,
+        max_rows=limits.max_batch_size,
+        eos_token_ids=frozenset(),
+        device=device,
+    )
+    input_buffers = loaded.allocate_input_buffers() if steps is None else steps.input_buffers
+    runner = ModelRunner(loaded.rank_model, input_buffers=input_buffers, sampler=sampler, device=device)
+    return _measure_step_bytes(loaded, steps, runner)
+
+
+def _measure_step_bytes(loaded: LoadedRank, steps: DeviceSteps | None, runner: ModelRunner) -> int:
+    """Return the bytes of the largest step and of captured steps, over a KV pool of one block for each group."""
+    pool = loaded.allocate_pool([1] * len(loaded.groups.windows))
+    loaded.rank_model.use_cache(loaded.host_planned_views(pool) if steps is None else steps.views(pool))
+    step_bytes = measure_step_bytes(
+        runner,
+        max_tokens=loaded.max_step_tokens,
+        max_batch_size=loaded.limits.max_batch_size,
+        max_seq_len=loaded.longest_seq_len,
+        device=loaded.rank_model.device,
+    )
+    if steps is not None and steps.graphs is not None:
+        step_bytes += steps.graphs.measure_bytes(steps.views(pool))
+    return step_bytes
 
 
 def _capture_on_cpu(loaded: LoadedRank, pool: KVPool, *, max_seq_len: int) -> CPUGraph | None:

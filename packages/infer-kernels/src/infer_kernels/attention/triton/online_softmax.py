@@ -55,11 +55,11 @@ def _cache_rows(
 ) -> tl.tensor:
     """Offsets of a tile's keys in a cache, [TILE]."""
     if WHOLE:
-        first = block * strides[0] + kv_head * strides[1] + key % BLOCK_SIZE * strides[2]
+        first = block * strides[0] + kv_head.to(tl.int64) * strides[1] + key % BLOCK_SIZE * strides[2]
         return first + tl.arange(0, TILE) * strides[2]
     else:  # noqa: RET505 - as above
         offset = ((key + tl.arange(0, TILE)) % BLOCK_SIZE).to(tl.int64)
-        return block * strides[0] + kv_head * strides[1] + offset * strides[2]
+        return block * strides[0] + kv_head.to(tl.int64) * strides[1] + offset * strides[2]
 
 
 @triton.jit

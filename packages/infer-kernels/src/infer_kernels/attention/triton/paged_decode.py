@@ -93,7 +93,7 @@ def paged_decode_kernel(
         item = (program // kv_heads).to(tl.int64)
         seq = tl.load(work + 2 + item * 2)
         split = tl.load(work + 3 + item * 2)
-        kv_head = (program % kv_heads).to(tl.int64)
+        kv_head = program % kv_heads
         seq_len = tl.load(seq_lens + seq)
         block_row = tl.load(block_rows + seq).to(tl.int64)
         token = tl.load(query_start + seq).to(tl.int64)

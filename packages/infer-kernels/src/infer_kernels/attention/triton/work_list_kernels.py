@@ -158,6 +158,7 @@ def make_decode_work_list(work: Tensor, metadata: DeviceMetadata, *, window: int
         SEQS=_SEQS,
         ITEMS=_ITEMS,
         num_warps=4,
+        enable_fp_fusion=False,
     )
 
 
@@ -173,6 +174,7 @@ def make_prefill_work_list(work: Tensor, metadata: DeviceMetadata, *, queries: i
         SEQS=_SEQS,
         ITEMS=_ITEMS,
         num_warps=4,
+        enable_fp_fusion=False,
     )
 
 
