@@ -7,6 +7,10 @@ from importlib import import_module
 BENCHMARKS = {
     "structured": ("offline.structured", "what structured output costs, beside free text"),
     "engine": ("offline.engine", "what the engine itself costs per step, without a model"),
+    "host-step": (
+        "offline.host_step",
+        "the host's time of a step on a GPU's path, without the model",
+    ),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),

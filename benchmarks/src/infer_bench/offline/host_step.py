@@ -1,0 +1,295 @@
+"""The host's time of one decode step as it is on a GPU, without a GPU and without the model's forward pass.
+
+    uv run infer-bench host-step
+    uv run infer-bench host-step --beside ../before     another checkout, round by round in turn, and the ratios
+
+The core is assembled as the one that serves: scheduler, KV cache manager, input buffers, attention plans, sampler. The
+model alone is replaced: its hidden states and logits are there before they are asked for. Ops take their path on a GPU
+over a driver that launches nothing, so a kernel costs what the host does for it. Tensors are on the CPU: not in these
+times are pinned copies, events, and the wait for the device.
+
+Of each batch, prompts end at different places in their blocks, so each step allocates its share of them. Each round is
+a process of its own, with the environment of its checkout (`.venv`) and this file.
+"""
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import torch
+from torch import Tensor
+
+from infer_bench.results import ROOT, argument_parser, current_commit, save, table
+from infer_bench.shapes import QWEN3_06B, Shape, write_config
+from infer_engine.build import build_core
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.ipc.messages import Abort, Submit
+from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_kernels.testing.ahead_of_time import compile_only
+from infer_models import CausalLM
+
+BATCHES, CONTEXTS = (1, 64, 256), (200, 4000)
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0, ignore_eos=True),
+    "top-p": SamplingParams(temperature=0.8, top_p=0.9, ignore_eos=True),
+}
+STAGES = {"schedule_s": "schedule", "execute_s": "build inputs, plan", "sample_s": "sample"}
+"""Names of the stages that `EngineStats` counts; a stage that is not listed has the name that it has there."""
+BLOCK_SIZE = 64
+MAX_STEP_TOKENS = 8192
+MAX_NEW_TOKENS = 512
+"""More than a request decodes, while others are prefilled and then in the steps that are timed."""
+NUM_WARM_STEPS = 8
+NUM_THREADS = 1
+VOCAB_SIZE = 256
+"""Small, as the CPU reads the logits that a device would read."""
+SHAPE: Shape = QWEN3_06B | {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OTHER_PYTHON = ".venv/bin/python"
+"""Of another checkout."""
+ROUND = ("-P", str(Path(__file__).resolve()))
+"""Runs a round. Its argument is a `Plan`, as JSON, and its last line the result.
+
+`-P` keeps this folder out of the path, as one of its modules is called as a package is.
+"""
+
+Times = dict[str, float]
+"""Microseconds of a step by stage, and `step`, which is all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a round measures.
+
+    Attributes:
+        batches: requests that decode together.
+        contexts: tokens of each; those of a top-p batch are the first.
+        num_steps: decode steps of each kind.
+    """
+
+    batches: Sequence[int] = BATCHES
+    contexts: Sequence[int] = CONTEXTS
+    num_steps: int = 100
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the tables and save the result."""
+    args = read_arguments(arguments)
+    torch.set_num_threads(NUM_THREADS)  # as each round does: the result says how many
+    plan = Plan(num_steps=args.steps)
+    checkouts = [(checkout, list[dict[str, Any]]()) for checkout in (ROOT, *args.beside)]
+    for number in range(args.rounds):
+        for checkout, found in checkouts:
+            print(f"round {number + 1} of {args.rounds}: {checkout}", file=sys.stderr, flush=True)
+            found.append(run_apart(checkout, plan))
+    commits = [summarize(found) for _, found in checkouts]
+    for each in commits:
+        print(f"\n{each['commit']}: microseconds of a step, medians of {args.rounds} rounds, one thread\n")
+        print(time_table(each["microseconds"]))
+    own, *others = commits
+    for other in others:
+        print(f"\n{own['commit']} / {other['commit']}, median of the rounds' ratios\n")
+        print(ratio_table(ratios(own["rounds"], other["rounds"])))
+    if not args.quick:
+        save(args.name, {"steps": args.steps, "commits": commits}, args.out)
+
+
+def read_arguments(arguments: Sequence[str] | None) -> Namespace:
+    """Return the command line's flags, checked."""
+    parser = argument_parser(__doc__, quick="one round of few steps")
+    parser.add_argument("--rounds", type=int, help="left out: 5, or 1 with `--quick`")
+    parser.add_argument("--steps", type=int, help="decode steps of each kind in a round; left out: 100, or 10")
+    parser.add_argument("--beside", type=Path, action="append", default=[], help="another checkout with its `.venv`")
+    parser.add_argument("--name", default="host-step", help="of the result, without `.json`")
+    args = parser.parse_args(arguments)
+    args.rounds = (1 if args.quick else 5) if args.rounds is None else args.rounds
+    args.steps = (10 if args.quick else 100) if args.steps is None else args.steps
+    most = MAX_NEW_TOKENS // 2
+    if args.rounds < 1 or not 1 <= args.steps <= most:
+        parser.error(f"`--rounds` is {args.rounds} and `--steps` {args.steps}; set 1 or more, and 1 to {most}")
+    args.beside = [checkout.resolve() for checkout in args.beside]
+    for checkout in args.beside:
+        if not (checkout / OTHER_PYTHON).exists():
+            parser.error(f"`{checkout / OTHER_PYTHON}` is missing; run `uv sync --all-groups` in that checkout")
+    return args
+
+
+def run_apart(checkout: Path, plan: Plan) -> dict[str, Any]:
+    """Return what `run_here` finds in the environment of `checkout`.
+
+    Raises:
+        RuntimeError: the round failed.
+    """
+    python = sys.executable if checkout == ROOT else str(checkout / OTHER_PYTHON)
+    command = [python, *ROUND, json.dumps(asdict(plan))]
+    ended = subprocess.run(command, cwd=checkout, check=False, capture_output=True, text=True)  # noqa: S603 - this program
+    if ended.returncode:
+        raise RuntimeError(f"a round in `{checkout}` ended with exit code {ended.returncode}:\n{ended.stderr}")
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def run_here(plan: Plan) -> dict[str, Any]:
+    """Return the commit of this environment, and the medians of a round by what was computed."""
+    torch.set_num_threads(NUM_THREADS)
+    with tempfile.TemporaryDirectory() as made, on_a_path_to_no_device(plan):
+        core = build(write_config(SHAPE, Path(made)), plan)
+        numbers = count()
+        found = {}
+        for num_seqs in plan.batches:
+            kinds = [("greedy", context) for context in plan.contexts] + [("top-p", plan.contexts[0])]
+            for sampling, context in kinds:
+                steps = decode(core, numbers, num_seqs, context, SAMPLINGS[sampling], num_steps=plan.num_steps)
+                found[f"{num_seqs} x {context:,} tokens, {sampling}"] = median_of(steps)
+    return {"commit": current_commit(), "microseconds": found}
+
+
+@contextmanager
+def on_a_path_to_no_device(plan: Plan) -> Iterator[None]:
+    """Let ops take their path on a GPU where kernels compute nothing, and let models answer at once.
+
+    What a kernel should have written is read, as token ids for example, so memory begins with zeros.
+    """
+    num_rows = MAX_STEP_TOKENS + max(plan.batches)
+    hidden = torch.zeros(num_rows, SHAPE["hidden_size"], dtype=torch.bfloat16)
+    logits = torch.zeros(num_rows, VOCAB_SIZE, dtype=torch.bfloat16)
+    logits[:, VOCAB_SIZE // 2] = 1.0
+
+    def hidden_states(_: CausalLM, input_ids: Tensor, *_args: object, **_named: object) -> Tensor:
+        return hidden[: len(input_ids)]
+
+    def ready_logits(_: CausalLM, states: Tensor, logits_indices: Tensor | None = None) -> Tensor:
+        return logits[: len(states if logits_indices is None else logits_indices)]
+
+    with (
+        compile_only(90),
+        patch.multiple(CausalLM, hidden_states=hidden_states, logits=ready_logits),
+        patch.multiple(torch, empty=torch.zeros, empty_like=torch.zeros_like),
+        patch.object(Tensor, "new_empty", Tensor.new_zeros),
+    ):
+        yield
+
+
+def build(folder: Path, plan: Plan) -> EngineCore:
+    """Return the core of the model in `folder`, with the limits that a GPU's has."""
+    max_seq_len = max(plan.contexts) + MAX_NEW_TOKENS
+    config = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        device="cpu",
+        use_cpu_graphs=False,
+        max_seq_len=max_seq_len,
+        max_batch_size=max(plan.batches),
+        max_num_batched_tokens=MAX_STEP_TOKENS,
+        prefill_chunk_size=2048,
+        max_prefill_tokens_beside_decodes=MAX_STEP_TOKENS,
+        kv_reserve=0.0,
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=max(plan.batches) * (max_seq_len // BLOCK_SIZE + 2),
+    )
+    return build_core(config).core
+
+
+def decode(
+    core: EngineCore, numbers: Iterator[int], num_seqs: int, context: int, params: SamplingParams, *, num_steps: int
+) -> list[Times]:
+    """Return the times of decode steps of `num_seqs` requests of `context` tokens; `numbers` names the requests."""
+    request_ids = [str(next(numbers)) for _ in range(num_seqs)]
+    for index, request_id in enumerate(request_ids):
+        draw = Random(request_id)  # noqa: S311 - a workload, not a secret
+        prompt = draw.choices(range(3, VOCAB_SIZE), k=context - index % BLOCK_SIZE)
+        core.handle(
+            Submit(request_id=request_id, prompt_token_ids=prompt, max_tokens=MAX_NEW_TOKENS, seed=0, params=params)
+        )
+    waiting = set(request_ids)  # for their first tokens, while others decode
+    while core.has_work and waiting:
+        waiting -= {output.request_id for output in core.step().outputs}
+    for _ in range(NUM_WARM_STEPS):
+        core.step()
+    gc.collect()
+    gc.freeze()  # the prompts are no part of a step
+    steps = [timed_step(core, num_seqs) for _ in range(num_steps)]
+    for request_id in request_ids:
+        core.handle(Abort(request_id=request_id))
+    return steps
+
+
+def timed_step(core: EngineCore, num_seqs: int) -> Times:
+    """Compute a step and return its times; what no stage counts is `settle`: tokens appended, outputs, statistics.
+
+    Raises:
+        RuntimeError: some of the requests decode no token, or fail.
+    """
+    started = time.perf_counter()
+    result = core.step()
+    step_s = time.perf_counter() - started
+    num_decoded = sum(output.error is None for output in result.outputs)
+    if not num_decoded == result.stats.num_step_tokens == num_seqs:
+        raise RuntimeError(f"{num_decoded} of {num_seqs} requests decoded in a step of {result.stats.num_step_tokens}")
+    counts = msgspec.structs.asdict(result.stats)
+    stages = {name: value for name, value in counts.items() if name.endswith("_s") and name != "busy_s"}
+    seconds = {"step": step_s, **{STAGES.get(name, name): value for name, value in stages.items()}}
+    return {name: 1e6 * value for name, value in seconds.items()} | {"settle": 1e6 * (step_s - sum(stages.values()))}
+
+
+def median_of(steps: Sequence[Times]) -> Times:
+    """Return the median of each stage."""
+    return {stage: statistics.median(step[stage] for step in steps) for stage in steps[0]}
+
+
+def summarize(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the commit, all rounds and their medians, of what `run_here` returned in each round."""
+    rounds = [each["microseconds"] for each in found]
+    return {"commit": found[0]["commit"], "microseconds": medians(rounds), "rounds": rounds}
+
+
+def medians(rounds: Sequence[dict[str, Times]]) -> dict[str, Times]:
+    """Return the medians over the rounds, by what was computed."""
+    return {name: median_of([each[name] for each in rounds]) for name in rounds[0]}
+
+
+def ratios(own: Sequence[dict[str, Times]], other: Sequence[dict[str, Times]]) -> dict[str, float]:
+    """Return the median over the rounds of a step's time here as a multiple of what it is there."""
+    return {
+        name: statistics.median(a[name]["step"] / b[name]["step"] for a, b in zip(own, other, strict=True))
+        for name in own[0]
+    }
+
+
+def time_table(found: dict[str, Times]) -> str:
+    """Return a table of the stages' microseconds."""
+    stages = list(next(iter(found.values())))
+    return table(
+        ["decode", *stages], [[name, *(f"{times[stage]:.0f}" for stage in stages)] for name, times in found.items()]
+    )
+
+
+def ratio_table(found: dict[str, float]) -> str:
+    """Return a table of ratios."""
+    return table(["decode", "ratio"], [[name, f"{ratio:.2f}"] for name, ratio in found.items()])
+
+
+if __name__ == "__main__":  # as `run_apart` starts it
+    print(json.dumps(run_here(Plan(**json.loads(sys.argv[1])))))

@@ -1,0 +1,109 @@
+"""The host's time of a step: every kind of step is timed on a GPU's path, and two commits are compared by rounds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer_bench.offline import host_step
+from infer_bench.offline.host_step import (
+    SAMPLINGS,
+    SHAPE,
+    Plan,
+    build,
+    medians,
+    ratio_table,
+    ratios,
+    run_apart,
+    time_table,
+    timed_step,
+)
+from infer_bench.results import ROOT
+from infer_bench.shapes import write_config
+from infer_engine.ipc.messages import Submit
+
+STAGES = {"schedule", "build inputs, plan", "sample", "settle"}
+
+
+def test_a_round_times_every_kind_of_step_and_its_stages_are_the_step() -> None:
+    found = run_apart(ROOT, Plan(batches=(1, 3), contexts=(80, 130), num_steps=1))
+    names = {f"{num_seqs} x {how}" for num_seqs in (1, 3) for how in ("80 tokens, greedy", "130 tokens, greedy")}
+    assert found["microseconds"].keys() == names | {"1 x 80 tokens, top-p", "3 x 80 tokens, top-p"}
+    for times in found["microseconds"].values():
+        assert times.keys() >= STAGES
+        assert all(value > 0 for value in times.values())
+        assert sum(value for stage, value in times.items() if stage != "step") == pytest.approx(times["step"])
+
+
+def test_only_steps_after_every_prompt_are_timed() -> None:
+    """Of prompts that fill several steps, the first ones decode while the last ones are computed."""
+    found = run_apart(ROOT, Plan(batches=(64,), contexts=(4000,), num_steps=1))
+    assert found["microseconds"].keys() == {"64 x 4,000 tokens, greedy", "64 x 4,000 tokens, top-p"}
+
+
+def test_a_round_that_fails_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)exit code 1:.*ValueError: max\(\)"):
+        run_apart(ROOT, Plan(batches=(), num_steps=1))
+
+
+def test_a_step_in_which_not_all_requests_decode_counts_for_nothing(tmp_path: Path) -> None:
+    core = build(write_config(SHAPE, tmp_path), Plan(batches=(2,), contexts=(80,)))
+    core.handle(Submit(request_id="a", prompt_token_ids=[5] * 80, max_tokens=9, seed=0, params=SAMPLINGS["greedy"]))
+    core.step()
+    assert timed_step(core, 1)["step"] > 0
+    with pytest.raises(RuntimeError, match="1 of 2 requests decoded in a step of 1"):
+        timed_step(core, 2)
+
+
+def test_commits_are_compared_round_by_round() -> None:
+    def rounds(*steps: float) -> list[dict[str, dict[str, float]]]:
+        return [{"a": {"step": step, "sample": step / 2}} for step in steps]
+
+    own, other = rounds(10.0, 40.0, 30.0), rounds(20.0, 40.0, 40.0)  # the machine was slower in the later ones
+    assert medians(own) == {"a": {"step": 30.0, "sample": 15.0}}
+    assert ratios(own, other) == {"a": 0.75}
+    assert "| a | 0.75 |" in ratio_table(ratios(own, other))
+    assert "| a | 30 | 15 |" in time_table(medians(own))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "`--steps` 0"),
+        (["--rounds", "0"], "`--rounds` is 0"),
+        (["--beside", "/nowhere"], "uv sync"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        host_step.read_arguments(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_checkouts_take_turns_and_a_quick_run_saves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def run_apart(checkout: Path, plan: Plan) -> dict[str, Any]:
+        asked.append(checkout)
+        return {
+            "commit": checkout.name,
+            "microseconds": {"a": {"step": 2.0 + len(asked) % 2, "sample": plan.num_steps}},
+        }
+
+    monkeypatch.setattr(host_step, "run_apart", run_apart)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").touch()
+    arguments = ["--beside", str(tmp_path), "--rounds", "2", "--out", str(tmp_path / "out")]
+    host_step.main(["--quick", *arguments])
+    assert asked == [ROOT, tmp_path, ROOT, tmp_path]
+    assert f"{ROOT.name} / {tmp_path.name}, median of the rounds' ratios" in (shown := capsys.readouterr().out)
+    assert "| a | 1.50 |" in shown
+    assert not (tmp_path / "out").exists()
+    host_step.main(arguments)
+    saved = json.loads((tmp_path / "out" / "host-step.json").read_text())
+    assert [each["commit"] for each in saved["commits"]] == [ROOT.name, tmp_path.name]
