@@ -112,6 +112,13 @@ def test_the_tables_mark_what_does_not_hold() -> None:
     ]
 
 
+def test_goals_have_a_table_of_their_own() -> None:
+    found = [Finding("a", "1"), Finding("idle", "9%", wanted="5%", holds=False, is_goal=True)]
+    _, goals, closing = tables({"x": PartReport(findings=found)}, {"x": 1.0}).split("\n\n")
+    assert goals.splitlines()[2:] == ["| idle | 9% | 5% | **NO** |"]
+    assert "| x | 1 s | 0 of 1 |" in closing
+
+
 @pytest.mark.parametrize(("holds", "status"), [(True, 0), (None, 0), (False, 1)])
 def test_the_exit_status_says_whether_all_holds_and_every_part_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, holds: bool | None, status: int

@@ -15,7 +15,7 @@ from infer_bench.gpu.offline_bundle import PACKAGES, PRESENT, UNUSED
 from infer_bench.results import ROOT
 
 DISTRIBUTIONS = [f"infer-{package}" for package in PACKAGES]
-PARTS = "environment, kernel_checks, parity, parity_checks, engine_speed, server_load, step_profile"
+PARTS = "environment, kernel_checks, parity, parity_checks, engine_speed, mode_speed, server_load, step_profile"
 BARE_MACHINE = f"""
 import sys
 sys.modules.update(dict.fromkeys({{missing}}))  # to import one of them fails

@@ -165,10 +165,12 @@ async def test_counts_are_read_as_the_server_writes_them() -> None:
 
 def test_a_rehearsal_finds_a_sound_server_and_leaves_none() -> None:
     report = server_load.run(place())
-    assert [finding.holds for finding in report.findings] == [None, None, True, True, True, None]
+    assert [finding.holds for finding in report.findings] == [None, None, None, True, True, True, None]
     details = json.loads(json.dumps(report.details))
     assert (details["num_errors"], set(details["memory"])) == (0, {"before", "middle", "after"})
     assert details["output_tokens_per_s"] > 0
+    assert len(details["first_requests_s"]) == 10
+    assert all(0 < ttft_s < latency_s for ttft_s, latency_s in details["first_requests_s"])
     assert not [child for child in psutil.Process().children(recursive=True) if "infer_server" in child.cmdline()]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from infer_bench.gpu import step_profile
 from infer_bench.gpu.benchmark_core import StepsFailedError
 from infer_bench.gpu.parts import Place
-from infer_bench.gpu.step_profile import GPU_WORK, Event, describe, find_gaps, profile_of, read_step
+from infer_bench.gpu.step_profile import GPU_WORK, Event, describe, find_gaps, profile_of, read_steps
 
 
 def place(seconds: float = 120.0) -> Place:
@@ -41,7 +41,7 @@ TRACE = {
 
 
 def test_a_profile_of_a_trace_has_busy_time_kernels_and_gaps() -> None:
-    found = profile_of(*read_step(TRACE, categories=GPU_WORK), unprofiled_us=94.0)
+    found = profile_of(*read_steps(TRACE, categories=GPU_WORK), unprofiled_us=94.0)
     assert found["busy_us"] == 45.0 + 2.0  # kernels overlap
     assert (found["busy_share"], found["num_launches"]) == (0.5, 4)
     assert found["kernels"] == [
@@ -50,8 +50,8 @@ def test_a_profile_of_a_trace_has_busy_time_kernels_and_gaps() -> None:
         {"name": "Memcpy DtoH", "calls": 1, "us": 2.0},
     ]
     assert found["gaps"] == [
-        {"us": 28.0, "after": "Memcpy DtoH", "before": "the step's end"},
-        {"us": 15.0, "after": "the step's begin", "before": "gemm"},
+        {"us": 28.0, "after": "Memcpy DtoH", "before": "the last step's end"},
+        {"us": 15.0, "after": "the first step's begin", "before": "gemm"},
         {"us": 10.0, "after": "_attention", "before": "Memcpy DtoH"},
     ]
 
@@ -64,8 +64,19 @@ def test_busy_time_is_every_moment_in_which_a_kernel_runs(drawn: list[tuple[int,
     assert gaps == sorted(gaps, key=lambda gap: -gap["us"])
 
 
+def test_steps_whose_kernels_run_while_the_host_plans_the_next_count_in_all_as_often() -> None:
+    """The device computes without a pause, one step behind the host."""
+    steps = [Event(f"ProfilerStep#{number}", 100.0 * number, 100.0 * number + 95.0) for number in (3, 4)]
+    work = [Event("gemm", 100.0 * number + 60.0, 100.0 * number + 158.0) for number in (1, 2, 3, 4, 5)]
+    found = profile_of(steps, work, unprofiled_us=100.0)
+    assert found["profiled_us"] == (495.0 - 300.0) / 2
+    assert found["busy_us"] == (58.0 + 98.0 + 35.0) / 2  # of the work that began before and ends after, what is inside
+    assert found["kernels"] == [{"name": "gemm", "calls": 1.5, "us": found["busy_us"]}]
+    assert found["gaps"] == [{"us": 2.0, "after": "gemm", "before": "gemm"}] * 2
+
+
 def test_a_step_without_kernels_does_not_hold() -> None:
-    (nothing,) = describe("batch 1", profile_of(Event("step", 0, 9), [], unprofiled_us=9))
+    (nothing,) = describe("batch 1", profile_of([Event("step", 0, 9)], [], unprofiled_us=9))
     assert nothing.holds is False
 
 
@@ -86,8 +97,9 @@ def test_a_batch_without_time_or_that_fails_does_not_hold(monkeypatch: pytest.Mo
         raise StepsFailedError("request 4 failed")
 
     findings = step_profile.run(place(seconds=0)).findings
-    assert [(finding.what, finding.holds) for finding in findings] == [("batch 4", False), ("batch 1", False)]
+    judged = [(finding.what, finding.holds) for finding in findings]
+    assert judged == [("batch 4", False), ("batch 1", False), ("device idle, batch 1", False)]
     monkeypatch.setattr(step_profile, "profile_decode", fail)
-    (finding,) = step_profile.run(place()).findings
+    finding, _ = step_profile.run(place()).findings
     assert (finding.what, finding.holds) == ("batch 4", False)
     assert "request 4 failed" in finding.found

@@ -30,6 +30,10 @@ BENCHMARKS = {
         "prefill attention's tile shapes: the compiler's facts, rates on a GPU",
     ),
     "first-light": ("gpu.first_light", "all that a GPU can prove: kernels, parity, engine, server, a profile"),
+    "first-light": (
+        "gpu.first_light",
+        "all that a GPU can prove: kernels, parity, engine, modes, server, a profile, goals",
+    ),
     "offline-bundle": ("gpu.offline_bundle", "makes the folder that first light needs on a machine without network"),
 }
 """By name: the module, whose `main` takes the arguments, and what it measures."""

@@ -7,13 +7,14 @@ such steps mean nothing. Here the first failure ends everything, with its cause.
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from infer_bench.gpu.parts import Place
+from infer_bench.gpu.start_log import graph_log
 from infer_bench.gpu.tiny_models import tiny_shape
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.build import build_core
@@ -73,12 +74,25 @@ def _uncaught() -> Iterator[None]:
         raise _StepAborted from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMode:
+    """How an engine on a GPU computes its steps: the fields of `EngineConfig` that are called so."""
+
+    use_cuda_graphs: bool
+    use_async_scheduling: bool
+
+    def fields(self, place: Place) -> dict[str, bool]:
+        """Return the fields for an engine at `place`; none for a CPU, which has no such modes."""
+        return {} if place.is_rehearsal else asdict(self)
+
+
 class BenchmarkCore:
     """A core, and the requests that it was given.
 
     Attributes:
         model_config: of the model.
         info: what was loaded.
+        graph_log: what the engine logged about CUDA graphs when it was built.
     """
 
     def __init__(self, place: Place, shape: str, **config: Any) -> None:
@@ -92,18 +106,19 @@ class BenchmarkCore:
         with tempfile.TemporaryDirectory() as made:
             folder = write_config(tiny_shape(shape) if place.is_rehearsal else SHAPES[shape], Path(made))
             self.model_config = ModelConfig.from_folder(folder)
-            built = build_core(
-                EngineConfig(
-                    model=str(folder),
-                    load_format="dummy",
-                    dtype="bfloat16",
-                    device=str(place.device),
-                    use_prefix_caching=False,
-                    use_cpu_graphs=False,
-                    **config,
-                ),
-                wrap_parts=lambda parts: replace(parts, runner=_UncaughtRunner(parts.runner)),
-            )
+            with graph_log() as self.graph_log:
+                built = build_core(
+                    EngineConfig(
+                        model=str(folder),
+                        load_format="dummy",
+                        dtype="bfloat16",
+                        device=str(place.device),
+                        use_prefix_caching=False,
+                        use_cpu_graphs=False,
+                        **config,
+                    ),
+                    wrap_parts=lambda parts: replace(parts, runner=_UncaughtRunner(parts.runner)),
+                )
         self.info = built.info
         self._core = built.core
         self._numbers = count()

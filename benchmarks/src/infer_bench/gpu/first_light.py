@@ -1,4 +1,4 @@
-"""Checks and measures the whole engine on a GPU, in at most nine minutes; prints a short table last.
+"""Checks and measures the whole engine on a GPU, in at most nine minutes; prints short tables last.
 
     python -m infer_bench first-light
     python -m infer_bench first-light --part kernels --part parity
@@ -34,11 +34,12 @@ from infer_bench.results import RESULTS, current_commit, table
 FIRST = "environment"
 PARTS = {
     FIRST: ("environment", 10.0),
-    "kernels": ("kernel_checks", 105.0),
-    "parity": ("parity", 105.0),
-    "engine": ("engine_speed", 150.0),
-    "server": ("server_load", 65.0),
-    "profile": ("step_profile", 35.0),
+    "kernels": ("kernel_checks", 95.0),
+    "parity": ("parity", 90.0),
+    "engine": ("engine_speed", 85.0),
+    "modes": ("mode_speed", 105.0),
+    "server": ("server_load", 55.0),
+    "profile": ("step_profile", 29.0),
 }
 """By name: the module and its seconds. The first part measures the ceilings, and always runs."""
 PART_COMMAND = (sys.executable, "-m", f"{__package__}.first_light")
@@ -122,19 +123,25 @@ def run_here(asked: dict[str, Any], report: Path) -> None:
 
 
 def tables(parts: dict[str, PartReport], seconds: dict[str, float]) -> str:
-    """Return a table of all findings, then one of how much of each part holds, with what does not."""
+    """Return a table of all findings, one of the goals if any is among them, and one of what holds of each part."""
     marks = {True: "yes", False: "**NO**", None: ""}
-    every, closing = [], []
+    every, goals, closing = [], [], []
     for name, report in parts.items():
         judged = [finding for finding in report.findings if finding.holds is not None]
         wrong = [finding for finding in judged if not finding.holds]
         every += [[name, each.what, each.found, each.wanted, marks[each.holds]] for each in report.findings]
+        goals += [[each.what, each.found, each.wanted, marks[each.holds]] for each in report.findings if each.is_goal]
         closing.append([name, f"{seconds[name]:.0f} s", f"{len(judged) - len(wrong)} of {len(judged)}", ""])
         closing += [["", "", "**NO**", f"{each.what}: {each.found}, wanted {each.wanted}"] for each in wrong]
-    heads = (["part", "what", "found", "wanted", "holds"], ["part", "took", "holds", "does not hold"])
+    shown = [
+        (["part", "what", "found", "wanted", "holds"], every),
+        (["goal", "found", "wanted", "met"], goals),
+        (["part", "took", "holds", "does not hold"], closing),
+    ]
     return "\n\n".join(
         table(head, [[cell.replace("\n", " ").replace("|", "/") for cell in row] for row in rows])
-        for head, rows in zip(heads, (every, closing), strict=True)
+        for head, rows in shown
+        if rows
     )
 
 

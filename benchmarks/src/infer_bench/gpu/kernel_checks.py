@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from triton.runtime.errors import OutOfResources
 
+from infer_bench.gpu.goals import judge_prefill_attention
 from infer_bench.gpu.parts import Finding, PartReport, Place
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import Case, all_cases
@@ -35,7 +36,7 @@ def run(place: Place) -> PartReport:
     checked = run_checks(bench, takewhile(lambda _: place.seconds_left > left_after_checks_s, checks))
     rows = list(time_cases(bench, takewhile(lambda _: place.seconds_left > 0, cases)))
     findings = [judge_checks(checked, num_checks=len(checks)), judge_times(rows, num_cases=len(cases))]
-    findings += [] if place.is_rehearsal else best_rates(rows)
+    findings += [] if place.is_rehearsal else [*best_rates(rows), judge_prefill_attention(place, rows)]
     return PartReport(findings=findings, details={"checks": checked, "cases": rows})
 
 

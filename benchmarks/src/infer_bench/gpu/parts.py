@@ -23,17 +23,19 @@ class Finding:
         found: the result, with its unit.
         wanted: what the result must be; empty if any result will do.
         holds: whether the result is as wanted; None if any result will do.
+        is_goal: whether the result is one of the goals for a GPU, which have a table of their own.
     """
 
     what: str
     found: str
     wanted: str = field(default="", kw_only=True)
     holds: bool | None = field(default=None, kw_only=True)
+    is_goal: bool = field(default=False, kw_only=True)
 
 
-def left_out(what: str) -> Finding:
+def left_out(what: str, *, is_goal: bool = False) -> Finding:
     """Return the finding for `what` if there was no time for it. It does not hold: nothing was shown."""
-    return Finding(what, "left out: no time", wanted="measured", holds=False)
+    return Finding(what, "left out: no time", wanted="measured", holds=False, is_goal=is_goal)
 
 
 def failed(what: str, error: BaseException) -> Finding:

@@ -1,11 +1,13 @@
 """The server part: 64 streams at once, how fast they are answered, and what they leave behind.
 
 A closed loop: each stream sends its next request when its last one has ended, and none after the load's time. The
-server is a process of its own with random weights of a real shape; the client is in this process. A warm-up of a few
-seconds sends the same kind of requests and is not counted: in it kernels are compiled and memory is reserved.
+server is a process of its own with random weights of a real shape; the client is in this process. The first requests
+after the start come one after another, all alike: none is to be slower than the tenth. Then a warm-up of a few seconds
+sends the requests of the load and is not counted: in it memory is reserved.
 """
 
 import asyncio
+import math
 import random
 import tempfile
 import time
@@ -22,6 +24,7 @@ from infer_bench.client.http import BrokenReplyError, fetch, get_latency_s
 from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
+from infer_bench.gpu.goals import judge_first_requests
 from infer_bench.gpu.parts import Finding, PartReport, Place, failed, free_memory, left_out, used_memory
 from infer_bench.server.launch import serving
 from infer_bench.server.processes import processes_behind, resident_memory
@@ -36,6 +39,8 @@ MOST_DEVICE_GROWTH_BYTES = 2**26
 MOST_HOST_GROWTH = 0.05
 """Share by which the host's memory may grow in the second half of the load."""
 NUM_LOG_LINES = 30
+NUM_FIRST = 10
+"""Requests that are sent one after another to the server that has just started."""
 VOCAB_SIZE = 512
 """Prompts are of ids below it, which every vocabulary has."""
 COUNTS = {
@@ -76,6 +81,13 @@ class LoadPlan:
     prompt_tokens: tuple[int, int]
     new_tokens: tuple[int, int]
 
+    def first_requests(self) -> Iterator[PlannedRequest]:
+        """Yield the requests after the start: different prompts of the shortest length, and the shortest answer."""
+        draw = random.Random(1)  # noqa: S311 - a workload, not a secret
+        for _ in range(NUM_FIRST):
+            prompt = draw.choices(range(VOCAB_SIZE), k=self.prompt_tokens[0])
+            yield PlannedRequest(arrival_s=0.0, prompt=prompt, max_tokens=self.new_tokens[0])
+
     def requests(self) -> Iterator[PlannedRequest]:
         """Yield requests without end, always the same ones."""
         draw = random.Random(0)  # noqa: S311 - a workload, not a secret
@@ -86,7 +98,7 @@ class LoadPlan:
 
 
 ON_GPU = LoadPlan(
-    shape="llama-3.2-3b", num_streams=64, load_s=30, warm_up_s=4, prompt_tokens=(128, 512), new_tokens=(64, 256)
+    shape="llama-3.2-3b", num_streams=64, load_s=20, warm_up_s=3, prompt_tokens=(128, 512), new_tokens=(64, 256)
 )
 REHEARSED = LoadPlan(
     shape="llama-30m",
@@ -147,11 +159,16 @@ async def load(url: str, plan: LoadPlan, place: Place, report: PartReport) -> No
     """Warm the server up, load it, wait for the last answers, and add what is found to `report` at once.
 
     Raises:
-        RuntimeError: an answer of the warm-up is not whole, or the server has ended.
+        RuntimeError: an answer of the first requests or of the warm-up is not whole, or the server has ended.
     """
+    first = await closed_loop(url, plan.first_requests(), place, num_streams=1, load_s=math.inf)
+    if not (judged := judge_answers(first)).holds or len(first) < NUM_FIRST:
+        raise RuntimeError(f"of the first {NUM_FIRST} requests {len(first)} ended; {judged.what}: {judged.found}")
+    times_s = [ttft_and_latency_s(answer.result) for answer in first]
+    report.findings.append(judge_first_requests(place, times_s))
+    report.details["first_requests_s"] = times_s
     requests = plan.requests()
-    warm_up = await closed_loop(url, requests, place, num_streams=1, load_s=0.0)
-    warm_up += await closed_loop(url, requests, place, num_streams=plan.num_streams, load_s=plan.warm_up_s)
+    warm_up = await closed_loop(url, requests, place, num_streams=plan.num_streams, load_s=plan.warm_up_s)
     if not (judged := judge_answers(warm_up)).holds:
         raise RuntimeError(f"in the warm-up, {judged.what}: {judged.found}")
     load_s = min(plan.load_s, place.seconds_left - END_S)
@@ -207,6 +224,11 @@ async def closed_loop(
 
     await asyncio.gather(*(stream() for _ in range(num_streams)))
     return answers
+
+
+def ttft_and_latency_s(result: RequestResult) -> tuple[float, float]:
+    """Return the seconds from sending a request to its first token and to its last."""
+    return result.token_times_s[0] - result.sent_s, result.token_times_s[-1] - result.sent_s
 
 
 async def poll_health(url: str, latencies_s: list[float]) -> None:
