@@ -29,7 +29,6 @@ BENCHMARKS = {
         "kernels.prefill_configs",
         "prefill attention's tile shapes: the compiler's facts, rates on a GPU",
     ),
-    "first-light": ("gpu.first_light", "all that a GPU can prove: kernels, parity, engine, server, a profile"),
     "first-light": (
         "gpu.first_light",
         "all that a GPU can prove: kernels, parity, engine, modes, server, a profile, goals",

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infer_engine.core.request import Request
+from infer_engine.core.request import Request, RequestState
 from infer_engine.core.step_runner import StepRunner
 from infer_engine.model_runner.made_up_requests import GREEDY, made_up_request
 from infer_engine.protocol import SamplingParams
@@ -74,6 +74,10 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, *, max_seq_len: int, vo
 
     for count in _powers_of_two(limits.max_batch_size):
         compute(*decodes(count))
+    pending = made_up_request([0], [0], num_computed=2)
+    pending.pending_row = 0  # its token is the first of those that were just chosen
+    pending.state = RequestState.DECODE
+    compute((pending, 1))
     longest = min(limits.prefill_chunk_size or limits.max_num_batched_tokens, max_seq_len - 1)
     for length in _powers_of_two(longest):
         compute(prompt(length))

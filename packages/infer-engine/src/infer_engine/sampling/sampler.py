@@ -29,7 +29,7 @@ from infer_engine.sampling.metadata import SamplingMetadata, SamplingNeeds, Samp
 from infer_engine.sampling.penalties import Penalties
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.structured.errors import GrammarError
-from infer_kernels import apply_bitmask, sample
+from infer_kernels import apply_bitmask, greedy, sample
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,8 @@ class Sampler:
         """
         logits = logits[:, : self._vocab_size]
         if self._rows.are_all_greedy(requests):
-            return _pending(*logits.max(dim=-1))
+            chosen = greedy(logits)
+            return _pending(chosen.largest, chosen.token_ids)
         metadata = self._rows.gather(requests)
         logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
         logprob_rows = None
