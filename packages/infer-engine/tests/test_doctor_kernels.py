@@ -14,11 +14,13 @@ from infer_engine.doctor.kernels import examine_kernels, run_checks, share_of
 from infer_engine.doctor.model_ops import FAMILY_OPS, ops_of
 from infer_engine.doctor.model_reading import read_model
 from infer_engine.doctor.reporter import Reporter
+from infer_engine.model_runner import runner
 from infer_engine.model_runner.warm_up import warm_up
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import FAMILIES, MAX_SEQ_LEN, ModelEngine, save_servable
+from infer_kernels import resolve_token_ids
 from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
 from infer_kernels.testing.ahead_of_time import record_variants
 from infer_models import ModelConfig
@@ -136,6 +138,12 @@ def test_the_reporter_shortens_what_is_long() -> None:
     assert "\n" not in found.findings["x"].found
 
 
+def resolve_to_zeros(input_ids: torch.Tensor, latest_tokens: torch.Tensor) -> None:
+    """Launch the kernel, which computes nothing, and let pending ids be 0."""
+    resolve_token_ids(input_ids, latest_tokens)
+    input_ids.clamp_(min=0)
+
+
 @pytest.mark.parametrize("family", ["gemma3", "llama", "qwen3"])
 def test_the_checks_compile_every_kernel_that_the_start_of_an_engine_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -147,6 +155,7 @@ def test_the_checks_compile_every_kernel_that_the_start_of_an_engine_does(
         patch.setattr(torch, "empty", torch.zeros)
         patch.setattr(torch, "empty_like", torch.zeros_like)
         patch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
+        patch.setattr(runner, "resolve_token_ids", resolve_to_zeros)
         engine = ModelEngine(tmp_path, use_cpu_graphs=False, dtype="bfloat16", max_batch_size=24)
         limits = SchedulerLimits(max_batch_size=24, max_num_batched_tokens=256, prefill_chunk_size=100)
         warm_up(engine.observer.runner, limits, max_seq_len=MAX_SEQ_LEN, vocab_size=config.vocab_size)

@@ -29,7 +29,7 @@ from infer_engine.tensor_parallel.messages import ComputeLogits
 from infer_engine.testing.cores import GIVE_UP_S
 from infer_engine.testing.faults import Fault, Stage
 from infer_engine.testing.formula import tokens_of
-from infer_engine.testing.models import GREEDY, ModelEngine, random_prompt, save_servable
+from infer_engine.testing.models import GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
 from infer_engine.testing.processes import rank_processes
 from infer_models import CheckpointError
 from infer_models.testing import save_tiny_nanogpt, save_tiny_tokenizer
@@ -154,12 +154,11 @@ def test_cached_prefixes_preemption_and_grammars_work_with_ranks(folder_of: Call
 
 def test_the_largest_step_is_measured_on_all_ranks(folder_of: Callable[[str], Path]) -> None:
     with ranks_over(folder_of("llama")) as engine:
-        model = leading_model(engine)
         rows: list[int] = []
-        own = model._own  # noqa: SLF001 - to see what rank 0 computes
+        own = leading_model(engine)._own  # noqa: SLF001 - to see what rank 0 computes
         own.model.lm_head.register_forward_hook(lambda _module, _inputs, logits: rows.append(logits.shape[0]))
-        run_largest_step(model, vocab_size=320, max_tokens=302, max_batch_size=3, device=CPU)
-        assert rows == [256, 46, 3]
+        run_largest_step(engine.observer.runner, max_tokens=302, max_batch_size=3, max_seq_len=MAX_SEQ_LEN)
+        assert rows[1:] == [256, 302 - 3 - 256, 3]
         assert len(engine.complete([5, 6, 7])) == 6  # the ranks are still in step
 
 

@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.model_runner import loading
+from infer_engine.model_runner import loading, runner
 from infer_engine.model_runner.warm_up import warm_up, warm_up_gpu
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.models import GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
+from infer_kernels import resolve_token_ids
 from infer_kernels.testing.ahead_of_time import record_variants
 
 LIMITS = SchedulerLimits(max_batch_size=24, max_num_batched_tokens=256, prefill_chunk_size=100)
 VOCAB_SIZE = 320
+
+
+def resolve_to_zeros(input_ids: torch.Tensor, latest_tokens: torch.Tensor) -> None:
+    """Launch the kernel, which computes nothing, and let pending ids be 0."""
+    resolve_token_ids(input_ids, latest_tokens)
+    input_ids.clamp_(min=0)
 
 
 @contextmanager
@@ -31,6 +38,7 @@ def variants_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
         patch.setattr(torch, "empty", torch.zeros)
         patch.setattr(torch, "empty_like", torch.zeros_like)
         patch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
+        patch.setattr(runner, "resolve_token_ids", resolve_to_zeros)
         engine = ModelEngine(
             folder,
             use_cpu_graphs=False,
@@ -112,9 +120,14 @@ def test_a_runner_on_a_gpu_is_warmed_up_and_the_log_says_for_how_long(
     folder_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, device: str, *, is_warmed: bool
 ) -> None:
     caplog.set_level("INFO")
-    runner = ModelEngine(folder_of("llama")).observer.runner
     limits = SchedulerLimits(max_batch_size=1, max_num_batched_tokens=4)
-    warm_up_gpu(runner, limits, device=torch.device(device), max_seq_len=8, vocab_size=VOCAB_SIZE)
+    warm_up_gpu(
+        ModelEngine(folder_of("llama")).observer.runner,
+        limits,
+        device=torch.device(device),
+        max_seq_len=8,
+        vocab_size=VOCAB_SIZE,
+    )
     assert bool(re.search(r"Warmed up with \d+ steps in \d+\.\d s", caplog.text)) == is_warmed
 
 

@@ -20,6 +20,7 @@ MAX_OUTPUTS = 384
 def row_checks(ops: ModelOps) -> Iterator[SelfCheck]:
     """Yield the checks of a model's row ops, at few and at many rows."""
     yield SelfCheck(op="embedding", label="ids at both ends of the table", run=partial(_check_embedding, ops))
+    yield SelfCheck(op="resolve_token_ids", label="known and pending ids", run=_check_resolved_ids)
     for name, num_inputs, num_weights in _norms(ops):
         for rows in ROWS:
             yield SelfCheck(
@@ -77,6 +78,14 @@ def _check_embedding(ops: ModelOps, device: torch.device) -> None:
     scale = torch.tensor(ops.embedding_scale, dtype=ops.dtype).item()
     actual = infer_kernels.embedding(ids.to(device), weight.to(device), scale=scale)
     _compare(actual, reference.embedding_reference(ids, weight, scale=scale))
+
+
+def _check_resolved_ids(device: torch.device) -> None:
+    ids = torch.tensor([5, -1, 0, -65, -2], dtype=torch.int32)
+    latest = torch.randint(100_000, (65,))
+    actual = ids.to(device)
+    infer_kernels.resolve_token_ids(actual, latest.to(device))
+    assert torch.equal(actual.cpu(), reference.resolve_token_ids_reference(ids, latest)), "other tokens"
 
 
 def _check_norm(
