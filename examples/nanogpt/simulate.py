@@ -20,9 +20,8 @@ from typing import Any
 from infer_engine import EngineConfig, SamplingParams
 from infer_engine.build import CoreParts, build_core
 from infer_engine.core.request import Request
-from infer_engine.core.step_executor import ComputedPass, StepRunner
+from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
 from infer_engine.ipc.messages import Submit
-from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 
 
@@ -131,7 +130,7 @@ class _NotingRunner:
         self._passes.append(tuple(_share(request, num_tokens) for request, num_tokens in schedule.items))
         return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
         return self._inner.sample(logits, requests)
 
     def probe(self) -> None:

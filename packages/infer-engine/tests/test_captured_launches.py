@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_cache import KVPool
-from infer_engine.model_runner import device_steps
+from infer_engine.model_runner import gpu_graphs
 from infer_engine.model_runner.cuda_graphs import CUDAGraphs
 from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.forward_batch import BatchShape
@@ -84,7 +84,7 @@ class Captured:
 
 @contextmanager
 def captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
-    monkeypatch.setitem(device_steps.GRAPH_CAPTURES, "cpu", RecordingCapture)
+    monkeypatch.setitem(gpu_graphs.GRAPH_CAPTURES, "cpu", RecordingCapture)
     config = EngineConfig(
         max_seq_len=MAX_SEQ_LEN, max_batch_size=MAX_BATCH_SIZE, max_num_batched_tokens=12, prefill_chunk_size=12
     )

@@ -8,14 +8,13 @@ numbers, grids, sizes. What a CUDA graph cannot hold is refused.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.interpreter import InterpretedFunction
 
 from infer_engine.model_runner.graph_capture import Replay
+from infer_kernels.testing.recorded_launches import intercept_launches
 
 _aten = torch.ops.aten
 REFUSED = {
@@ -75,16 +74,8 @@ class RecordingCapture:
 @contextmanager
 def _recording(calls: list[Callable[[], None]]) -> Iterator[None]:
     """Append a function that runs it again for each kernel and operator that is launched inside."""
-    run = InterpretedFunction.run
     recorder = _Recorder(calls)
-
-    def record(kernel: "InterpretedFunction[Any]", *args: Any, **kwargs: Any) -> None:
-        calls.append(lambda: run(kernel, *args, **kwargs))
-        recorder.is_inside_kernel = True
-        run(kernel, *args, **kwargs)
-        recorder.is_inside_kernel = False
-
-    with patch.object(InterpretedFunction, "run", record), recorder:
+    with intercept_launches(recorder.run_kernel), recorder:
         yield
 
 
@@ -94,17 +85,24 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     def __init__(self, calls: list[Callable[[], None]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._calls = calls
-        self.is_inside_kernel = False  # the interpreter computes with tensors too
+        self._is_inside_kernel = False  # the interpreter computes with tensors too
+
+    def run_kernel(self, launch: Callable[[], None]) -> None:
+        """Run a kernel, and record it."""
+        self._calls.append(launch)
+        self._is_inside_kernel = True
+        launch()
+        self._is_inside_kernel = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        if not self.is_inside_kernel and func in REFUSED:
+        if not self._is_inside_kernel and func in REFUSED:
             raise NotRecordableError(f"`{func}` {REFUSED[func]}")
         results = func(*args, **kwargs)
-        if not self.is_inside_kernel and not func.is_view and "empty" not in func.__name__:
+        if not self._is_inside_kernel and not func.is_view and "empty" not in func.__name__:
             self._calls.append(lambda: _run_again(func, args, kwargs, results))
         return results
 
