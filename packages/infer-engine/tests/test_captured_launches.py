@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_cache import KVPool
-from infer_engine.model_runner import gpu_graphs
-from infer_engine.model_runner.cuda_graphs import CUDAGraphs
 from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.forward_batch import BatchShape
-from infer_engine.model_runner.made_up_batches import MadeUpBatches
-from infer_engine.model_runner.padded_shapes import PaddedShapes
+from infer_engine.model_runner.graphs import gpu_graphs
+from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
+from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
 from infer_engine.protocol import EngineConfig
 from infer_engine.testing.models import save_servable

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from infer_engine.ipc.messages import TokenOutput
-from infer_engine.model_runner.cpu_graph import CPUGraph
 from infer_engine.model_runner.forward_batch import ForwardBatch
+from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.protocol import SamplingParams
 from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import collect, tokens_of

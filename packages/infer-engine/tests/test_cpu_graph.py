@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from infer_cache import KVPool, LayerGroups, PagedCacheView
-from infer_engine.model_runner.cpu_graph import CPUGraph
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
+from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.testing.models import FAMILIES
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import NotCapturableError, library

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from infer_engine.model_runner.forward_batch import BatchShape
-from infer_engine.model_runner.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
+from infer_engine.model_runner.graphs.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
 from infer_engine.testing.models import save_servable
 
 QUICK = ["nothing", "old lengths", "semaphores are not reset", "reads from the device", "never ends"]

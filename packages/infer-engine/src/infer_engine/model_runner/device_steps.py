@@ -6,9 +6,9 @@ import torch
 
 from infer_cache import KVPool
 from infer_engine.model_runner.cache_views import DevicePlannedViews
-from infer_engine.model_runner.gpu_graphs import GRAPH_CAPTURES, GPUGraphs
+from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES, GPUGraphs
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.padded_shapes import PaddedShapes
 from infer_engine.model_runner.rank_loading import LoadedRank
 from infer_kernels import AttentionBuffers
 from infer_models import AttentionSpec

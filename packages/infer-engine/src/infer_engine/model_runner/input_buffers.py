@@ -12,7 +12,7 @@ from infer_engine.core.request import Request, RequestState
 from infer_engine.model_runner.batch_parts import BatchParts
 from infer_engine.model_runner.block_tables import BlockTables
 from infer_engine.model_runner.forward_batch import BatchShape, DeviceInputs, ForwardBatch
-from infer_engine.model_runner.padded_shapes import PaddedShapes
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.sampling.host_to_device import to_device
 from infer_engine.scheduling import RowEdit
 from infer_kernels import DeviceMetadata

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from infer_cache import KVPool
 from infer_engine.core.step_runner import StepRunner
-from infer_engine.model_runner.cpu_graph import CPUGraph
 from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
+from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.memory_profile import measure_step_bytes
 from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
 from infer_engine.model_runner.runner import ModelRunner, use_device

@@ -8,8 +8,8 @@ import torch
 
 from infer_cache import KVPool, LayerGroups
 from infer_engine.model_runner.cache_views import HostPlannedViews
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.padded_shapes import PaddedShapes
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from infer_engine.model_runner.gpu_graphs import GRAPH_CAPTURES
+from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES
 from infer_engine.protocol import SamplingParams
 from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
 from infer_engine.testing.recorded_steps import RecordingCapture

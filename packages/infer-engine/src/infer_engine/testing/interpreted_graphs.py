@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from infer_cache import KVPool
-from infer_engine.model_runner import gpu_graphs
 from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.forward_batch import BatchShape, DeviceInputs
-from infer_engine.model_runner.graph_capture import Replay
+from infer_engine.model_runner.graphs import gpu_graphs
+from infer_engine.model_runner.graphs.graph_capture import Replay
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from infer_engine.model_runner.graph_capture import Replay
+from infer_engine.model_runner.graphs.graph_capture import Replay
 from infer_kernels.testing.recorded_launches import intercept_launches
 
 _aten = torch.ops.aten

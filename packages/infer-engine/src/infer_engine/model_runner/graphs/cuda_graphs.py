@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infer_engine.model_runner.cache_views import DevicePlannedViews
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
-from infer_engine.model_runner.graph_capture import GraphCapture, Replay
+from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_models import CausalLM
 

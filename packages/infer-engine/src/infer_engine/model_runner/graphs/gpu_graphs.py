@@ -7,12 +7,12 @@ import torch
 
 from infer_cache import KVPool
 from infer_engine.model_runner.cache_views import DevicePlannedViews
-from infer_engine.model_runner.cuda_graphs import CUDAGraphs
-from infer_engine.model_runner.graph_capture import CUDAGraphCapture, GraphCapture
-from infer_engine.model_runner.graph_check import GraphChecker, GraphReport
+from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
+from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture, GraphCapture
+from infer_engine.model_runner.graphs.graph_check import GraphChecker, GraphReport
+from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.made_up_batches import MadeUpBatches
-from infer_engine.model_runner.padded_shapes import PaddedShapes
 from infer_models import CausalLM
 
 logger = logging.getLogger(__name__)

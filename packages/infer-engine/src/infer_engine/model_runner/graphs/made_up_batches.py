@@ -10,8 +10,8 @@ from infer_cache import KVPool, TableEdit
 from infer_cache.sliding_window import first_block_in_window
 from infer_engine.core.request import Request
 from infer_engine.model_runner.forward_batch import BatchShape
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.made_up_requests import made_up_request
-from infer_engine.model_runner.padded_shapes import PaddedShapes
 from infer_engine.scheduling import RowEdit
 
 Items = list[tuple[Request, int]]

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from infer_cache import KVPool
-from infer_engine.model_runner.cuda_graphs import CUDAGraphs
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
-from infer_engine.model_runner.graph_capture import GraphCapture, Replay
+from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
+from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
+from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
 from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.made_up_batches import MadeUpBatches
 
 logger = logging.getLogger(__name__)
 

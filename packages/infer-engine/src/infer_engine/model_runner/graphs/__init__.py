@@ -1,0 +1,1 @@
+"""Captured steps: recorded once, proven, and replayed for batches that fit."""
