@@ -64,6 +64,8 @@ def plan_attention_on_device(
     require_dense_rows("block_table", metadata.block_table)
     if block_size < 1:
         raise ValueError(f"`block_size` is {block_size}; pass at least 1")
+    if num_tokens < 0:
+        raise ValueError(f"`num_tokens` is {num_tokens}; pass at least 0")
     memory.require_room(num_seqs=num_seqs, num_tokens=num_tokens)
     return TritonAttentionPlan(
         memory.as_prefill(metadata) if batch_invariant else metadata,

@@ -25,7 +25,7 @@ from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
-from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES
+from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES, WORK_LISTS, launch_work_list
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -303,6 +303,10 @@ SHIPPED_CASES: tuple[LaunchCase, ...] = (
     *_rope(),
     *_stores(),
     *(LaunchCase(op=case.op, label=case.label, dtype=case.dtype, launch=case.launch) for case in ATTENTION_CASES),
+    *(
+        LaunchCase(op=op, label="one for all layers", dtype=torch.int32, launch=partial(launch_work_list, work))
+        for op, work in WORK_LISTS.items()
+    ),
     *_steps(),
     *_sampling(),
 )

@@ -9,8 +9,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from infer_kernels.attention import paged_attention, plan_attention
+from infer_kernels.attention import DeviceMetadata, paged_attention, plan_attention
 from infer_kernels.attention.triton.tile_configs import TileConfig
+from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
 
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -110,3 +111,23 @@ def _attention(*, prefill: bool) -> Iterator[AttentionCase]:
 
 ATTENTION_CASES = (*_attention(prefill=False), *_attention(prefill=True))
 """The attention kernels' configurations, of which `SHIPPED_CASES` holds the launches."""
+
+
+def launch_work_list(work: WorkList) -> None:
+    """Make a list for one sequence, on the device."""
+    query_start, seq_lens, is_prefill, block_rows = (torch.zeros(size, dtype=torch.int32) for size in (2, 1, 1, 1))
+    metadata = DeviceMetadata(
+        query_start=query_start,
+        seq_lens=seq_lens,
+        is_prefill=is_prefill,
+        block_rows=block_rows,
+        block_table=torch.zeros(1, 2, dtype=torch.int32),
+    )
+    work.make(torch.zeros(4, dtype=torch.int32), metadata)
+
+
+WORK_LISTS: dict[str, WorkList] = {
+    "decode_work_list": DecodeWorkList(None),
+    "prefill_work_list": PrefillWorkList(32),
+}
+"""The lists whose kernels ship, by kernel."""

@@ -93,9 +93,8 @@ def paged_decode_kernel(
         item = (program // kv_heads).to(tl.int64)
         seq = tl.load(work + 2 + item * 2)
         split = tl.load(work + 3 + item * 2)
-        kv_head = program % kv_heads
+        kv_head = (program % kv_heads).to(tl.int64)
         seq_len = tl.load(seq_lens + seq)
-        block_row = tl.load(block_rows + seq).to(tl.int64)
         token = tl.load(query_start + seq).to(tl.int64)
 
         position = seq_len - 1
@@ -106,54 +105,57 @@ def paged_decode_kernel(
             start = tl.maximum(start, oldest // TILE * TILE)
             first_split = oldest // KEYS_PER_SPLIT
         last_split = tl.maximum(position, 0) // KEYS_PER_SPLIT
-        head = kv_head * GROUP + row
-        mask = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-        q_at = q + token * q_stride_token + head[:, None] * q_stride_head + column[None, :]
-        queries = tl.load(q_at, mask=mask, other=0.0)
-        maximum, total, accumulator = online_softmax(
-            queries, tl.zeros([BLOCK_M], tl.int32) + position, position,
-            start, tl.minimum(seq_len, (split + 1) * KEYS_PER_SPLIT),
-            block_table + block_row * block_table_stride,
-            kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
-            (k_stride_block, k_stride_head, k_stride_token), (v_stride_block, v_stride_head, v_stride_token),
-            scale, soft_cap, window,
-            BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, ONE_LOOP,
-        )  # fmt: skip
+        # True for all items of a list of these lengths. Without the branch the compiler takes more registers.
+        if (split >= first_split) & (split <= last_split):
+            block_row = tl.load(block_rows + seq).to(tl.int64)
+            head = kv_head * GROUP + row
+            mask = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+            q_at = q + token * q_stride_token + head[:, None] * q_stride_head + column[None, :]
+            queries = tl.load(q_at, mask=mask, other=0.0)
+            maximum, total, accumulator = online_softmax(
+                queries, tl.zeros([BLOCK_M], tl.int32) + position, position,
+                start, tl.minimum(seq_len, (split + 1) * KEYS_PER_SPLIT),
+                block_table + block_row * block_table_stride,
+                kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
+                (k_stride_block, k_stride_head, k_stride_token), (v_stride_block, v_stride_head, v_stride_token),
+                scale, soft_cap, window,
+                BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, ONE_LOOP,
+            )  # fmt: skip
 
-        out_at = out + token * out_stride_token + head[:, None] * out_stride_head + column[None, :]
-        if first_split == last_split:
-            attended = accumulator / tl.where(total > 0.0, total, 1.0)[:, None]
-            tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)
-        else:
-            q_heads = kv_heads * GROUP
-            at = item * q_heads + head
-            tl.store(partial_sums + at[:, None] * HEAD_DIM + column[None, :], accumulator, mask=mask)
-            tl.store(partial_maxima + at, maximum, mask=row < GROUP)
-            tl.store(partial_totals + at, total, mask=row < GROUP)
-            # All threads' partial results are written before the semaphore says so.
-            tl.debug_barrier()
-            semaphore = semaphores + seq.to(tl.int64) * kv_heads + kv_head
-            finished = tl.atomic_add(semaphore, 1, sem="acq_rel", scope="gpu")
-            if finished == last_split - first_split:
-                tl.store(semaphore, 0)
-                maximum = tl.full([BLOCK_M], UNSEEN, tl.float32)
-                total = tl.zeros([BLOCK_M], tl.float32)
-                accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-                first_item = item - (split - first_split)
-                for other in range(first_item, first_item + last_split - first_split + 1):
-                    at = other * q_heads + head
-                    # Past the first-level cache, which may hold older values.
-                    other_maximum = tl.load(partial_maxima + at, mask=row < GROUP, other=0.0, cache_modifier=".cg")
-                    other_total = tl.load(partial_totals + at, mask=row < GROUP, other=1.0, cache_modifier=".cg")
-                    other_sum = tl.load(
-                        partial_sums + at[:, None] * HEAD_DIM + column[None, :],
-                        mask=mask,
-                        other=0.0,
-                        cache_modifier=".cg",
-                    )
-                    higher = tl.maximum(maximum, other_maximum)
-                    decay, share = tl.exp2(maximum - higher), tl.exp2(other_maximum - higher)
-                    total = total * decay + other_total * share
-                    accumulator = accumulator * decay[:, None] + other_sum * share[:, None]
-                    maximum = higher
-                tl.store(out_at, (accumulator / total[:, None]).to(out.dtype.element_ty), mask=mask)
+            out_at = out + token * out_stride_token + head[:, None] * out_stride_head + column[None, :]
+            if first_split == last_split:
+                attended = accumulator / tl.where(total > 0.0, total, 1.0)[:, None]
+                tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)
+            else:
+                q_heads = kv_heads * GROUP
+                at = item * q_heads + head
+                tl.store(partial_sums + at[:, None] * HEAD_DIM + column[None, :], accumulator, mask=mask)
+                tl.store(partial_maxima + at, maximum, mask=row < GROUP)
+                tl.store(partial_totals + at, total, mask=row < GROUP)
+                # All threads' partial results are written before the semaphore says so.
+                tl.debug_barrier()
+                semaphore = semaphores + seq.to(tl.int64) * kv_heads + kv_head
+                finished = tl.atomic_add(semaphore, 1, sem="acq_rel", scope="gpu")
+                if finished == last_split - first_split:
+                    tl.store(semaphore, 0)
+                    maximum = tl.full([BLOCK_M], UNSEEN, tl.float32)
+                    total = tl.zeros([BLOCK_M], tl.float32)
+                    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                    first_item = item - (split - first_split)
+                    for other in range(first_item, first_item + last_split - first_split + 1):
+                        at = other * q_heads + head
+                        # Past the first-level cache, which may hold older values.
+                        other_maximum = tl.load(partial_maxima + at, mask=row < GROUP, other=0.0, cache_modifier=".cg")
+                        other_total = tl.load(partial_totals + at, mask=row < GROUP, other=1.0, cache_modifier=".cg")
+                        other_sum = tl.load(
+                            partial_sums + at[:, None] * HEAD_DIM + column[None, :],
+                            mask=mask,
+                            other=0.0,
+                            cache_modifier=".cg",
+                        )
+                        higher = tl.maximum(maximum, other_maximum)
+                        decay, share = tl.exp2(maximum - higher), tl.exp2(other_maximum - higher)
+                        total = total * decay + other_total * share
+                        accumulator = accumulator * decay[:, None] + other_sum * share[:, None]
+                        maximum = higher
+                    tl.store(out_at, (accumulator / total[:, None]).to(out.dtype.element_ty), mask=mask)
