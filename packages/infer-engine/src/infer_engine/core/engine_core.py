@@ -217,10 +217,15 @@ class EngineCore:
         before the host knows the tokens that it is given.
         """
         settling, self._flight = self._flight, None
-        if settling is None and any(len(request.token_ids) == count for request, count in self._suspects):
-            self._run_in_turn(admitted, outputs)
-            self._suspects = [each for each in self._suspects if each[0].request_id in self._requests]
-            return
+        if self._suspects and settling is None:
+            self._suspects = [
+                (request, count)
+                for request, count in self._suspects
+                if self._requests.get(request.request_id) is request and len(request.token_ids) == count
+            ]
+            if self._suspects:
+                self._run_in_turn(admitted, outputs)
+                return
         [make_schedule] = self._scheduler.passes
         schedule = self._make_schedule(make_schedule, admitted, outputs)
         flight = None if schedule is None or not schedule.items else self._executor.launch(schedule)
