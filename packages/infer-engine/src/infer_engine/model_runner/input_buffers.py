@@ -70,7 +70,7 @@ class InputBuffers:
         self._arange_array = np.arange(max_seqs + 1, dtype=np.int32)
         self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
         self._copy_done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no types for it
-        self._padded: dict[BatchShape, tuple[BatchParts, DeviceInputs]] = {}
+        self._places: dict[BatchShape, tuple[BatchParts, DeviceInputs]] = {}
         self._changed = np.zeros(0, dtype=np.int32)  # elements of block tables that the device lacks
         # Of the latest batch: what lies in the buffer need not be written again.
         self._latest_shape: BatchShape | None = None
@@ -201,11 +201,11 @@ class InputBuffers:
         )
 
     def _place_of(self, shape: BatchShape) -> tuple[BatchParts, DeviceInputs]:
-        """Return where batches that are padded to `shape` lie, on the host and on the device."""
-        place = self._padded.get(shape)
+        """Return where batches of `shape`, with padding or without, lie on the host and on the device."""
+        place = self._places.get(shape)
         if place is None:
             parts = self._view(shape)
-            place = self._padded[shape] = parts, self._inputs(parts)
+            place = self._places[shape] = parts, self._inputs(parts)
         return place
 
     def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> tuple[BatchParts, DeviceInputs]:
@@ -214,7 +214,10 @@ class InputBuffers:
             shape = self._padded_shapes.least(num_tokens, num_seqs, is_decode_only=is_decode_only)
             if shape is not None:
                 return self._place_of(shape)
-        parts = self._view(BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only))
+        shape = BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only)
+        if is_decode_only:  # there are few of these shapes, and most steps have one of them
+            return self._place_of(shape)
+        parts = self._view(shape)
         return parts, self._inputs(parts)
 
     def _view(self, shape: BatchShape) -> BatchParts:
