@@ -241,11 +241,11 @@ class EngineCore:
         for request, _ in items:
             self._scheduler.cache_last_block(request, flight.schedule)
         flight.sample()
-        if flight.error is not None:
+        if flight.error is None:
+            self._count_computed(items, flight.sampled)
+            self._flight = flight
+        else:
             self._recover_pass(flight, outputs)
-            return
-        self._count_computed(items, flight.sampled)
-        self._flight = flight
 
     def _make_schedule(
         self, make_schedule: Callable[[], Schedule], admitted: list[str], outputs: list[TokenOutput]
@@ -293,12 +293,11 @@ class EngineCore:
     def _recover_pass(self, flight: Flight, outputs: list[TokenOutput]) -> None:
         """Compute the latest pass, which failed, again in parts."""
         self._counts.num_failed_passes += 1
-        schedule = flight.schedule
-        outcome = self._executor.retry(flight, self._scheduler.requeue_pending_readers(schedule))
+        outcome = self._executor.retry(flight, self._scheduler.requeue_pending_readers(flight.schedule))
         self._count_computed(outcome.computed, [request for request, _ in outcome.chosen])
         self._apply_outcome(outcome, outputs, is_repeated=True)
         if not outcome.computed:
-            self._unapplied_edits = schedule.table_edits
+            self._unapplied_edits = flight.schedule.table_edits
 
     def _recover_both(self, flight: Flight, following: Flight | None) -> None:
         """Preempt all requests, because a pass failed after the next one was scheduled.
