@@ -62,12 +62,9 @@ class CUDAGraphs:
         self._replays[shape] = self._capture.capture(lambda: self.compute(shape))
         return self._replays[shape]
 
-    def drop(self, shape: BatchShape | None = None) -> None:
-        """Forget the capture of `shape`, or all of them."""
-        if shape is None:
-            self._replays.clear()
-        else:
-            self._replays.pop(shape, None)
+    def drop(self) -> None:
+        """Forget all captures."""
+        self._replays.clear()
 
     @torch.inference_mode()
     def compute(self, shape: BatchShape) -> None:
