@@ -134,7 +134,9 @@ def test_memory_may_grow_a_little(device_mib: int, host_mib: int, *, holds: bool
 async def test_a_closed_loop_keeps_so_many_requests_open_and_no_more() -> None:
     engine = FakeEngine(Script(finish_reason=FinishReason.LENGTH))
     async with running_server(engine) as url:
+        began_s = time.perf_counter()
         answers = await closed_loop(url, REHEARSED.requests(), place(), num_streams=3, load_s=0.3)
+        assert time.perf_counter() - began_s >= 0.3
     assert all(answer.result.error is None for answer in answers)
     sent = [(answer.sent_s, 1) for answer in answers]
     ended = [(answer.sent_s + answer.result.ended_s, -1) for answer in answers]
@@ -143,7 +145,6 @@ async def test_a_closed_loop_keeps_so_many_requests_open_and_no_more() -> None:
         num_open += change
         assert num_open <= 3
     assert len(answers) > 3
-    assert max(ended)[0] >= 0.3
 
 
 async def test_streams_end_at_their_first_failure_and_requests_with_the_part() -> None:
