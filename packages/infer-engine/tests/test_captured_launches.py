@@ -65,6 +65,8 @@ class Captured:
         del self.log.launches[:]
         with OnlyQueued() as operators:
             self.graphs.compute(shape)
+            if shape.is_decode_only:
+                self.graphs.choose(shape)
         return list(self.log.launches), operators.names
 
     def fixed_memory(self) -> list[Tensor]:
@@ -97,6 +99,7 @@ def captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured
             steps.views(pool),
             steps.input_buffers,
             max_tokens=loaded.max_step_tokens,
+            vocab_size=loaded.model_config.vocab_size,
             capture=RecordingCapture(),
         )
         batches = MadeUpBatches(
@@ -121,6 +124,7 @@ def test_two_batches_of_a_shape_launch_the_same_kernels_on_the_same_memory(
         fixed = {tensor.data_ptr() for tensor in step.fixed_memory()}
     assert operators == others
     assert len(first) > 10
+    assert (first[-1].name == "_join_largest_kernel") == shape.is_decode_only
     assert [(launch.name, launch.grid) for launch in first] == [(launch.name, launch.grid) for launch in second]
     num_fixed = 0
     for one, other in zip(first, second, strict=True):

@@ -19,7 +19,14 @@ from infer_engine.model_runner.forward_batch import BatchShape
 from infer_engine.model_runner.graphs.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
 from infer_engine.testing.models import save_servable
 
-QUICK = ["nothing", "old lengths", "semaphores are not reset", "reads from the device", "never ends"]
+QUICK = [
+    "nothing",
+    "old lengths",
+    "old hidden states",
+    "semaphores are not reset",
+    "reads from the device",
+    "never ends",
+]
 OTHERS = ["old token ids", "old positions", "old slots", "old query starts", "old rows", "old block table"]
 OTHERS += ["writes elsewhere"]
 

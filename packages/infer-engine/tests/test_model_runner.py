@@ -31,6 +31,9 @@ class _Parts:
     def build_probe(self) -> Any:
         return self.build()
 
+    def captured_choice(self, _: Any) -> None:
+        return None
+
     def hidden_states(self, _: Any) -> torch.Tensor:
         self._note()
         return torch.zeros(1, 1)

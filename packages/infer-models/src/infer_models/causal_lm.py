@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from infer_kernels import Largest
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers import LinearBase, LMHead, PackedLinear, ShardedLayer
@@ -98,6 +99,10 @@ class CausalLM(nn.Module):
         """
         logits: Tensor = self.lm_head(hidden if logits_indices is None else hidden.index_select(0, logits_indices))
         return logits
+
+    def most_probable(self, hidden: Tensor, *, vocab_size: int) -> Largest:
+        """Return the most probable token of each row of `hidden`, [rows, hidden], among the ids below `vocab_size`."""
+        return self.lm_head.most_probable(hidden, vocab_size=vocab_size)
 
     def weight_slices(self) -> Mapping[str, WeightSlice]:
         """Return what this rank holds of each tensor of a checkpoint, by its name there; a tied head is left out."""

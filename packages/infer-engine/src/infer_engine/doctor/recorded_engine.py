@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from infer_engine.build import CoreParts, build_core
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
 from infer_engine.ipc.messages import Submit
+from infer_engine.model_runner.recording_runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_engine.scheduling import Schedule
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 MAX_STEPS = 2000
@@ -77,24 +74,4 @@ class RecordedEngine:
         }
 
     def _record(self, parts: CoreParts) -> CoreParts:
-        return replace(parts, runner=_RecordingRunner(parts.runner, self._logits))
-
-
-class _RecordingRunner:
-    """Implements `StepRunner` over another one."""
-
-    def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
-        self._inner = inner
-        self._logits = logits
-
-    def forward(self, schedule: Schedule) -> ComputedPass:
-        computed = self._inner.forward(schedule)
-        for request, row in zip(schedule.needs_sampling, computed.logits.clone(), strict=True):
-            self._logits[request.request_id, request.num_tokens] = row
-        return computed
-
-    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
-        return self._inner.sample(logits, requests)
-
-    def probe(self) -> None:
-        self._inner.probe()
+        return replace(parts, runner=RecordingRunner(parts.runner, self._logits))

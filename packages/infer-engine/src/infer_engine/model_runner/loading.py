@@ -131,6 +131,7 @@ def _build_runner(
                 windows=loaded.groups.windows,
                 max_batch_size=limits.max_batch_size,
                 max_seq_len=kv.max_seq_len,
+                vocab_size=vocab_size,
             )
             rank_model.use_cache(views, graph=graphs)
             runner.probe()

@@ -1,5 +1,6 @@
 """`RankModel`: what a rank holds, its part of the model and of the KV pool, and computes batches with."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -7,7 +8,11 @@ from torch import Tensor
 
 from infer_engine.model_runner.cache_views import CacheViews
 from infer_engine.model_runner.forward_batch import ForwardBatch
+from infer_engine.sampling.sampler import ChosenTokens
 from infer_models import CausalLM
+
+Choice = Callable[[], ChosenTokens]
+"""Starts to choose the most probable token of each row; what it returns is overwritten by the next."""
 
 
 class BatchModel(Protocol):
@@ -19,12 +24,21 @@ class BatchModel(Protocol):
     def logits(self, hidden: Tensor, logits_indices: Tensor | None = None) -> Tensor:
         """Return the logits [rows, vocab] of some rows of `hidden`, the latest that were computed; None: of all."""
 
+    def captured_choice(self, batch: ForwardBatch) -> Choice | None:
+        """Return what chooses tokens after the latest hidden states, those of `batch`, without the host's logits.
+
+        None if that is not captured.
+        """
+
 
 class StepGraph(Protocol):
     """A step that was captured, of batches of one shape or of many."""
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
         """Return the hidden states of a batch, [rows, hidden], until the next replay; None if it has to be computed."""
+
+    def choice(self, batch: ForwardBatch) -> Choice | None:
+        """Return what chooses the tokens of `batch`, the latest that was replayed; None if that is not captured."""
 
 
 class RankModel:
@@ -41,6 +55,7 @@ class RankModel:
         self.device = device
         self._views: CacheViews | None = None
         self._graph: StepGraph | None = None
+        self._is_replayed = False  # the latest batch
 
     def use_cache(self, views: CacheViews, *, graph: StepGraph | None = None) -> None:
         """Keep keys and values in the pool that `views` are of. Steps replay `graph`, if there is one for them."""
@@ -52,6 +67,7 @@ class RankModel:
         """Compute a batch over the KV pool."""
         if self._graph is not None:
             hidden = self._graph.replay(batch)
+            self._is_replayed = hidden is not None
             if hidden is not None:
                 return hidden
         assert self._views is not None, "there is no KV cache yet"
@@ -61,3 +77,7 @@ class RankModel:
     def logits(self, hidden: Tensor, logits_indices: Tensor | None = None) -> Tensor:
         """Return the logits of some rows of `hidden`."""
         return self.model.logits(hidden, logits_indices)
+
+    def captured_choice(self, batch: ForwardBatch) -> Choice | None:
+        """Return what chooses tokens after the latest hidden states, those of `batch`."""
+        return self._graph.choice(batch) if self._graph is not None and self._is_replayed else None

@@ -1,7 +1,8 @@
 """`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,17 +11,35 @@ from torch import Tensor
 from infer_engine.core.request import Request
 from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepOutOfMemoryError
 from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.rank_model import BatchModel
+from infer_engine.model_runner.rank_model import BatchModel, Choice
 from infer_engine.sampling.device_to_host import HostCopy
 from infer_engine.sampling.prompt_logprobs import (
     compute_prompt_logprobs,
     find_prompt_logprob_rows,
     read_prompt_logprobs,
 )
-from infer_engine.sampling.sampler import Sampler
+from infer_engine.sampling.sampler import Sampler, pending
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 from infer_kernels import resolve_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRows:
+    """Rows of a captured step of decodes, whose logits are computed only if a request needs more than the largest.
+
+    Attributes:
+        choose: chooses the most probable tokens.
+        compute_logits: returns the logits, [rows, vocab].
+    """
+
+    choose: Choice
+    compute_logits: Callable[[], Tensor]
+
+
+def logits_of(rows: Tensor | UnreadRows) -> Tensor:
+    """Return `ComputedPass.logits` of a `ModelRunner` as a tensor, [rows, vocab]."""
+    return rows if isinstance(rows, Tensor) else rows.compute_logits()
 
 
 class ModelRunner:
@@ -46,7 +65,10 @@ class ModelRunner:
                 resolve_token_ids(batch.input_ids, self._latest_tokens)
             hidden = self._model.hidden_states(batch)
             if batch.is_decode_only:  # the usual step; all its rows but padding are sampled
-                return ComputedPass(logits=self._model.logits(hidden[: batch.num_tokens]))
+                hidden, choice = hidden[: batch.num_tokens], self._model.captured_choice(batch)
+                if choice is None:
+                    return ComputedPass(logits=self._model.logits(hidden))
+                return ComputedPass(logits=UnreadRows(choice, partial(self._model.logits, hidden)))
             wanted = None
             if batch.is_prefill.any():
                 wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
@@ -62,13 +84,16 @@ class ModelRunner:
             )
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, requests: list[Request]) -> PendingTokens:
+    def sample(self, logits: Tensor | UnreadRows, requests: list[Request]) -> PendingTokens:
         """Start to choose the next token of each of `requests`; `logits` has one row for each."""
         if not requests:
             return SamplerOutput(token_ids=[])
         use_device(self._device)
         with _translated_out_of_memory(len(requests)):
-            sampled = self._sampler.launch(logits, requests)
+            if isinstance(logits, UnreadRows) and self._sampler.are_all_greedy(requests):
+                sampled = pending(logits.choose())
+            else:
+                sampled = self._sampler.launch(logits_of(logits), requests)
         self._latest_tokens = sampled.token_ids
         return sampled
 

@@ -14,7 +14,7 @@ An operation runs only if a row of the batch needs it.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,11 +29,23 @@ from infer_engine.sampling.metadata import SamplingMetadata, SamplingNeeds, Samp
 from infer_engine.sampling.penalties import Penalties
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.structured.errors import GrammarError
-from infer_kernels import apply_bitmask, greedy, sample
+from infer_kernels import Largest, apply_bitmask, greedy, sample
 
 logger = logging.getLogger(__name__)
 
 NO_ROWS: frozenset[int] = frozenset()
+
+
+class ChosenTokens(NamedTuple):
+    """Tokens that a device chooses.
+
+    Attributes:
+        token_ids: [rows] int64, inside the vocabulary.
+        checked: [rows] int64, the same; -1 in rows whose logits are not finite.
+    """
+
+    token_ids: Tensor
+    checked: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +53,8 @@ class PendingSample:
     """Tokens that a device chooses, and their log-probabilities.
 
     Attributes:
-        token_ids: [rows] int64 on the device, inside the vocabulary.
-        checked: on its way to the host, those token ids; -1 in rows that are not finite.
+        token_ids: on the device, as in `ChosenTokens`.
+        checked: on its way to the host, as there.
         logprobs: on its way to the host, the input of `read_logprobs`; None if no row needs it.
         logprob_indices: the rows of `logprobs`.
         logprob_counts: how many of the most probable tokens each of them lists.
@@ -97,6 +109,10 @@ class Sampler:
         """Choose one token for each request and wait for them; arguments as for `launch`."""
         return self.launch(logits, requests).wait() if requests else SamplerOutput(token_ids=[])
 
+    def are_all_greedy(self, requests: Sequence[Request]) -> bool:
+        """Return whether all of `requests` need only the most probable token, as in most steps."""
+        return self._rows.are_all_greedy(requests)
+
     @torch.inference_mode()
     def launch(self, logits: Tensor, requests: Sequence[Request]) -> PendingSample:
         """Start to choose one token for each request.
@@ -110,8 +126,7 @@ class Sampler:
         """
         logits = logits[:, : self._vocab_size]
         if self._rows.are_all_greedy(requests):
-            chosen = greedy(logits)
-            return _pending(chosen.largest, chosen.token_ids)
+            return pending(check_tokens(greedy(logits)))
         metadata = self._rows.gather(requests)
         logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
         logprob_rows = None
@@ -123,12 +138,12 @@ class Sampler:
         drawn = self._draw(logits, metadata)
         if largest is None:
             largest = logits.gather(-1, drawn[:, None]).squeeze(-1)
+        chosen = check_tokens(Largest(drawn, largest))
         if logprob_rows is None:
-            return _pending(largest, drawn, grammar_failed=grammar_failed)
+            return pending(chosen, grammar_failed=grammar_failed)
         counts = self._rows.num_logprobs(metadata, logprob_indices)
-        return _pending(
-            largest,
-            drawn,
+        return pending(
+            chosen,
             grammar_failed=grammar_failed,
             logprobs=HostCopy(compute_logprobs(unedited, drawn[logprob_rows], with_top=any(counts))),
             logprob_indices=logprob_indices,
@@ -185,9 +200,14 @@ def _read_masks(metadata: SamplingMetadata) -> tuple[dict[int, Bitmask], frozens
     return masks, frozenset(failed)
 
 
-def _pending(largest: Tensor, drawn: Tensor, **more: Any) -> PendingSample:
-    """Return the tokens `drawn` [rows], checked by each row's `largest` logit [rows]; `more` are other attributes.
+def check_tokens(chosen: Largest) -> ChosenTokens:
+    """Return tokens with the check of their rows.
 
     NaN counts as larger than any number, so the largest logit is finite only if no logit is NaN or +inf.
     """
-    return PendingSample(token_ids=drawn, checked=HostCopy(torch.where(largest.isfinite(), drawn, -1)), **more)
+    return ChosenTokens(chosen.token_ids, torch.where(chosen.largest.isfinite(), chosen.token_ids, -1))
+
+
+def pending(chosen: ChosenTokens, **more: Any) -> PendingSample:
+    """Start to copy chosen tokens to the host; `more` are the other attributes of the result."""
+    return PendingSample(token_ids=chosen.token_ids, checked=HostCopy(chosen.checked), **more)

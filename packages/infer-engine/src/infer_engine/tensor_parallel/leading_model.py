@@ -43,6 +43,9 @@ class LeadingModel(BatchModel):
             self._followers.send(ComputeLogits(rows=rows, of_sampled=of_sampled))
             return self._own.logits(hidden, logits_indices)
 
+    def captured_choice(self, batch: ForwardBatch) -> None:
+        """Return None: steps of several ranks are not captured."""
+
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Compute with the other ranks.

@@ -27,7 +27,8 @@ from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
 from infer_engine.testing.interpreted import compute_as_a_gpu
 from infer_engine.testing.recorded_steps import RecordingCapture
-from infer_kernels import AttentionBuffers
+from infer_kernels import AttentionBuffers, Largest
+from infer_models import CausalLM
 
 MAX_SEQ_LEN = 520
 MAX_BATCH_SIZE = 4
@@ -67,6 +68,18 @@ def _with_old(name: str) -> Callable[[], object]:
     return wrong_inputs(change)
 
 
+def _choose_from_old_hidden() -> object:
+    """Let captures choose tokens from a copy of the hidden states, as they are when they are captured."""
+    true_choice = CausalLM.most_probable
+
+    def choose(self: CausalLM, hidden: Tensor, *, vocab_size: int) -> Largest:
+        with torch._C._DisableTorchDispatch():  # noqa: SLF001 - as above
+            hidden = hidden.clone()
+        return true_choice(self, hidden, vocab_size=vocab_size)
+
+    return patch.object(CausalLM, "most_probable", choose)
+
+
 SABOTAGES: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         "nothing": lambda: patch.object(InputBuffers, "inputs", InputBuffers.inputs),
@@ -77,6 +90,7 @@ SABOTAGES: Mapping[str, Callable[[], object]] = MappingProxyType(
         "old query starts": _with_old("query_start"),
         "old rows": _with_old("block_rows"),
         "old block table": _with_old("block_table"),
+        "old hidden states": _choose_from_old_hidden,
         "semaphores are not reset": lambda: patch.object(AttentionBuffers, "zero_semaphores", lambda _: None),
     }
 )
@@ -134,6 +148,7 @@ def capture(folder: Path, sabotage: str) -> dict[str, object]:
                 windows=loaded.groups.windows,
                 max_batch_size=MAX_BATCH_SIZE,
                 max_seq_len=MAX_SEQ_LEN,
+                vocab_size=loaded.model_config.vocab_size,
             )
         except ValueError as error:
             return {"sabotage": sabotage, "error": str(error)}

@@ -5,21 +5,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from infer_cache import PagedKVCacheManager
 from infer_engine.build import CoreParts, build_core
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
 from infer_engine.ipc.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.model_runner.recording_runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
-from infer_engine.scheduling import KVCacheManager, Schedule
 from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import collect, tokens_of
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3, save_tiny_tokenizer
+
+if TYPE_CHECKING:
+    from infer_engine.core.step_runner import StepRunner
+    from infer_engine.scheduling import KVCacheManager
 
 VOCAB_SIZE = 320
 MAX_SEQ_LEN = 128
@@ -106,27 +108,9 @@ class Observer(FaultPlan):
     def wrap_parts(self, parts: CoreParts) -> CoreParts:
         """Return `parts` with this plan's faults and a runner that records its logits."""
         self.kv_cache_manager = parts.kv_cache_manager
-        wrapped = super().wrap_parts(replace(parts, runner=_LogitsRecordingRunner(parts.runner, self.logits)))
+        wrapped = super().wrap_parts(replace(parts, runner=RecordingRunner(parts.runner, self.logits)))
         self.runner = wrapped.runner
         return wrapped
-
-
-class _LogitsRecordingRunner:
-    def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
-        self._inner = inner
-        self._logits = logits
-
-    def forward(self, schedule: Schedule) -> ComputedPass:
-        computed = self._inner.forward(schedule)
-        for request, row in zip(schedule.needs_sampling, computed.logits.clone(), strict=True):
-            self._logits[request.request_id, request.num_tokens] = row
-        return computed
-
-    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
-        return self._inner.sample(logits, requests)
-
-    def probe(self) -> None:
-        self._inner.probe()
 
 
 class ModelEngine:

@@ -3,11 +3,15 @@
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import embedding
+from infer_kernels import Largest, embedding, greedy, linear, linear_argmax
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import LinearBase
 from infer_models.layers.parameters import ParameterFactory, ShardedLayer
 from infer_models.tensor_parallel import Share
+
+MAX_FUSED_ROWS = 64
+"""Rows whose tokens are chosen without logits in memory. The weight is read once and little is computed with it; for
+more rows the product takes longer, and the library's own is tuned for that."""
 
 
 class Embedding(nn.Module):
@@ -84,3 +88,13 @@ class LMHead(LinearBase):
         if self.soft_cap is not None:
             logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
         return self.shard.gather(logits, self.vocab_size)
+
+    def most_probable(self, x: Tensor, *, vocab_size: int) -> Largest:
+        """The most probable token of each row of x [rows, hidden], and its logit; ids from `vocab_size` on are not.
+
+        Where all ranks' logits are needed, or those of `forward` bit by bit, they are computed.
+        """
+        is_plain = self.linear is linear and self.soft_cap is None and self.shard.size == 1
+        if is_plain and x.shape[0] <= MAX_FUSED_ROWS:
+            return linear_argmax(x, self.weight, self.bias, vocab_size=vocab_size)
+        return greedy(self(x)[:, :vocab_size])

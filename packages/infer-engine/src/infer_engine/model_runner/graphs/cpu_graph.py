@@ -68,3 +68,6 @@ class CPUGraph:
             kept[:num_seqs, : given.shape[1]] = given
         self._step.replay(num_tokens, num_seqs)
         return self._hidden[:num_tokens]
+
+    def choice(self, batch: ForwardBatch) -> None:
+        """Return None: tokens are chosen by the sampler."""

@@ -12,11 +12,17 @@ from infer_engine.model_runner.cache_views import DevicePlannedViews
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.model_runner.rank_model import Choice
+from infer_engine.sampling.sampler import ChosenTokens, check_tokens
 from infer_models import CausalLM
 
 
 class CUDAGraphs:
-    """Captured steps from token ids to hidden states: decodes, prompts, or both. Implements `StepGraph`."""
+    """Captured steps from token ids to hidden states: decodes, prompts, or both. Implements `StepGraph`.
+
+    For decodes the LM head and the choice of the most probable tokens are captured too, apart: requests that draw their
+    tokens need the logits instead.
+    """
 
     def __init__(
         self,
@@ -25,6 +31,7 @@ class CUDAGraphs:
         input_buffers: InputBuffers,
         *,
         max_tokens: int,
+        vocab_size: int,
         capture: GraphCapture,
     ) -> None:
         """Capture nothing yet.
@@ -34,6 +41,7 @@ class CUDAGraphs:
             views: of the KV pool.
             input_buffers: where the inputs of padded batches lie.
             max_tokens: rows of the largest shape.
+            vocab_size: the sampler's.
             capture: records.
         """
         weight = next(model.parameters())
@@ -42,7 +50,10 @@ class CUDAGraphs:
         self._input_buffers = input_buffers
         self._capture = capture
         self._hidden = torch.zeros(max_tokens, model.config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self._vocab_size = vocab_size
+        self._token_ids, self._checked = torch.zeros(2, max_tokens, dtype=torch.int64, device=weight.device).unbind()
         self._replays: dict[BatchShape, Replay] = {}
+        self._choices: dict[BatchShape, Replay] = {}
 
     @property
     def shapes(self) -> list[BatchShape]:
@@ -59,12 +70,22 @@ class CUDAGraphs:
             RuntimeError: the step cannot be captured.
         """
         self.compute(shape)
-        self._replays[shape] = self._capture.capture(lambda: self.compute(shape))
-        return self._replays[shape]
+        step = self._replays[shape] = self._capture.capture(lambda: self.compute(shape))
+        if not shape.is_decode_only:
+            return step
+        self.choose(shape)
+        choice = self._choices[shape] = self._capture.capture(lambda: self.choose(shape))
+
+        def replay_both() -> None:
+            step()
+            choice()
+
+        return replay_both
 
     def drop(self) -> None:
         """Forget all captures."""
         self._replays.clear()
+        self._choices.clear()
 
     @torch.inference_mode()
     def compute(self, shape: BatchShape) -> None:
@@ -73,6 +94,18 @@ class CUDAGraphs:
         inputs = self._input_buffers.inputs(shape)
         hidden = self._model.hidden_states(inputs.input_ids, inputs.position_ids, self._views.plan(inputs))
         self._hidden[: shape.num_tokens].copy_(hidden)
+
+    @torch.inference_mode()
+    def choose(self, shape: BatchShape) -> None:
+        """Choose the most probable tokens after `hidden`, kernel by kernel."""
+        rows = shape.num_tokens
+        chosen = check_tokens(self._model.most_probable(self._hidden[:rows], vocab_size=self._vocab_size))
+        self._token_ids[:rows].copy_(chosen.token_ids)
+        self._checked[:rows].copy_(chosen.checked)
+
+    def chosen(self, num_rows: int) -> ChosenTokens:
+        """Return what `choose` or a replay has chosen for the first rows; the next one overwrites it."""
+        return ChosenTokens(self._token_ids[:num_rows], self._checked[:num_rows])
 
     def hidden(self, shape: BatchShape) -> Tensor:
         """Return what `compute` or a replay has computed, [rows, hidden]; the next one overwrites it."""
@@ -88,3 +121,15 @@ class CUDAGraphs:
             return None
         replay()
         return self.hidden(batch.shape)
+
+    def choice(self, batch: ForwardBatch) -> Choice | None:
+        """Return what chooses the tokens of `batch`, the latest that was replayed; None if it is not of decodes."""
+        replay = self._choices.get(batch.shape)
+        if replay is None:
+            return None
+
+        def choose() -> ChosenTokens:
+            replay()
+            return self.chosen(batch.num_tokens)
+
+        return choose

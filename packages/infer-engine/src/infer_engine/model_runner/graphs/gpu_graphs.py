@@ -37,16 +37,19 @@ class GPUGraphs:
     def measure_bytes(self, views: DevicePlannedViews) -> int:
         """Return about how many bytes of a GPU all captures take; 0 on other devices.
 
-        Captures share the memory of what they compute, so the largest needs all of it, and each other one only what
-        describes it, as the smallest does. `views` are of a KV pool that is overwritten.
+        Captures share the memory of what they compute, so the largest step and the largest choice of tokens need all
+        of it, and each other one only what describes it, as the smallest does. `views` are of a KV pool that is
+        overwritten.
         """
         if self._device.type != "cuda":
             return 0
-        largest, *_, smallest = sorted(self._shapes, reverse=True)
-        graphs = self._graphs(views, self._new_capture())
+        *_, smallest = sorted(self._shapes, reverse=True)
+        most_decodes = max(shape for shape in self._shapes if shape.is_decode_only)
+        measured = list(dict.fromkeys((max(self._shapes), most_decodes, smallest)))
+        graphs = self._graphs(views, self._new_capture(), vocab_size=self._model.config.vocab_size)
         taken = []
         try:
-            for shape in (largest, smallest):
+            for shape in measured:
                 torch.cuda.synchronize(self._device)
                 free, _ = torch.cuda.mem_get_info(self._device)
                 graphs.capture(shape)
@@ -58,7 +61,7 @@ class GPUGraphs:
         finally:
             graphs.drop()
             torch.cuda.empty_cache()
-        return taken[0] + taken[1] * (len(self._shapes) - 1)
+        return sum(taken) + taken[-1] * (len(self._shapes) - len(measured))
 
     def capture(
         self,
@@ -68,21 +71,24 @@ class GPUGraphs:
         windows: Sequence[int | None],
         max_batch_size: int,
         max_seq_len: int,
+        vocab_size: int,
     ) -> tuple[CUDAGraphs, GraphReport]:
         """Capture and prove all steps over `pool`, which `views` are of and no request uses yet.
+
+        Tokens are chosen among the ids below `vocab_size`.
 
         Raises:
             GraphStuckError: a captured step did not end.
         """
         capture = self._new_capture()
-        graphs = self._graphs(views, capture)
+        graphs = self._graphs(views, capture, vocab_size=vocab_size)
         batches = MadeUpBatches(
             pool,
             self._shapes,
             windows=windows,
             max_rows=max_batch_size,
             max_seq_len=max_seq_len,
-            vocab_size=self._model.config.vocab_size,
+            vocab_size=vocab_size,
         )
         checker = GraphChecker(
             graphs,
@@ -90,7 +96,7 @@ class GPUGraphs:
             input_buffers=self._input_buffers,
             pool=pool,
             capture=capture,
-            compute_logits=self._model.logits,
+            compute_logits=lambda hidden: self._model.logits(hidden)[:, :vocab_size],
             dirty_semaphores=views.dirty_semaphores,
         )
         return graphs, checker.capture_all(self._shapes)
@@ -98,5 +104,12 @@ class GPUGraphs:
     def _new_capture(self) -> GraphCapture:
         return GRAPH_CAPTURES[self._device.type](self._device)
 
-    def _graphs(self, views: DevicePlannedViews, capture: GraphCapture) -> CUDAGraphs:
-        return CUDAGraphs(self._model, views, self._input_buffers, max_tokens=self._max_tokens, capture=capture)
+    def _graphs(self, views: DevicePlannedViews, capture: GraphCapture, *, vocab_size: int) -> CUDAGraphs:
+        return CUDAGraphs(
+            self._model,
+            views,
+            self._input_buffers,
+            max_tokens=self._max_tokens,
+            vocab_size=vocab_size,
+            capture=capture,
+        )

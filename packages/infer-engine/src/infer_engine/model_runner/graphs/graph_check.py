@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +61,19 @@ class GraphReport:
             return f"CUDA graphs are not used: {self.refusal}"
         close = f", {self.num_captured - self.num_exact} to rounding" if self.num_captured > self.num_exact else ""
         return f"{self.num_captured} steps are captured as CUDA graphs: {self.num_exact} gave equal bits{close}"
+
+
+class _Results(NamedTuple):
+    """Copies of what a step has computed.
+
+    Attributes:
+        tensors: hidden states, then the keys and values of each layer, each [rows, ...].
+        tokens: the chosen ones and their check, [2, rows] int64; of mixed steps, for which none are, the largest
+            logits' [1, rows].
+    """
+
+    tensors: list[Tensor]
+    tokens: Tensor
 
 
 class GraphChecker:
@@ -143,7 +157,11 @@ class GraphChecker:
                 replay = self._graphs.capture(shape)
             self._forget(batch)
             self._graphs.compute(shape)
+            if shape.is_decode_only:
+                self._graphs.choose(shape)
             expected = self._results(batch)
+            if not self._are_most_probable(expected):
+                raise GraphRefusedError(f"the kernel that chooses the tokens of {shape.num_tokens} rows is wrong")
             for _ in range(2 - variant):
                 self._forget(batch)
                 self._dirty_semaphores()
@@ -163,37 +181,49 @@ class GraphChecker:
     def _forget(self, batch: ForwardBatch) -> None:
         """Overwrite what the step is to compute."""
         self._graphs.hidden(batch.shape).fill_(torch.nan)
+        for tokens in self._graphs.chosen(batch.shape.num_tokens):
+            tokens.fill_(-2)
         for layer in range(self._pool.num_layers):
             for cache in (self._pool.key_cache(layer), self._pool.value_cache(layer)):
                 _rows_of(cache, self._stored(batch, layer), write=torch.nan)
 
-    def _results(self, batch: ForwardBatch) -> list[Tensor]:
-        """Return copies of what the step has computed: hidden states, then the keys and values of each layer."""
-        results = [self._graphs.hidden(batch.shape)[: batch.num_tokens].clone()]
+    def _results(self, batch: ForwardBatch) -> _Results:
+        """Return copies of what the step has computed."""
+        hidden = self._graphs.hidden(batch.shape)[: batch.num_tokens].clone()
+        results = [hidden]
         for layer in range(self._pool.num_layers):
             stored = self._stored(batch, layer)
             results += [_rows_of(self._pool.key_cache(layer), stored), _rows_of(self._pool.value_cache(layer), stored)]
-        return results
+        if batch.is_decode_only:
+            return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
+        return _Results(results, self._compute_logits(hidden).argmax(dim=-1)[None])
+
+    def _are_most_probable(self, results: _Results) -> bool:
+        """Return whether each row's chosen token has the largest logit, to rounding, and is marked as sound."""
+        logits = self._compute_logits(results.tensors[0]).float()
+        chosen, checked = results.tokens[0], results.tokens[-1]
+        if not torch.equal(chosen, checked) or not bool(((chosen >= 0) & (chosen < logits.shape[1])).all()):
+            return False
+        lacking = logits.amax(dim=-1) - logits.gather(-1, chosen[:, None]).squeeze(-1)
+        return bool((lacking <= TOLERANCE * logits.abs().amax(dim=-1)).all())
 
     def _stored(self, batch: ForwardBatch, layer: int) -> Tensor:
         """Return the slots that the step writes in a layer, [tokens] int64."""
         return batch.slots[self._pool.group(layer)][: batch.num_tokens].long()
 
-    def _compare(self, shape: BatchShape, expected: list[Tensor], found: list[Tensor]) -> bool:
+    def _compare(self, shape: BatchShape, expected: _Results, found: _Results) -> bool:
         """Return whether all bits are equal.
 
         Raises:
             GraphRefusedError: something differs by more than rounding.
         """
-        if all(torch.equal(one, other) for one, other in zip(expected, found, strict=True)):
-            return True
-        for one, other in zip(expected, found, strict=True):
+        pairs = list(zip(expected.tensors, found.tensors, strict=True))
+        for one, other in pairs:
             if not _are_close(one.flatten(1).float(), other.flatten(1).float()):
                 raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens computed something else")
-        logits = [self._compute_logits(results[0]).argmax(dim=-1) for results in (expected, found)]
-        if not torch.equal(*logits):
+        if not torch.equal(expected.tokens, found.tokens):
             raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens chose another token")
-        return False
+        return all(torch.equal(one, other) for one, other in pairs)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

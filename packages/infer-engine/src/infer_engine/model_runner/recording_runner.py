@@ -1,0 +1,34 @@
+"""`RecordingRunner`: a runner that also keeps the logits of every token."""
+
+from typing import Any
+
+from torch import Tensor
+
+from infer_engine.core.request import Request
+from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
+from infer_engine.model_runner.runner import logits_of
+from infer_engine.scheduling import Schedule
+
+
+class RecordingRunner:
+    """Computes with another `ModelRunner`, or with one that returns logits as it does. Implements `StepRunner`."""
+
+    def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
+        """Keep in `logits`, by (request id, tokens known), a copy of the row that the next token is chosen from."""
+        self._inner = inner
+        self._logits = logits
+
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Start to compute the items of the schedule."""
+        computed = self._inner.forward(schedule)
+        for request, row in zip(schedule.needs_sampling, logits_of(computed.logits).clone(), strict=True):
+            self._logits[request.request_id, request.num_tokens] = row
+        return computed
+
+    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
+        """Start to choose the next token of each of `requests`."""
+        return self._inner.sample(logits, requests)
+
+    def probe(self) -> None:
+        """Compute something small."""
+        self._inner.probe()
