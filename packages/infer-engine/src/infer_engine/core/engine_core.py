@@ -285,9 +285,10 @@ class EngineCore:
         """Count `items` as computed; the next tokens of `sampled` are being chosen, a row of logits for each."""
         for request, num_tokens in items:
             request.num_computed_tokens += num_tokens
+        decode = RequestState.DECODE
         for row, request in enumerate(sampled):
             if request.row >= 0:
-                request.state = RequestState.DECODE
+                request.state = decode
                 request.pending_row = row
 
     def _recover_pass(self, flight: Flight, outputs: list[TokenOutput]) -> None:
@@ -336,11 +337,11 @@ class EngineCore:
         num_tokens = sum([count for request, count in outcome.computed if requests.get(request.request_id) is request])
         counts.num_step_tokens += num_tokens
         counts.num_computed_tokens += num_tokens
-        for request_id, logprobs in outcome.prompt_logprobs.items():
+        for request_id, of_prompt in outcome.prompt_logprobs.items():
             if request_id in requests:
-                requests[request_id].add_prompt_logprobs(logprobs)
+                requests[request_id].add_prompt_logprobs(of_prompt)
         # This loop runs for each token that is generated, and is most of the cost of a step beside the device.
-        eos_token_ids, num_before = self._eos_token_ids, len(outputs)
+        eos_token_ids, logprobs, num_before = self._eos_token_ids, outcome.logprobs, len(outputs)
         for request, token_id in outcome.chosen:
             request_id = request.request_id
             if requests.get(request_id) is not request:
@@ -348,7 +349,7 @@ class EngineCore:
             finish_reason = request.append_token(token_id, eos_token_ids)
             num_prompt_tokens = request.num_prompt_tokens
             num_completion_tokens = len(request.token_ids) - num_prompt_tokens
-            if finish_reason is None and num_completion_tokens > 1 and request_id not in outcome.logprobs:
+            if finish_reason is None and num_completion_tokens > 1 and request_id not in logprobs:
                 outputs.append(
                     TokenOutput(
                         request_id=request_id,
@@ -359,7 +360,7 @@ class EngineCore:
                     )
                 )
             else:
-                logprob = outcome.logprobs.get(request_id)
+                logprob = logprobs.get(request_id)
                 outputs.append(self._make_first_or_last_output(request, token_id, finish_reason, logprob))
         counts.num_generated_tokens += len(outputs) - num_before
 

@@ -39,6 +39,7 @@ class Request:
         token_ids: prompt and generated tokens, in order.
         num_prompt_tokens: how many of them are the prompt.
         max_tokens: most tokens to generate.
+        max_length: tokens of the prompt and that many.
         sampling: how to sample them.
         stop_token_ids: the stop ids of its parameters, as a set.
         seed: seed of the random draws.
@@ -68,6 +69,7 @@ class Request:
         "constraint",
         "has_failed_scheduling",
         "last_step",
+        "max_length",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_once",
@@ -103,6 +105,7 @@ class Request:
         self.token_ids = [*submission.prompt_token_ids, *submission.generated_token_ids]
         self.num_prompt_tokens = len(submission.prompt_token_ids)
         self.max_tokens = submission.max_tokens
+        self.max_length = self.num_prompt_tokens + submission.max_tokens
         self.sampling: SamplingParams = submission.params
         self.stop_token_ids = frozenset(submission.params.stop_token_ids)
         self.seed = submission.seed
@@ -142,7 +145,7 @@ class Request:
     @property
     def awaits_last_token(self) -> bool:
         """Whether its pending token is the last that it may have, so that there is nothing to compute."""
-        return self.pending_row >= 0 and self.num_completion_tokens + 1 >= self.max_tokens
+        return self.pending_row >= 0 and len(self.token_ids) + 1 >= self.max_length
 
     @property
     def reads_cache(self) -> bool:
@@ -194,8 +197,12 @@ class Request:
 
     def append_token(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a generated token; return the finish reason if it ends the request, else None."""
-        self.token_ids.append(token_id)
+        token_ids = self.token_ids
+        token_ids.append(token_id)
         self.pending_row = -1
+        may_end = token_id in eos_token_ids or token_id in self.stop_token_ids or len(token_ids) >= self.max_length
+        if not may_end and self.constraint is None:  # most tokens
+            return None
         if self.constraint is not None:
             self.constraint.consume(token_id)
         if token_id in eos_token_ids and not self.sampling.ignore_eos:
@@ -204,6 +211,6 @@ class Request:
             return FinishReason.STOP
         if self.constraint is not None and self.constraint.is_over:
             return FinishReason.GRAMMAR
-        if self.num_completion_tokens >= self.max_tokens:
+        if len(token_ids) >= self.max_length:
             return FinishReason.LENGTH
         return None

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from infer_kernels import DeviceMetadata
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BatchShape:
+class BatchShape(NamedTuple):
     """The size of a batch, padding included.
 
     Attributes:

@@ -83,8 +83,9 @@ class InputBuffers:
         if edits:
             self._changed = self._tables.apply(edits)
         decode = RequestState.DECODE
-        if all(request.state is decode for request, _ in items):
-            return self._build_decodes([request for request, _ in items])
+        decodes = [request for request, _ in items if request.state is decode]
+        if len(decodes) == len(items):
+            return self._build_decodes(decodes)
         per_item = np.array(
             [
                 (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_reused_tokens, r.num_tokens)

@@ -1,7 +1,6 @@
 """`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,29 +58,34 @@ class ModelRunner:
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Start to compute the items of the schedule; the logits of requests that need sampling are [rows, vocab]."""
         use_device(self._device)
-        with _translated_out_of_memory(len(schedule.items)):
-            batch = self._input_buffers.build(schedule.items, schedule.table_edits)
-            if batch.has_pending_tokens:
-                resolve_token_ids(batch.input_ids, self._latest_tokens)
-            hidden = self._model.hidden_states(batch)
-            if batch.is_decode_only:  # the usual step; all its rows but padding are sampled
-                hidden, choice = hidden[: batch.num_tokens], self._model.captured_choice(batch)
-                if choice is None:
-                    return ComputedPass(logits=self._model.logits(hidden))
-                return ComputedPass(logits=UnreadRows(choice, partial(self._model.logits, hidden)))
-            wanted = None
-            if batch.is_prefill.any():
-                wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
-            if wanted is None or not wanted.rows:
-                return ComputedPass(logits=self._model.logits(hidden, batch.logits_indices))
-            # Computed first, so that its logits are freed before those of the next tokens are allocated.
-            measured = compute_prompt_logprobs(wanted, hidden, compute_logits=self._model.logits, sampler=self._sampler)
-            copied = HostCopy(measured)
-            del measured
-            return ComputedPass(
-                logits=self._model.logits(hidden, batch.logits_indices),
-                read_prompt_logprobs=partial(read_prompt_logprobs, wanted, copied),
-            )
+        try:
+            return self._forward(schedule)
+        except torch.OutOfMemoryError as error:
+            raise _no_memory(len(schedule.items)) from error
+
+    def _forward(self, schedule: Schedule) -> ComputedPass:
+        batch = self._input_buffers.build(schedule.items, schedule.table_edits)
+        if batch.has_pending_tokens:
+            resolve_token_ids(batch.input_ids, self._latest_tokens)
+        hidden = self._model.hidden_states(batch)
+        if batch.is_decode_only:  # the usual step; all its rows but padding are sampled
+            hidden, choice = hidden[: batch.num_tokens], self._model.captured_choice(batch)
+            if choice is None:
+                return ComputedPass(logits=self._model.logits(hidden))
+            return ComputedPass(logits=UnreadRows(choice, partial(self._model.logits, hidden)))
+        wanted = None
+        if batch.is_prefill.any():
+            wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
+        if wanted is None or not wanted.rows:
+            return ComputedPass(logits=self._model.logits(hidden, batch.logits_indices))
+        # Computed first, so that its logits are freed before those of the next tokens are allocated.
+        measured = compute_prompt_logprobs(wanted, hidden, compute_logits=self._model.logits, sampler=self._sampler)
+        copied = HostCopy(measured)
+        del measured
+        return ComputedPass(
+            logits=self._model.logits(hidden, batch.logits_indices),
+            read_prompt_logprobs=partial(read_prompt_logprobs, wanted, copied),
+        )
 
     @torch.inference_mode()
     def sample(self, logits: Tensor | UnreadRows, requests: list[Request]) -> PendingTokens:
@@ -89,11 +93,13 @@ class ModelRunner:
         if not requests:
             return SamplerOutput(token_ids=[])
         use_device(self._device)
-        with _translated_out_of_memory(len(requests)):
+        try:
             if isinstance(logits, UnreadRows) and self._sampler.are_all_greedy(requests):
                 sampled = pending(logits.choose())
             else:
                 sampled = self._sampler.launch(logits_of(logits), requests)
+        except torch.OutOfMemoryError as error:
+            raise _no_memory(len(requests)) from error
         self._latest_tokens = sampled.token_ids
         return sampled
 
@@ -111,11 +117,7 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-@contextmanager
-def _translated_out_of_memory(num_requests: int) -> Iterator[None]:
-    """Turn torch's out-of-memory error into `StepOutOfMemoryError`, and release the memory that torch caches."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
-        raise StepOutOfMemoryError(f"no memory for a step of {num_requests} requests") from error
+def _no_memory(num_requests: int) -> StepOutOfMemoryError:
+    """Return the error of a step for which torch had no memory, after the release of what torch caches."""
+    torch.cuda.empty_cache()
+    return StepOutOfMemoryError(f"no memory for a step of {num_requests} requests")

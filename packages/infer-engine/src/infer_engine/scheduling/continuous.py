@@ -41,6 +41,8 @@ class ContinuousScheduler(BaseScheduler):
         """
         schedule, budget = self._begin()
         self._add_decodes(schedule, budget)
+        if len(schedule.items) == self.num_running and not self._waiting:  # most steps: all requests decode
+            return schedule
         if schedule.items:
             budget.limit_prompts_beside_decodes()
         self._add_prompts(schedule, budget)
@@ -66,8 +68,9 @@ class ContinuousScheduler(BaseScheduler):
         block_size, num_steps, most = self._kv_cache_manager.block_size, self._num_steps, budget.tokens
         decode = RequestState.DECODE
         decodes = [request for request in self._batch.requests if request.state is decode]
+        items, is_limited = schedule.items, len(decodes) > most
         for request in self._policy.decode_order(decodes):
-            if len(schedule.items) >= most:
+            if is_limited and len(items) >= most:
                 break
             num_tokens = len(request.token_ids)
             if request.pending_row >= 0:
@@ -85,8 +88,8 @@ class ContinuousScheduler(BaseScheduler):
             elif schedule.preempted and request.state is not decode:
                 continue
             request.last_step = num_steps
-            schedule.items.append((request, 1))
-        budget.tokens -= len(schedule.items)
+            items.append((request, 1))
+        budget.tokens -= len(items)
         self._current = None
 
     def _add_prompts(self, schedule: Schedule, budget: StepBudget) -> None:

@@ -61,14 +61,19 @@ class Schedule:
     @property
     def is_decode_only(self) -> bool:
         """Whether each item is one token after the prompt of a request, which is sampled."""
-        return all(request.state is RequestState.DECODE for request, _ in self.items)
+        return len(self._decodes()) == len(self.items)
 
     @property
     def needs_sampling(self) -> list[Request]:
         """The requests whose next token is sampled after this pass, in the order of the items."""
-        if self.is_decode_only:
-            return [request for request, _ in self.items]
+        decodes = self._decodes()
+        if len(decodes) == len(self.items):
+            return decodes
         return [request for request, count in self.items if request.num_uncomputed_tokens == count]
+
+    def _decodes(self) -> list[Request]:
+        decode = RequestState.DECODE
+        return [request for request, _ in self.items if request.state is decode]
 
     def only(self, items: list[tuple[Request, int]]) -> "Schedule":
         """Return a schedule of `items`, with the same table edits."""
