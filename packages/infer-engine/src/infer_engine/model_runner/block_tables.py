@@ -36,7 +36,7 @@ class BlockTables:
             self._flat = tables.view(-1)
             self.on_device = tables.unbind()
 
-    def apply(self, edits: Sequence[RowEdit]) -> npt.NDArray[np.int32]:
+    def apply(self, edits: Sequence[RowEdit]) -> npt.NDArray[np.int64]:
         """Apply `edits` on the host in their order; return the changed elements, which the device lacks, [edits].
 
         They are counted over all tables as one vector. An element that is edited twice is there twice.
@@ -49,16 +49,16 @@ class BlockTables:
             tables[edit.group, row, edit.column : edit.column + count] = edit.block_ids
             first = (edit.group * num_rows + row) * num_columns + edit.column
             changed += range(first, first + count)
-        return np.array(changed, np.int32)
+        return np.array(changed, np.int64)
 
-    def read(self, elements: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def read(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Return the values of elements on the host."""
-        return self.on_host.reshape(-1)[elements]
+        return self.on_host.reshape(-1).take(elements)
 
     def write_on_device(self, elements: Tensor, values: Tensor) -> None:
-        """Set elements of the device's tables; both are [edits] int32, there."""
+        """Set elements of the device's tables: [edits] int64, there, to values [edits] int32."""
         assert self._flat is not None
-        self._flat.index_put_((elements,), values)
+        self._flat.scatter_(0, elements, values)
 
     def gather(self, rows: npt.NDArray[np.integer], num_columns: int) -> tuple[Tensor, ...]:
         """Return, by group, the first `num_columns` columns of `rows`, on the host."""

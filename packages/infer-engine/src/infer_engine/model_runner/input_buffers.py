@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +20,14 @@ from infer_kernels import DeviceMetadata
 
 MAX_STAGED_EDITS = 512
 """Changed elements of block tables that are copied along with a batch; more take a transfer of their own."""
+_BATCH_START = 3 * MAX_STAGED_EDITS
+"""Where a batch begins in the buffer. Before it lie the indices of those elements, int64, and their values."""
 
 
 class InputBuffers:
     """The buffers of all steps' inputs, allocated once.
 
-    Before a batch lie the elements of block tables that have changed, and their values.
+    Elements of block tables that have changed lie there too.
     """
 
     def __init__(
@@ -62,16 +65,20 @@ class InputBuffers:
             block_size=block_size,
             device=device if has_metadata else None,
         )
-        size = 2 * MAX_STAGED_EDITS + (2 + num_groups) * max_tokens + 5 * max_seqs + 1
+        size = _BATCH_START + (2 + num_groups) * max_tokens + 5 * max_seqs + 1
         self._host_buffer = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_buffer = (
             self._host_buffer if device.type == "cpu" else torch.zeros_like(self._host_buffer, device=device)
         )
+        host: NDArray[np.int32] = self._host_buffer.numpy()
+        of_elements, of_values = slice(2 * MAX_STAGED_EDITS), slice(2 * MAX_STAGED_EDITS, _BATCH_START)
+        self._host_edits = host[of_elements].view(np.int64), host[of_values]
+        self._device_edits = self._device_buffer[of_elements].view(torch.int64), self._device_buffer[of_values]
         self._arange_array = np.arange(max_seqs + 1, dtype=np.int32)
         self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
         self._copy_done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no types for it
         self._places: dict[BatchShape, tuple[BatchParts, DeviceInputs]] = {}
-        self._changed = np.zeros(0, dtype=np.int32)  # elements of block tables that the device lacks
+        self._changed = np.zeros(0, dtype=np.int64)  # elements of block tables that the device lacks
         # Of the latest batch: what lies in the buffer need not be written again.
         self._latest_shape: BatchShape | None = None
         self._latest_decodes: list[Request] = []
@@ -223,8 +230,8 @@ class InputBuffers:
 
     def _view(self, shape: BatchShape) -> BatchParts:
         return BatchParts(
-            self._host_buffer[2 * MAX_STAGED_EDITS :],
-            self._device_buffer[2 * MAX_STAGED_EDITS :],
+            self._host_buffer[_BATCH_START:],
+            self._device_buffer[_BATCH_START:],
             shape=shape,
             num_groups=self._num_groups,
             has_sequences=self._tables.on_device is not None,
@@ -278,30 +285,28 @@ class InputBuffers:
             is_prefill=is_prefill,
             gather_block_tables=partial(self._gather_block_tables, rows, seq_lens),
             has_pending_tokens=has_pending_tokens,
-            staged=self._host_buffer[2 * MAX_STAGED_EDITS :][: (2 + self._num_groups) * total + num_sampled],
+            staged=self._host_buffer[_BATCH_START:][: (2 + self._num_groups) * total + num_sampled],
         )
 
     def _copy(self, num_elements: int) -> None:
         """Copy a batch to the device, and what has changed of the block tables."""
-        changed, start = self._changed, 2 * MAX_STAGED_EDITS
+        changed = self._changed
         num_changed = len(changed) if self._tables.on_device is not None else 0
-        if 0 < num_changed <= MAX_STAGED_EDITS:
-            start = 0
-            array: NDArray[np.int32] = self._host_buffer.numpy()
-            array[:num_changed] = changed
-            array[MAX_STAGED_EDITS : MAX_STAGED_EDITS + num_changed] = self._tables.read(changed)
+        is_staged = 0 < num_changed <= MAX_STAGED_EDITS
+        if is_staged:
+            elements, values = self._host_edits
+            elements[:num_changed] = changed
+            values[:num_changed] = self._tables.read(changed)
         if self._copy_done is not None:
-            copied = slice(start, 2 * MAX_STAGED_EDITS + num_elements)
+            copied = slice(0 if is_staged else _BATCH_START, _BATCH_START + num_elements)
             self._device_buffer[copied].copy_(self._host_buffer[copied], non_blocking=True)
             self._copy_done.record()
         if not num_changed:
             return
-        if start == 0:
-            self._tables.write_on_device(
-                self._device_buffer[:num_changed], self._device_buffer[MAX_STAGED_EDITS:][:num_changed]
-            )
+        if is_staged:
+            self._tables.write_on_device(*(part[:num_changed] for part in self._device_edits))
         else:
-            arrays = {"elements": changed, "values": self._tables.read(changed)}
+            arrays: dict[str, NDArray[Any]] = {"elements": changed, "values": self._tables.read(changed)}
             self._tables.write_on_device(**to_device(arrays, self._device_buffer.device))
         self._changed = changed[:0]
 
