@@ -130,17 +130,17 @@ class PagedKVCacheManager:
     @property
     def num_free_blocks(self) -> int:
         """Blocks of all groups that no sequence has, idle ones included."""
-        return sum(group.block_pool.num_free for group in self._groups)
+        return sum([group.block_pool.num_free for group in self._groups])
 
     @property
     def num_idle_blocks(self) -> int:
         """Cached free blocks of all groups: kept for their content until they are evicted."""
-        return sum(group.block_pool.num_idle for group in self._groups)
+        return sum([group.block_pool.num_idle for group in self._groups])
 
     @property
     def num_evictions(self) -> int:
         """Idle blocks that were evicted for an allocation, since the start."""
-        return sum(group.block_pool.num_evictions for group in self._groups)
+        return sum([group.block_pool.num_evictions for group in self._groups])
 
     @property
     def usage(self) -> float:

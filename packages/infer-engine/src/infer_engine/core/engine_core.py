@@ -221,7 +221,7 @@ class EngineCore:
             self._suspects = [
                 (request, count)
                 for request, count in self._suspects
-                if self._requests.get(request.request_id) is request and len(request.token_ids) == count
+                if not request.has_ended and len(request.token_ids) == count
             ]
             if self._suspects:
                 self._run_in_turn(admitted, outputs)
@@ -283,9 +283,9 @@ class EngineCore:
 
     def _count_computed(self, items: Iterable[tuple[Request, int]], sampled: Iterable[Request]) -> None:
         """Count `items` as computed; the next tokens of `sampled` are being chosen, a row of logits for each."""
+        decode = RequestState.DECODE
         for request, num_tokens in items:
             request.num_computed_tokens += num_tokens
-        decode = RequestState.DECODE
         for row, request in enumerate(sampled):
             if request.row >= 0:
                 request.state = decode
@@ -318,11 +318,8 @@ class EngineCore:
                     request.undo_reuse()
         for request in flight.sampled:
             request.pending_row = -1
-        self._suspects = [
-            (request, len(request.token_ids))
-            for request, _ in flight.schedule.items
-            if self._requests.get(request.request_id) is request
-        ]
+        items = flight.schedule.items
+        self._suspects = [(request, len(request.token_ids)) for request, _ in items if not request.has_ended]
 
     def _apply_outcome(self, outcome: StepOutcome, outputs: list[TokenOutput], *, is_repeated: bool = False) -> None:
         """Append the tokens of a pass to their requests, but to those that have ended since."""
@@ -332,9 +329,9 @@ class EngineCore:
         self._counts.sample_s += outcome.sample_s
         requests, counts = self._requests, self._counts
         for request, failure in outcome.failures:
-            if requests.get(request.request_id) is request:
+            if not request.has_ended:
                 self._fail(request, failure, outputs)
-        num_tokens = sum([count for request, count in outcome.computed if requests.get(request.request_id) is request])
+        num_tokens = sum([count for request, count in outcome.computed if not request.has_ended])
         counts.num_step_tokens += num_tokens
         counts.num_computed_tokens += num_tokens
         for request_id, of_prompt in outcome.prompt_logprobs.items():
@@ -343,9 +340,9 @@ class EngineCore:
         # This loop runs for each token that is generated, and is most of the cost of a step beside the device.
         eos_token_ids, logprobs, num_before = self._eos_token_ids, outcome.logprobs, len(outputs)
         for request, token_id in outcome.chosen:
-            request_id = request.request_id
-            if requests.get(request_id) is not request:
+            if request.has_ended:
                 continue
+            request_id = request.request_id
             finish_reason = request.append_token(token_id, eos_token_ids)
             num_prompt_tokens = request.num_prompt_tokens
             num_completion_tokens = len(request.token_ids) - num_prompt_tokens

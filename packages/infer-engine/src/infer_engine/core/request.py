@@ -58,6 +58,7 @@ class Request:
         pending_row: while its next token is chosen and the host has not read it: its row of the logits from which it
             is chosen; else -1.
         last_step: the latest step that computed it.
+        has_ended: whether it finished, failed or was aborted.
         has_failed_scheduling: whether scheduling it has raised an exception. The second time it fails.
     """
 
@@ -67,6 +68,7 @@ class Request:
         "block_hashes",
         "capacity",
         "constraint",
+        "has_ended",
         "has_failed_scheduling",
         "last_step",
         "max_length",
@@ -122,6 +124,7 @@ class Request:
         self.row = -1
         self.pending_row = -1
         self.last_step = -1
+        self.has_ended = False
         self.has_failed_scheduling = False
         if constraint is not None:
             for token_id in submission.generated_token_ids:

@@ -83,14 +83,20 @@ class InputBuffers:
         self._latest_shape: BatchShape | None = None
         self._latest_decodes: list[Request] = []
         self._latest_rows = np.zeros(0, dtype=np.int32)
+        self._latest_views: tuple[Tensor, Tensor, Tensor]  # logits indices on the device, query starts, what was staged
 
-    def build(self, items: Sequence[tuple[Request, int]], edits: Sequence[RowEdit]) -> ForwardBatch:
-        """Apply `edits` to the block tables, and return the batch of `items`, (request, number of tokens)."""
+    def build(
+        self, items: Sequence[tuple[Request, int]], edits: Sequence[RowEdit], *, decodes: list[Request] | None = None
+    ) -> ForwardBatch:
+        """Apply `edits` to the block tables, and return the batch of `items`, (request, number of tokens).
+
+        `decodes` are the requests of `items`, if all are known to decode.
+        """
         self._await_copy()
         if edits:
             self._changed = self._tables.apply(edits)
-        decode = RequestState.DECODE
-        decodes = [request for request, _ in items if request.state is decode]
+        if decodes is None:
+            decodes = [request for request, _ in items if request.state is RequestState.DECODE]
         if len(decodes) == len(items):
             return self._build_decodes(decodes)
         per_item = np.array(
@@ -258,17 +264,24 @@ class InputBuffers:
     ) -> ForwardBatch:
         """Write the rest of a batch of `total` tokens, copy it to the device, and return it.
 
-        Unless `writes_sequences`, all that the device reads of the sequences but their lengths lies in the buffer.
+        Unless `writes_sequences`, the sequences are those of the latest batch, and only their lengths are new.
         """
-        num_sampled = len(logits_indices)
-        parts.logits_indices[:num_sampled] = logits_indices
         if parts.shape.num_tokens > total:
             parts.input_ids[total:] = parts.position_ids[total:] = 0
             parts.slots[:, total:] = -1
         if parts.seq_lens is not None:
             parts.seq_lens[: len(seq_lens)] = seq_lens
-            if writes_sequences:
+        if writes_sequences:
+            num_sampled = len(logits_indices)
+            parts.logits_indices[:num_sampled] = logits_indices
+            if parts.seq_lens is not None:
                 self._write_sequences(parts, query_start, is_prefill.numpy(), rows)
+            self._latest_views = (
+                parts.on_device[2 + self._num_groups][:num_sampled],
+                torch.from_numpy(query_start),
+                self._host_buffer[_BATCH_START:][: (2 + self._num_groups) * total + num_sampled],
+            )
+        on_device, query_starts, staged = self._latest_views
         self._latest_shape = parts.shape
         self._copy(parts.size)
         return ForwardBatch(
@@ -278,14 +291,14 @@ class InputBuffers:
             slots=inputs.slots,
             metadata=inputs.metadata,
             num_tokens=total,
-            logits_indices=parts.on_device[2 + self._num_groups][:num_sampled],
-            query_start=torch.from_numpy(query_start),
+            logits_indices=on_device,
+            query_start=query_starts,
             seq_lens=torch.from_numpy(seq_lens),
             total_len=int(seq_lens.sum()),
             is_prefill=is_prefill,
             gather_block_tables=partial(self._gather_block_tables, rows, seq_lens),
             has_pending_tokens=has_pending_tokens,
-            staged=self._host_buffer[_BATCH_START:][: (2 + self._num_groups) * total + num_sampled],
+            staged=staged,
         )
 
     def _copy(self, num_elements: int) -> None:

@@ -62,7 +62,6 @@ class RankModel:
         self._views = views
         self._graph = graph
 
-    @torch.inference_mode()
     def hidden_states(self, batch: ForwardBatch) -> Tensor:
         """Compute a batch over the KV pool."""
         if self._graph is not None:
@@ -73,7 +72,6 @@ class RankModel:
         assert self._views is not None, "there is no KV cache yet"
         return self.model.hidden_states(batch.input_ids, batch.position_ids, self._views.view(batch))
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor, logits_indices: Tensor | None = None) -> Tensor:
         """Return the logits of some rows of `hidden`."""
         return self.model.logits(hidden, logits_indices)

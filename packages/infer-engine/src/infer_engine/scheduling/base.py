@@ -71,6 +71,7 @@ class BaseScheduler(ABC):
             self._waiting.discard(request)
         self._batch.discard(request, num_kept_tokens=num_kept_tokens)
         request.state = state
+        request.has_ended = True
 
     def requeue_pending_readers(self, schedule: Schedule) -> list[tuple[Request, int]]:
         """Requeue the pending readers of a pass that failed; return the items that can be retried."""

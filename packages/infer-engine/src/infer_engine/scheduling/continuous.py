@@ -41,7 +41,8 @@ class ContinuousScheduler(BaseScheduler):
         """
         schedule, budget = self._begin()
         self._add_decodes(schedule, budget)
-        if len(schedule.items) == self.num_running and not self._waiting:  # most steps: all requests decode
+        if len(schedule.items) == self.num_running and not self._waiting:  # in most steps all requests decode
+            schedule.decodes = [request for request, _ in schedule.items]
             return schedule
         if schedule.items:
             budget.limit_prompts_beside_decodes()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from infer_cache.paged_manager import TableEdit
-from infer_engine.core.request import Request, RequestState
+from infer_engine.core.request import Request
 
 RowEdit = tuple[int, TableEdit]
 """A row of the runner's block tables, and the edit of that row."""
@@ -41,6 +41,7 @@ class Schedule:
 
     Attributes:
         items: (request, number of tokens). A request is sampled if no tokens are left to compute afterwards.
+        decodes: their requests, if the scheduler knows that each is one token after a prompt; else None.
         table_edits: changes of the block tables since the last pass, each with its row.
         admitted: requests that left the queue in this pass.
         preempted: requests that lost their memory in this pass and are first in the queue.
@@ -51,6 +52,7 @@ class Schedule:
     """
 
     items: list[tuple[Request, int]] = field(default_factory=list)
+    decodes: list[Request] | None = None
     table_edits: list[RowEdit] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -59,21 +61,11 @@ class Schedule:
     pending_readers: list[Request] = field(default_factory=list)
 
     @property
-    def is_decode_only(self) -> bool:
-        """Whether each item is one token after the prompt of a request, which is sampled."""
-        return len(self._decodes()) == len(self.items)
-
-    @property
     def needs_sampling(self) -> list[Request]:
         """The requests whose next token is sampled after this pass, in the order of the items."""
-        decodes = self._decodes()
-        if len(decodes) == len(self.items):
-            return decodes
+        if self.decodes is not None:
+            return self.decodes
         return [request for request, count in self.items if request.num_uncomputed_tokens == count]
-
-    def _decodes(self) -> list[Request]:
-        decode = RequestState.DECODE
-        return [request for request, _ in self.items if request.state is decode]
 
     def only(self, items: list[tuple[Request, int]]) -> "Schedule":
         """Return a schedule of `items`, with the same table edits."""

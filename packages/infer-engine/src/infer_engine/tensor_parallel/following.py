@@ -55,6 +55,7 @@ class FollowingRank:
         self._sampled_rows: Tensor
         send(Done())
 
+    @torch.inference_mode()
     def handle(self, message: ToFollower) -> None:
         """Do what a message says; the other ranks do the same."""
         match message:

@@ -52,8 +52,8 @@ class CUDAGraphs:
         self._hidden = torch.zeros(max_tokens, model.config.hidden_size, dtype=weight.dtype, device=weight.device)
         self._vocab_size = vocab_size
         self._token_ids, self._checked = torch.zeros(2, max_tokens, dtype=torch.int64, device=weight.device).unbind()
-        self._replays: dict[BatchShape, Replay] = {}
-        self._choices: dict[BatchShape, Replay] = {}
+        self._replays: dict[BatchShape, tuple[Replay, Tensor]] = {}  # and the hidden states
+        self._choices: dict[BatchShape, tuple[Replay, ChosenTokens]] = {}
 
     @property
     def shapes(self) -> list[BatchShape]:
@@ -70,11 +70,13 @@ class CUDAGraphs:
             RuntimeError: the step cannot be captured.
         """
         self.compute(shape)
-        step = self._replays[shape] = self._capture.capture(lambda: self.compute(shape))
+        step = self._capture.capture(lambda: self.compute(shape))
+        self._replays[shape] = step, self.hidden(shape)
         if not shape.is_decode_only:
             return step
         self.choose(shape)
-        choice = self._choices[shape] = self._capture.capture(lambda: self.choose(shape))
+        choice = self._capture.capture(lambda: self.choose(shape))
+        self._choices[shape] = choice, self.chosen(shape.num_tokens)
 
         def replay_both() -> None:
             step()
@@ -116,20 +118,22 @@ class CUDAGraphs:
 
         The next replay overwrites it.
         """
-        replay = self._replays.get(batch.shape)
-        if replay is None or not self._views.holds(batch):
+        captured = self._replays.get(batch.shape)
+        if captured is None or not self._views.holds(batch):
             return None
+        replay, hidden = captured
         replay()
-        return self.hidden(batch.shape)
+        return hidden
 
     def choice(self, batch: ForwardBatch) -> Choice | None:
         """Return what chooses the tokens of `batch`, the latest that was replayed; None if it is not of decodes."""
-        replay = self._choices.get(batch.shape)
-        if replay is None:
+        captured = self._choices.get(batch.shape)
+        if captured is None:
             return None
+        replay, chosen = captured
 
         def choose() -> ChosenTokens:
             replay()
-            return self.chosen(batch.num_tokens)
+            return chosen if batch.num_tokens == batch.shape.num_tokens else self.chosen(batch.num_tokens)
 
         return choose
