@@ -23,6 +23,7 @@ QUICK = [
     "nothing",
     "old lengths",
     "old hidden states",
+    "old parameters of draws",
     "semaphores are not reset",
     "reads from the device",
     "never ends",

@@ -1,4 +1,4 @@
-"""Which GPU the runner computes on, in every thread that steps."""
+"""Which GPU the runner computes on, in every thread that steps; and when a captured step chooses tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from infer_engine.model_runner.made_up_requests import made_up_request
-from infer_engine.model_runner.runner import ModelRunner
+from infer_engine.model_runner.runner import ModelRunner, UnreadRows
+from infer_engine.protocol import SamplingParams
 from infer_engine.sampling.device_to_host import HostCopy
-from infer_engine.sampling.sampler import PendingSample
+from infer_engine.sampling.draw_buffers import DrawBuffers, Draws, made_up_draws
+from infer_engine.sampling.sampler import ChosenTokens, PendingSample, Sampler
 from infer_engine.scheduling import Schedule
 
 
@@ -23,7 +25,7 @@ class _Parts:
     def _note(self) -> None:
         self.used.append(self._current())
 
-    def build(self, *_: Any) -> Any:
+    def build(self, *_: Any, **_named: Any) -> Any:
         self._note()
         batch = {"is_decode_only": True, "logits_indices": None, "has_pending_tokens": False, "num_tokens": 1}
         return type("Batch", (), batch)()
@@ -66,3 +68,62 @@ def test_everything_is_computed_on_the_runners_gpu_whichever_was_current(
     expected = torch.device(device) if device.startswith("cuda") else None
     assert parts.used == [expected] * len(parts.used)
     assert len(parts.used) == 7
+
+
+class _CapturedRows:
+    """Rows of two requests, whose captured steps choose token 7; their largest logit is token 3's."""
+
+    def __init__(self) -> None:
+        self.chosen_by: list[Draws | None] = []
+
+    def choose(self, draws: Draws | None) -> ChosenTokens:
+        self.chosen_by.append(draws)
+        tokens = torch.full((2,), 7)
+        return ChosenTokens(tokens, tokens)
+
+    def logits(self) -> torch.Tensor:
+        logits = torch.zeros(2, 10)
+        logits[:, 3] = 100.0
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("params", "chooses", "draws"),
+    [
+        ([{"temperature": 0}, {"temperature": 0}], True, False),
+        ([{"temperature": 0}, {"temperature": 0.8}], True, True),
+        ([{"temperature": 0.7}, {"temperature": 0.8, "top_p": 0.9, "top_k": 4, "min_p": 0.1}], True, True),
+        ([{"temperature": 0}, {"temperature": 0, "logprobs": 0}], False, False),
+        ([{"temperature": 0.7}, {"temperature": 0.7, "repetition_penalty": 1.1}], False, False),
+        ([{"temperature": 0.7}, {"temperature": 0, "logit_bias": {1: 1.0}}], False, False),
+    ],
+)
+def test_captured_steps_choose_tokens_unless_a_request_needs_more(
+    params: list[dict[str, Any]], *, chooses: bool, draws: bool
+) -> None:
+    sampler = Sampler(vocab_size=10, max_rows=2, eos_token_ids=frozenset(), device=torch.device("cpu"))
+    parts: Any = _Parts(lambda: None)
+    runner = ModelRunner(parts, input_buffers=parts, sampler=sampler, device=torch.device("cpu"))
+    rows = _CapturedRows()
+    requests = [made_up_request([1, 2], params=SamplingParams(**each), row=row) for row, each in enumerate(params)]
+    output = runner.sample(UnreadRows(rows.choose, rows.logits), requests).wait()
+    assert output.token_ids == [7 if chooses else 3] * 2
+    assert len(rows.chosen_by) == chooses
+    if draws:
+        (found,) = rows.chosen_by
+        assert found is not None
+        assert found["temperatures"].tolist() == pytest.approx([each["temperature"] for each in params])
+        assert found["top_p"].tolist() == pytest.approx([each.get("top_p", 1.0) for each in params])
+        assert found["positions"].tolist() == [2, 2]
+
+
+def test_rows_that_are_not_staged_are_greedy() -> None:
+    buffers = DrawBuffers(max_rows=5, device=torch.device("cpu"))
+    buffers.stage(made_up_draws(5, seed=0))
+    assert bool((buffers.columns(5)["temperatures"] > 0).all())
+    draws = made_up_draws(2, seed=1)
+    buffers.stage(draws)
+    columns = buffers.columns(5)
+    assert columns["temperatures"][2:].tolist() == [0.0] * 3
+    for name, column in draws.items():
+        assert columns[name][:2].tolist() == column.tolist()

@@ -85,6 +85,8 @@ def test_requests_get_what_they_get_on_a_cpu(folder_of: Callable[[str], Path], r
             assert found["tokens"] == expected["tokens"], run
         for name, token_ids in expected["tokens"].items():
             logprobs = found["logprobs"][name], expected["logprobs"][name]
+            if not logprobs[1]:  # not asked for, so that captured steps may choose
+                continue
             assert_alike(found["tokens"][name], token_ids, *logprobs, tolerance=TOLERANCES[config["dtype"]])
 
 

@@ -8,11 +8,15 @@ from torch import Tensor
 
 from infer_engine.model_runner.cache_views import CacheViews
 from infer_engine.model_runner.forward_batch import ForwardBatch
+from infer_engine.sampling.draw_buffers import Draws
 from infer_engine.sampling.sampler import ChosenTokens
 from infer_models import CausalLM
 
-Choice = Callable[[], ChosenTokens]
-"""Starts to choose the most probable token of each row; what it returns is overwritten by the next."""
+Choice = Callable[[Draws | None], ChosenTokens]
+"""Starts to draw a token for each row, or to choose the most probable one if it is given None.
+
+What it returns is overwritten by the next.
+"""
 
 
 class BatchModel(Protocol):

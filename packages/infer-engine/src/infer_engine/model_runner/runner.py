@@ -17,7 +17,7 @@ from infer_engine.sampling.prompt_logprobs import (
     find_prompt_logprob_rows,
     read_prompt_logprobs,
 )
-from infer_engine.sampling.sampler import Sampler, pending
+from infer_engine.sampling.sampler import PendingSample, Sampler, pending
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import Schedule
 from infer_kernels import resolve_token_ids
@@ -25,10 +25,10 @@ from infer_kernels import resolve_token_ids
 
 @dataclass(frozen=True, slots=True)
 class UnreadRows:
-    """Rows of a captured step of decodes, whose logits are computed only if a request needs more than the largest.
+    """Rows of a captured step of decodes, whose logits are computed only if a request needs more than a draw.
 
     Attributes:
-        choose: chooses the most probable tokens.
+        choose: chooses the tokens.
         compute_logits: returns the logits, [rows, vocab].
     """
 
@@ -94,14 +94,20 @@ class ModelRunner:
             return SamplerOutput(token_ids=[])
         use_device(self._device)
         try:
-            if isinstance(logits, UnreadRows) and self._sampler.are_all_greedy(requests):
-                sampled = pending(logits.choose())
-            else:
+            sampled = None if isinstance(logits, Tensor) else self._choose(logits, requests)
+            if sampled is None:
                 sampled = self._sampler.launch(logits_of(logits), requests)
         except torch.OutOfMemoryError as error:
             raise _no_memory(len(requests)) from error
         self._latest_tokens = sampled.token_ids
         return sampled
+
+    def _choose(self, rows: UnreadRows, requests: list[Request]) -> PendingSample | None:
+        """Start to choose tokens by a captured step; return None if `requests` need something else."""
+        if self._sampler.are_all_greedy(requests):
+            return pending(rows.choose(None))
+        draws = self._sampler.plain_draws(requests)
+        return None if draws is None else pending(rows.choose(draws))
 
     @torch.inference_mode()
     def probe(self) -> None:

@@ -33,6 +33,10 @@ class SamplingNeeds(enum.IntFlag):
     GRAMMAR = enum.auto()
 
 
+PLAIN_DRAW = SamplingNeeds.DRAW | SamplingNeeds.TOP_K | SamplingNeeds.TOP_P | SamplingNeeds.MIN_P
+"""What one call of `infer_kernels.sample` does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMetadata:
     """The sampling parameters of one step's rows.
@@ -102,10 +106,11 @@ class SamplingParamsTable:
         """Return the columns called `names`, each [rows]."""
         return {name: self._columns[name][step.rows] for name in names}
 
-    def draws(self, step: SamplingMetadata) -> dict[str, npt.NDArray[Any]]:
-        """Return the arguments of a draw, each [rows]; a filter is there only if a row needs it."""
+    def draws(self, step: SamplingMetadata, *, needs: SamplingNeeds | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Return the arguments of a draw, each [rows]; a filter is there only if a row, or `needs`, needs it."""
+        needs = step.any_needs if needs is None else needs
         filters = (("top_k", SamplingNeeds.TOP_K), ("top_p", SamplingNeeds.TOP_P), ("min_p", SamplingNeeds.MIN_P))
-        used = [name for name, need in filters if step.any_needs & need]
+        used = [name for name, need in filters if needs & need]
         positions = np.fromiter((len(request.token_ids) for request in step.requests), np.int64, len(step.requests))
         return {"positions": positions, **self.columns(step, "seeds", "temperatures", *used)}
 

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from infer_engine.core.request import Request
 from infer_engine.sampling.device_to_host import HostCopy
+from infer_engine.sampling.draw_buffers import Draws
 from infer_engine.sampling.host_to_device import to_device
 from infer_engine.sampling.logit_edits import Bitmask, LogitEdits
 from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
-from infer_engine.sampling.metadata import SamplingMetadata, SamplingNeeds, SamplingParamsTable
+from infer_engine.sampling.metadata import PLAIN_DRAW, SamplingMetadata, SamplingNeeds, SamplingParamsTable
 from infer_engine.sampling.penalties import Penalties
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.structured.errors import GrammarError
@@ -113,6 +114,11 @@ class Sampler:
         """Return whether all of `requests` need only the most probable token, as in most steps."""
         return self._rows.are_all_greedy(requests)
 
+    def plain_draws(self, requests: Sequence[Request]) -> Draws | None:
+        """Return the parameters of one call of `infer_kernels.sample`, all of them, if `requests` need nothing else."""
+        metadata = self._rows.gather(requests)
+        return None if metadata.any_needs & ~PLAIN_DRAW else self._rows.draws(metadata, needs=PLAIN_DRAW)
+
     @torch.inference_mode()
     def launch(self, logits: Tensor, requests: Sequence[Request]) -> PendingSample:
         """Start to choose one token for each request.
@@ -136,9 +142,7 @@ class Sampler:
         masks, grammar_failed = _read_masks(metadata) if metadata.any_needs & SamplingNeeds.GRAMMAR else ({}, NO_ROWS)
         largest = self._edit_logits(logits, metadata, masks)
         drawn = self._draw(logits, metadata)
-        if largest is None:
-            largest = logits.gather(-1, drawn[:, None]).squeeze(-1)
-        chosen = check_tokens(Largest(drawn, largest))
+        chosen = check_drawn(logits, drawn) if largest is None else check_tokens(Largest(drawn, largest))
         if logprob_rows is None:
             return pending(chosen, grammar_failed=grammar_failed)
         counts = self._rows.num_logprobs(metadata, logprob_indices)
@@ -206,6 +210,11 @@ def check_tokens(chosen: Largest) -> ChosenTokens:
     NaN counts as larger than any number, so the largest logit is finite only if no logit is NaN or +inf.
     """
     return ChosenTokens(chosen.token_ids, torch.where(chosen.largest.isfinite(), chosen.token_ids, -1))
+
+
+def check_drawn(logits: Tensor, drawn: Tensor) -> ChosenTokens:
+    """Return tokens `drawn` [rows] with the check of their rows: one that is not finite gives no finite logit."""
+    return check_tokens(Largest(drawn, logits.gather(-1, drawn[:, None]).squeeze(-1)))
 
 
 def pending(chosen: ChosenTokens, **more: Any) -> PendingSample:

@@ -20,11 +20,13 @@ from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
 from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels.testing.interpreter import interpret_kernels
 
-PROMPTS = {"long": 21, "one": 1, "half": 9}
+PROMPTS = {"long": 21, "one": 1, "half": 9, "plain": 3, "drawn": 4}
 """Tokens of each prompt. The last request has `long`'s first tokens."""
 SHARED = 17
 ANSWER_TOKENS = 5
 GREEDY = SamplingParams(temperature=0, ignore_eos=True, logprobs=1)
+PLAIN = SamplingParams(temperature=0, ignore_eos=True)
+PLAIN_DRAW = SamplingParams(temperature=0.9, top_p=0.9, ignore_eos=True)
 DRAWN = SamplingParams(
     temperature=0.9,
     top_k=40,
@@ -48,6 +50,10 @@ def answer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     engine.submit("one", prompts["one"], max_tokens=ANSWER_TOKENS, params=GREEDY)
     engine.submit("half", prompts["half"], max_tokens=ANSWER_TOKENS, params=DRAWN, seed=3)
     engine.submit("shared", [*prompts["long"][:SHARED], 5, 6], max_tokens=ANSWER_TOKENS, params=GREEDY)
+    outputs |= engine.run()
+    engine.submit("plain", prompts["plain"], max_tokens=ANSWER_TOKENS, params=PLAIN)
+    outputs |= engine.run()
+    engine.submit("drawn", prompts["drawn"], max_tokens=ANSWER_TOKENS, params=PLAIN_DRAW, seed=4)
     outputs |= engine.run()
     return {
         "tokens": sound_tokens(outputs),

@@ -25,6 +25,7 @@ from infer_engine.model_runner.graphs.graph_capture import Replay
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
+from infer_engine.sampling.draw_buffers import DrawBuffers
 from infer_engine.testing.interpreted import compute_as_a_gpu
 from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels import AttentionBuffers, Largest
@@ -68,6 +69,17 @@ def _with_old(name: str) -> Callable[[], object]:
     return wrong_inputs(change)
 
 
+def _draw_by_old_parameters() -> object:
+    """Let captures draw by copies of the parameters, as they are when they are captured."""
+    true_columns = DrawBuffers.columns
+
+    def columns(self: DrawBuffers, num_rows: int) -> dict[str, Tensor]:
+        with torch._C._DisableTorchDispatch():  # noqa: SLF001 - as above
+            return {name: column.clone() for name, column in true_columns(self, num_rows).items()}
+
+    return patch.object(DrawBuffers, "columns", columns)
+
+
 def _choose_from_old_hidden() -> object:
     """Let captures choose tokens from a copy of the hidden states, as they are when they are captured."""
     true_choice = CausalLM.most_probable
@@ -91,6 +103,7 @@ SABOTAGES: Mapping[str, Callable[[], object]] = MappingProxyType(
         "old rows": _with_old("block_rows"),
         "old block table": _with_old("block_table"),
         "old hidden states": _choose_from_old_hidden,
+        "old parameters of draws": _draw_by_old_parameters,
         "semaphores are not reset": lambda: patch.object(AttentionBuffers, "zero_semaphores", lambda _: None),
     }
 )

@@ -5,6 +5,9 @@ from step to step lies in buffers of fixed place: token ids, positions, slots, l
 attention are made by the device, so nothing that the host knew at the capture is in the graph.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,15 +16,31 @@ from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_model import Choice
-from infer_engine.sampling.sampler import ChosenTokens, check_tokens
+from infer_engine.sampling.draw_buffers import DrawBuffers, Draws
+from infer_engine.sampling.sampler import ChosenTokens, check_drawn, check_tokens
+from infer_kernels import sample
 from infer_models import CausalLM
+
+
+class Captured(NamedTuple):
+    """What replays the steps of a shape.
+
+    Attributes:
+        step: from token ids to hidden states.
+        choose: from there to the most probable tokens; None but for decodes.
+        draw: from there to drawn tokens; likewise.
+    """
+
+    step: Replay
+    choose: Replay | None = None
+    draw: Replay | None = None
 
 
 class CUDAGraphs:
     """Captured steps from token ids to hidden states: decodes, prompts, or both. Implements `StepGraph`.
 
-    For decodes the LM head and the choice of the most probable tokens are captured too, apart: requests that draw their
-    tokens need the logits instead.
+    For decodes the LM head is captured too, once with the choice of the most probable tokens and once with a draw. They
+    are steps of their own, as some requests need the logits instead.
     """
 
     def __init__(
@@ -53,14 +72,15 @@ class CUDAGraphs:
         self._vocab_size = vocab_size
         self._token_ids, self._checked = torch.zeros(2, max_tokens, dtype=torch.int64, device=weight.device).unbind()
         self._replays: dict[BatchShape, tuple[Replay, Tensor]] = {}  # and the hidden states
-        self._choices: dict[BatchShape, tuple[Replay, ChosenTokens]] = {}
+        self._choices: dict[BatchShape, tuple[Replay, Replay, ChosenTokens]] = {}  # greedy, drawn, and where both write
+        self._draws = DrawBuffers(max_rows=max_tokens, device=weight.device)
 
     @property
     def shapes(self) -> list[BatchShape]:
         """The shapes that are captured."""
         return list(self._replays)
 
-    def capture(self, shape: BatchShape) -> Replay:
+    def capture(self, shape: BatchShape) -> Captured:
         """Capture the step of batches that are padded to `shape`, and return what replays it; use it from now on.
 
         The step is computed once before, on whatever lies in the buffers: a kernel that is launched first while a
@@ -69,20 +89,18 @@ class CUDAGraphs:
         Raises:
             RuntimeError: the step cannot be captured.
         """
-        self.compute(shape)
-        step = self._capture.capture(lambda: self.compute(shape))
-        self._replays[shape] = step, self.hidden(shape)
+        step = self._capture_one(self.compute, shape)
         if not shape.is_decode_only:
-            return step
-        self.choose(shape)
-        choice = self._capture.capture(lambda: self.choose(shape))
-        self._choices[shape] = choice, self.chosen(shape.num_tokens)
+            self._replays[shape] = step, self.hidden(shape)
+            return Captured(step)
+        choose, draw = self._capture_one(self.choose, shape), self._capture_one(self.draw, shape)
+        self._replays[shape] = step, self.hidden(shape)
+        self._choices[shape] = choose, draw, self.chosen(shape.num_tokens)
+        return Captured(step, choose, draw)
 
-        def replay_both() -> None:
-            step()
-            choice()
-
-        return replay_both
+    def _capture_one(self, compute: Callable[[BatchShape], None], shape: BatchShape) -> Replay:
+        compute(shape)
+        return self._capture.capture(lambda: compute(shape))
 
     def drop(self) -> None:
         """Forget all captures."""
@@ -101,12 +119,26 @@ class CUDAGraphs:
     def choose(self, shape: BatchShape) -> None:
         """Choose the most probable tokens after `hidden`, kernel by kernel."""
         rows = shape.num_tokens
-        chosen = check_tokens(self._model.most_probable(self._hidden[:rows], vocab_size=self._vocab_size))
+        self._keep(check_tokens(self._model.most_probable(self._hidden[:rows], vocab_size=self._vocab_size)))
+
+    def stage_draws(self, draws: Draws) -> None:
+        """Let the next `draw` or its replay use these parameters."""
+        self._draws.stage(draws)
+
+    @torch.inference_mode()
+    def draw(self, shape: BatchShape) -> None:
+        """Draw tokens after `hidden`, kernel by kernel."""
+        rows = shape.num_tokens
+        logits = self._model.logits(self._hidden[:rows])[:, : self._vocab_size]
+        self._keep(check_drawn(logits, sample(logits, **self._draws.columns(rows))))
+
+    def _keep(self, chosen: ChosenTokens) -> None:
+        rows = len(chosen.token_ids)
         self._token_ids[:rows].copy_(chosen.token_ids)
         self._checked[:rows].copy_(chosen.checked)
 
     def chosen(self, num_rows: int) -> ChosenTokens:
-        """Return what `choose` or a replay has chosen for the first rows; the next one overwrites it."""
+        """Return what `choose`, `draw` or a replay has chosen for the first rows; the next one overwrites it."""
         return ChosenTokens(self._token_ids[:num_rows], self._checked[:num_rows])
 
     def hidden(self, shape: BatchShape) -> Tensor:
@@ -130,10 +162,14 @@ class CUDAGraphs:
         captured = self._choices.get(batch.shape)
         if captured is None:
             return None
-        replay, chosen = captured
+        greedy, drawn, chosen = captured
 
-        def choose() -> ChosenTokens:
-            replay()
+        def choose(draws: Draws | None) -> ChosenTokens:
+            if draws is None:
+                greedy()
+            else:
+                self._draws.stage(draws)
+                drawn()
             return chosen if batch.num_tokens == batch.shape.num_tokens else self.chosen(batch.num_tokens)
 
         return choose

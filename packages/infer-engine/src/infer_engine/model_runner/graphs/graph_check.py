@@ -20,10 +20,11 @@ from torch import Tensor
 
 from infer_cache import KVPool
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
-from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
+from infer_engine.model_runner.graphs.cuda_graphs import Captured, CUDAGraphs
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
 from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.sampling.draw_buffers import made_up_draws
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class GraphChecker:
         Raises:
             GraphRefusedError: something else was computed.
         """
-        replay: Replay | None = None
+        captured: Captured | None = None
         is_exact = True
         filled = [self._batches.fill(shape, variant=variant) for variant in range(2)]
         for variant, contents in enumerate(filled):
@@ -153,8 +154,8 @@ class GraphChecker:
                 return None
             batch = self._input_buffers.build(*contents)
             assert batch.shape == shape, f"a batch for {shape} was padded to {batch.shape}"
-            if replay is None:
-                replay = self._graphs.capture(shape)
+            if captured is None:
+                captured = self._graphs.capture(shape)
             self._forget(batch)
             self._graphs.compute(shape)
             if shape.is_decode_only:
@@ -165,14 +166,31 @@ class GraphChecker:
             for _ in range(2 - variant):
                 self._forget(batch)
                 self._dirty_semaphores()
-                replay()
-                if not self._capture.wait(MAX_REPLAY_S):
-                    raise GraphStuckError(
-                        f"a captured step of {shape.num_tokens} tokens did not end within {MAX_REPLAY_S:.0f} s; start "
-                        "with `use_cuda_graphs=False`, and report it"
-                    )
+                self._replay(shape, captured.step)
+                if captured.choose is not None:
+                    self._replay(shape, captured.choose)
                 is_exact &= self._compare(shape, expected, self._results(batch))
+            if captured.draw is not None:
+                self._check_draw(batch, captured.draw, seed=variant)
         return is_exact
+
+    def _replay(self, shape: BatchShape, replay: Replay) -> None:
+        replay()
+        if not self._capture.wait(MAX_REPLAY_S):
+            raise GraphStuckError(
+                f"a captured step of {shape.num_tokens} tokens did not end within {MAX_REPLAY_S:.0f} s; start "
+                "with `use_cuda_graphs=False`, and report it"
+            )
+
+    def _check_draw(self, batch: ForwardBatch, draw: Replay, *, seed: int) -> None:
+        """Compare drawn tokens: exactly, as the same kernels read the same hidden states."""
+        self._graphs.stage_draws(made_up_draws(batch.num_tokens, seed=seed))
+        self._graphs.draw(batch.shape)
+        expected = torch.stack(self._graphs.chosen(batch.num_tokens))
+        self._forget_tokens(batch)
+        self._replay(batch.shape, draw)
+        if not torch.equal(expected, torch.stack(self._graphs.chosen(batch.num_tokens))):
+            raise GraphRefusedError(f"a captured step drew other tokens for {batch.num_tokens} rows")
 
     def _check_other_blocks(self) -> None:
         if not self._batches.are_others_untouched():
@@ -181,11 +199,14 @@ class GraphChecker:
     def _forget(self, batch: ForwardBatch) -> None:
         """Overwrite what the step is to compute."""
         self._graphs.hidden(batch.shape).fill_(torch.nan)
-        for tokens in self._graphs.chosen(batch.shape.num_tokens):
-            tokens.fill_(-2)
+        self._forget_tokens(batch)
         for layer in range(self._pool.num_layers):
             for cache in (self._pool.key_cache(layer), self._pool.value_cache(layer)):
                 _rows_of(cache, self._stored(batch, layer), write=torch.nan)
+
+    def _forget_tokens(self, batch: ForwardBatch) -> None:
+        for tokens in self._graphs.chosen(batch.shape.num_tokens):
+            tokens.fill_(-2)
 
     def _results(self, batch: ForwardBatch) -> _Results:
         """Return copies of what the step has computed."""
