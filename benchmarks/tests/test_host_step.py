@@ -1,6 +1,8 @@
 """The host's time of a step: every kind of step is timed on a GPU's path, and two commits are compared by rounds."""
 
+import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,14 @@ import pytest
 
 from infer_bench.offline import host_step
 from infer_bench.offline.host_step import (
+    BLOCK_SIZE,
     SAMPLINGS,
     SHAPE,
     Plan,
     build,
+    decode,
     medians,
+    on_a_path_to_no_device,
     ratio_table,
     ratios,
     run_apart,
@@ -21,6 +26,7 @@ from infer_bench.offline.host_step import (
 )
 from infer_bench.results import ROOT
 from infer_bench.shapes import write_config
+from infer_engine.core.engine_core import EngineCore
 from infer_engine.ipc.messages import Submit
 
 STAGES = {"schedule", "build inputs, plan", "sample", "settle"}
@@ -40,6 +46,33 @@ def test_only_steps_after_every_prompt_are_timed() -> None:
     """Of prompts that fill several steps, the first ones decode while the last ones are computed."""
     found = run_apart(ROOT, Plan(batches=(64,), contexts=(4000,), num_steps=1))
     assert found["microseconds"].keys() == {"64 x 4,000 tokens, greedy", "64 x 4,000 tokens, top-p"}
+
+
+def test_steps_make_the_same_calls_whatever_the_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each request fills one block in so many steps, so the sum over them is that of any others."""
+    contexts = (100, 1500)
+    plan = Plan(batches=(3,), contexts=(*contexts, 3 * sum(contexts)), num_steps=BLOCK_SIZE)
+    num_calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    def counted_step(core: EngineCore, _: int) -> host_step.Times:
+        sys.setprofile(count)
+        core.step()
+        sys.setprofile(None)
+        return {}
+
+    monkeypatch.setattr(host_step, "timed_step", counted_step)
+    found = []
+    with on_a_path_to_no_device(plan):
+        core, numbers = build(write_config(SHAPE, tmp_path), plan), itertools.count()
+        for context in contexts:
+            num_calls = 0
+            decode(core, numbers, 3, context, SAMPLINGS["greedy"], num_steps=BLOCK_SIZE)
+            found.append(num_calls)
+    assert found[0] == found[1] > 100 * BLOCK_SIZE
 
 
 def test_a_round_that_fails_says_why() -> None:

@@ -12,6 +12,7 @@ from infer_bench.kernels.cases import Case, all_cases
 from infer_bench.kernels.check import EQUAL, Check
 from infer_bench.kernels.checks import all_checks
 from infer_bench.kernels.gpu import run_case, run_checks
+from infer_bench.kernels.launches import describe_launches
 from infer_kernels.testing.ahead_of_time import compile_only
 
 BENCH = Bench(torch.device("cpu"), dry=True)
@@ -76,3 +77,7 @@ def test_cpu_benchmark_compares_forms_that_give_the_same(monkeypatch: pytest.Mon
         for order in ("consecutive", "scattered")
     ]
     assert all(comparison["naive"].keys() == {"per sequence", "one batch"} for comparison in comparisons)
+
+
+def test_the_report_says_what_a_step_launches() -> None:
+    assert describe_launches() in report.DOCUMENT.read_text()

@@ -1,4 +1,4 @@
-"""What the compiler made of every kernel that ships, for three architectures, as a Markdown table.
+"""What the compiler made of every kernel that ships, for three architectures, and what a step launches, in Markdown.
 
 uv run infer-bench kernel-report --write
 """
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from infer_bench.kernels.launches import describe_launches
 from infer_bench.results import ROOT, table
 from infer_kernels.testing.ahead_of_time import CompiledKernel
 from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not cases:
         parser.error(f"no such op; there are {', '.join(sorted({case.op for case in SHIPPED_CASES}))}")
     report = describe(cases, tuple(args.arch or CAPABILITIES))
+    if not args.op:
+        report += "\n\n" + describe_launches()
     print(report)
     if args.write:
         DOCUMENT.write_text(report + "\n")
