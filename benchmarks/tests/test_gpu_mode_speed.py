@@ -1,7 +1,6 @@
 """The modes part and the goals: what modes are worth, which verdicts follow, and what was not measured."""
 
 import json
-import logging
 import time
 from typing import Any
 
@@ -18,9 +17,9 @@ from infer_bench.gpu.goals import (
     judge_prefill_attention,
     judge_throughput,
 )
-from infer_bench.gpu.mode_speed import BEST, EAGER, ENGINES, GRAPHS, MODES, compare
+from infer_bench.gpu.mode_speed import ASYNC, BEST, EAGER, ENGINES, GRAPHS, MODES, compare, judge_graphs
 from infer_bench.gpu.parts import Finding, Place
-from infer_bench.gpu.start_log import graph_log, judge_graphs
+from infer_engine.model_runner.graphs.graph_check import GraphReport
 
 SIZES = Sizes(batches=(1, 64), context=16, prompts=(), num_batched_tokens=64, num_steps=3)
 
@@ -43,12 +42,13 @@ def verdict(finding: Finding) -> bool | None:
 
 
 def test_modes_are_compared_batch_by_batch() -> None:
-    modes = {BEST: {"batch 1": speed(600)}, GRAPHS: {"batch 1": speed(500)}, EAGER: {"batch 1": speed(125)}}
+    speeds = {BEST: speed(600), GRAPHS: speed(500), EAGER: speed(125), ASYNC: speed(150)}
+    modes = {name: {"batch 1": found} for name, found in speeds.items()}
     (finding,) = compare("m", modes, SIZES)
     assert finding.what == "m, batch 1"
     assert finding.found == (
         "graphs and async 600 tokens/s, 50% of the memory bound; 2.00 ms; graphs / eager x 4.00; async / not x 1.20; "
-        "host ms: graphs and async 1.00, graphs 1.00, eager 1.00"
+        "async / eager x 1.20; host ms: graphs and async 1.00, graphs 1.00, eager 1.00, async 1.00"
     )
 
 
@@ -105,22 +105,23 @@ def test_no_request_after_the_start_may_be_slower_than_the_tenth(
     assert verdict(judge_first_requests(GPU, times_s)) is holds
 
 
-def test_what_the_engine_logs_of_graphs_is_collected_and_judged() -> None:
-    logger = logging.getLogger("infer_engine.model_runner.made")
-    with graph_log() as log:
-        logger.info("CUDA graphs of 1, 2 and 4 sequences\nproved themselves.")
-        logger.info("Warmed up.")
-    logger.warning("Another graph.")
-    assert log.lines == ["CUDA graphs of 1, 2 and 4 sequences proved themselves."]
-    assert judge_graphs("m", log).holds is True
-    with graph_log() as log:
-        logger.info("CUDA graphs are captured.")
-        logger.warning("The graph of 8 sequences differs: all graphs are dropped.")
-    finding = judge_graphs("m", log)
-    assert (finding.found, finding.holds) == ("The graph of 8 sequences differs: all graphs are dropped.", False)
-    with graph_log() as log:
-        pass
-    assert judge_graphs("m", log).holds is False  # asked for, and not heard of
+@pytest.mark.parametrize(
+    ("found", "holds"),
+    [
+        ("42 steps are captured as CUDA graphs: 40 gave equal bits, 2 to rounding", True),
+        ("CUDA graphs are not used: a captured step of 8 tokens computed something else", False),
+        (None, False),  # asked for, and not heard of
+    ],
+)
+def test_graphs_are_judged_by_what_the_engine_says_of_them(found: str | None, *, holds: bool) -> None:
+    finding = judge_graphs("m", found)
+    assert finding.holds is holds
+    assert finding.found == (found or "nothing was captured")
+
+
+def test_the_engine_says_so_if_it_refuses_graphs() -> None:
+    assert judge_graphs("m", str(GraphReport(0, 0, refusal="a step is wrong"))).holds is False
+    assert judge_graphs("m", str(GraphReport(4, 3))).holds is True
 
 
 def test_the_rehearsal_measures_every_engine_in_every_mode() -> None:

@@ -14,7 +14,6 @@ from random import Random
 from typing import Any
 
 from infer_bench.gpu.parts import Place
-from infer_bench.gpu.start_log import graph_log
 from infer_bench.gpu.tiny_models import tiny_shape
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.build import build_core
@@ -91,8 +90,7 @@ class BenchmarkCore:
 
     Attributes:
         model_config: of the model.
-        info: what was loaded.
-        graph_log: what the engine logged about CUDA graphs when it was built.
+        info: what was loaded, and what came of capturing steps.
     """
 
     def __init__(self, place: Place, shape: str, **config: Any) -> None:
@@ -106,19 +104,18 @@ class BenchmarkCore:
         with tempfile.TemporaryDirectory() as made:
             folder = write_config(tiny_shape(shape) if place.is_rehearsal else SHAPES[shape], Path(made))
             self.model_config = ModelConfig.from_folder(folder)
-            with graph_log() as self.graph_log:
-                built = build_core(
-                    EngineConfig(
-                        model=str(folder),
-                        load_format="dummy",
-                        dtype="bfloat16",
-                        device=str(place.device),
-                        use_prefix_caching=False,
-                        use_cpu_graphs=False,
-                        **config,
-                    ),
-                    wrap_parts=lambda parts: replace(parts, runner=_UncaughtRunner(parts.runner)),
-                )
+            built = build_core(
+                EngineConfig(
+                    model=str(folder),
+                    load_format="dummy",
+                    dtype="bfloat16",
+                    device=str(place.device),
+                    use_prefix_caching=False,
+                    use_cpu_graphs=False,
+                    **config,
+                ),
+                wrap_parts=lambda parts: replace(parts, runner=_UncaughtRunner(parts.runner)),
+            )
         self.info = built.info
         self._core = built.core
         self._numbers = count()

@@ -44,8 +44,13 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "scheduler_policy": get_args(SchedulerPolicy),
     "batch_invariant": (False, True),
     "block_size": (None, 16, 5),
+    "use_cuda_graphs": (None, False),
+    "use_async_scheduling": (None, False),
 }
-"""What is configured, defaults first. Blocks of 16 tokens are smaller than the kernels' tiles, 5 divides nothing."""
+"""What is configured, defaults first; on a GPU, None stands for on.
+
+Blocks of 16 tokens are smaller than the kernels' tiles, 5 divides nothing.
+"""
 SMALL_CHUNKS: Values = {"prefill_chunk_size": 32, "max_num_batched_tokens": 72}
 """A step has room for two chunks and every decode."""
 PREEMPTING: Values = {
