@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from infer_engine.model_runner.forward_batch import BatchShape
+from infer_engine.model_runner.graphs.graph_check import are_drawn_alike
 from infer_engine.model_runner.graphs.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
 from infer_engine.testing.models import save_servable
 
@@ -137,3 +139,11 @@ def test_a_batch_that_no_shape_holds_is_not_padded() -> None:
     shapes = PaddedShapes(max_seqs=4, max_tokens=9000)
     assert shapes.least(MAX_CAPTURED_TOKENS + 1, 2, is_decode_only=False) is None
     assert shapes.least(5, 5, is_decode_only=True) is None
+
+
+@pytest.mark.parametrize(("num_rows", "different", "alike"), [(8, 1, True), (8, 2, False), (7, 1, False), (1, 0, True)])
+def test_a_few_drawn_tokens_may_differ_by_rounding(num_rows: int, different: int, *, alike: bool) -> None:
+    expected = torch.arange(2 * num_rows).view(2, num_rows)
+    found = expected.clone()
+    found[1, :different] += 1
+    assert are_drawn_alike(expected, found) is alike

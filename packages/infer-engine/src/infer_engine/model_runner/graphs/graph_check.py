@@ -33,6 +33,9 @@ MAX_REPLAY_S = 10.0
 TOLERANCE = 2.0**-6
 """Of a row's largest hidden state: a matrix product may be computed by another kernel in a graph."""
 
+MAX_DRAWS = 3
+"""Draws of other parameters after which a captured draw is refused."""
+
 
 class GraphStuckError(ValueError):
     """A replayed step did not end: the device cannot be used further by this process."""
@@ -161,7 +164,7 @@ class GraphChecker:
             if shape.is_decode_only:
                 self._graphs.choose(shape)
             expected = self._results(batch)
-            if not self._are_most_probable(expected):
+            if not self._are_most_probable(expected.tokens, expected.tensors[0]):
                 raise GraphRefusedError(f"the kernel that chooses the tokens of {shape.num_tokens} rows is wrong")
             for _ in range(2 - variant):
                 self._forget(batch)
@@ -171,7 +174,7 @@ class GraphChecker:
                     self._replay(shape, captured.choose)
                 is_exact &= self._compare(shape, expected, self._results(batch))
             if captured.draw is not None:
-                self._check_draw(batch, captured.draw, seed=variant)
+                is_exact &= self._check_draw(batch, captured.draw, variant=variant)
         return is_exact
 
     def _replay(self, shape: BatchShape, replay: Replay) -> None:
@@ -182,15 +185,22 @@ class GraphChecker:
                 "with `use_cuda_graphs=False`, and report it"
             )
 
-    def _check_draw(self, batch: ForwardBatch, draw: Replay, *, seed: int) -> None:
-        """Compare drawn tokens: exactly, as the same kernels read the same hidden states."""
-        self._graphs.stage_draws(made_up_draws(batch.num_tokens, seed=seed))
-        self._graphs.draw(batch.shape)
-        expected = torch.stack(self._graphs.chosen(batch.num_tokens))
-        self._forget_tokens(batch)
-        self._replay(batch.shape, draw)
-        if not torch.equal(expected, torch.stack(self._graphs.chosen(batch.num_tokens))):
-            raise GraphRefusedError(f"a captured step drew other tokens for {batch.num_tokens} rows")
+    def _check_draw(self, batch: ForwardBatch, draw: Replay, *, variant: int) -> bool:
+        """Compare drawn tokens, of other parameters where too many differ; return whether all were equal.
+
+        Raises:
+            GraphRefusedError: too many differed every time.
+        """
+        for number in range(MAX_DRAWS):
+            self._graphs.stage_draws(made_up_draws(batch.num_tokens, seed=variant * MAX_DRAWS + number))
+            self._graphs.draw(batch.shape)
+            expected = torch.stack(self._graphs.chosen(batch.num_tokens))
+            self._forget_tokens(batch)
+            self._replay(batch.shape, draw)
+            found = torch.stack(self._graphs.chosen(batch.num_tokens))
+            if are_drawn_alike(expected, found):
+                return number == 0 and torch.equal(expected, found)
+        raise GraphRefusedError(f"a captured step drew other tokens for {batch.num_tokens} rows")
 
     def _check_other_blocks(self) -> None:
         if not self._batches.are_others_untouched():
@@ -219,10 +229,10 @@ class GraphChecker:
             return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         return _Results(results, self._compute_logits(hidden).argmax(dim=-1)[None])
 
-    def _are_most_probable(self, results: _Results) -> bool:
+    def _are_most_probable(self, tokens: Tensor, hidden: Tensor) -> bool:
         """Return whether each row's chosen token has the largest logit, to rounding, and is marked as sound."""
-        logits = self._compute_logits(results.tensors[0]).float()
-        chosen, checked = results.tokens[0], results.tokens[-1]
+        logits = self._compute_logits(hidden).float()
+        chosen, checked = tokens[0], tokens[-1]
         if not torch.equal(chosen, checked) or not bool(((chosen >= 0) & (chosen < logits.shape[1])).all()):
             return False
         lacking = logits.amax(dim=-1) - logits.gather(-1, chosen[:, None]).squeeze(-1)
@@ -242,9 +252,17 @@ class GraphChecker:
         for one, other in pairs:
             if not _are_close(one.flatten(1).float(), other.flatten(1).float()):
                 raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens computed something else")
-        if not torch.equal(expected.tokens, found.tokens):
-            raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens chose another token")
-        return all(torch.equal(one, other) for one, other in pairs)
+        is_exact = all(torch.equal(one, other) for one, other in [*pairs, (expected.tokens, found.tokens)])
+        for tokens in (expected.tokens, found.tokens):
+            if not is_exact and not self._are_most_probable(tokens, found.tensors[0]):
+                raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens chose another token")
+        return is_exact
+
+
+def are_drawn_alike(expected: Tensor, found: Tensor) -> bool:
+    """Return whether tokens [..., rows] are the same but for a few rows: on the edge of a draw, rounding decides."""
+    num_different = int((expected != found).flatten(0, -2).any(dim=0).sum())
+    return num_different <= expected.shape[-1] // 8
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
