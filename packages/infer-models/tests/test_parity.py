@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from infer_models import CausalLM, CausalView, load_model
+from infer_models.layers.embedding import MAX_FUSED_ROWS
 from infer_models.testing import LLAMA3_SCALING, save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3
 
 CPU = torch.device("cpu")
@@ -52,6 +53,23 @@ def test_logits_in_fp32_differ_by_at_most_one_ten_thousandth(tmp_path: Path, sav
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     expected = twin(token_ids()[None]).logits[0]
     assert (our_logits(model, token_ids()) - expected).abs().max() <= 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("num_rows", [3, MAX_FUSED_ROWS + 1])
+@every_case
+def test_the_most_probable_token_has_the_largest_logit_of_the_vocabulary(
+    tmp_path: Path, save: Save, num_rows: int, *, batch_invariant: bool
+) -> None:
+    save(tmp_path)
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32, batch_invariant=batch_invariant)
+    hidden = torch.randn(num_rows, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    for vocab_size in (5, model.config.vocab_size):
+        largest, token_ids = model.logits(hidden)[:, :vocab_size].max(dim=-1)
+        chosen = model.most_probable(hidden, vocab_size=vocab_size)
+        assert torch.equal(chosen.token_ids, token_ids)
+        assert torch.allclose(chosen.largest, largest)
 
 
 @torch.no_grad()
