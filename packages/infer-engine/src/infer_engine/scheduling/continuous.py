@@ -69,9 +69,9 @@ class ContinuousScheduler(BaseScheduler):
         block_size, num_steps, most = self._kv_cache_manager.block_size, self._num_steps, budget.tokens
         decode = RequestState.DECODE
         decodes = [request for request in self._batch.requests if request.state is decode]
-        items, is_limited = schedule.items, len(decodes) > most
+        is_limited = len(decodes) > most
         for request in self._policy.decode_order(decodes):
-            if is_limited and len(items) >= most:
+            if is_limited and len(schedule.items) >= most:
                 break
             num_tokens = len(request.token_ids)
             if request.pending_row >= 0:
@@ -89,8 +89,8 @@ class ContinuousScheduler(BaseScheduler):
             elif schedule.preempted and request.state is not decode:
                 continue
             request.last_step = num_steps
-            items.append((request, 1))
-        budget.tokens -= len(items)
+            schedule.items.append((request, 1))  # another list after a preemption
+        budget.tokens -= len(schedule.items)
         self._current = None
 
     def _add_prompts(self, schedule: Schedule, budget: StepBudget) -> None:
