@@ -94,14 +94,8 @@ def captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured
         loaded = load_rank(config, folder, device=torch.device("cpu"))
         pool = loaded.allocate_pool([64] * len(loaded.groups.windows))
         steps = allocate_device_steps(loaded)
-        graphs = CUDAGraphs(
-            loaded.rank_model.model,
-            steps.views(pool),
-            steps.input_buffers,
-            max_tokens=loaded.max_step_tokens,
-            vocab_size=loaded.model_config.vocab_size,
-            capture=RecordingCapture(),
-        )
+        assert steps.graphs is not None
+        graphs = steps.graphs.over(steps.views(pool), RecordingCapture(), vocab_size=loaded.model_config.vocab_size)
         batches = MadeUpBatches(
             pool,
             PaddedShapes(max_seqs=MAX_BATCH_SIZE, max_tokens=loaded.max_step_tokens),

@@ -14,7 +14,6 @@ from infer_bench.shapes import SHAPES, Shape, write_config
 from infer_engine.model_runner.device_steps import allocate_device_steps
 from infer_engine.model_runner.forward_batch import BatchShape
 from infer_engine.model_runner.graphs import cuda_graphs
-from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
@@ -56,14 +55,8 @@ def count_launches(shape: Shape) -> Launches:
         loaded = load_rank(config, Path(folder), device=torch.device("cpu"))
         pool = loaded.allocate_pool([8] * len(loaded.groups.windows))
         steps = allocate_device_steps(loaded)
-        graphs = CUDAGraphs(
-            loaded.rank_model.model,
-            steps.views(pool),
-            steps.input_buffers,
-            max_tokens=loaded.max_step_tokens,
-            vocab_size=loaded.model_config.vocab_size,
-            capture=capture,
-        )
+        assert steps.graphs is not None
+        graphs = steps.graphs.over(steps.views(pool), capture, vocab_size=loaded.model_config.vocab_size)
 
         def count(compute: Callable[[BatchShape], None], batch_shape: BatchShape) -> int:
             del log.launches[:]

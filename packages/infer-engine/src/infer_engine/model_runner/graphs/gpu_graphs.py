@@ -46,7 +46,7 @@ class GPUGraphs:
         *_, smallest = sorted(self._shapes, reverse=True)
         most_decodes = max(shape for shape in self._shapes if shape.is_decode_only)
         measured = list(dict.fromkeys((max(self._shapes), most_decodes, smallest)))
-        graphs = self._graphs(views, self._new_capture(), vocab_size=self._model.config.vocab_size)
+        graphs = self.over(views, self._new_capture(), vocab_size=self._model.config.vocab_size)
         taken = []
         try:
             for shape in measured:
@@ -81,7 +81,7 @@ class GPUGraphs:
             GraphStuckError: a captured step did not end.
         """
         capture = self._new_capture()
-        graphs = self._graphs(views, capture, vocab_size=vocab_size)
+        graphs = self.over(views, capture, vocab_size=vocab_size)
         batches = MadeUpBatches(
             pool,
             self._shapes,
@@ -104,7 +104,8 @@ class GPUGraphs:
     def _new_capture(self) -> GraphCapture:
         return GRAPH_CAPTURES[self._device.type](self._device)
 
-    def _graphs(self, views: DevicePlannedViews, capture: GraphCapture, *, vocab_size: int) -> CUDAGraphs:
+    def over(self, views: DevicePlannedViews, capture: GraphCapture, *, vocab_size: int) -> CUDAGraphs:
+        """Return what captures steps over the KV pool of `views`, and has captured none."""
         return CUDAGraphs(
             self._model,
             views,
