@@ -71,7 +71,7 @@ def test_sums_of_a_large_models_length_are_no_false_alarm(dtype: torch.dtype) ->
 def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     checked = {name: {check.op for check in model_checks(ops, num_joins=1)} for name, ops in MODELS.items()}
     always = {"embedding", "qk_norm_rope_store", "paged_attention", "linear", "sample", "apply_penalties"}
-    always |= {"count_tokens", "apply_bitmask", "topk_logprobs"}
+    always |= {"count_tokens", "apply_bitmask", "topk_logprobs", "resolve_token_ids", "linear_argmax"}
     assert checked["nanogpt"] == always
     assert checked["llama"] == checked["qwen3"] == always | {"rms_norm", "add_rms_norm", "silu_and_mul"}
     assert checked["gemma3"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
@@ -99,6 +99,26 @@ def test_an_op_with_wrong_values_fails_and_the_others_do_not(monkeypatch: pytest
 def test_a_token_that_is_not_the_most_probable_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, "sample", lambda op, logits, **rest: (op(logits, **rest) + 1) % logits.shape[1])
     assert failing(LLAMA) == {"sample"}
+
+
+@pytest.mark.parametrize("num_later", [1, 3])
+def test_a_token_beside_the_largest_logit_fails(monkeypatch: pytest.MonkeyPatch, num_later: int) -> None:
+    def later(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        found = op(*args, **options)
+        return found._replace(token_ids=found.token_ids + num_later)
+
+    spoil(monkeypatch, "linear_argmax", later)
+    assert failing(LLAMA) == {"linear_argmax"}
+
+
+def test_padding_of_the_vocabulary_that_is_chosen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, "linear_argmax", lambda op, hidden, weight, **_: op(hidden, weight, vocab_size=weight.shape[0]))
+    assert failing(LLAMA) == {"linear_argmax"}
+
+
+def test_ids_that_are_not_filled_in_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, "resolve_token_ids", lambda *_: None)
+    assert failing(LLAMA) == {"resolve_token_ids"}
 
 
 def test_a_slot_too_many_written_fails(monkeypatch: pytest.MonkeyPatch) -> None:

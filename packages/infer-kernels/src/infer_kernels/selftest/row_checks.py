@@ -15,6 +15,7 @@ from infer_kernels.testing.closeness import assert_within_roundings
 ROWS = (1, 7, 65)
 MAX_EMBEDDING_ROWS = 4096
 MAX_OUTPUTS = 384
+MAX_TOKENS = 1024
 
 
 def row_checks(ops: ModelOps) -> Iterator[SelfCheck]:
@@ -42,6 +43,8 @@ def row_checks(ops: ModelOps) -> Iterator[SelfCheck]:
                 label=f"{rows} rows, {in_features} inputs",
                 run=partial(_check_linear, ops, rows=rows, in_features=in_features),
             )
+    for rows in ROWS:
+        yield SelfCheck(op="linear_argmax", label=f"{rows} rows", run=partial(_check_linear_argmax, ops, rows=rows))
 
 
 def misaligned_row_checks(ops: ModelOps) -> Iterator[SelfCheck]:
@@ -119,9 +122,31 @@ def _check_linear(ops: ModelOps, device: torch.device, *, rows: int, in_features
     weight = (draw(MAX_OUTPUTS, in_features, dtype=torch.float32) * in_features**-0.5).to(ops.dtype)
     actual = infer_kernels.linear(x.to(device), infer_kernels.prepack(weight.to(device)))
     expected = reference.linear_invariant_reference(x, weight)
-    # In fp32 every addition rounds: errors grow as the root of their number. In half precision sums are fp32, too.
-    growth = max(1.0, (in_features / 1024) ** 0.5) if ops.dtype == torch.float32 else 1.0
-    assert_within_roundings(actual.cpu(), expected, roundings=8.0 * growth)
+    assert_within_roundings(actual.cpu(), expected, roundings=_roundings(ops.dtype, in_features))
+
+
+def _check_linear_argmax(ops: ModelOps, device: torch.device, *, rows: int) -> None:
+    """Rounding may choose among the largest logits: the chosen one is as large as the largest."""
+    num_tokens = min(ops.vocab_size, MAX_TOKENS)
+    hidden = draw(rows, ops.hidden_size, dtype=ops.dtype)
+    weight = (draw(num_tokens + 3, ops.hidden_size, dtype=torch.float32) * ops.hidden_size**-0.5).to(ops.dtype)
+    weight[num_tokens:] = hidden[0]  # padding of the vocabulary, with the largest logit
+    chosen, largest = infer_kernels.linear_argmax(hidden.to(device), weight.to(device), vocab_size=num_tokens)
+    chosen = chosen.cpu()
+    assert int(chosen.min()) >= 0, "ids below 0"
+    assert int(chosen.max()) < num_tokens, "ids past the vocabulary"
+    right = reference.linear_invariant_reference(hidden, weight)[:, :num_tokens]
+    roundings = _roundings(ops.dtype, ops.hidden_size)
+    for own in (right.gather(1, chosen[:, None])[:, 0], largest.cpu().to(ops.dtype)):
+        assert_within_roundings(own, right.amax(1), roundings=roundings)
+
+
+def _roundings(dtype: torch.dtype, in_features: int) -> float:
+    """Return how many roundings a product of so many terms may differ by.
+
+    In fp32 every addition rounds: errors grow as the root of their number. In half precision sums are fp32, too.
+    """
+    return 8.0 * max(1.0, (in_features / 1024) ** 0.5) if dtype == torch.float32 else 8.0
 
 
 def _compare(actual: Tensor | tuple[Tensor, ...], expected: Tensor | tuple[Tensor, ...]) -> None:
