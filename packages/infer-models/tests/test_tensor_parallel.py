@@ -77,19 +77,19 @@ def test_every_rank_attends_with_its_own_heads(tmp_path: Path) -> None:
 
 def test_parts_of_a_checkpoint_are_read_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_llama(tmp_path, max_shard_size="100KB", dtype=torch.bfloat16)
-    expected = load(tmp_path).weight_slices()
+    expected = load(tmp_path).stored_weights()
     for staging_bytes in (100, 1000, 10**6):
         monkeypatch.setattr(safetensors_file, "_STAGING_BYTES", staging_bytes)
         for rank in range(2):
-            for name, part in load(tmp_path, Shard(rank=rank, size=2)).weight_slices().items():
+            for name, part in load(tmp_path, Shard(rank=rank, size=2)).stored_weights().items():
                 assert torch.equal(part.target, part.of(expected[name].target)), name
 
 
 def test_ranks_draw_the_random_weights_of_the_whole_model(tmp_path: Path) -> None:
     save_tiny_qwen3(tmp_path, num_key_value_heads=1)
-    whole = load(tmp_path, load_format="dummy").weight_slices()
+    whole = load(tmp_path, load_format="dummy").stored_weights()
     for rank in range(2):
-        for name, part in load(tmp_path, Shard(rank=rank, size=2), load_format="dummy").weight_slices().items():
+        for name, part in load(tmp_path, Shard(rank=rank, size=2), load_format="dummy").stored_weights().items():
             assert torch.equal(part.target, part.of(whole[name].target)), name
 
 

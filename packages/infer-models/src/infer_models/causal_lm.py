@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -11,30 +10,8 @@ from torch import Tensor, nn
 from infer_kernels import Largest
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers import LinearBase, LMHead, PackedLinear, ShardedLayer
-from infer_models.tensor_parallel import Share
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSlice:
-    """The part of a checkpoint's tensor that a rank holds; of a whole model all of it.
-
-    Attributes:
-        target: a view of the parameter, or of a part of a packed one.
-        shares: of each dimension of the checkpoint's tensor, what `target` holds.
-    """
-
-    target: Tensor
-    shares: tuple[Share, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the checkpoint's tensor."""
-        return tuple(share.total for share in self.shares)
-
-    def of(self, whole: Tensor) -> Tensor:
-        """Return the part of `whole`, the checkpoint's tensor, that belongs into `target`."""
-        return whole[tuple(slice(share.start, share.start + share.size) for share in self.shares)]
+from infer_models.layers import LinearBase, LMHead, ShardedLayer, whole_weights
+from infer_models.weights import StoredWeight
 
 
 class CausalLM(nn.Module):
@@ -60,7 +37,7 @@ class CausalLM(nn.Module):
         )
         self.model = decoder
         self.lm_head = lm_head
-        self.num_parameters = sum(math.prod(each.shape) for each in self.weight_slices().values())
+        self.num_parameters = sum(math.prod(each.shape) for each in self.stored_weights().values())
 
     def prepack(self) -> None:
         """Reorder all matrices as their device multiplies them fastest.
@@ -104,32 +81,18 @@ class CausalLM(nn.Module):
         """Return the most probable token of each row of `hidden`, [rows, hidden], among the ids below `vocab_size`."""
         return self.lm_head.most_probable(hidden, vocab_size=vocab_size)
 
-    def weight_slices(self) -> Mapping[str, WeightSlice]:
+    def stored_weights(self) -> Mapping[str, StoredWeight]:
         """Return what this rank holds of each tensor of a checkpoint, by its name there; a tied head is left out."""
         return MappingProxyType(
-            {name: each for _, slices in self.slices_of_parameters() for name, each in slices.items()}
+            {name: each for _, stored in self.stored_by_parameter() for name, each in stored.items()}
         )
 
-    def slices_of_parameters(self) -> Iterator[tuple[nn.Parameter, dict[str, WeightSlice]]]:
-        """Yield each parameter with the slices that it consists of: one, or those of a packed one in their order."""
+    def stored_by_parameter(self) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
+        """Yield each parameter with the tensors that it consists of: one, or those of a packed one in their order."""
         seen: set[nn.Parameter] = set()
         for path, module in self.named_modules():
-            shares = module.shares if isinstance(module, ShardedLayer) else {}
-            for leaf, parameter in module.named_parameters(recurse=False):
-                if parameter in seen:
-                    continue
-                seen.add(parameter)
-                if isinstance(module, PackedLinear):
-                    place = path.rpartition(".")[0]
-                    columns = Share.whole(parameter.shape[1])
-                    yield (
-                        parameter,
-                        {
-                            f"{place}.{part}.{leaf}": WeightSlice(target=target, shares=(module.parts[part], columns))
-                            for part, target in module.part_weights().items()
-                        },
-                    )
-                else:
-                    whole = tuple(Share.whole(size) for size in parameter.shape)
-                    target = WeightSlice(target=parameter.detach(), shares=shares.get(leaf, whole))
-                    yield parameter, {f"{path}.{leaf}": target}
+            stored = module.stored_weights(path) if isinstance(module, ShardedLayer) else whole_weights(module, path)
+            for parameter, tensors in stored:
+                if parameter not in seen:
+                    seen.add(parameter)
+                    yield parameter, tensors

@@ -22,6 +22,7 @@ def load_model(
     load_format: Literal["auto", "dummy"] = "auto",
     batch_invariant: bool = False,
     shard: Shard | None = None,
+    max_seq_len: int | None = None,
 ) -> CausalLM:
     """Build the model that `config.json` describes and fill it.
 
@@ -33,6 +34,8 @@ def load_model(
         batch_invariant: a token's logits are the same bits whatever else is in the batch, if its cache attends so too
             (see `infer_kernels.plan_attention`); slower.
         shard: the part of the model that this process is to hold, of those that compute it together; None: the whole.
+        max_seq_len: the longest sequence that will be computed, in tokens; None: as long as `config.json` allows.
+            LongRoPE has other frequencies for long sequences than for short ones, and tables of angles end here.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
@@ -42,7 +45,11 @@ def load_model(
     shard = shard or Shard()
     check_tensor_parallel_size(config, shard.size)
     factory = ParameterFactory(
-        device=device, dtype=dtype, linear=linear_invariant if batch_invariant else linear, shard=shard
+        device=device,
+        dtype=dtype,
+        linear=linear_invariant if batch_invariant else linear,
+        shard=shard,
+        max_seq_len=max_seq_len,
     )
     model = FAMILIES[config.model_type](config, factory)
     match load_format:

@@ -1,5 +1,7 @@
 """Random weights in place of a checkpoint's."""
 
+import math
+
 import torch
 
 from infer_models.causal_lm import CausalLM
@@ -15,14 +17,15 @@ def draw_weights(model: CausalLM, *, seed: int = 0) -> None:
     Each rank of a divided model draws the whole of every matrix and keeps its part: that of the undivided model.
     """
     generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
-    for parameter, slices in model.slices_of_parameters():
+    for parameter, stored in model.stored_by_parameter():
         if parameter.dim() == 1:
             continue
-        heights = [each.shape[0] for each in slices.values()]
-        whole_shape = (sum(heights), next(iter(slices.values())).shape[1])
-        is_whole = parameter.shape == whole_shape
-        whole = parameter if is_whole else torch.empty(whole_shape, dtype=parameter.dtype, device=parameter.device)
+        rows = [math.prod(each.shape[:-1]) for each in stored.values()]
+        columns = next(iter(stored.values())).shape[-1]
+        if parameter.numel() == sum(rows) * columns:
+            parameter.normal_(std=_STANDARD_DEVIATION, generator=generator)
+            continue
+        whole = torch.empty(sum(rows), columns, dtype=parameter.dtype, device=parameter.device)
         whole.normal_(std=_STANDARD_DEVIATION, generator=generator)
-        if not is_whole:
-            for each, drawn in zip(slices.values(), torch.split(whole, heights), strict=True):
-                each.target.copy_(each.of(drawn))
+        for each, drawn in zip(stored.values(), torch.split(whole, rows), strict=True):
+            each.fill(drawn.view(each.shape))

@@ -4,16 +4,26 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
-from infer_models.causal_lm import CausalLM, WeightSlice
+from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint.safetensors_file import SafetensorsFile
 from infer_models.config.json_fields import JsonFields
+from infer_models.config.wrappers import OTHER_TENSORS, name_of_text_tensor
 from infer_models.errors import CheckpointError
+from infer_models.weights import FusedWeight, StoredWeight, WeightSlice
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_NAMED = 3
+
+
+class _Source(NamedTuple):
+    """A tensor in an open file, and its name there."""
+
+    file: SafetensorsFile
+    name: str
 
 
 def load_weights(model: CausalLM, folder: Path) -> None:
@@ -26,12 +36,19 @@ def load_weights(model: CausalLM, folder: Path) -> None:
         CheckpointError: there are no safetensors, a file is damaged, a tensor is missing, unexpected or of another
             shape than `config.json` makes it.
     """
-    weights = model.weight_slices()
+    weights = model.stored_weights()
     with ExitStack() as stack:
         sources = _open_checked(model, weights, folder, stack)
         # As they lie on the disk: one sequential read of each file.
-        for name in sorted(weights, key=lambda name: (sources[name].path, sources[name].tensors[name].start)):
-            sources[name].read_into(name, weights[name])
+        places = {name: (each.file.path, each.file.tensors[each.name].start) for name, each in sources.items()}
+        for name in sorted(weights, key=places.__getitem__):
+            source = sources[name]
+            match weights[name]:
+                case WeightSlice() as weight:
+                    source.file.read_into(source.name, weight)
+                case FusedWeight(parts=parts):
+                    for part in parts:
+                        source.file.read_into(source.name, part)
 
 
 def check_weights(model: CausalLM, folder: Path) -> int:
@@ -44,43 +61,48 @@ def check_weights(model: CausalLM, folder: Path) -> int:
         CheckpointError: as for `load_weights`.
     """
     with ExitStack() as stack:
-        sources = _open_checked(model, model.weight_slices(), folder, stack)
-        return len({source.path for source in sources.values()})
+        sources = _open_checked(model, model.stored_weights(), folder, stack)
+        return len({source.file.path for source in sources.values()})
 
 
 def _open_checked(
-    model: CausalLM, weights: Mapping[str, WeightSlice], folder: Path, stack: ExitStack
-) -> dict[str, SafetensorsFile]:
-    """Return the open file of each tensor, by its name, once all headers are as `model` needs them."""
+    model: CausalLM, weights: Mapping[str, StoredWeight], folder: Path, stack: ExitStack
+) -> dict[str, _Source]:
+    """Return the file of each tensor, by the model's name of it, once all headers are as `model` needs them."""
     paths = _find_files(folder)
-    sources: dict[str, SafetensorsFile] = {}
+    found: dict[str, _Source] = {}
     for path in paths:
         file = stack.enter_context(SafetensorsFile(path))
-        for name in file.tensors:
-            if name in sources:
-                raise CheckpointError(f"{path}: tensor `{name}` is also in {sources[name].path.name}.")
-            sources[name] = file
-    _check_names(model, weights, sources, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
+        for stored in file.tensors:
+            name = stored if model.config.wrapper is None else name_of_text_tensor(stored)
+            if name in found:
+                raise CheckpointError(f"{path}: tensor `{stored}` is also in {found[name].file.path.name}.")
+            found[name] = _Source(file, stored)
+    _check_names(model, weights, found, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
+    sources = {name: found[name] for name in weights}
     for name, weight in weights.items():
-        sources[name].check(name, weight)
+        sources[name].file.check(sources[name].name, weight)
     return sources
 
 
 def _check_names(
-    model: CausalLM, weights: Mapping[str, WeightSlice], sources: Mapping[str, SafetensorsFile], *, where: Path
+    model: CausalLM, weights: Mapping[str, StoredWeight], found: Mapping[str, _Source], *, where: Path
 ) -> None:
-    missing = [name for name in weights if name not in sources]
+    missing = [name for name in weights if name not in found]
     if missing:
         raise CheckpointError(f"{where}: {_name_some(missing)} missing, which the model of `config.json` needs.")
     ignored = model.ignored_tensors
     if model.config.tie_word_embeddings:
         ignored = (*ignored, "lm_head.weight")
+    if model.config.wrapper is not None:
+        ignored = (*ignored, *OTHER_TENSORS)
     unexpected = [
-        name for name in sources if name not in weights and not any(fnmatchcase(name, pattern) for pattern in ignored)
+        name for name in found if name not in weights and not any(fnmatchcase(name, pattern) for pattern in ignored)
     ]
     if unexpected:
-        path = sources[unexpected[0]].path
-        raise CheckpointError(f"{path}: {_name_some(unexpected)} unexpected: the model has no such weight.")
+        path = found[unexpected[0]].file.path
+        names = [found[name].name for name in unexpected]
+        raise CheckpointError(f"{path}: {_name_some(names)} unexpected: the model has no such weight.")
 
 
 def _name_some(names: list[str]) -> str:

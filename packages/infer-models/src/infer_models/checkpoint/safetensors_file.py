@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
 
-from infer_models.causal_lm import WeightSlice
 from infer_models.errors import CheckpointError
+from infer_models.weights import StoredWeight, WeightSlice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,8 +84,8 @@ class SafetensorsFile:
         """Close the file."""
         self._file.close()
 
-    def check(self, name: str, wanted: WeightSlice) -> None:
-        """Raise unless the tensor `name` is the one of which `wanted` is a part.
+    def check(self, name: str, wanted: StoredWeight) -> None:
+        """Raise unless the tensor `name` is the one of which `wanted` holds something.
 
         Raises:
             CheckpointError: the tensor has another shape, or holds something else than floats.

@@ -19,7 +19,7 @@ def save_model(model: CausalLM, folder: Path, *, dtype: torch.dtype | None = Non
     folder.mkdir(parents=True, exist_ok=True)
     # Parts of a packed weight share its storage, which the format does not allow.
     tensors = {
-        name: each.target.to(device="cpu", dtype=dtype or each.target.dtype, copy=True)
-        for name, each in model.weight_slices().items()
+        name: stored.to(device="cpu", dtype=dtype or stored.dtype, copy=True)
+        for name, stored in ((name, each.stored()) for name, each in model.stored_weights().items())
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,6 +1,7 @@
 """What a checkpoint's JSON files say of a model. Knows the families' fields; knows no tensor and imports no torch."""
 
+from infer_models.config.families import FAMILY_READERS
 from infer_models.config.generation_config import GenerationConfig
-from infer_models.config.model_config import ModelConfig
+from infer_models.config.model_config import ModelConfig, MoEConfig, QueryScaling
 
-__all__ = ["GenerationConfig", "ModelConfig"]
+__all__ = ["FAMILY_READERS", "GenerationConfig", "MoEConfig", "ModelConfig", "QueryScaling"]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infer_models.config.json_fields import JsonFields
+from infer_models.config.wrappers import text_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,4 +29,5 @@ class GenerationConfig:
             fields = JsonFields.from_file(path)
             if "eos_token_id" in fields:
                 return cls(eos_token_ids=fields.token_ids("eos_token_id"))
-        return cls(eos_token_ids=JsonFields.from_file(folder / "config.json").token_ids("eos_token_id"))
+        fields, _ = text_fields(JsonFields.from_file(folder / "config.json"))
+        return cls(eos_token_ids=fields.token_ids("eos_token_id"))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ class JsonFields:
         """Read `fields`, found in the file `path` under the dotted `prefix`."""
         self.path = path
         self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._nulls = frozenset(name for name, value in fields.items() if value is None)
         self._prefix = prefix
 
     @classmethod
@@ -43,6 +45,15 @@ class JsonFields:
         """Return whether the field is present and not null."""
         return name in self._fields
 
+    def is_null(self, name: str) -> bool:
+        """Return whether the field is there and null, where a family means something by that."""
+        return name in self._nulls
+
+    def with_fields(self, other: "JsonFields", names: Collection[str]) -> "JsonFields":
+        """Return these fields and those of `other` called `names`, which win over fields of the same name."""
+        taken = {name: other._fields[name] for name in names if name in other}
+        return JsonFields(self.path, {**dict.fromkeys(self._nulls), **self._fields, **taken}, prefix=self._prefix)
+
     def count(self, name: str, default: int | None = None) -> int:
         """Return a whole number of at least 1."""
         value = self._get(name, default)
@@ -53,13 +64,31 @@ class JsonFields:
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        if not _is_positive(value):
             raise self.invalid(name, "a number above 0")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
         """Return a finite number above 0, or None where the field is absent."""
         return self.number(name) if name in self else None
+
+    def optional_count(self, name: str) -> int | None:
+        """Return a whole number of at least 1, or None where the field is absent."""
+        return self.count(name) if name in self else None
+
+    def numbers(self, name: str) -> list[float]:
+        """Return a list of finite numbers above 0."""
+        values = self._get(name, None)
+        if not isinstance(values, list) or not all(_is_positive(value) for value in values):
+            raise self.invalid(name, "a list of numbers above 0")
+        return [float(value) for value in values]
+
+    def indices(self, name: str) -> list[int]:
+        """Return a list of whole numbers of at least 0, such as layers; an empty one where the field is absent."""
+        values = self._get(name, [])
+        if not isinstance(values, list) or not all(isinstance(each, int) and each >= 0 for each in values):
+            raise self.invalid(name, "a list of whole numbers of at least 0")
+        return values
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return true or false."""
@@ -112,3 +141,7 @@ class JsonFields:
         if value is None:
             raise CheckpointError(f"{self.path}: `{self._prefix}{name}` is missing.")
         return value
+
+
+def _is_positive(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value > 0

@@ -1,4 +1,4 @@
-"""`RopeParameters`: rotary frequencies and their scalings, as `config.json` gives them."""
+"""`RopeParameters`: rotary frequencies and their scalings for contexts longer than a model was first trained on."""
 
 import math
 from dataclasses import dataclass
@@ -7,23 +7,37 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infer_models.config.json_fields import JsonFields
-
 
 class RopeScaling(Protocol):
-    """How the frequencies change for contexts longer than the model was first trained on."""
+    """How frequencies change, and what cosines and sines are multiplied by."""
 
-    def scale(self, inv_freq: "Tensor") -> "Tensor":
-        """Return the changed frequencies; `inv_freq` is fp32 [head_dim / 2], in radians per position."""
+    @property
+    def attention_factor(self) -> float:
+        """What cosines and sines are multiplied by; 1 leaves them."""
+
+    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+        """Return the frequencies, fp32 [rotary_dim / 2], in radians per position.
+
+        Args:
+            periods: fp32 [rotary_dim / 2], `theta**(2 i / rotary_dim)` positions per radian.
+            theta: base of the series.
+            max_positions: the longest sequence that will be computed, in tokens.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoScaling:
     """The frequencies as they are."""
 
-    def scale(self, inv_freq: "Tensor") -> "Tensor":
-        """Return `inv_freq` itself."""
-        return inv_freq
+    @property
+    def attention_factor(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+        """Return the frequencies; see `RopeScaling`."""
+        del theta, max_positions
+        return 1.0 / periods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +46,15 @@ class LinearScaling:
 
     factor: float
 
-    def scale(self, inv_freq: "Tensor") -> "Tensor":
-        """Return the changed frequencies; `inv_freq` is fp32 [head_dim / 2]."""
-        return inv_freq / self.factor
+    @property
+    def attention_factor(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+        """Return the frequencies; see `RopeScaling`."""
+        del theta, max_positions
+        return 1.0 / periods / self.factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +70,72 @@ class Llama3Scaling:
     high_freq_factor: float
     original_max_position_embeddings: int
 
-    def scale(self, inv_freq: "Tensor") -> "Tensor":
-        """Return the changed frequencies; `inv_freq` is fp32 [head_dim / 2]."""
+    @property
+    def attention_factor(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+        """Return the frequencies; see `RopeScaling`."""
+        del theta, max_positions
+        inv_freq = 1.0 / periods
         turns = self.original_max_position_embeddings / (2 * math.pi / inv_freq)
         kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return (1 - kept) * inv_freq / self.factor + kept * inv_freq
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2023): fast frequencies kept, slow ones divided by `factor`, a ramp between them.
+
+    The ramp runs over the indices of frequencies: from where a frequency turns `beta_fast` times within
+    `original_max_position_embeddings` positions to where it turns `beta_slow` times, in whole numbers if `truncate`.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+        """Return the frequencies; see `RopeScaling`."""
+        del max_positions
+        rotary_dim = 2 * len(periods)
+        first = self._index_of(self.beta_fast, theta=theta, rotary_dim=rotary_dim)
+        last = self._index_of(self.beta_slow, theta=theta, rotary_dim=rotary_dim)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rotary_dim - 1)
+        width = (last - first) or 0.001  # of a ramp of one step
+        slow = ((periods.new_tensor(range(len(periods))) - first) / width).clamp(0, 1)
+        return slow / (self.factor * periods) + (1 - slow) / periods
+
+    def _index_of(self, turns: float, *, theta: float, rotary_dim: int) -> float:
+        """Return the index, not a whole one, of the frequency that turns so often within the original positions."""
+        positions_per_radian = self.original_max_position_embeddings / (turns * 2 * math.pi)
+        return rotary_dim * math.log(positions_per_radian) / (2 * math.log(theta))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al., 2024): a factor for each frequency, others for long sequences than for short ones.
+
+    Which of them is chosen once for all sequences, by the longest that will be computed: keys that are cached with one
+    choice are of no use with the other.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+        """Return the frequencies; see `RopeScaling`."""
+        del theta
+        is_long = max_positions > self.original_max_position_embeddings
+        return 1.0 / (periods.new_tensor(self.long_factors if is_long else self.short_factors) * periods)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,63 +145,9 @@ class RopeParameters:
     Attributes:
         theta: base of the geometric series of frequencies.
         scaling: what is done to the frequencies.
+        rotary_dim: elements of a head that are rotated, its first ones; None: all.
     """
 
     theta: float
     scaling: RopeScaling
-
-
-def read_rope(config: "JsonFields", *, default_theta: float = 10000.0) -> RopeParameters:
-    """Read a `config.json` with one rotary table: `rope_parameters`, or else `rope_theta` and `rope_scaling`.
-
-    Raises:
-        CheckpointError: the scaling is none that is supported, or one of its fields is missing.
-    """
-    if "rope_parameters" in config:
-        return _read_parameters(config.nested("rope_parameters"), default_theta=default_theta)
-    return _read_parameters(config.nested("rope_scaling"), default_theta=config.number("rope_theta", default_theta))
-
-
-def read_full_and_sliding_rope(config: "JsonFields") -> tuple[RopeParameters, RopeParameters]:
-    """Read the tables of full and of sliding-window layers: both in `rope_parameters`, or `rope_local_base_freq` too.
-
-    Raises:
-        CheckpointError: as `read_rope`.
-    """
-    full_theta, sliding_theta = 1_000_000.0, 10_000.0
-    if "rope_parameters" in config:
-        both = config.nested("rope_parameters")
-        return (
-            _read_parameters(both.nested("full_attention"), default_theta=full_theta),
-            _read_parameters(both.nested("sliding_attention"), default_theta=sliding_theta),
-        )
-    sliding = RopeParameters(theta=config.number("rope_local_base_freq", sliding_theta), scaling=NoScaling())
-    return read_rope(config, default_theta=full_theta), sliding
-
-
-def _read_parameters(fields: "JsonFields", *, default_theta: float) -> RopeParameters:
-    theta = fields.number("rope_theta", default_theta)
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.invalid("partial_rotary_factor", "1: partly rotated heads are not supported")
-    return RopeParameters(theta=theta, scaling=_read_scaling(fields))
-
-
-def _read_scaling(fields: "JsonFields") -> RopeScaling:
-    kind = "rope_type" if "rope_type" in fields else "type"
-    match fields.text(kind, "default"):
-        case "default":
-            return NoScaling()
-        case "linear":
-            return LinearScaling(factor=fields.number("factor"))
-        case "llama3":
-            scaling = Llama3Scaling(
-                factor=fields.number("factor"),
-                low_freq_factor=fields.number("low_freq_factor"),
-                high_freq_factor=fields.number("high_freq_factor"),
-                original_max_position_embeddings=fields.count("original_max_position_embeddings"),
-            )
-            if scaling.high_freq_factor <= scaling.low_freq_factor:
-                raise fields.invalid("high_freq_factor", f"above `low_freq_factor` = {scaling.low_freq_factor}")
-            return scaling
-        case _:
-            raise fields.invalid(kind, "`default`, `linear` or `llama3`: other RoPE scalings are not supported")
+    rotary_dim: int | None = None

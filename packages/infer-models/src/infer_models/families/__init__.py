@@ -1,19 +1,31 @@
 """The model families: one architecture a file. Know blocks and how they are put together; know no cache and no file."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.families.gemma3 import Gemma3
 from infer_models.families.llama import Llama
+from infer_models.families.mistral import Mistral
 from infer_models.families.nanogpt import NanoGPT
+from infer_models.families.phi3 import Phi3
+from infer_models.families.qwen2 import Qwen2
 from infer_models.families.qwen3 import Qwen3
 from infer_models.layers import ParameterFactory
 
-__all__ = ["FAMILIES", "Gemma3", "Llama", "NanoGPT", "Qwen3"]
+__all__ = ["FAMILIES", "Gemma3", "Llama", "Mistral", "NanoGPT", "Phi3", "Qwen2", "Qwen3"]
 
-FAMILIES: Mapping[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = MappingProxyType(
-    {"llama": Llama, "qwen3": Qwen3, "gemma3_text": Gemma3, "nanogpt": NanoGPT}
-)
+FAMILIES: dict[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = {
+    "llama": Llama,
+    "mistral": Mistral,
+    "ministral": Mistral,
+    "ministral3": Mistral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "smollm3": Llama,
+    "granite": Llama,
+    "phi3": Phi3,
+    "gemma3_text": Gemma3,
+    "nanogpt": NanoGPT,
+}
 """The class that builds a model, by the `model_type` of its `config.json`."""

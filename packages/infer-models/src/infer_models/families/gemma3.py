@@ -1,5 +1,6 @@
 """Gemma 3 (text): sandwich norms, GeGLU, sliding windows. Gemma Team, "Gemma 3 Technical Report", 2025."""
 
+import torch
 from torch import Tensor
 
 from infer_kernels import Rotary, gelu_tanh_and_mul
@@ -14,7 +15,7 @@ from infer_models.layers import (
     ParameterFactory,
     QKNormAttention,
     RMSNorm,
-    ScaledVocabParallelEmbedding,
+    VocabParallelEmbedding,
 )
 
 
@@ -46,11 +47,11 @@ class Gemma3(CausalLM):
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Allocate the weights; the matrices are still to be loaded or drawn."""
-        scale = config.hidden_size**0.5
+        scale = torch.tensor(config.embedding_scale, dtype=factory.dtype).item()  # rounded as in training
         decoder = Decoder(
             config,
             factory,
-            embed_tokens=ScaledVocabParallelEmbedding(factory, config.vocab_size, config.hidden_size, scale=scale),
+            embed_tokens=VocabParallelEmbedding(factory, config.vocab_size, config.hidden_size, scale=scale),
             layers=[SandwichLayer(config, factory, layer) for layer in range(config.num_layers)],
             norm=gemma_norm(config, factory),
         )

@@ -2,12 +2,12 @@
 
 from infer_models.layers.attention import Attention, QKNormAttention
 from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
-from infer_models.layers.embedding import Embedding, LMHead, ScaledVocabParallelEmbedding, VocabParallelEmbedding
+from infer_models.layers.embedding import Embedding, LMHead, VocabParallelEmbedding
 from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
 from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.norm import LayerNorm, RMSNorm
-from infer_models.layers.parameters import ParameterFactory, ShardedLayer
-from infer_models.layers.rotary import RotaryTable
+from infer_models.layers.parameters import ParameterFactory, ShardedLayer, whole_weights
+from infer_models.layers.rotary import RotaryTable, RotaryTables
 
 __all__ = [
     "Attention",
@@ -24,9 +24,10 @@ __all__ = [
     "QKNormAttention",
     "RMSNorm",
     "RotaryTable",
+    "RotaryTables",
     "RowParallelLinear",
-    "ScaledVocabParallelEmbedding",
     "ShardedLayer",
     "VocabParallelEmbedding",
     "pre_norm_decoder",
+    "whole_weights",
 ]

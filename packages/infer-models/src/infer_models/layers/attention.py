@@ -20,26 +20,36 @@ class Attention(nn.Module):
     qk_norm: QKNorm | None = None
 
     def __init__(
-        self, config: ModelConfig, factory: ParameterFactory, layer: int, *, output_bias: bool = False
+        self,
+        config: ModelConfig,
+        factory: ParameterFactory,
+        layer: int,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        is_fused: bool = False,
     ) -> None:
-        """Attend as `config` says for the layer of that index."""
+        """Attend as `config` says for the layer of that index; with `is_fused` checkpoints have one `qkv_proj`."""
         super().__init__()
         self.layer = layer
         self.spec = factory.shard.attention_spec(config.attention_specs[layer])
         q_heads = factory.shard.divide(config.q_heads, unit=config.head_dim)
         kv_heads = factory.shard.divide(config.kv_heads, unit=config.head_dim)
         parts = {"q_proj": q_heads, "k_proj": kv_heads, "v_proj": kv_heads}
-        self.qkv_proj = PackedLinear(factory, config.hidden_size, parts)
+        self.qkv_proj = PackedLinear(factory, config.hidden_size, parts, bias=qkv_bias, is_fused=is_fused)
         self.o_proj = RowParallelLinear(
             factory, q_heads.total, config.hidden_size, bias=output_bias, unit=config.head_dim
         )
 
     def forward(self, x: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]; `rotary` None leaves queries and keys unrotated."""
-        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim))
-        attended = cache.attend(self.layer, qkv, self.spec, rotary=rotary, norm=self.qk_norm)
+        attended = self.attend(self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)), rotary, cache)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
+
+    def attend(self, qkv: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+        """Map qkv [tokens, q_heads + 2 * kv_heads, head_dim] to [tokens, q_heads, head_dim]; may overwrite `qkv`."""
+        return cache.attend(self.layer, qkv, self.spec, rotary=rotary, norm=self.qk_norm)
 
 
 class QKNormAttention(Attention):

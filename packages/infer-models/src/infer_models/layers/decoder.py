@@ -15,7 +15,7 @@ from infer_models.config import ModelConfig
 from infer_models.layers.embedding import VocabParallelEmbedding
 from infer_models.layers.norm import LayerNorm, RMSNorm
 from infer_models.layers.parameters import ParameterFactory
-from infer_models.layers.rotary import RotaryTable
+from infer_models.layers.rotary import RotaryTables
 
 NormT = TypeVar("NormT", RMSNorm, LayerNorm)
 
@@ -60,20 +60,14 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = norm
         self.norms = [*(layer.input_layernorm for layer in layers), norm]
-        ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
-        self.rotary_tables = nn.ModuleList(
-            RotaryTable(factory, rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings)
-            for rope in ropes
-        )
-        self.table_of_layer = [None if rope is None else ropes.index(rope) for rope in config.ropes]
+        self.rotary_tables = RotaryTables(config, factory)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
         """Map ids [tokens] to normalized hidden states [tokens, hidden]."""
         residual: Tensor = self.embed_tokens(input_ids)
         x: Tensor = self.norms[0](residual)
-        rotaries: list[Rotary] = [table(position_ids) for table in self.rotary_tables]
-        for layer, next_norm, table in zip(self.layers, self.norms[1:], self.table_of_layer, strict=True):
-            x, residual = layer(x, residual, next_norm, None if table is None else rotaries[table], cache)
+        for layer, next_norm, rotary in zip(self.layers, self.norms[1:], self.rotary_tables(position_ids), strict=True):
+            x, residual = layer(x, residual, next_norm, rotary, cache)
         return x
 
 
@@ -84,7 +78,7 @@ def pre_norm_decoder(
     attention: Callable[[int], nn.Module],
     mlp: Callable[[int], nn.Module],
 ) -> Decoder:
-    """Return the decoder of Llama and its relatives: plain embeddings and pre-norm layers with RMS norms.
+    """Return the decoder of Llama and its relatives: pre-norm layers with RMS norms.
 
     Args:
         config: the architecture.
@@ -99,7 +93,9 @@ def pre_norm_decoder(
     return Decoder(
         config,
         factory,
-        embed_tokens=VocabParallelEmbedding(factory, config.vocab_size, config.hidden_size),
+        embed_tokens=VocabParallelEmbedding(
+            factory, config.vocab_size, config.hidden_size, scale=config.embedding_scale
+        ),
         layers=[
             DecoderLayer(
                 input_layernorm=norm(),

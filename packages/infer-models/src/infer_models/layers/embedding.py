@@ -30,14 +30,13 @@ class Embedding(nn.Module):
 class VocabParallelEmbedding(ShardedLayer):
     """One learned row for each token id; each rank has the rows of some ids."""
 
-    scale = 1.0
-
-    def __init__(self, factory: ParameterFactory, vocab_size: int, hidden_size: int) -> None:
-        """The whole weight is [vocab_size, hidden_size]."""
+    def __init__(self, factory: ParameterFactory, vocab_size: int, hidden_size: int, *, scale: float = 1.0) -> None:
+        """The whole weight is [vocab_size, hidden_size]; rows are multiplied by `scale` when they are read."""
         super().__init__()
         self.rows = factory.shard.divide(vocab_size)
         self.shares = {"weight": (self.rows, Share.whole(hidden_size))}
         self.weight = factory.matrix(self.rows.size, hidden_size)
+        self.scale = scale
         self.shard = factory.shard
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -48,15 +47,6 @@ class VocabParallelEmbedding(ShardedLayer):
         is_elsewhere = (own < 0) | (own >= self.rows.size)
         hidden = embedding(own.masked_fill(is_elsewhere, 0), self.weight, scale=self.scale)
         return self.shard.all_reduce(hidden.masked_fill_(is_elsewhere[:, None], 0))
-
-
-class ScaledVocabParallelEmbedding(VocabParallelEmbedding):
-    """An embedding whose rows are multiplied by a number, rounded to the weights' dtype first as in training."""
-
-    def __init__(self, factory: ParameterFactory, vocab_size: int, hidden_size: int, *, scale: float) -> None:
-        """The whole weight is [vocab_size, hidden_size], without the scale."""
-        super().__init__(factory, vocab_size, hidden_size)
-        self.scale = torch.tensor(scale, dtype=factory.dtype).item()
 
 
 class LMHead(LinearBase):
@@ -78,6 +68,7 @@ class LMHead(LinearBase):
         weight = embed_tokens.weight if config.tie_word_embeddings else factory.matrix(rows.size, config.hidden_size)
         super().__init__(weight, factory.linear, shares={**embed_tokens.shares, "bias": (rows,)})
         self.bias = factory.vector(rows.size, fill=0.0) if bias else None
+        self.divisor = config.logits_scaling
         self.soft_cap = config.logit_soft_cap
         self.vocab_size = config.vocab_size
         self.shard = factory.shard
@@ -85,6 +76,8 @@ class LMHead(LinearBase):
     def forward(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden] to [rows, vocab], in the dtype of x; ranks but 0 get [0, vocab]."""
         logits = self.linear(x, self.weight, self.bias)
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
         if self.soft_cap is not None:
             logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
         return self.shard.gather(logits, self.vocab_size)
@@ -94,7 +87,7 @@ class LMHead(LinearBase):
 
         Where all ranks' logits are needed, or those of `forward` bit by bit, they are computed.
         """
-        is_plain = self.linear is linear and self.soft_cap is None and self.shard.size == 1
-        if is_plain and x.shape[0] <= MAX_FUSED_ROWS:
+        is_plain = self.linear is linear and self.divisor == 1.0 and self.soft_cap is None
+        if is_plain and self.shard.size == 1 and x.shape[0] <= MAX_FUSED_ROWS:
             return linear_argmax(x, self.weight, self.bias, vocab_size=vocab_size)
         return greedy(self(x)[:, :vocab_size])

@@ -1,6 +1,6 @@
 """Linear layers over flat tokens, alone or several packed into one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from infer_kernels import prepack
 from infer_kernels.cpu import PackedWeight
 from infer_models.layers.parameters import LinearFunction, ParameterFactory, ShardedLayer
 from infer_models.tensor_parallel import Share
+from infer_models.weights import FusedWeight, StoredWeight, WeightSlice
 
 
 class LinearBase(ShardedLayer):
@@ -91,20 +92,47 @@ class PackedLinear(LinearBase):
     Attributes:
         parts: the rows of each part, by its name in checkpoints, in the order of the outputs. A checkpoint has each
             part as a layer of its own, in the place of this one.
+        is_fused: checkpoints have all parts as one layer, with this one's name.
     """
 
-    def __init__(self, factory: ParameterFactory, in_features: int, parts: Mapping[str, Share]) -> None:
-        """This rank's weight is [sum of the sizes of `parts`, in_features]."""
+    def __init__(
+        self,
+        factory: ParameterFactory,
+        in_features: int,
+        parts: Mapping[str, Share],
+        *,
+        bias: bool = False,
+        is_fused: bool = False,
+    ) -> None:
+        """This rank's weight is [sum of the sizes of `parts`, in_features], the bias [the same sum] or none."""
         num_rows = sum(part.size for part in parts.values())
         super().__init__(factory.matrix(num_rows, in_features), factory.linear, shares={})
+        self.bias = factory.vector(num_rows, fill=0.0) if bias else None
         self.parts = dict(parts)
+        self.is_fused = is_fused
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, in_features] to [tokens, sum of the sizes of `parts`]."""
-        return self.linear(x, self.weight)
+        return self.linear(x, self.weight, self.bias)
 
-    def part_weights(self) -> dict[str, Tensor]:
-        """Return each part's rows of the weight, as views, by its name."""
-        assert isinstance(self.weight, nn.Parameter), "a packed model cannot be saved"
-        sizes = [part.size for part in self.parts.values()]
-        return dict(zip(self.parts, torch.split(self.weight.detach(), sizes), strict=True))
+    def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
+        """Yield the weight and the bias with their parts' tensors."""
+        place = path.rpartition(".")[0]
+        for leaf, parameter in self.named_parameters(recurse=False):
+            columns = [Share.whole(size) for size in parameter.shape[1:]]
+            rows = torch.split(parameter.detach(), [part.size for part in self.parts.values()])
+            if not self.is_fused:
+                yield (
+                    parameter,
+                    {
+                        f"{place}.{name}.{leaf}": WeightSlice(target=target, shares=(part, *columns))
+                        for (name, part), target in zip(self.parts.items(), rows, strict=True)
+                    },
+                )
+                continue
+            total, start, slices = sum(part.total for part in self.parts.values()), 0, []
+            for part, target in zip(self.parts.values(), rows, strict=True):
+                share = Share(start + part.start, part.size, total)
+                slices.append(WeightSlice(target=target, shares=(share, *columns)))
+                start += part.total
+            yield parameter, {f"{path}.{leaf}": FusedWeight(parts=slices)}

@@ -13,14 +13,22 @@ class GatedMLP(nn.Module):
     """`down(activation(gate) * up)`: SwiGLU or GeGLU. Shazeer, "GLU Variants Improve Transformer", 2020."""
 
     def __init__(
-        self, config: ModelConfig, factory: ParameterFactory, activation_and_mul: Callable[[Tensor], Tensor]
+        self,
+        config: ModelConfig,
+        factory: ParameterFactory,
+        activation_and_mul: Callable[[Tensor], Tensor],
+        *,
+        is_fused: bool = False,
     ) -> None:
-        """Gate with `activation_and_mul`: gates, then ups, [tokens, 2 * size] to [tokens, size]."""
+        """Gate with `activation_and_mul`: gates, then ups, [tokens, 2 * size] to [tokens, size].
+
+        With `is_fused` checkpoints have one `gate_up_proj`.
+        """
         super().__init__()
         self.activation_and_mul = activation_and_mul
         share = factory.shard.divide(config.intermediate_size)
         parts = {"gate_proj": share, "up_proj": share}
-        self.gate_up_proj = PackedLinear(factory, config.hidden_size, parts)
+        self.gate_up_proj = PackedLinear(factory, config.hidden_size, parts, is_fused=is_fused)
         self.down_proj = RowParallelLinear(factory, config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,16 +1,21 @@
 """Tiny random checkpoints for tests. Knows what a servable folder holds; needs `transformers` for its families."""
 
 from infer_models.testing.checkpoints import (
-    LLAMA3_SCALING,
+    save_tiny,
     save_tiny_gemma3,
     save_tiny_llama,
     save_tiny_nanogpt,
     save_tiny_qwen3,
 )
+from infer_models.testing.tiny_families import LLAMA3_SCALING, LONGROPE_SCALING, TINY_FAMILIES, YARN_SCALING
 from infer_models.testing.tokenizer import save_tiny_tokenizer
 
 __all__ = [
     "LLAMA3_SCALING",
+    "LONGROPE_SCALING",
+    "TINY_FAMILIES",
+    "YARN_SCALING",
+    "save_tiny",
     "save_tiny_gemma3",
     "save_tiny_llama",
     "save_tiny_nanogpt",

@@ -1,40 +1,20 @@
 """Tiny random checkpoints, as `transformers` saves them.
 
-The weights are spread widely, so that attention matters and the two best logits of a position are no ties. Each
-function takes what `config.json` may hold as keyword arguments, under its names there, and returns the saved model.
+The weights are spread widely, so that attention matters and the two best logits of a position are no ties.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-LLAMA3_SCALING: dict[str, Any] = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from infer_models.testing.tiny_families import SHAPE, TINY_FAMILIES, VISION
 
 
-def save_tiny_llama(
+def save_tiny(
+    family: str,
     folder: Path,
     *,
     seed: int = 0,
@@ -42,59 +22,37 @@ def save_tiny_llama(
     max_shard_size: str = "1GB",
     **overrides: Any,
 ) -> Any:
-    """Save a random Llama into `folder`; return the `transformers` model, in eval mode.
+    """Save a random model into `folder`; return the `transformers` model, in eval mode.
 
     Args:
+        family: a key of `TINY_FAMILIES`.
         folder: made if it is not there.
         seed: of the weights.
         dtype: of the saved weights.
         max_shard_size: such as `100KB`; a smaller one than the model gives shards and an index.
-        **overrides: fields of `config.json`, such as `rope_parameters=LLAMA3_SCALING`.
+        **overrides: fields of the text model's `config.json`, such as `rope_parameters=LLAMA3_SCALING`.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - only tests have transformers
+    import transformers  # noqa: PLC0415 - only tests have it
 
-    model = LlamaForCausalLM(LlamaConfig(**(_SHAPE | overrides)))
-    return _save(model, folder, seed=seed, dtype=dtype, max_shard_size=max_shard_size)
-
-
-def save_tiny_qwen3(
-    folder: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    max_shard_size: str = "1GB",
-    **overrides: Any,
-) -> Any:
-    """Save a random Qwen 3 into `folder`; arguments as for `save_tiny_llama`."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: PLC0415 - only tests have transformers
-
-    model = Qwen3ForCausalLM(Qwen3Config(**(_SHAPE | overrides)))
-    return _save(model, folder, seed=seed, dtype=dtype, max_shard_size=max_shard_size)
+    tiny = TINY_FAMILIES[family]
+    fields = SHAPE | tiny.fields | overrides
+    config = getattr(transformers, tiny.config)(**fields)
+    if tiny.wrapper is not None:
+        outer, vision = tiny.wrapper
+        is_tied = {"tie_word_embeddings": fields["tie_word_embeddings"]} if "tie_word_embeddings" in fields else {}
+        vision_config = getattr(transformers, vision)(**VISION)
+        config = getattr(transformers, outer)(text_config=config, vision_config=vision_config, **is_tied)
+    model = getattr(transformers, tiny.model)(config)
+    _spread(model, seed)
+    model = model.to(dtype).eval()
+    model.config.dtype = dtype
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
 
 
-def save_tiny_gemma3(
-    folder: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    max_shard_size: str = "1GB",
-    **overrides: Any,
-) -> Any:
-    """Save a random Gemma 3, with a sliding window of 8 tokens, into `folder`; arguments as for `save_tiny_llama`."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig  # noqa: PLC0415 - only tests have transformers
-
-    defaults = _SHAPE | {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-        "sliding_window": 8,
-        "query_pre_attn_scalar": 24,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-    }
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**(defaults | overrides)))
-    return _save(model, folder, seed=seed, dtype=dtype, max_shard_size=max_shard_size)
+save_tiny_llama = partial(save_tiny, "llama")
+save_tiny_qwen3 = partial(save_tiny, "qwen3")
+save_tiny_gemma3 = partial(save_tiny, "gemma3")
 
 
 def save_tiny_nanogpt(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
@@ -116,14 +74,6 @@ def save_tiny_nanogpt(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch
     model = load_model(folder, device=torch.device("cpu"), dtype=dtype, load_format="dummy")
     _spread(model, seed)
     save_model(model, folder)
-    return model
-
-
-def _save(model: Any, folder: Path, *, seed: int, dtype: torch.dtype, max_shard_size: str) -> Any:
-    _spread(model, seed)
-    model = model.to(dtype).eval()
-    model.config.dtype = dtype
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
 

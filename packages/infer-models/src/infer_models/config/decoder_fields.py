@@ -1,0 +1,168 @@
+"""Reads the fields of `config.json` that most families have in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infer_models.config.json_fields import JsonFields
+from infer_models.config.model_config import ModelConfig
+from infer_models.config.rope_fields import DEFAULT_THETA, read_rope
+from infer_models.errors import CheckpointError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers in `layer_types`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The heads of a layer.
+
+    Attributes:
+        q_heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: elements of a head.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def read_decoder(
+    fields: JsonFields,
+    *,
+    default_head_dim: int | None = None,
+    default_theta: float = DEFAULT_THETA,
+    tied_by_default: bool = False,
+    quantization: str | None = None,
+) -> ModelConfig:
+    """Read what families with RMSNorm and RoPE have in common, as of a model without windows, caps and scales.
+
+    Args:
+        fields: of the file.
+        default_head_dim: the family's; None shares `hidden_size` out among the heads.
+        default_theta: the family's base of rotary frequencies.
+        tied_by_default: whether the family ties the LM head to the embedding where the file does not say.
+        quantization: the one `quant_method` that the family reads.
+
+    Raises:
+        CheckpointError: a field is missing or has a value that is not supported.
+    """
+    heads = read_heads(fields, default_head_dim=default_head_dim)
+    num_layers = fields.count("num_hidden_layers")
+    rope = read_rope(fields, head_dim=heads.head_dim, default_theta=default_theta)
+    return ModelConfig(
+        model_type=fields.text("model_type"),
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=fields.count("hidden_size"),
+        num_layers=num_layers,
+        q_heads=heads.q_heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        intermediate_size=fields.count("intermediate_size"),
+        max_position_embeddings=fields.count("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        dtype=read_dtype(fields),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=tied_by_default),
+        attention_scale=heads.head_dim**-0.5,
+        windows=(None,) * num_layers,
+        ropes=(rope,) * num_layers,
+        quantization=read_quantization(fields, quantization),
+    )
+
+
+def read_heads(fields: JsonFields, *, default_head_dim: int | None) -> Heads:
+    """Read the heads; a family without a default for `head_dim` shares `hidden_size` out among them.
+
+    Raises:
+        CheckpointError: they do not divide, or are of a size that attention does not compute.
+    """
+    q_heads = fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", q_heads)
+    if q_heads % kv_heads:
+        raise fields.invalid("num_key_value_heads", f"a divisor of `num_attention_heads` = {q_heads}")
+    hidden_size = fields.count("hidden_size")
+    if "head_dim" not in fields and default_head_dim is None and hidden_size % q_heads:
+        allowed = f"a divisor of `hidden_size` = {hidden_size} where `head_dim` is not set"
+        raise fields.invalid("num_attention_heads", allowed)
+    head_dim = fields.count("head_dim", default_head_dim or hidden_size // q_heads)
+    if head_dim % 16 or head_dim > 256:
+        raise CheckpointError(
+            f"{fields.path}: `head_dim` is {head_dim}; supported are the multiples of 16 from 16 to 256."
+        )
+    return Heads(q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def read_windows(
+    fields: JsonFields, config: ModelConfig, *, window: int | None, default_types: Sequence[str]
+) -> tuple[int | None, ...]:
+    """Read each layer's window: `window` where `layer_types`, or else `default_types`, say that the layer slides.
+
+    A window as long as the longest sequence is none.
+
+    Raises:
+        CheckpointError: `layer_types` does not fit the layers, or names another kind.
+    """
+    layer_types = fields.texts("layer_types") if "layer_types" in fields else default_types
+    if len(layer_types) != config.num_layers or not {FULL, SLIDING} >= set(layer_types):
+        allowed = f"{config.num_layers} times `{SLIDING}` or `{FULL}`, one for each layer"
+        raise fields.invalid("layer_types", allowed)
+    if window is not None and window >= config.max_position_embeddings:
+        window = None
+    return tuple(window if layer_type == SLIDING else None for layer_type in layer_types)
+
+
+def with_windows(config: ModelConfig, window: int | None) -> tuple[int | None, ...]:
+    """Return the windows of a model whose layers all slide; a window as long as the longest sequence is none."""
+    is_window = window is not None and window < config.max_position_embeddings
+    return (window if is_window else None,) * config.num_layers
+
+
+def read_dtype(fields: JsonFields) -> str:
+    """Read the weights' type under its name in `transformers` 5 or 4; absent, it is fp32 there.
+
+    Raises:
+        CheckpointError: it is none that weights are loaded from.
+    """
+    name = "dtype" if "dtype" in fields else "torch_dtype"
+    dtype = fields.text(name, "float32").removeprefix("torch.")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise fields.invalid(name, "`float32`, `bfloat16` or `float16`")
+    return dtype
+
+
+def read_quantization(fields: JsonFields, supported: str | None = None) -> str | None:
+    """Read how weights are packed; None: they are not.
+
+    Raises:
+        CheckpointError: in another way than `supported`.
+    """
+    if "quantization_config" not in fields:
+        return None
+    method = fields.nested("quantization_config").text("quant_method", "?")
+    if method != supported:
+        raise CheckpointError(
+            f"{fields.path}: `quantization_config.quant_method` is {method!r}; checkpoints of "
+            f"`{fields.text('model_type')}` that are quantized so are not supported."
+        )
+    return method
+
+
+def refuse(fields: JsonFields, *names: str) -> None:
+    """Raise if one of the flags `names` is set.
+
+    Raises:
+        CheckpointError: it is.
+    """
+    for name in names:
+        if fields.flag(name, default=False):
+            raise fields.invalid(name, "false: this variant of the family is not supported")
+
+
+def require(fields: JsonFields, name: str, only: str) -> None:
+    """Raise unless the text `name` is `only`, or absent.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    if fields.text(name, only) != only:
+        raise fields.invalid(name, f"`{only}`: other variants of the family are not supported")

@@ -1,0 +1,273 @@
+"""What reads the `config.json` of each family: its own fields beside the common ones, and what is not supported."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from infer_models.config.decoder_fields import (
+    FULL,
+    SLIDING,
+    read_decoder,
+    read_dtype,
+    read_heads,
+    read_quantization,
+    read_windows,
+    refuse,
+    require,
+    with_windows,
+)
+from infer_models.config.json_fields import JsonFields
+from infer_models.config.model_config import READERS, ModelConfig, MoEConfig, QueryScaling
+from infer_models.config.rope_fields import read_full_and_sliding_rope
+
+
+def read_llama(fields: JsonFields) -> ModelConfig:
+    """Llama 3.x."""
+    refuse(fields, "attention_bias", "mlp_bias")
+    require(fields, "hidden_act", "silu")
+    return read_decoder(fields)
+
+
+def read_mistral(fields: JsonFields) -> ModelConfig:
+    """Mistral: Llama whose layers may slide. An absent window is that of Mistral 7B; null is none."""
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields)
+    window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
+    return replace(config, windows=with_windows(config, window))
+
+
+def read_ministral(fields: JsonFields) -> ModelConfig:
+    """Ministral 8B: Mistral of which only some layers slide."""
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields)
+    window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
+    windows = read_windows(fields, config, window=window, default_types=[SLIDING] * config.num_layers)
+    return replace(config, windows=windows)
+
+
+def read_ministral3(fields: JsonFields) -> ModelConfig:
+    """Ministral 3: Mistral whose queries grow beyond the positions of its first training."""
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields, default_head_dim=128, default_theta=1_000_000.0)
+    rope = fields.nested("rope_parameters")
+    scaling = None
+    if "llama_4_scaling_beta" in rope:
+        scaling = QueryScaling(
+            beta=rope.number("llama_4_scaling_beta"),
+            original_max_position_embeddings=rope.count("original_max_position_embeddings"),
+        )
+    return replace(config, query_scaling=scaling, windows=with_windows(config, fields.optional_count("sliding_window")))
+
+
+def read_qwen2(fields: JsonFields) -> ModelConfig:
+    """Qwen 2 and 2.5: Llama with biases; the later layers may slide."""
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields)
+    window = fields.count("sliding_window", 4096) if fields.flag("use_sliding_window", default=False) else None
+    first = fields.count("max_window_layers", 28)
+    types = [SLIDING if layer >= first else FULL for layer in range(config.num_layers)]
+    return replace(config, windows=read_windows(fields, config, window=window, default_types=types))
+
+
+def read_qwen3(fields: JsonFields) -> ModelConfig:
+    """Qwen 3, dense."""
+    refuse(fields, "attention_bias", "use_sliding_window")
+    require(fields, "hidden_act", "silu")
+    return read_decoder(fields, default_head_dim=128)
+
+
+def read_qwen3_moe(fields: JsonFields) -> ModelConfig:
+    """Qwen 3 with experts; some layers may have MLPs."""
+    refuse(fields, "attention_bias", "use_sliding_window")
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields)
+    dense, step = fields.indices("mlp_only_layers"), fields.count("decoder_sparse_step", 1)
+    return replace(
+        config,
+        moe=read_moe(
+            fields,
+            intermediate_size=fields.count("moe_intermediate_size"),
+            normalizes_weights=fields.flag("norm_topk_prob", default=False),
+            is_sparse=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_layers)),
+        ),
+    )
+
+
+def read_smollm3(fields: JsonFields) -> ModelConfig:
+    """SmolLM 3: Llama some of whose layers have no positions; those may slide."""
+    refuse(fields, "attention_bias", "mlp_bias")
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields, default_theta=2_000_000.0, tied_by_default=True)
+    every = fields.count("no_rope_layer_interval", 4)
+    usual = [int((layer + 1) % every != 0) for layer in range(config.num_layers)]
+    has_rope = fields.indices("no_rope_layers") if "no_rope_layers" in fields else usual  # 1: rotated, 0: not
+    if len(has_rope) < config.num_layers:
+        raise fields.invalid("no_rope_layers", f"{config.num_layers} numbers, 1 or 0, one for each layer")
+    window = fields.optional_count("sliding_window") if fields.flag("use_sliding_window", default=False) else None
+    types = [FULL if rotated else SLIDING for rotated in has_rope[: config.num_layers]]
+    return replace(
+        config,
+        windows=read_windows(fields, config, window=window, default_types=types),
+        ropes=tuple(rope if has_rope[layer] else None for layer, rope in enumerate(config.ropes)),
+    )
+
+
+def read_granite(fields: JsonFields) -> ModelConfig:
+    """Granite 3: Llama with four multipliers.
+
+    What layers add to the residual stream is multiplied by `residual_multiplier`. The stream is kept divided by it
+    instead: then layers add what they compute, the embedding's scale is divided, and norms, which undo any scale of
+    their input, divide their epsilon by its square.
+    """
+    refuse(fields, "attention_bias", "mlp_bias")
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields)
+    residual = fields.number("residual_multiplier", 1.0)
+    return replace(
+        config,
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        embedding_scale=fields.number("embedding_multiplier", 1.0) / residual,
+        norm_eps=config.norm_eps / residual**2,
+        logits_scaling=fields.number("logits_scaling", 1.0),
+    )
+
+
+def read_phi3(fields: JsonFields) -> ModelConfig:
+    """Phi 3 and 4: Llama with fused tensors, a part of each head rotated, LongRoPE."""
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields)
+    return replace(
+        config,
+        norm_eps=fields.number("rms_norm_eps", 1e-5),
+        windows=with_windows(config, fields.optional_count("sliding_window")),
+    )
+
+
+def read_olmo2(fields: JsonFields) -> ModelConfig:
+    """OLMo 2: norms after attention and MLP, and over all heads of queries and keys."""
+    refuse(fields, "attention_bias")
+    require(fields, "hidden_act", "silu")
+    return replace(read_decoder(fields), norm_eps=fields.number("rms_norm_eps", 1e-5))
+
+
+def read_olmo3(fields: JsonFields) -> ModelConfig:
+    """OLMo 3: OLMo 2 with three sliding layers to one full one; only full ones scale their frequencies."""
+    config = read_olmo2(fields)
+    types = [FULL if (layer + 1) % 4 == 0 else SLIDING for layer in range(config.num_layers)]
+    windows = read_windows(fields, config, window=fields.count("sliding_window", 4096), default_types=types)
+    theta = fields.number("rope_theta", 500_000.0)
+    full, sliding = read_full_and_sliding_rope(fields, head_dim=config.head_dim, full_theta=theta, sliding_theta=theta)
+    kinds = fields.texts("layer_types") if "layer_types" in fields else types
+    return replace(config, windows=windows, ropes=tuple(full if kind == FULL else sliding for kind in kinds))
+
+
+def read_gemma3(fields: JsonFields) -> ModelConfig:
+    """Gemma 3: five sliding layers to one full one, each kind with its own frequencies."""
+    refuse(fields, "attention_bias", "use_bidirectional_attention")
+    require(fields, "hidden_activation", "gelu_pytorch_tanh")
+    config = read_decoder(fields, default_head_dim=256, tied_by_default=True)
+    name = "sliding_window_pattern" if "sliding_window_pattern" in fields else "_sliding_window_pattern"
+    every = fields.count(name, 6)
+    types = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.num_layers)]
+    kinds = fields.texts("layer_types") if "layer_types" in fields else types
+    full, sliding = read_full_and_sliding_rope(
+        fields, head_dim=config.head_dim, full_theta=1_000_000.0, sliding_theta=10_000.0
+    )
+    return replace(
+        config,
+        attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_soft_cap=fields.optional_number("attn_logit_softcapping"),
+        logit_soft_cap=fields.optional_number("final_logit_softcapping"),
+        embedding_scale=config.hidden_size**0.5,
+        windows=read_windows(fields, config, window=fields.count("sliding_window", 4096), default_types=types),
+        ropes=tuple(full if kind == FULL else sliding for kind in kinds),
+    )
+
+
+def read_gpt_oss(fields: JsonFields) -> ModelConfig:
+    """gpt-oss: experts in every layer, every second layer sliding, attention sinks, biases."""
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields, default_head_dim=64, default_theta=150_000.0, quantization="mxfp4")
+    if not fields.flag("attention_bias", default=True):
+        raise fields.invalid("attention_bias", "true: models without biases are not supported")
+    types = [SLIDING if layer % 2 == 0 else FULL for layer in range(config.num_layers)]
+    return replace(
+        config,
+        norm_eps=fields.number("rms_norm_eps", 1e-5),
+        windows=read_windows(fields, config, window=fields.count("sliding_window", 128), default_types=types),
+        moe=read_moe(
+            fields,
+            intermediate_size=config.intermediate_size,
+            normalizes_weights=True,
+            is_sparse=(True,) * config.num_layers,
+        ),
+    )
+
+
+def read_nanogpt(fields: JsonFields) -> ModelConfig:
+    """NanoGPT: learned positions, layer norms, an MLP without a gate."""
+    heads = read_heads(fields, default_head_dim=None)
+    hidden_size = fields.count("hidden_size")
+    num_layers = fields.count("num_hidden_layers")
+    return ModelConfig(
+        model_type=fields.text("model_type"),
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        q_heads=heads.q_heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        intermediate_size=fields.count("intermediate_size", 4 * hidden_size),
+        max_position_embeddings=fields.count("max_position_embeddings"),
+        norm_eps=fields.number("layer_norm_eps", 1e-5),
+        dtype=read_dtype(fields),
+        tie_word_embeddings=False,
+        attention_scale=heads.head_dim**-0.5,
+        windows=(None,) * num_layers,
+        ropes=(None,) * num_layers,
+        quantization=read_quantization(fields),
+    )
+
+
+def read_moe(
+    fields: JsonFields, *, intermediate_size: int, normalizes_weights: bool, is_sparse: tuple[bool, ...]
+) -> MoEConfig:
+    """Read how many experts there are, and how many of them compute a token.
+
+    Raises:
+        CheckpointError: a field is missing, or a token has more experts than there are.
+    """
+    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts")
+    per_token = fields.count("num_experts_per_tok")
+    if per_token > num_experts:
+        raise fields.invalid("num_experts_per_tok", f"at most {num_experts}, the number of experts")
+    return MoEConfig(
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        intermediate_size=intermediate_size,
+        normalizes_weights=normalizes_weights,
+        is_sparse=is_sparse,
+    )
+
+
+FAMILY_READERS: Mapping[str, Callable[[JsonFields], ModelConfig]] = MappingProxyType(
+    {
+        "llama": read_llama,
+        "mistral": read_mistral,
+        "ministral": read_ministral,
+        "ministral3": read_ministral3,
+        "qwen2": read_qwen2,
+        "qwen3": read_qwen3,
+        "qwen3_moe": read_qwen3_moe,
+        "smollm3": read_smollm3,
+        "granite": read_granite,
+        "phi3": read_phi3,
+        "olmo2": read_olmo2,
+        "olmo3": read_olmo3,
+        "gemma3_text": read_gemma3,
+        "gpt_oss": read_gpt_oss,
+        "nanogpt": read_nanogpt,
+    }
+)
+"""The families that the package brings, by `model_type`."""
+READERS.update(FAMILY_READERS)

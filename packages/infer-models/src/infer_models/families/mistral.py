@@ -1,0 +1,53 @@
+"""Mistral: Llama whose queries may grow with their position (Ministral 3).
+
+Jiang et al., "Mistral 7B", 2023; Liu et al., "Ministral 3", 2026. Windows and YaRN are data: `ModelConfig.windows` and
+`ropes`.
+"""
+
+import torch
+from torch import Tensor
+
+from infer_kernels import Rotary, silu_and_mul
+from infer_models.attention import KVCacheView
+from infer_models.causal_lm import CausalLM
+from infer_models.config import ModelConfig
+from infer_models.layers import Attention, GatedMLP, LMHead, ParameterFactory, pre_norm_decoder
+
+
+class GrowingQueryAttention(Attention):
+    """Attention whose queries are multiplied by a number that grows with their position."""
+
+    query_scales: Tensor
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int) -> None:
+        """Compute the number of every position, [positions, 1, 1], in the model's dtype as in training."""
+        super().__init__(config, factory, layer)
+        assert config.query_scaling is not None
+        scaling = config.query_scaling
+        positions = torch.arange(factory.max_positions(config), dtype=torch.float32, device=factory.device)
+        steps = torch.floor(positions / scaling.original_max_position_embeddings)
+        scales = (1.0 + scaling.beta * torch.log(1.0 + steps)).to(factory.dtype)
+        self.register_buffer("query_scales", scales[:, None, None], persistent=False)
+
+    def attend(self, qkv: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+        """Scale the queries, then attend: rotation, which comes between, keeps the scale."""
+        assert rotary is not None
+        q, kv = qkv[:, : self.spec.q_heads], qkv[:, self.spec.q_heads :]
+        return super().attend(torch.cat([q * self.query_scales[rotary.position_ids], kv], dim=1), rotary, cache)
+
+
+class Mistral(CausalLM):
+    """A Mistral or Ministral model; its LM head may be tied to the embedding."""
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Allocate the weights; the matrices are still to be loaded or drawn."""
+        scaling = config.query_scaling
+        grows = scaling is not None and factory.max_positions(config) > scaling.original_max_position_embeddings
+        attention = GrowingQueryAttention if grows else Attention
+        decoder = pre_norm_decoder(
+            config,
+            factory,
+            attention=lambda layer: attention(config, factory, layer),
+            mlp=lambda _: GatedMLP(config, factory, silu_and_mul),
+        )
+        super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens))

@@ -1,0 +1,139 @@
+"""`TINY_FAMILIES`: how `transformers` makes a tiny model of each family.
+
+What a family has beside Llama is there and small: windows of 8 tokens, positions of a first training that end at 32,
+layers of each kind.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+LLAMA3_SCALING: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_SCALING: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE_SCALING: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.05 * i for i in range(12)],
+    "long_factor": [1.0 + 0.5 * i for i in range(12)],
+    "original_max_position_embeddings": 32,
+}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""What the tiny models have in common."""
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+"""The vision model inside a tiny multimodal one."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_GEMMA3: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING],
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        _FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        _SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyFamily:
+    """How a tiny model of a family is made with `transformers`.
+
+    Attributes:
+        config: the class of its configuration.
+        model: the class of the model.
+        fields: of `config.json`, beside those of `SHAPE` or instead of them.
+        wrapper: the classes of the configurations of the multimodal model around it and of its vision model.
+    """
+
+    config: str
+    model: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    wrapper: tuple[str, str] | None = None
+
+
+TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
+    {
+        "llama": TinyFamily(config="LlamaConfig", model="LlamaForCausalLM"),
+        "mistral": TinyFamily(config="MistralConfig", model="MistralForCausalLM", fields={"sliding_window": 8}),
+        "ministral": TinyFamily(
+            config="MinistralConfig",
+            model="MinistralForCausalLM",
+            fields={"sliding_window": 8, "layer_types": [_FULL, _SLIDING, _SLIDING]},
+        ),
+        "ministral3": TinyFamily(
+            config="Ministral3Config",
+            model="Ministral3ForCausalLM",
+            fields={"rope_parameters": YARN_SCALING | {"llama_4_scaling_beta": 0.1}},
+        ),
+        "qwen2": TinyFamily(config="Qwen2Config", model="Qwen2ForCausalLM"),
+        "qwen3": TinyFamily(config="Qwen3Config", model="Qwen3ForCausalLM"),
+        "smollm3": TinyFamily(config="SmolLM3Config", model="SmolLM3ForCausalLM", fields={"no_rope_layers": [1, 0, 1]}),
+        "granite": TinyFamily(
+            config="GraniteConfig",
+            model="GraniteForCausalLM",
+            fields={
+                "embedding_multiplier": 12.0,
+                "attention_multiplier": 0.15,
+                "residual_multiplier": 0.22,
+                "logits_scaling": 8.0,
+            },
+        ),
+        "phi3": TinyFamily(
+            config="Phi3Config",
+            model="Phi3ForCausalLM",
+            fields={"hidden_size": 128, "rope_parameters": LONGROPE_SCALING, "sliding_window": 1000},
+        ),
+        "gemma3": TinyFamily(config="Gemma3TextConfig", model="Gemma3ForCausalLM", fields=_GEMMA3),
+        "gemma3_wrapped": TinyFamily(
+            config="Gemma3TextConfig",
+            model="Gemma3ForConditionalGeneration",
+            fields=_GEMMA3,
+            wrapper=("Gemma3Config", "SiglipVisionConfig"),
+        ),
+        "mistral3": TinyFamily(
+            config="MistralConfig",
+            model="Mistral3ForConditionalGeneration",
+            fields={"sliding_window": None},
+            wrapper=("Mistral3Config", "PixtralVisionConfig"),
+        ),
+        "llava": TinyFamily(
+            config="LlamaConfig",
+            model="LlavaForConditionalGeneration",
+            wrapper=("LlavaConfig", "CLIPVisionConfig"),
+        ),
+    }
+)
+"""The tiny models, by `model_type` or what tells a wrapper's from it."""
