@@ -1,6 +1,7 @@
 """Our logits are those of `transformers` on the same random checkpoint."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +11,63 @@ from torch import Tensor, nn
 
 from infer_models import CausalLM, CausalView, load_model
 from infer_models.layers.embedding import MAX_FUSED_ROWS
-from infer_models.testing import LLAMA3_SCALING, save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3
+from infer_models.testing import LLAMA3_SCALING, TINY_FAMILIES, YARN_SCALING, save_tiny, save_tiny_llama
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 90  # past Llama 3's original context of 32 tokens and many times Gemma's window of 8
 
 Save = Callable[[Path], Any]
 
+
+def case(family: str, **fields: Any) -> Save:
+    return partial(save_tiny, family, **fields)
+
+
 CASES: dict[str, Save] = {
-    "llama": save_tiny_llama,
-    "llama_tied": lambda folder: save_tiny_llama(folder, tie_word_embeddings=True),
-    "llama_llama3_scaling": lambda folder: save_tiny_llama(folder, rope_parameters=LLAMA3_SCALING),
-    "llama_linear_scaling": lambda folder: save_tiny_llama(
-        folder, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    **{family: case(family) for family in TINY_FAMILIES},
+    "llama_tied": case("llama", tie_word_embeddings=True),
+    "llama_llama3_scaling": case("llama", rope_parameters=LLAMA3_SCALING),
+    "llama_linear_scaling": case(
+        "llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     ),
-    "llama_head_dim_is_hidden_over_heads": lambda folder: save_tiny_llama(folder, head_dim=None),
-    "llama_one_kv_head": lambda folder: save_tiny_llama(folder, num_key_value_heads=1),
-    "llama_no_groups": lambda folder: save_tiny_llama(folder, num_key_value_heads=4),
-    "qwen3": save_tiny_qwen3,
-    "qwen3_tied": lambda folder: save_tiny_qwen3(folder, tie_word_embeddings=True, rope_parameters=LLAMA3_SCALING),
-    "gemma3": save_tiny_gemma3,
-    "gemma3_untied": lambda folder: save_tiny_gemma3(folder, tie_word_embeddings=False),
-    "gemma3_capped_logits": lambda folder: save_tiny_gemma3(folder, final_logit_softcapping=2.0),
-    "gemma3_unscaled": lambda folder: save_tiny_gemma3(folder, rope_parameters=None, sliding_window=30),
+    "llama_yarn_scaling": case("llama", rope_parameters=YARN_SCALING),
+    "llama_yarn_untruncated": case(
+        "llama", rope_parameters=YARN_SCALING | {"truncate": False, "beta_fast": 4.0, "attention_factor": 1.3}
+    ),
+    "llama_yarn_mscales": case("llama", rope_parameters=YARN_SCALING | {"mscale": 1.2, "mscale_all_dim": 0.7}),
+    "llama_longrope_scaling": case(
+        "llama",
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.05 * i for i in range(16)],
+            "long_factor": [1.0 + 0.5 * i for i in range(16)],
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama_head_dim_is_hidden_over_heads": case("llama", head_dim=None),
+    "llama_one_kv_head": case("llama", num_key_value_heads=1),
+    "llama_no_groups": case("llama", num_key_value_heads=4),
+    "mistral_without_window": case("mistral", sliding_window=None, tie_word_embeddings=True),
+    "mistral_yarn_scaling": case("mistral", rope_parameters=YARN_SCALING),
+    "ministral_sliding_only": case("ministral", layer_types=None, tie_word_embeddings=True),
+    "ministral3_tied": case(
+        "ministral3",
+        tie_word_embeddings=True,
+        rope_parameters=YARN_SCALING | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16},
+    ),
+    "qwen2_tied": case("qwen2", tie_word_embeddings=True),
+    "qwen2_sliding": case("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "qwen3_tied": case("qwen3", tie_word_embeddings=True, rope_parameters=LLAMA3_SCALING),
+    "smollm3_untied": case("smollm3", tie_word_embeddings=False, no_rope_layers=None, no_rope_layer_interval=3),
+    "smollm3_sliding": case("smollm3", use_sliding_window=True, sliding_window=8),
+    "granite_tied": case("granite", tie_word_embeddings=True, residual_multiplier=0.5, logits_scaling=3.0),
+    "gemma3_untied": case("gemma3", tie_word_embeddings=False),
+    "gemma3_capped_logits": case("gemma3", final_logit_softcapping=2.0),
+    "gemma3_unscaled": case("gemma3", rope_parameters=None, sliding_window=30),
+    "gemma3_wrapped_untied": case("gemma3_wrapped", tie_word_embeddings=False),
+    "mistral3_untied": case("mistral3", tie_word_embeddings=False),
+    "llava_untied": case("llava", tie_word_embeddings=False),
 }
 every_case = pytest.mark.parametrize("save", CASES.values(), ids=CASES.keys())
 
@@ -91,25 +126,28 @@ def test_hidden_states_in_fp32_agree_layer_by_layer(tmp_path: Path, save: Save) 
     ours = residuals_of(model, token_ids())
     expected = residuals_of_twin(twin, token_ids())
     assert len(ours) == len(expected) == model.config.num_layers
+    scale = getattr(twin.config, "residual_multiplier", 1.0)  # Granite's stream is kept divided by it
     for layer in range(len(ours)):
-        assert (ours[layer] - expected[layer]).abs().max() <= 1e-4, f"layer {layer}"
+        bound = 1e-4 * max(1.0, float(expected[layer].std()))
+        assert (ours[layer] * scale - expected[layer]).abs().max() <= bound, f"layer {layer}"
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "llama_llama3_scaling", "qwen3", "gemma3", "gemma3_untied"])
+@pytest.mark.parametrize("name", [*TINY_FAMILIES, "llama_llama3_scaling", "gemma3_untied"])
 def test_logits_in_bf16_differ_by_rounding_only(tmp_path: Path, name: str) -> None:
     twin = CASES[name](tmp_path).to(torch.bfloat16)
     model = load_model(tmp_path, device=CPU, dtype=torch.bfloat16)
     ours = our_logits(model, token_ids())
     assert ours.dtype == torch.bfloat16
-    expected = twin(token_ids()[None]).logits[0].float()
-    difference = (ours.float() - expected) / expected.std()
-    assert difference.square().mean().sqrt() <= 2e-2
-    assert difference.abs().max() <= 1e-1
-    best = expected.topk(2).values
-    clear = best[:, 0] - best[:, 1] > 2e-1 * expected.std()
+    rounded = twin(token_ids()[None]).logits[0].float()
+    exact = twin.float()(token_ids()[None]).logits[0]  # of the same rounded weights
+    error, twins_error = ((logits.float() - exact) / exact.std() for logits in (ours, rounded))
+    assert error.square().mean().sqrt() <= 1.25 * twins_error.square().mean().sqrt() + 1e-3
+    assert error.abs().max() <= 1.5 * twins_error.abs().max() + 1e-2
+    best = exact.topk(2).values
+    clear = best[:, 0] - best[:, 1] > 3e-1 * exact.std()
     assert clear.sum() >= NUM_TOKENS // 4
-    assert torch.equal(ours.argmax(-1)[clear], expected.argmax(-1)[clear])
+    assert torch.equal(ours.argmax(-1)[clear], exact.argmax(-1)[clear])
 
 
 @torch.no_grad()
@@ -126,7 +164,9 @@ def residuals_of(model: CausalLM, ids: Tensor) -> list[Tensor]:
     """The residual stream after each of our layers."""
     residuals: list[Tensor] = []
     for layer in layers_of(model):
-        layer.register_forward_hook(lambda _layer, _args, outputs: residuals.append(outputs[1]))
+        layer.register_forward_hook(
+            lambda _layer, _args, outputs: residuals.append(outputs if isinstance(outputs, Tensor) else outputs[1])
+        )
     our_logits(model, ids)
     return residuals
 
@@ -141,4 +181,4 @@ def residuals_of_twin(twin: Any, ids: Tensor) -> list[Tensor]:
 
 
 def layers_of(model: Any) -> list[nn.Module]:
-    return list(model.model.layers)
+    return list(getattr(model.model, "language_model", model.model).layers)

@@ -9,6 +9,7 @@ import pytest
 
 import infer_models
 from infer_models import CheckpointError, ModelConfig
+from infer_models.config.wrappers import WRAPPERS
 from infer_models.families import FAMILIES
 
 
@@ -41,4 +42,5 @@ def test_every_model_type_that_is_read_has_a_family(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "?"}')
     with pytest.raises(CheckpointError, match="it must be one of") as caught:
         ModelConfig.from_folder(tmp_path)
-    assert re.findall("`(.+?)`", str(caught.value).partition("one of")[2]) == list(FAMILIES)
+    known = re.findall("`(.+?)`", str(caught.value).partition("one of")[2])
+    assert known == [*FAMILIES, *WRAPPERS]
