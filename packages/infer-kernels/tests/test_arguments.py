@@ -132,7 +132,12 @@ def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
         (norm_add_norm, "next_weight", torch.zeros(9), r"`next_weight` has shape \[9\]; pass \[8\]"),
         (apply_rope, "k", torch.zeros(2, 2, 16), r"`k` has shape \[2, 2, 16\]; pass \[3, 2, 16\]"),
         (apply_rope, "q", torch.zeros(3, 4, 15), r"`q` has head_dim 15; rotary pairs need an even one"),
-        (apply_rope, "cos_sin", torch.zeros(9, 8), r"`cos_sin` has shape \[9, 8\]; pass \[9, 16\]"),
+        (
+            apply_rope,
+            "cos_sin",
+            torch.zeros(9, 18),
+            r"`cos_sin` has shape \[9, 18\]; .* an even rotary_dim of at most 16",
+        ),
         (apply_rope, "position_ids", SLOTS[:2], r"`position_ids` has shape \[2\]; pass \[3\]"),
         (silu_and_mul, "gate_up", torch.zeros(3, 7), r"`gate_up` has 7 columns; pass \[tokens, 2 \* intermediate\]"),
         (store_kv, "k", torch.zeros(3, 1, 16), r"`k` has shape \[3, 1, 16\]; pass \[3, 2, 16\]"),

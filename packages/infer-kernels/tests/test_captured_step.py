@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from infer_kernels import (
+    QKNorm,
+    Rotary,
     add_rms_norm,
     embedding,
     gelu_tanh_and_mul,
     linear,
     norm_add_norm,
     prepack,
+    qk_norm_rope_store,
     rms_norm,
     silu_and_mul,
 )
@@ -52,6 +55,24 @@ def test_a_replay_of_any_number_of_rows_gives_the_same_bits(dtype: torch.dtype) 
         ids[:rows] = given
         step.replay(rows)
         assert torch.equal(out[:rows], layers(given)), rows
+
+
+@pytest.mark.parametrize("rotary_dim", [64, 20])
+def test_heads_are_prepared_and_stored_at_every_replay(rotary_dim: int) -> None:
+    qkv, caches, slots = torch.randn(7, 4 + 4, 64), torch.zeros(2, 3, 2, 4, 64), torch.tensor([3, 9, 0, 11, -1, 5, 7])
+    rotary = Rotary(position_ids=torch.randint(9, (7,)), cos_sin=torch.randn(9, rotary_dim))
+    norm = QKNorm(q_weight=torch.randn(64), k_weight=torch.randn(64), eps=1e-6, variant="llama")
+    step = CapturedStep(7)
+    with step.recording():
+        q = qk_norm_rope_store(qkv, caches[0], caches[1], slots, rotary=rotary, norm=norm)
+    for rows in (7, 3, 1):
+        qkv.copy_(torch.randn_like(qkv))
+        stored = caches.clone()
+        first = Rotary(position_ids=rotary.position_ids[:rows], cos_sin=rotary.cos_sin)
+        expected = qk_norm_rope_store(qkv[:rows], stored[0], stored[1], slots[:rows], rotary=first, norm=norm)
+        step.replay(rows)
+        assert torch.equal(q[:rows], expected)
+        assert torch.equal(caches, stored)
 
 
 def test_what_a_replay_computes_lies_where_nothing_else_does() -> None:

@@ -317,7 +317,11 @@ def test_tensor_elsewhere_is_refused(name: str) -> None:
         ("slots", SLOTS[:2], r"`slots` has shape \[2\]; pass \[3\]"),
         ("out", torch.zeros(3, 5, 16), r"`out` has shape \[3, 5, 16\]; pass \[3, 4, 16\]"),
         ("position_ids", POSITIONS[:2], r"`position_ids` has shape \[2\]; pass \[3\]"),
-        ("cos_sin", torch.zeros(9, 8), r"`cos_sin` has shape \[9, 8\]; pass \[9, 16\]"),
+        (
+            "cos_sin",
+            torch.zeros(9, 18),
+            r"`cos_sin` has shape \[9, 18\]; pass \[max_position, rotary_dim\] with an even",
+        ),
         ("q_weight", torch.zeros(8), r"`q_weight` has shape \[8\]; pass \[16\]"),
         ("k_weight", torch.zeros(32)[::2], r"`k_weight` has stride 2"),
         ("variant", "qwen", r"`variant` is 'qwen'; pass \"llama\" or \"gemma\""),

@@ -1,6 +1,7 @@
 """Ops whose rows have the same bits in every batch, on a CPU: all that a model applies beside dense layers."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -28,11 +29,11 @@ ROWS = 400
 Op = Callable[[Tensor, Tensor], Tensor]  # x [tokens, width], position_ids [tokens] -> [tokens, ...]
 
 
-def packed(width: int, dtype: torch.dtype) -> Op:
+def packed(width: int, dtype: torch.dtype, *, rotary_dim: int = HEAD_DIM) -> Op:
     """Norm, rotation and store of heads, together [tokens, width]; half of them are queries."""
     weights = torch.randn(2, HEAD_DIM).to(dtype)
     norm = QKNorm(q_weight=weights[0], k_weight=weights[1], eps=1e-6, variant="llama")
-    cos_sin = torch.randn(ROWS, HEAD_DIM)
+    cos_sin = torch.randn(ROWS, rotary_dim)
 
     def op(x: Tensor, position_ids: Tensor) -> Tensor:
         qkv = x.view(len(x), -1, HEAD_DIM)
@@ -67,6 +68,7 @@ def norms(width: int, dtype: torch.dtype) -> Op:
 OPS: dict[str, Callable[[int, torch.dtype], Op]] = {
     "norms": norms,
     "qk_norm_rope_store": packed,
+    "qk_norm_rope_store, partial rotary": partial(packed, rotary_dim=10),
     "silu_and_mul": lambda _width, _dtype: lambda x, _position_ids: silu_and_mul(x),
     "gelu_tanh_and_mul": lambda _width, _dtype: lambda x, _position_ids: gelu_tanh_and_mul(x),
     "soft_cap": lambda _width, _dtype: lambda x, _position_ids: torch.tanh(x / 30.0) * 30.0,

@@ -20,7 +20,7 @@ _LINEAR = Struct("PqPqPPqq")
 _NORM = Struct("PqPqPPqPqPqdq")
 _GATED = Struct("PqPqqq")
 _EMBEDDING = Struct("PqPqPqqqd")
-_QKV = Struct("PqqPqqPqqqPqqqPqqqqqPqPqPPdq")
+_QKV = Struct("PqqPqqPqqqPqqqPqqqqqPqPqqPPdq")
 _ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqdd")
 
 
@@ -173,6 +173,7 @@ def qk_norm_rope_store(
         0 if positions is None else positions.element_size(),
         0 if cos_sin is None else cos_sin.data_ptr(),
         0 if cos_sin is None else cos_sin.stride(0),
+        0 if cos_sin is None else cos_sin.shape[1],
         0 if q_weight is None else q_weight.data_ptr(),
         0 if k_weight is None else k_weight.data_ptr(),
         eps,

@@ -2,11 +2,12 @@
 
     q, k, v = the q_heads, kv_heads and kv_heads heads of a token
     q, k    = rms_norm of each head               (where `norm` is given)
-    q, k    = rotated by the token's position     (where `rotary` is given)
+    q, k    = rotated by the token's position     (where `rotary` is given; the first rotary_dim elements of each head)
     k_cache[slot // block_size, :, slot % block_size] = k        (v likewise; slot -1 is skipped)
 
 The norms of queries and keys: Henry et al., "Query-Key Normalization for Transformers", 2020. Bytes moved: qkv read
-once, as much written, a table row per token: tokens * head_dim * (2 * (q_heads + 2 * kv_heads) * itemsize + 4).
+once, as much written, a table row per token:
+tokens * (2 * (q_heads + 2 * kv_heads) * head_dim * itemsize + 4 * rotary_dim).
 
 Precision: the rounding points of `rms_norm`, then `apply_rope`, then `store_kv`: a normalized head is rounded to the
 storage dtype, the rotation is fp32 and rounds once, values are copied.
@@ -29,7 +30,14 @@ from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.norm.rms_norm import normalize_rows, rms_norm_reference
-from infer_kernels.qkv.rope import apply_rope_reference, check_rotation, rotate_heads_torch
+from infer_kernels.qkv.rope import (
+    apply_rope_reference,
+    check_rotation,
+    paired_elements,
+    partial_half,
+    rotate_heads_torch,
+    rotate_pairs,
+)
 from infer_kernels.qkv.store_kv import (
     KVSlots,
     check_cache,
@@ -63,35 +71,40 @@ def qk_norm_rope_store_reference(
 
 @triton.jit
 def _prepare_heads(
-    x: tl.tensor,  # of the first half's elements, [ROWS, BLOCK_HALF]
+    x: tl.tensor,  # of the first elements of `paired_elements`, [ROWS, BLOCK_HALF]
     token: tl.tensor,  # [ROWS]
     in_batch: tl.tensor,  # [ROWS]
     weight: tl.tensor,  # [head_dim], or None
     position_ids: tl.tensor,  # [tokens], or None
-    cos_sin: tl.tensor,  # fp32 [max_position, head_dim], or None
+    cos_sin: tl.tensor,  # fp32 [max_position, rotary_dim], or None
     eps: tl.tensor,
     half: tl.tensor,
     cos_sin_stride: tl.tensor,
     BLOCK_HALF: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
     GEMMA: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Norm and rotate a row's head where wanted: both halves, [ROWS, BLOCK_HALF], in the dtype of `x`."""
+    """Norm and rotate a row's head where wanted: first and second elements, [ROWS, BLOCK_HALF], in the dtype of `x`."""
     dtype: tl.constexpr = x.dtype.element_ty
     column = tl.arange(0, BLOCK_HALF)
     in_half = column < half
     mask = in_batch[:, None] & in_half[None, :]
+    _, distance = paired_elements(column[None, :], half, ROTARY_HALF)
     # All loads come before the arithmetic: a decode of few tokens takes as long as its longest chain of loads.
     if cos_sin is not None:
         position = tl.load(position_ids + token, mask=in_batch, other=0).to(tl.int64)
     x1 = tl.load(x, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(x + half, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x + distance, mask=mask, other=0.0).to(tl.float32)
     if cos_sin is not None:
+        num_angles = half if ROTARY_HALF is None else ROTARY_HALF
+        has_angle = in_batch[:, None] & (column < num_angles)[None, :]
         angles = cos_sin + position[:, None] * cos_sin_stride + column[None, :]
-        cos = tl.load(angles, mask=mask, other=0.0)
-        sin = tl.load(angles + half, mask=mask, other=0.0)
+        cos = tl.load(angles, mask=has_angle, other=0.0)
+        sin = tl.load(angles + num_angles, mask=has_angle, other=0.0)
     if weight is not None:
-        weight1 = tl.load(weight + column, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        weight2 = tl.load(weight + half + column, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        first, distance = paired_elements(column, half, ROTARY_HALF)
+        weight1 = tl.load(weight + first, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        weight2 = tl.load(weight + distance + first, mask=in_half, other=0.0).to(tl.float32)[None, :]
         inverse = tl.math.rsqrt(tl.sum(x1 * x1 + x2 * x2, axis=1) / (2 * half) + eps)[:, None]
         x1, x2 = x1 * inverse, x2 * inverse
         if GEMMA:
@@ -100,7 +113,7 @@ def _prepare_heads(
             x1, x2 = x1.to(dtype).to(tl.float32) * weight1, x2.to(dtype).to(tl.float32) * weight2
         x1, x2 = x1.to(dtype).to(tl.float32), x2.to(dtype).to(tl.float32)
     if cos_sin is not None:
-        x1, x2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+        x1, x2 = rotate_pairs(x1, x2, cos, sin, cos, sin, column[None, :], ROTARY_HALF)
     return x1.to(dtype), x2.to(dtype)
 
 
@@ -112,7 +125,7 @@ def _qk_norm_rope_store_kernel(
     qkv: tl.tensor,  # [tokens, q_heads + 2 * kv_heads, head_dim]
     slots: tl.tensor,  # [tokens]
     position_ids: tl.tensor,  # [tokens], or None
-    cos_sin: tl.tensor,  # fp32 [max_position, head_dim], or None
+    cos_sin: tl.tensor,  # fp32 [max_position, rotary_dim], or None
     q_weight: tl.tensor,  # [head_dim], or None
     k_weight: tl.tensor,  # [head_dim], or None
     eps: tl.tensor,
@@ -135,6 +148,7 @@ def _qk_norm_rope_store_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
     GEMMA: tl.constexpr,
 ) -> None:
     # A row is one head of one token. The first programs take the queries, the others keys and values:
@@ -145,12 +159,13 @@ def _qk_norm_rope_store_kernel(
     q_programs = tl.cdiv(q_rows, ROWS)
     column = tl.arange(0, BLOCK_HALF)[None, :]
     in_half = column < half
+    first, distance = paired_elements(column, half, ROTARY_HALF)
     if program < q_programs:
         row = program * ROWS + tl.arange(0, ROWS)
         in_batch = row < q_rows
         token = (row // q_heads).to(tl.int64)
         head = (row % q_heads).to(tl.int64)
-        x_at = (token * qkv_stride_token + head * qkv_stride_head)[:, None] + column
+        x_at = (token * qkv_stride_token + head * qkv_stride_head)[:, None] + first
         q1, q2 = _prepare_heads(
             qkv + x_at,
             token,
@@ -162,12 +177,13 @@ def _qk_norm_rope_store_kernel(
             half,
             cos_sin_stride,
             BLOCK_HALF,
+            ROTARY_HALF,
             GEMMA,
         )
-        out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + column
+        out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + first
         mask = in_batch[:, None] & in_half
         tl.store(out_at, q1, mask=mask)
-        tl.store(out_at + half, q2, mask=mask)
+        tl.store(out_at + distance, q2, mask=mask)
     else:
         row = (program - q_programs) * ROWS + tl.arange(0, ROWS)
         in_batch = row < kv_rows
@@ -175,10 +191,10 @@ def _qk_norm_rope_store_kernel(
         head = (row % kv_heads).to(tl.int64)
         slot = tl.load(slots + token, mask=in_batch, other=-1).to(tl.int64)
         mask = (slot >= 0)[:, None] & in_half
-        k_at = (token * qkv_stride_token + (q_heads + head) * qkv_stride_head)[:, None] + column
-        v_at = (token * qkv_stride_token + (q_heads + kv_heads + head) * qkv_stride_head)[:, None] + column
+        k_at = (token * qkv_stride_token + (q_heads + head) * qkv_stride_head)[:, None] + first
+        v_at = (token * qkv_stride_token + (q_heads + kv_heads + head) * qkv_stride_head)[:, None] + first
         v1 = tl.load(qkv + v_at, mask=mask, other=0.0)
-        v2 = tl.load(qkv + v_at + half, mask=mask, other=0.0)
+        v2 = tl.load(qkv + v_at + distance, mask=mask, other=0.0)
         k1, k2 = _prepare_heads(
             qkv + k_at,
             token,
@@ -190,17 +206,18 @@ def _qk_norm_rope_store_kernel(
             half,
             cos_sin_stride,
             BLOCK_HALF,
+            ROTARY_HALF,
             GEMMA,
         )
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         key = block * k_cache_stride_block + head * k_cache_stride_head + offset * k_cache_stride_token
         value = block * v_cache_stride_block + head * v_cache_stride_head + offset * v_cache_stride_token
-        key_at = k_cache + key[:, None] + column
-        value_at = v_cache + value[:, None] + column
+        key_at = k_cache + key[:, None] + first
+        value_at = v_cache + value[:, None] + first
         tl.store(key_at, k1, mask=mask)
-        tl.store(key_at + half, k2, mask=mask)
+        tl.store(key_at + distance, k2, mask=mask)
         tl.store(value_at, v1, mask=mask)
-        tl.store(value_at + half, v2, mask=mask)
+        tl.store(value_at + distance, v2, mask=mask)
 
 
 def qk_norm_rope_store_triton(
@@ -254,6 +271,7 @@ def qk_norm_rope_store_triton(
         BLOCK_SIZE=block_size,
         ROWS=rows,
         BLOCK_HALF=block_half,
+        ROTARY_HALF=None if rotary is None else partial_half(rotary.cos_sin, head_dim),
         GEMMA=norm is not None and norm.variant == "gemma",
         num_warps=4,
         enable_fp_fusion=False,
@@ -324,7 +342,7 @@ def qk_norm_rope_store(
         k_cache: as for `store_kv`.
         v_cache: as for `store_kv`.
         slots: as for `store_kv`.
-        rotary: rotates queries and keys by position.
+        rotary: rotates queries and keys by position, whole heads or their first elements.
         norm: norms each head of queries and keys, before the rotation.
         out: [tokens, q_heads, head_dim], of the dtype and device of `qkv`; must not share memory with it.
 

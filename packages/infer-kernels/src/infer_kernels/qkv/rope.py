@@ -1,14 +1,17 @@
 """Rotary position embedding on flat tokens.
 
-With x1, x2 the halves of a head and angles cos, sin of the token's position ("rotate half" pairing, as in GPT-NeoX):
+With x1, x2 the halves of a head's first rotary_dim elements and angles cos, sin of the token's position ("rotate half"
+pairing, as in GPT-NeoX):
 
     y1 = x1 * cos - x2 * sin
     y2 = x2 * cos + x1 * sin
 
-Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. Bytes moved: q and k read and
-written, one table row per token: tokens * head_dim * (2 * (q_heads + kv_heads) * itemsize + 4).
+The elements past rotary_dim, where it is less than head_dim, stay as they are (partial rotary).
 
-Precision: fp32 angles and arithmetic, one rounding at the end.
+Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. Bytes moved: q and k read and
+written, one table row per token: tokens * (2 * (q_heads + kv_heads) * head_dim * itemsize + 4 * rotary_dim).
+
+Precision: fp32 angles and arithmetic, one rounding at the end; what is not rotated is copied.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -35,13 +38,60 @@ from infer_kernels.integers import next_power_of_2
 
 def apply_rope_reference(q: Tensor, k: Tensor, position_ids: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate q and k in plain fp32 PyTorch; arguments as for `apply_rope`. Differentiable."""
+    rotary_dim = cos_sin.shape[1]
     cos, sin = cos_sin[position_ids].unsqueeze(1).chunk(2, dim=-1)
 
     def rotate(x: Tensor) -> Tensor:
-        x1, x2 = x.float().chunk(2, dim=-1)
-        return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)
+        rotated, kept = x[..., :rotary_dim], x[..., rotary_dim:]
+        x1, x2 = rotated.float().chunk(2, dim=-1)
+        y = torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
+        return torch.cat((y.to(x.dtype), kept), dim=-1)
 
     return rotate(q), rotate(k)
+
+
+@triton.jit
+def paired_elements(
+    column: tl.tensor,  # 0 .. BLOCK_HALF, of any shape
+    half: tl.tensor,  # head_dim / 2
+    ROTARY_HALF: tl.constexpr,  # rotary_dim / 2, or None: head_dim / 2
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the first of the two elements of a head that a column holds, and how far the second is from it.
+
+    A rotation mixes the two. A partial one leaves the columns from `ROTARY_HALF` on alone: they hold the elements past
+    rotary_dim.
+
+        elements   0 .. | ROTARY_HALF .. | rotary_dim ..  | .. head_dim
+        columns    0 .. | 0 ..           | ROTARY_HALF .. | ROTARY_HALF ..
+                   first  second           first            second
+    """
+    first, distance = column, half
+    if ROTARY_HALF is not None:
+        # In products, unlike in `tl.where`, the compiler sees that neighbours lie side by side, and moves 16 bytes.
+        is_kept = (column >= ROTARY_HALF).to(tl.int32)
+        first = column + is_kept * ROTARY_HALF
+        distance = ROTARY_HALF + is_kept * (half - 2 * ROTARY_HALF)
+    return first, distance
+
+
+@triton.jit
+def rotate_pairs(
+    x1: tl.tensor,  # fp32 [rows, BLOCK_HALF], the first elements of `paired_elements`
+    x2: tl.tensor,  # the same shape, the second ones
+    cos1: tl.tensor,  # fp32 [rows or 1, BLOCK_HALF], of the first elements
+    sin1: tl.tensor,  # the same shape
+    cos2: tl.tensor,  # the same shape, of the second elements
+    sin2: tl.tensor,  # the same shape
+    column: tl.tensor,  # [1, BLOCK_HALF]
+    ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
+) -> tuple[tl.tensor, tl.tensor]:
+    """Rotate columns, all or those before `ROTARY_HALF`: fp32, [rows, BLOCK_HALF] each."""
+    y1 = x1 * cos1 - x2 * sin1
+    y2 = x2 * cos2 + x1 * sin2
+    if ROTARY_HALF is not None:
+        is_rotated = column < ROTARY_HALF
+        y1, y2 = tl.where(is_rotated, y1, x1), tl.where(is_rotated, y2, x2)
+    return y1, y2
 
 
 @triton.jit
@@ -58,19 +108,20 @@ def rotate_heads(
     x_stride_head: tl.tensor,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
 ) -> None:
     """Rotate all heads of one token."""
     head = tl.arange(0, BLOCK_HEADS).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK_HALF)[None, :]
     mask = (head < heads) & (column < half)
-    x_at = x + head * x_stride_head + column
+    first, distance = paired_elements(column, half, ROTARY_HALF)
+    x_at = x + head * x_stride_head + first
     x1 = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(x_at + half, mask=mask, other=0.0).to(tl.float32)
-    y1 = x1 * cos1[None, :] - x2 * sin1[None, :]
-    y2 = x2 * cos2[None, :] + x1 * sin2[None, :]
-    out_at = out + head * out_stride_head + column
+    x2 = tl.load(x_at + distance, mask=mask, other=0.0).to(tl.float32)
+    y1, y2 = rotate_pairs(x1, x2, cos1[None, :], sin1[None, :], cos2[None, :], sin2[None, :], column, ROTARY_HALF)
+    out_at = out + head * out_stride_head + first
     tl.store(out_at, y1.to(out.dtype.element_ty), mask=mask)
-    tl.store(out_at + half, y2.to(out.dtype.element_ty), mask=mask)
+    tl.store(out_at + distance, y2.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["position_ids"])
@@ -80,7 +131,7 @@ def _rope_kernel(
     q: tl.tensor,  # [tokens, q_heads, head_dim]
     k: tl.tensor,  # [tokens, kv_heads, head_dim]
     position_ids: tl.tensor,  # [tokens]
-    cos_sin: tl.tensor,  # fp32 [max_position, head_dim]
+    cos_sin: tl.tensor,  # fp32 [max_position, rotary_dim]
     q_heads: tl.tensor,
     kv_heads: tl.tensor,
     half: tl.tensor,  # head_dim / 2
@@ -96,13 +147,15 @@ def _rope_kernel(
     BLOCK_Q_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(position_ids + token).to(tl.int64)
     column = tl.arange(0, BLOCK_HALF)
+    num_angles = half if ROTARY_HALF is None else ROTARY_HALF
     angles = cos_sin + position * cos_sin_stride
-    cos = tl.load(angles + column, mask=column < half, other=0.0)
-    sin = tl.load(angles + half + column, mask=column < half, other=0.0)
+    cos = tl.load(angles + column, mask=column < num_angles, other=0.0)
+    sin = tl.load(angles + num_angles + column, mask=column < num_angles, other=0.0)
     rotate_heads(
         q_out + token * q_out_stride_token,
         q + token * q_stride_token,
@@ -116,6 +169,7 @@ def _rope_kernel(
         q_stride_head,
         BLOCK_Q_HEADS,
         BLOCK_HALF,
+        ROTARY_HALF,
     )
     rotate_heads(
         k_out + token * k_out_stride_token,
@@ -130,7 +184,14 @@ def _rope_kernel(
         k_stride_head,
         BLOCK_KV_HEADS,
         BLOCK_HALF,
+        ROTARY_HALF,
     )
+
+
+def partial_half(cos_sin: Tensor, head_dim: int) -> int | None:
+    """Return rotary_dim / 2 of a partial rotation, or None: kernels have a variant of their own for whole heads."""
+    rotary_dim = cos_sin.shape[1]
+    return None if rotary_dim == head_dim else rotary_dim // 2
 
 
 def apply_rope_triton(
@@ -165,6 +226,7 @@ def apply_rope_triton(
         BLOCK_Q_HEADS=block_q_heads,
         BLOCK_KV_HEADS=next_power_of_2(kv_heads),
         BLOCK_HALF=block_half,
+        ROTARY_HALF=partial_half(cos_sin, head_dim),
         num_warps=min(8, max(1, block_q_heads * block_half // 256)),
         enable_fp_fusion=False,
     )
@@ -185,6 +247,10 @@ def rotate_heads_torch(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Six small operations and no temporary but the result: on a CPU this runs for every layer and token.
     """
+    rotary_dim = 2 * cos.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        kept = x[..., rotary_dim:]
+        return torch.cat((rotate_heads_torch(x[..., :rotary_dim], cos, sin), kept), dim=-1)
     halves: Tensor = x.float().unflatten(-1, (2, -1))  # type: ignore[no-untyped-call]  # torch has no types for it
     rotated = halves * cos
     rotated.select(-2, 0).addcmul_(halves.select(-2, 1), sin, value=-1)
@@ -202,8 +268,16 @@ def apply_rope_torch(
     k_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The fastest plain PyTorch; arguments as for `apply_rope`, unchecked. Differentiable where no `out` is given."""
+    rotary_dim = cos_sin.shape[1]
     cos, sin = cos_sin.index_select(0, position_ids).unsqueeze(1).chunk(2, dim=-1)
-    return rotate_torch(q, cos, sin, cos, sin, out=q_out), rotate_torch(k, cos, sin, cos, sin, out=k_out)
+
+    def rotate(x: Tensor, out: Tensor | None) -> Tensor:
+        if rotary_dim == x.shape[-1]:
+            return rotate_torch(x, cos, sin, cos, sin, out=out)
+        rotated, kept = rotate_torch(x[..., :rotary_dim], cos, sin, cos, sin), x[..., rotary_dim:]
+        return torch.cat((rotated, kept), dim=-1) if out is None else out.copy_(torch.cat((rotated, kept), dim=-1))
+
+    return rotate(q, q_out), rotate(k, k_out)
 
 
 def check_rotation(name: str, heads: Tensor, position_ids: Tensor, cos_sin: Tensor) -> None:
@@ -213,8 +287,13 @@ def check_rotation(name: str, heads: Tensor, position_ids: Tensor, cos_sin: Tens
     require_shape("position_ids", position_ids, (tokens,), f"one for each token of `{name}`")
     require_device("position_ids", position_ids, name, heads.device)
     require_dtype("cos_sin", cos_sin, torch.float32)
-    require_rank("cos_sin", cos_sin, "max_position, head_dim")
-    require_shape("cos_sin", cos_sin, (cos_sin.shape[0], head_dim), "cosines and sines of head_dim / 2 angles each")
+    require_rank("cos_sin", cos_sin, "max_position, rotary_dim")
+    rotary_dim = cos_sin.shape[1]
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ValueError(
+            f"`cos_sin` has shape {list(cos_sin.shape)}; pass [max_position, rotary_dim] with an even rotary_dim of at "
+            f"most {head_dim}, the head_dim of `{name}`: rotary_dim / 2 cosines, then as many sines"
+        )
     require_device("cos_sin", cos_sin, name, heads.device)
     require_dense_rows("cos_sin", cos_sin)
 
@@ -234,7 +313,8 @@ def apply_rope(
         q: [tokens, q_heads, head_dim], fp32, bf16 or fp16; may be a strided view into packed qkv.
         k: [tokens, kv_heads, head_dim], of the dtype and device of `q`.
         position_ids: [tokens], int32 or int64, each below max_position (not checked: it would stall the device).
-        cos_sin: [max_position, head_dim], fp32: the cosines of the head_dim / 2 angles, then their sines.
+        cos_sin: [max_position, rotary_dim], fp32: the cosines of the rotary_dim / 2 angles, then their sines. An even
+            rotary_dim, at most head_dim; elements of a head past it stay as they are.
         q_out: like `q`; may be `q`.
         k_out: like `k`; may be `k`.
 

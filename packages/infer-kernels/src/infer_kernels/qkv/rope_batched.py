@@ -107,6 +107,7 @@ def _rope_batched_kernel(
         q_stride_head,
         BLOCK_Q_HEADS,
         BLOCK_HALF,
+        None,
     )
     rotate_heads(
         k_out + sequence * k_out_stride_batch + place * k_out_stride_seq,
@@ -121,6 +122,7 @@ def _rope_batched_kernel(
         k_stride_head,
         BLOCK_KV_HEADS,
         BLOCK_HALF,
+        None,
     )
 
 

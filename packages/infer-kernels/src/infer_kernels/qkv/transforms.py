@@ -40,7 +40,8 @@ class Rotary:
 
     Attributes:
         position_ids: [tokens], int32 or int64, each below max_position (not checked: it would stall the device).
-        cos_sin: [max_position, head_dim], fp32: the cosines of the head_dim / 2 angles, then their sines.
+        cos_sin: [max_position, rotary_dim], fp32: the cosines of the rotary_dim / 2 angles, then their sines. An even
+            rotary_dim, at most head_dim: only the first rotary_dim elements of each head are rotated.
     """
 
     position_ids: Tensor
@@ -48,6 +49,6 @@ class Rotary:
 
     @cached_property
     def angles(self) -> tuple[Tensor, Tensor]:
-        """(cosines, sines), fp32 [tokens, 1, 1, head_dim / 2] and [tokens, 1, head_dim / 2]; gathered once."""
+        """(cosines, sines), fp32 [tokens, 1, 1, rotary_dim / 2] and [tokens, 1, rotary_dim / 2]; gathered once."""
         cos, sin = self.cos_sin.index_select(0, self.position_ids).unsqueeze(1).chunk(2, dim=-1)
         return cos.unsqueeze(-2), sin

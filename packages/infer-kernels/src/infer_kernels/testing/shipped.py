@@ -129,12 +129,16 @@ def _gated() -> Iterator[LaunchCase]:
 
 MODEL_HEADS = ((9, 3, 64), (32, 32, 96), (64, 8, 128), (32, 16, 256))
 """(q_heads, kv_heads, head_dim) of small and large models of each head size."""
+PARTIAL_ROTARY_HEADS = (((24, 8, 128), 96), ((32, 32, 64), 16), ((32, 32, 80), 20))
+"""(q_heads, kv_heads, head_dim) and rotary_dim of models that rotate the first elements of each head alone."""
 
 
 def _rope() -> Iterator[LaunchCase]:
-    def flat(q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> object:
+    def flat(
+        q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, rotary_dim: int | None = None
+    ) -> object:
         q, k = (torch.empty(3, heads, head_dim, dtype=dtype) for heads in (q_heads, kv_heads))
-        return apply_rope(q, k, torch.zeros(3, dtype=torch.int32), torch.empty(9, head_dim))
+        return apply_rope(q, k, torch.zeros(3, dtype=torch.int32), torch.empty(9, rotary_dim or head_dim))
 
     def batched(q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, per_sequence: bool) -> object:
         q, k = (torch.empty(2, heads, 3, head_dim, dtype=dtype) for heads in (q_heads, kv_heads))
@@ -149,6 +153,10 @@ def _rope() -> Iterator[LaunchCase]:
         model = (q_heads, kv_heads, head_dim, dtype)
         yield _case("apply_rope", dtype, label, partial(flat, *model))
         yield _case("apply_rope_batched", dtype, f"{label}, fp32 angles", partial(batched, *model, per_sequence=False))
+    for (q_heads, kv_heads, head_dim), rotary_dim in PARTIAL_ROTARY_HEADS:
+        label = f"heads {q_heads}/{kv_heads} x {head_dim}, {rotary_dim} rotated"
+        partly = partial(flat, q_heads, kv_heads, head_dim, BF16, rotary_dim=rotary_dim)
+        yield _case("apply_rope", BF16, label, partly)
     model = (32, 8, 128, BF16)
     yield _case(
         "apply_rope_batched",
@@ -168,14 +176,14 @@ def _stores() -> Iterator[LaunchCase]:
         store_kv(rows, rows, *caches(kv_heads, head_dim, block_size, dtype), torch.zeros(3, dtype=torch.int32))
 
     def fused(
-        q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, rotates: bool, variant: NormVariant | None
+        q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, rotary_dim: int, variant: NormVariant | None
     ) -> object:
         weight, index = torch.empty(head_dim, dtype=dtype), torch.zeros(3, dtype=torch.int32)
         return qk_norm_rope_store(
             torch.empty(3, q_heads + 2 * kv_heads, head_dim, dtype=dtype),
             *caches(kv_heads, head_dim, 32 if head_dim == 256 else 64, dtype),
             index,
-            rotary=Rotary(position_ids=index, cos_sin=torch.empty(9, head_dim)) if rotates else None,
+            rotary=Rotary(position_ids=index, cos_sin=torch.empty(9, rotary_dim)) if rotary_dim else None,
             norm=None if variant is None else QKNorm(q_weight=weight, k_weight=weight, eps=1e-6, variant=variant),
         )
 
@@ -191,20 +199,23 @@ def _stores() -> Iterator[LaunchCase]:
         cache = (kv_heads, head_dim, block_size, dtype)
         label = f"heads {kv_heads} x {head_dim}, blocks of {block_size}"
         yield _case("store_kv", dtype, label, partial(store, *cache))
-    for dtype, (q_heads, kv_heads, head_dim), rotates, variant in (
-        *((BF16, heads, True, None) for heads in MODEL_HEADS[:3]),
-        (BF16, (16, 8, 128), True, llama),
-        (BF16, (4, 1, 256), True, gemma),
-        (BF16, (12, 12, 64), False, None),
-        (FP32, (4, 1, 256), True, gemma),
+    for dtype, (q_heads, kv_heads, head_dim), rotary_dim, variant in (
+        *((BF16, heads, heads[2], None) for heads in MODEL_HEADS[:3]),
+        (BF16, (16, 8, 128), 128, llama),
+        (BF16, (4, 1, 256), 256, gemma),
+        (BF16, (12, 12, 64), 0, None),
+        (FP32, (4, 1, 256), 256, gemma),
+        *((BF16, heads, rotary_dim, None) for heads, rotary_dim in PARTIAL_ROTARY_HEADS),
+        (BF16, (16, 8, 128), 64, llama),
     ):
         model = (q_heads, kv_heads, head_dim, dtype)
-        modes = ", ".join(mode for mode in (variant and f"{variant} norm", rotates and "RoPE") if mode) or "store alone"
+        rope = "RoPE" if rotary_dim == head_dim else rotary_dim and f"RoPE of {rotary_dim}"
+        modes = ", ".join(mode for mode in (variant and f"{variant} norm", rope) if mode) or "store alone"
         yield _case(
             "qk_norm_rope_store",
             dtype,
             f"heads {q_heads}/{kv_heads} x {head_dim}, {modes}",
-            partial(fused, *model, rotates=rotates, variant=variant),
+            partial(fused, *model, rotary_dim=rotary_dim, variant=variant),
         )
 
 

@@ -34,8 +34,9 @@ struct Prepare {
     int64_t head_dim;
     const void* positions;  // [tokens]; null: no rotation
     int64_t position_bytes;
-    const float* cos_sin;  // [positions, head_dim]: cosines, then sines
+    const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines
     int64_t cos_sin_stride;
+    int64_t rotary_dim;  // elements of a head that are rotated, the first ones
     const T* q_weight;  // [head_dim]; null: no norm
     const T* k_weight;
     double eps;
@@ -48,7 +49,7 @@ int64_t integer_at(const void* from, int64_t bytes, int64_t index) {
 
 template <class T>
 void prepare_head(const Prepare<T>& a, T* out, const T* x, const T* weight, int64_t token) {
-    int64_t size = a.head_dim, half = size / 2;
+    int64_t size = a.head_dim, half = a.rotary_dim / 2;
     float head[MOST_HEAD_DIM + 16];
     Floats squares{};
     for (int64_t i = 0; i < size; i += 16) {
@@ -77,6 +78,7 @@ void prepare_head(const Prepare<T>& a, T* out, const T* x, const T* weight, int6
         store_some(out + i, first * c - second * s, left);
         store_some(out + half + i, second * c + first * s, left);
     }
+    for (int64_t i = a.rotary_dim; i < size; i += 16) store_some(out + i, load_some(head + i, size - i), size - i);
 }
 
 template <class T>
