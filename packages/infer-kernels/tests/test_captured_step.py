@@ -16,12 +16,15 @@ from infer_kernels import (
     gelu_tanh_and_mul,
     linear,
     norm_add_norm,
+    paged_attention,
+    plan_attention,
     prepack,
     qk_norm_rope_store,
     rms_norm,
     silu_and_mul,
 )
 from infer_kernels.cpu import CapturedStep, NotCapturableError, library
+from infer_kernels.testing.batches import random_paged_batch, random_sinks
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
 MAX_ROWS, HIDDEN, WIDTH = 20, 48, 80
@@ -168,3 +171,20 @@ def test_another_thread_computes_while_one_records() -> None:
 def test_two_steps_are_not_recorded_at_once() -> None:
     with CapturedStep(4).recording(), pytest.raises(RuntimeError, match="being recorded already"):
         CapturedStep(4).recording().__enter__()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_replay_of_attention_reads_the_sinks_that_are_there_by_then(dtype: torch.dtype) -> None:
+    batch = random_paged_batch([(1, 40), (1, 600)], q_heads=4, kv_heads=2, head_dim=16, block_size=16, dtype=dtype)
+    sinks, step = torch.zeros(4, dtype=dtype), CapturedStep(2)
+    plan = plan_attention(**batch.layout, block_size=16, device="cpu")
+
+    def attend() -> Tensor:
+        return paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.25, sinks=sinks)
+
+    with torch.inference_mode(), step.recording():
+        out = attend()
+    for shift in (0.0, 2.0):
+        sinks.copy_(random_sinks(4, dtype=dtype) + shift)
+        step.replay(2)
+        assert torch.equal(out, attend())

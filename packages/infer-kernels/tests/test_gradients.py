@@ -1,6 +1,7 @@
 """Gradients of the plain-torch paths equal those of the references: a model can be trained through them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -80,16 +81,26 @@ def test_gradients_equal_references(op: Op, reference: Op, shapes: list[tuple[in
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("soft_cap", [None, 0.7])
-def test_causal_attention_gradients_equal_reference(window: int | None, soft_cap: float | None) -> None:
-    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layout = {
-            "query_start": torch.tensor([0, 7]),
-            "seq_lens": torch.tensor([7]),
-            "block_table": torch.tensor([[0]]),
-        }
-        caches = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-        return paged_attention_reference(q, *caches, **layout, scale=0.3, window=window, soft_cap=soft_cap)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_causal_attention_gradients_equal_reference(
+    window: int | None, soft_cap: float | None, *, has_sinks: bool
+) -> None:
+    options: dict[str, Any] = {"scale": 0.3, "window": window, "soft_cap": soft_cap}
 
-    inputs = [torch.randn(7, heads, 16) for heads in (4, 2, 2)]
-    actual = gradients(lambda q, k, v: causal_attention(q, k, v, scale=0.3, window=window, soft_cap=soft_cap), inputs)
-    torch.testing.assert_close(actual, gradients(reference, inputs))
+    def reference(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return paged_attention_reference(
+            q,
+            k.transpose(0, 1)[None],
+            v.transpose(0, 1)[None],
+            query_start=torch.tensor([0, 7]),
+            seq_lens=torch.tensor([7]),
+            block_table=torch.tensor([[0]]),
+            sinks=sinks,
+            **options,
+        )
+
+    def op(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return causal_attention(q, k, v, **options, sinks=sinks)
+
+    inputs = [torch.randn(7, heads, 16) for heads in (4, 2, 2)] + [torch.randn(4)] * has_sinks
+    torch.testing.assert_close(gradients(op, inputs), gradients(reference, inputs))

@@ -7,13 +7,20 @@ training and parity tests.
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.attention.masks import capped_attention, visible_mask
+from infer_kernels.attention.masks import attention_by_scores, visible_mask
 from infer_kernels.attention.plan import check_options
 from infer_kernels.checks import require_float, require_like, require_rank, require_shape
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None, soft_cap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of one sequence over itself.
 
@@ -24,6 +31,8 @@ def causal_attention(
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
+        sinks: [q_heads], of the dtype and device of `q`: one more score of each head, neither scaled nor capped, whose
+            value is zero, so that the weights of the keys add up to less than one; None: no such score.
 
     Returns:
         A tensor of the shape and dtype of `q`. Differentiable.
@@ -43,15 +52,17 @@ def causal_attention(
     require_like("v", v, "q", q)
     if kv_heads == 0 or q_heads % kv_heads:
         raise ValueError(f"`q` has {q_heads} heads and `k` {kv_heads}; the first must be a multiple of the second")
-    check_options(scale, window, soft_cap)
+    check_options(q, scale, window, soft_cap, sinks)
     if tokens == 0:
         return q.clone()
     queries, keys, values = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
     mask = None
-    if soft_cap is not None or (window is not None and window < tokens):
+    needs_scores = soft_cap is not None or sinks is not None
+    if needs_scores or (window is not None and window < tokens):
         mask = visible_mask(first_position=0, tokens=tokens, first_key=0, keys=tokens, window=window, device=q.device)
-    if soft_cap is not None:
-        return capped_attention(queries, keys, values, mask, scale=scale, soft_cap=soft_cap).transpose(0, 1)
+    if needs_scores:
+        attended = attention_by_scores(queries, keys, values, mask, scale=scale, soft_cap=soft_cap, sinks=sinks)
+        return attended.transpose(0, 1)
     attended = functional.scaled_dot_product_attention(
         queries[None],
         keys[None],

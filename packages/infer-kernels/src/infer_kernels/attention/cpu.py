@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.attention.masks import capped_attention, visible_mask
+from infer_kernels.attention.masks import attention_by_scores, visible_mask
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
 from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel
@@ -53,6 +53,7 @@ class CpuAttentionPlan(AttentionPlan):
                 scale=options.scale,
                 window=options.window,
                 soft_cap=options.soft_cap,
+                sinks=options.sinks,
                 out=out,
             )
         if out is None:
@@ -84,7 +85,8 @@ def _attend(
     first_key = 0 if window is None else max(0, first_position - window + 1)
     # Blocks before the window are not read: they may be another sequence's.
     k, v = (_gather(cache, blocks, first_key, seq_len, q.dtype) for cache in (k_cache, v_cache))
-    if num_rows == 1 and options.soft_cap is None:
+    needs_scores = options.soft_cap is not None or options.sinks is not None
+    if num_rows == 1 and not needs_scores:
         grouped = q.reshape(
             1, k.shape[0], -1, q.shape[2]
         )  # query heads of a key-value head as rows: keys are read once
@@ -98,8 +100,10 @@ def _attend(
         device=q.device,
     )
     queries = q.transpose(0, 1)
-    if options.soft_cap is not None:
-        attended = capped_attention(queries, k, v, mask, scale=options.scale, soft_cap=options.soft_cap)
+    if needs_scores:
+        attended = attention_by_scores(
+            queries, k, v, mask, scale=options.scale, soft_cap=options.soft_cap, sinks=options.sinks
+        )
     else:
         attended = functional.scaled_dot_product_attention(
             queries[None], k[None], v[None], attn_mask=mask, scale=options.scale, enable_gqa=True

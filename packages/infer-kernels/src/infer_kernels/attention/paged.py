@@ -139,6 +139,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch, decodes and prefill chunks mixed, over a paged cache.
@@ -154,6 +155,8 @@ def paged_attention(
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
+        sinks: [q_heads], of the dtype and device of `q`: one more score of each head, neither scaled nor capped, whose
+            value is zero, so that the weights of the keys add up to less than one; None: no such score.
         out: like `q`, not overlapping it.
 
     Returns:
@@ -181,9 +184,9 @@ def paged_attention(
         raise ValueError(
             f"`k_cache` has blocks of {block_size} tokens but `plan` of {plan.block_size}; make them agree"
         )
-    check_options(scale, window, soft_cap)
+    check_options(q, scale, window, soft_cap, sinks)
     if out is not None:
         require_out("out", out, "q", q)
-    options = AttentionOptions(scale=scale, window=window, soft_cap=soft_cap)
+    options = AttentionOptions(scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
     with torch.no_grad():
         return plan.attend(q, k_cache, v_cache, options, out)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from infer_kernels.checks import require_dense_rows, require_like, require_shape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
@@ -15,11 +17,13 @@ class AttentionOptions:
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
+        sinks: [q_heads], of the dtype and device of q: one more score of each head, whose value is zero; None: no more.
     """
 
     scale: float
     window: int | None
     soft_cap: float | None
+    sinks: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +94,21 @@ class AttentionPlan(ABC):
         """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
 
 
-def check_options(scale: float, window: int | None, soft_cap: float | None) -> None:
-    """Raise `ValueError` unless a window holds a token, and scale and soft cap are positive."""
+def check_options(q: Tensor, scale: float, window: int | None, soft_cap: float | None, sinks: Tensor | None) -> None:
+    """Raise unless a layer's options fit q [tokens, q_heads, head_dim].
+
+    Raises:
+        ValueError: a window holds no token, scale or soft cap is not positive, or `sinks` are not [q_heads], dense and
+            on the device of q.
+        TypeError: `sinks` are not of the dtype of q.
+    """
     if not scale > 0:
         raise ValueError(f"`scale` is {scale}; pass a positive factor, such as head_dim ** -0.5")
     if window is not None and window < 1:
         raise ValueError(f"`window` is {window}; pass at least 1, or None for all tokens")
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"`soft_cap` is {soft_cap}; pass a positive bound, or None for no cap")
+    if sinks is not None:
+        require_shape("sinks", sinks, (q.shape[1],), "one for each head of `q`")
+        require_like("sinks", sinks, "q", q)
+        require_dense_rows("sinks", sinks)

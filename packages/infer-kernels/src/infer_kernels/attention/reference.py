@@ -3,10 +3,12 @@
 For a query at position p of a sequence, over the positions j of its keys with p - window < j <= p:
 
     s_j = scale * (q . k_j)           (then soft_cap * tanh(s_j / soft_cap), where there is a cap)
-    y   = sum_j softmax(s)_j * v_j
+    p_j = exp(s_j) / (exp(sink_h) + sum_i exp(s_i))      (without exp(sink_h) where there are no sinks)
+    y   = sum_j p_j * v_j
 
 Query head h reads key-value head h // (q_heads / kv_heads) (Ainslie et al., "GQA", 2023; the paged layout: Kwon et al.,
-"Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
+"Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023). A sink is a learned score of
+head h that takes a share of the softmax and has no value.
 """
 
 import torch
@@ -14,11 +16,19 @@ from torch import Tensor
 
 
 def attention_rows(
-    q: Tensor, k: Tensor, v: Tensor, *, first_position: int, scale: float, window: int | None, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    first_position: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention of one sequence's queries [tokens, q_heads, head_dim] from `first_position` on, in fp32.
 
-    k and v are [seq_len, kv_heads, head_dim], positions 0 to seq_len - 1.
+    k and v are [seq_len, kv_heads, head_dim], positions 0 to seq_len - 1; sinks are [q_heads].
     """
     group = q.shape[1] // k.shape[1]
     keys = k.float().repeat_interleave(group, dim=1)
@@ -31,7 +41,10 @@ def attention_rows(
     visible = key_position <= query_position
     if window is not None:
         visible &= key_position > query_position - window
-    probabilities = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, q.shape[0], 1)), dim=-1)
+    probabilities = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
     return torch.einsum("hts,shd->thd", probabilities, values)
 
 
@@ -46,6 +59,7 @@ def paged_attention_reference(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Paged attention in plain fp32 PyTorch, one sequence after another.
 
@@ -59,6 +73,7 @@ def paged_attention_reference(
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it.
         soft_cap: bounds the scores.
+        sinks: [q_heads], one more score of each head, neither scaled nor capped, whose value is zero.
 
     Returns:
         A tensor like `q`.
@@ -82,5 +97,6 @@ def paged_attention_reference(
             scale=scale,
             window=window,
             soft_cap=soft_cap,
+            sinks=sinks,
         ).to(q.dtype)
     return out

@@ -21,7 +21,7 @@ _NORM = Struct("PqPqPPqPqPqdq")
 _GATED = Struct("PqPqqq")
 _EMBEDDING = Struct("PqPqPqqqd")
 _QKV = Struct("PqqPqqPqqqPqqqPqqqqqPqPqqPPdq")
-_ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqdd")
+_ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqddP")
 
 
 def pack(weight: Tensor) -> PackedWeight:
@@ -194,6 +194,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
     """Return the attention of q; metadata as for `plan_attention`, see `csrc/attention.cpp`."""
@@ -223,6 +224,7 @@ def paged_attention(
         window or 0,
         scale,
         soft_cap or 0.0,
+        0 if sinks is None else sinks.data_ptr(),
     )
     run("paged_attention", q.dtype, len(seq_lens), arguments, work=torch.iinfo(torch.int32).max)
     return out

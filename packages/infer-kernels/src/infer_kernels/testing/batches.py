@@ -112,3 +112,8 @@ def random_paged_batch(
         block_table=block_table,
         block_size=block_size,
     )
+
+
+def random_sinks(q_heads: int, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Sinks of a layer, [q_heads], as large as the scores of random queries and keys."""
+    return torch.randn(q_heads, generator=torch.Generator().manual_seed(seed + 1)).to(dtype)

@@ -30,6 +30,7 @@ class AttentionCase:
         token_major: memory order [blocks, block_size, kv_heads, head_dim], which has no descriptors.
         window: see `paged_attention`.
         soft_cap: likewise.
+        has_sinks: likewise.
     """
 
     prefill: bool
@@ -41,6 +42,7 @@ class AttentionCase:
     token_major: bool = False
     window: int | None = None
     soft_cap: float | None = None
+    has_sinks: bool = False
 
     @property
     def op(self) -> str:
@@ -54,6 +56,7 @@ class AttentionCase:
             "token-major": self.token_major,
             "window": self.window is not None,
             "soft cap": self.soft_cap is not None,
+            "sinks": self.has_sinks,
         }
         shape = f"heads {self.q_heads}/{self.kv_heads} x {self.head_dim}, blocks of {self.block_size}"
         return ", ".join([SHORT_NAMES[self.dtype], shape, *(mode for mode, used in modes.items() if used)])
@@ -76,7 +79,16 @@ class AttentionCase:
             device="cpu",
         )
         q = torch.empty(rows, self.q_heads, self.head_dim, dtype=self.dtype)
-        return paged_attention(q, k_cache, v_cache, plan, scale=0.1, window=self.window, soft_cap=self.soft_cap)
+        return paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            plan,
+            scale=0.1,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            sinks=torch.empty(self.q_heads, dtype=self.dtype) if self.has_sinks else None,
+        )
 
 
 @contextmanager
@@ -102,9 +114,13 @@ def _attention(*, prefill: bool) -> Iterator[AttentionCase]:
     yield make(q_heads=4, kv_heads=1, head_dim=256, block_size=32, window=512)
     yield make(q_heads=8, kv_heads=4, head_dim=256, block_size=32, window=512, soft_cap=50.0)
     yield make(q_heads=8, kv_heads=4, head_dim=256, block_size=32, soft_cap=50.0)
+    yield make(q_heads=64, kv_heads=8, head_dim=64, has_sinks=True)
+    yield make(q_heads=64, kv_heads=8, head_dim=64, window=128, has_sinks=True)
+    yield make(q_heads=8, kv_heads=4, head_dim=256, block_size=32, window=512, soft_cap=50.0, has_sinks=True)
     yield make(q_heads=4, kv_heads=2, head_dim=16, block_size=5)
     yield make(q_heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
     yield make(q_heads=9, kv_heads=3, head_dim=64, dtype=torch.float32)
+    yield make(q_heads=9, kv_heads=3, head_dim=64, dtype=torch.float32, has_sinks=True)
     yield make(q_heads=32, kv_heads=8, head_dim=128, dtype=torch.float32)
     yield make(q_heads=4, kv_heads=1, head_dim=256, dtype=torch.float32, window=512)
 

@@ -142,6 +142,26 @@ def _online_softmax_loop(
 
 
 @triton.jit
+def add_sinks(
+    maximum: tl.tensor,  # fp32 [BLOCK_M], of the scores in units of log2
+    total: tl.tensor,  # fp32 [BLOCK_M], sum of the weights
+    accumulator: tl.tensor,  # fp32 [BLOCK_M, BLOCK_D], weighted sum of the values
+    sinks: tl.tensor,  # [q_heads]
+    head: tl.tensor,  # [BLOCK_M], of each row
+    mask: tl.tensor,  # [BLOCK_M], rows that have a head
+) -> tl.tuple:
+    """Take each row's sink, a score without a value, into its softmax: (total, accumulator).
+
+    It comes after the last key, not before the first: the loop does without it, and a row does not depend on where
+    tiles and splits begin.
+    """
+    sink = tl.load(sinks + head, mask=mask, other=0.0).to(tl.float32) * LOG2_E
+    higher = tl.maximum(maximum, sink)
+    decay = tl.exp2(maximum - higher)
+    return total * decay + tl.exp2(sink - higher), accumulator * decay[:, None]
+
+
+@triton.jit
 def online_softmax(
     queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
     position: tl.tensor,  # [BLOCK_M], of each row

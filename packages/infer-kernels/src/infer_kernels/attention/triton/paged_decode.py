@@ -23,7 +23,7 @@ Precision: that of `online_softmax.py`; splits are joined in fp32; one rounding 
 import triton
 import triton.language as tl
 
-from infer_kernels.attention.triton.online_softmax import UNSEEN, online_softmax
+from infer_kernels.attention.triton.online_softmax import UNSEEN, add_sinks, online_softmax
 
 SPLIT = 256
 """Tokens of a split, a multiple of every tile."""
@@ -34,6 +34,7 @@ SPLIT = 256
     do_not_specialize_on_alignment=[
         "partial_maxima",
         "partial_totals",
+        "sinks",
         "work",
         "query_start",
         "seq_lens",
@@ -48,6 +49,7 @@ def paged_decode_kernel(
     v_cache: tl.tensor,  # the same shape
     k_tiles: tl.tensor,  # descriptor of k_cache as [blocks * kv_heads * BLOCK_SIZE, head_dim] (DESCRIPTORS)
     v_tiles: tl.tensor,  # of v_cache
+    sinks: tl.tensor,  # [q_heads], or None
     partial_sums: tl.tensor,  # fp32 [items, q_heads, head_dim]
     partial_maxima: tl.tensor,  # fp32 [items, q_heads]
     partial_totals: tl.tensor,  # fp32 [items, q_heads]
@@ -124,6 +126,8 @@ def paged_decode_kernel(
 
             out_at = out + token * out_stride_token + head[:, None] * out_stride_head + column[None, :]
             if first_split == last_split:
+                if sinks is not None:
+                    total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, row < GROUP)
                 attended = accumulator / tl.where(total > 0.0, total, 1.0)[:, None]
                 tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)
             else:
@@ -158,4 +162,6 @@ def paged_decode_kernel(
                         total = total * decay + other_total * share
                         accumulator = accumulator * decay[:, None] + other_sum * share[:, None]
                         maximum = higher
+                    if sinks is not None:
+                        total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, row < GROUP)
                     tl.store(out_at, (accumulator / total[:, None]).to(out.dtype.element_ty), mask=mask)

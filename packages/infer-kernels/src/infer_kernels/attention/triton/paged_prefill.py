@@ -18,12 +18,12 @@ Precision: that of `online_softmax.py`, one rounding at the end.
 import triton
 import triton.language as tl
 
-from infer_kernels.attention.triton.online_softmax import online_softmax
+from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax
 
 
 @triton.jit(
     do_not_specialize=["block_table_stride"],
-    do_not_specialize_on_alignment=["work", "query_start", "seq_lens", "block_rows", "block_table"],
+    do_not_specialize_on_alignment=["sinks", "work", "query_start", "seq_lens", "block_rows", "block_table"],
 )
 def paged_prefill_kernel(
     out: tl.tensor,  # [tokens, q_heads, head_dim]
@@ -32,6 +32,7 @@ def paged_prefill_kernel(
     v_cache: tl.tensor,  # the same shape
     k_tiles: tl.tensor,  # descriptor of k_cache as [blocks * kv_heads * BLOCK_SIZE, head_dim] (DESCRIPTORS)
     v_tiles: tl.tensor,  # of v_cache
+    sinks: tl.tensor,  # [q_heads], or None
     work: tl.tensor,  # the number of items, 0, then items: (sequence, first query)
     query_start: tl.tensor,  # [seqs + 1]
     seq_lens: tl.tensor,  # [seqs]
@@ -90,7 +91,7 @@ def paged_prefill_kernel(
         start = 0
         if WINDOWED:
             start = tl.maximum(0, first_position - window + 1) // TILE * TILE
-        _, total, accumulator = online_softmax(
+        maximum, total, accumulator = online_softmax(
             queries, first_position + row // GROUP, first_position, start, last_position + 1,
             block_table + block_row * block_table_stride,
             kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
@@ -98,6 +99,8 @@ def paged_prefill_kernel(
             scale, soft_cap, window,
             BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, ONE_LOOP,
         )  # fmt: skip
+        if sinks is not None:
+            total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, used)
         attended = accumulator / tl.where(total > 0.0, total, 1.0)[:, None]
         out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + column[None, :]
         tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)

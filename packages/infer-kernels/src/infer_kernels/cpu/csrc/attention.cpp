@@ -56,6 +56,7 @@ struct Attention {
     int64_t window;  // 0: none
     double scale;
     double soft_cap;  // 0: none
+    const T* sinks;   // [q_heads]; null: none
 
     int64_t group() const { return q_heads / kv_heads; }
     int64_t positions_per_tile() const { return std::max<int64_t>(1, TILE_ROWS / group()); }
@@ -257,10 +258,16 @@ struct Piece {
         store_vector(sums.totals + 16 * row, total);
     }
 
+    // A sink joins the sum where it is finished, so that no chunk depends on whether it is the first. It may be so much
+    // larger than the scores that its power is infinity: what the keys would get is then as good as 0.
     void write(const Sums& sums) const {
         for (int64_t row = 0; row < rows(); row++) {
             T* out = a->out + offset(row, a->out_stride_token, a->out_stride_head);
             float total = sum(load_vector<Floats>(sums.totals + 16 * row));
+            if (a->sinks) {
+                float sink = to_float(a->sinks[head * a->group() + row % a->group()]) * LOG2_E;
+                total += exp2_16(splat(sink - sums.largest[row]))[0];
+            }
             for (int64_t i = 0; i < a->head_dim; i += 16)
                 store16(out + i, load_vector<Floats>(sums.values + row * width() + i) / total);
         }
