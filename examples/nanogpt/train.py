@@ -87,15 +87,16 @@ class EqualRows:
         *,
         rotary: Rotary | None = None,
         norm: QKNorm | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attend: qkv [rows * length, 3 * heads, head_dim] -> [rows * length, heads, head_dim].
 
         Raises:
-            ValueError: the model rotates or norms its queries and keys, which a NanoGPT does not.
+            ValueError: the model rotates or norms its queries and keys or has sinks, which a NanoGPT does not.
         """
-        if rotary is not None or norm is not None:
+        if rotary is not None or norm is not None or sinks is not None:
             raise ValueError(
-                f"layer {layer} has `rotary` or `norm`, which `EqualRows` does not apply: use `CausalView`."
+                f"layer {layer} has `rotary`, `norm` or `sinks`, which `EqualRows` does not apply: use `CausalView`."
             )
         rows = qkv.view(-1, self._length, *qkv.shape[1:]).transpose(1, 2)
         q, k, v = torch.split(rows, [spec.q_heads, spec.kv_heads, spec.kv_heads], dim=1)

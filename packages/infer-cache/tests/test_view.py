@@ -22,7 +22,7 @@ def spec_of(*, group: int = 3, window: int | None = None, soft_cap: float | None
     return AttentionSpec(q_heads=2 * group, kv_heads=2, head_dim=16, scale=0.3, window=window, soft_cap=soft_cap)
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+def dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """The definition, one query head at a time: q [tokens, q_heads, head_dim] over all of k and v."""
     position = torch.arange(len(q), device=q.device)
     distance = position[:, None] - position
@@ -33,7 +33,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         scores = q[:, head] @ k[:, kv_head].T * spec.scale
         if spec.soft_cap is not None:
             scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-        heads.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[:, kv_head])
+        sink = torch.tensor(-torch.inf) if sinks is None else sinks[head]
+        scores = torch.cat((scores.masked_fill(hidden, -torch.inf), sink.to(q).expand(len(q), 1)), dim=1)
+        heads.append(scores.softmax(-1)[:, :-1] @ v[:, kv_head])
     return torch.stack(heads, dim=1)
 
 
@@ -57,6 +59,7 @@ class CachedSequences:
         spec: AttentionSpec,
         windows: Sequence[int | None] | None = None,
         shuffled: bool = True,
+        has_sinks: bool = False,
         device: str = "cpu",
     ) -> None:
         generator = torch.Generator().manual_seed(sum(seq_lens) + block_size)
@@ -66,6 +69,8 @@ class CachedSequences:
         self.heads = [spec.q_heads, spec.kv_heads, spec.kv_heads]
         shape = (len(self.specs), sum(self.heads), spec.head_dim)
         self.qkv = [torch.randn(seq_len, *shape, generator=generator).to(device) for seq_len in seq_lens]
+        drawn = torch.randn(len(self.specs), spec.q_heads, generator=generator).to(device)
+        self.sinks = [*drawn] if has_sinks else [None] * len(self.specs)
         lengths = [-(-seq_len // block_size) for seq_len in seq_lens]
         num_blocks = [sum(lengths) + group for group in range(len(self.groups.windows))]
         orders = [
@@ -111,7 +116,7 @@ class CachedSequences:
         spans = {i: range(self.num_cached[i], self.num_cached[i] + count) for i, count in counts.items()}
         view = self.view(spans)
         qkv = torch.cat([self.qkv[i][span.start : span.stop] for i, span in spans.items()])
-        layers = [view.attend(n, qkv[:, n], spec) for n, spec in enumerate(self.specs)]
+        layers = [view.attend(n, qkv[:, n], spec, sinks=self.sinks[n]) for n, spec in enumerate(self.specs)]
         for (i, span), rows in zip(
             spans.items(), torch.split(torch.stack(layers, dim=1), [*counts.values()]), strict=True
         ):
@@ -122,7 +127,7 @@ class CachedSequences:
         for qkv, attended in zip(self.qkv, self.attended, strict=True):
             for n, spec in enumerate(self.specs):
                 q, k, v = torch.split(qkv[:, n], self.heads, dim=1)
-                expected = dense(q, k, v, spec)
+                expected = dense(q, k, v, spec, self.sinks[n])
                 assert deviation(torch.cat(attended)[:, n], expected) <= TOLERANCE
 
 
@@ -184,6 +189,17 @@ def test_scale_and_soft_cap_reach_every_group_ratio(group: int) -> None:
     sequences.assert_equal_to_dense()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+def test_layers_have_sinks_of_their_own(block_size: int, device: str) -> None:
+    sequences = CachedSequences(
+        [20, 12], block_size=block_size, spec=spec_of(), windows=[None, 5, None], has_sinks=True, device=device
+    )
+    for counts in ({0: 10}, {0: 7, 1: 11}, {0: 1, 1: 1}, {0: 2}):
+        sequences.step(counts)
+    sequences.assert_equal_to_dense()
+
+
 def test_a_slot_of_minus_one_stores_nothing() -> None:
     spec = spec_of()
     sequences = CachedSequences([3], block_size=4, spec=spec)
@@ -212,10 +228,11 @@ def test_normed_and_rotated_heads_are_attended_as_without_a_cache(variant: NormV
     q_weight, k_weight = torch.randn(2, 16, generator=generator)
     norm = QKNorm(q_weight=q_weight, k_weight=k_weight, eps=1e-6, variant=variant)
     rotary = Rotary(position_ids=torch.arange(11), cos_sin=cos_sin)
-    expected = CausalView().attend(1, qkv, spec, rotary=rotary, norm=norm)
+    sinks = torch.randn(6, generator=generator)
+    expected = CausalView().attend(1, qkv, spec, rotary=rotary, norm=norm, sinks=sinks)
     for span in (range(7), range(7, 11)):
         rotary, rows = Rotary(position_ids=torch.tensor(span), cos_sin=cos_sin), qkv[span.start : span.stop]
-        attended = sequences.view({0: span}).attend(1, rows, spec, rotary=rotary, norm=norm)
+        attended = sequences.view({0: span}).attend(1, rows, spec, rotary=rotary, norm=norm, sinks=sinks)
         assert deviation(attended, expected[span.start : span.stop]) <= TOLERANCE
 
 

@@ -35,12 +35,21 @@ class PagedView:
     slots: Tensor
 
     def attend(
-        self, layer: int, qkv: Tensor, spec: AttentionSpec, *, rotary: Rotary | None = None, norm: QKNorm | None = None
+        self,
+        layer: int,
+        qkv: Tensor,
+        spec: AttentionSpec,
+        *,
+        rotary: Rotary | None = None,
+        norm: QKNorm | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Store, then attend."""
         keys, values = self.caches[layer]
         q = qk_norm_rope_store(qkv, keys, values, self.slots, rotary=rotary, norm=norm)
-        return paged_attention(q, keys, values, self.plan, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap)
+        return paged_attention(
+            q, keys, values, self.plan, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks
+        )
 
 
 class Sequences:

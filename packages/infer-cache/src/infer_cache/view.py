@@ -40,10 +40,11 @@ class PagedCacheView:
         *,
         rotary: "Rotary | None" = None,
         norm: "QKNorm | None" = None,
+        sinks: "Tensor | None" = None,
     ) -> "Tensor":
         """Normalize and rotate queries and keys, store keys and values, then attend to all tokens of each sequence.
 
-        qkv is [tokens, q_heads + 2 * kv_heads, head_dim], the result [tokens, q_heads, head_dim].
+        qkv is [tokens, q_heads + 2 * kv_heads, head_dim], the result [tokens, q_heads, head_dim]; sinks are [q_heads].
         """
         group = self._pool.group(layer)
         key_cache = self._pool.key_cache(layer)
@@ -57,4 +58,5 @@ class PagedCacheView:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            sinks=sinks,
         )

@@ -41,6 +41,7 @@ class KVCacheView(Protocol):
         *,
         rotary: "Rotary | None" = None,
         norm: "QKNorm | None" = None,
+        sinks: "Tensor | None" = None,
     ) -> "Tensor":
         """Prepare this step's queries and keys, store keys and values, then attend causally.
 
@@ -50,6 +51,8 @@ class KVCacheView(Protocol):
             spec: the layer's attention.
             rotary: rotates queries and keys by position, after the norm; None leaves them.
             norm: norms each head of queries and keys; None leaves them.
+            sinks: [q_heads], of the dtype of `qkv`: one more score of each query head, neither scaled nor capped, whose
+                value is zero; None: no such score.
 
         Returns:
             [tokens, q_heads, head_dim].

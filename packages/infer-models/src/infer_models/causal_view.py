@@ -27,6 +27,7 @@ class CausalView:
         *,
         rotary: Rotary | None = None,
         norm: QKNorm | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attend: qkv [tokens, q_heads + 2 * kv_heads, head_dim] -> [tokens, q_heads, head_dim].
 
@@ -45,7 +46,7 @@ class CausalView:
         if rotary is not None:
             q, k = apply_rope(q, k, rotary.position_ids, rotary.cos_sin)
         attended = [
-            causal_attention(*rows, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap)
+            causal_attention(*rows, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks)
             for rows in zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)

@@ -1,6 +1,6 @@
 """The building blocks that the families share. Know shapes and weights; know no family and no cache."""
 
-from infer_models.layers.attention import Attention, QKNormAttention
+from infer_models.layers.attention import Attention, QKNormAttention, SinkAttention
 from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
 from infer_models.layers.embedding import Embedding, LMHead, VocabParallelEmbedding
 from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
@@ -27,6 +27,7 @@ __all__ = [
     "RotaryTables",
     "RowParallelLinear",
     "ShardedLayer",
+    "SinkAttention",
     "VocabParallelEmbedding",
     "pre_norm_decoder",
     "whole_weights",

@@ -7,7 +7,7 @@ from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import PackedLinear, RowParallelLinear
 from infer_models.layers.norm import RMSNorm
-from infer_models.layers.parameters import ParameterFactory
+from infer_models.layers.parameters import ParameterFactory, ShardedLayer
 
 
 class Attention(nn.Module):
@@ -15,6 +15,7 @@ class Attention(nn.Module):
 
     Attributes:
         qk_norm: normalizes each head of queries and keys before its rotation; None leaves them.
+        sinks: [this rank's q_heads], one more score of each query head, whose value is zero; None: no such score.
     """
 
     qk_norm: QKNorm | None = None
@@ -50,6 +51,29 @@ class Attention(nn.Module):
     def attend(self, qkv: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map qkv [tokens, q_heads + 2 * kv_heads, head_dim] to [tokens, q_heads, head_dim]; may overwrite `qkv`."""
         return cache.attend(self.layer, qkv, self.spec, rotary=rotary, norm=self.qk_norm)
+
+
+class SinkAttention(Attention, ShardedLayer):
+    """Attention with a sink for each query head, which takes a share of its softmax (OpenAI, "gpt-oss", 2025)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        factory: ParameterFactory,
+        layer: int,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+    ) -> None:
+        """Attend as `config` says for the layer of that index; a sink that is not loaded is a score of 0."""
+        super().__init__(config, factory, layer, qkv_bias=qkv_bias, output_bias=output_bias)
+        heads = factory.shard.divide(config.q_heads)
+        self.sinks = factory.vector(heads.size, fill=0.0)
+        self.shares = {"sinks": (heads,)}
+
+    def attend(self, qkv: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+        """Attend as `Attention` does, with the sinks."""
+        return cache.attend(self.layer, qkv, self.spec, rotary=rotary, norm=self.qk_norm, sinks=self.sinks)
 
 
 class QKNormAttention(Attention):
