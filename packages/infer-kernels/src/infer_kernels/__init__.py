@@ -20,6 +20,7 @@ from infer_kernels.attention import (
 from infer_kernels.dense import linear, linear_argmax, linear_invariant, prepack
 from infer_kernels.embedding import embedding
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.moe import ExpertChoice, SwiGLU, fused_moe, moe_router, prepack_experts
 from infer_kernels.norm import NormVariant, add_rms_norm, norm_add_norm, rms_norm
 from infer_kernels.qkv import KVSlots, QKNorm, Rotary, apply_rope, apply_rope_batched, qk_norm_rope_store, store_kv
 from infer_kernels.resolve_token_ids import resolve_token_ids
@@ -38,11 +39,13 @@ __all__ = [
     "AttentionBuffers",
     "AttentionPlan",
     "DeviceMetadata",
+    "ExpertChoice",
     "KVSlots",
     "Largest",
     "NormVariant",
     "QKNorm",
     "Rotary",
+    "SwiGLU",
     "TopLogprobs",
     "add_rms_norm",
     "apply_bitmask",
@@ -52,16 +55,19 @@ __all__ = [
     "causal_attention",
     "count_tokens",
     "embedding",
+    "fused_moe",
     "gelu_tanh_and_mul",
     "greedy",
     "linear",
     "linear_argmax",
     "linear_invariant",
+    "moe_router",
     "norm_add_norm",
     "paged_attention",
     "plan_attention",
     "plan_attention_on_device",
     "prepack",
+    "prepack_experts",
     "qk_norm_rope_store",
     "resolve_token_ids",
     "rms_norm",

@@ -8,6 +8,8 @@ from infer_kernels.dense.linear_argmax import linear_argmax_reference
 from infer_kernels.dense.linear_invariant import linear_invariant_reference
 from infer_kernels.embedding import embedding_reference
 from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
+from infer_kernels.moe.fused_moe import fused_moe_reference
+from infer_kernels.moe.router import moe_router_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
 from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
 from infer_kernels.norm.rms_norm import rms_norm_reference
@@ -31,11 +33,13 @@ __all__ = [
     "apply_rope_reference",
     "count_tokens_reference",
     "embedding_reference",
+    "fused_moe_reference",
     "gelu_tanh_and_mul_reference",
     "greedy_reference",
     "kept_tokens_reference",
     "linear_argmax_reference",
     "linear_invariant_reference",
+    "moe_router_reference",
     "norm_add_norm_reference",
     "paged_attention_reference",
     "qk_norm_rope_store_reference",

@@ -1,0 +1,7 @@
+"""Mixtures of experts: the router's decision, and the chosen experts' MLPs. Knows weights; knows no model."""
+
+from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.fused_moe import fused_moe, prepack_experts
+from infer_kernels.moe.router import ExpertChoice, moe_router
+
+__all__ = ["ExpertChoice", "SwiGLU", "fused_moe", "moe_router", "prepack_experts"]

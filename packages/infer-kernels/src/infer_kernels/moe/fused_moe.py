@@ -1,0 +1,215 @@
+"""The experts' MLPs of a mixture of experts, given the router's decision.
+
+With e = expert_ids[t, k]:
+
+    hidden[t, k] = act(gate_up[e] @ x[t] + gate_up_bias[e])
+    y[t]         = sum over k of expert_weights[t, k] * (down[e] @ hidden[t, k] + down_bias[e])
+
+A row's bits do not depend on the other rows. Tokens are grouped by expert, so that a weight is read once for many of
+them. No shape depends on the routing: on CUDA nothing waits for the device, and steps can be captured.
+
+Bytes moved: chosen experts * 3 * hidden * intermediate * itemsize at few tokens; at many the products bound it.
+
+Precision: products and their biases are summed in fp32 and rounded once to the storage dtype; the activation rounds as
+`infer_kernels.moe.activation` says; the sum over k is fp32, in the order of k, and rounded once. fp32 inputs are
+multiplied in full precision, not TF32.
+
+A token with an id that no expert has is NaN, because a step that is replayed cannot raise an error.
+"""
+
+import torch
+from torch import Tensor
+
+from infer_kernels.checks import (
+    require_dense_rows,
+    require_device,
+    require_dtype,
+    require_float,
+    require_integer,
+    require_like,
+    require_out,
+    require_rank,
+    require_shape,
+)
+from infer_kernels.dense.linear_invariant import linear_invariant_torch
+from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
+
+
+def fused_moe_reference(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    activation: ActivationName | SwiGLU,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """The formula, one token and one expert at a time; arguments as for `fused_moe`, all weights plain."""
+    numbers, experts = choose_activation(activation), len(gate_up)
+
+    def multiply(row: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tensor:
+        product = weight[expert].float() @ row.float()
+        return (product if bias is None else product + bias[expert].float()).to(x.dtype)
+
+    rows = []
+    for row, ids, weights in zip(x, expert_ids.tolist(), expert_weights, strict=True):
+        total = torch.zeros_like(row, dtype=torch.float32)
+        for expert, weight in zip(ids, weights, strict=True):
+            if not 0 <= expert < experts:
+                total = total + torch.nan
+                continue
+            hidden = activate_reference(multiply(row, gate_up, gate_up_bias, expert), numbers)
+            total = total + weight * multiply(hidden, down, down_bias, expert).float()
+        rows.append(total.to(x.dtype))
+    return torch.stack(rows) if rows else x.new_empty(x.shape)
+
+
+def fused_moe_torch(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    activation: SwiGLU,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+) -> Tensor:
+    """Expert by expert in plain PyTorch, in tiles of rows as `linear_invariant`; waits for the device. Unchecked.
+
+    Differentiable.
+    """
+    (tokens, hidden), experts_per_token, experts = x.shape, expert_ids.shape[1], len(gate_up)
+    ids = expert_ids.reshape(-1).long()
+    outside = (ids < 0) | (ids >= experts)
+    order = ids.masked_fill(outside, experts).argsort(stable=True)
+    counts = ids[~outside].bincount(minlength=experts).tolist()
+    products = [x.new_empty(0, hidden)]
+    start = 0
+    for expert, count in enumerate(counts):
+        if count == 0:
+            continue
+        rows = x[order[start : start + count] // experts_per_token]
+        start += count
+        bias = None if gate_up_bias is None else gate_up_bias[expert]
+        pre_activation = linear_invariant_torch(rows, gate_up[expert], bias, out=x.new_empty(count, gate_up.shape[1]))
+        activated = activate_torch(pre_activation, activation)
+        bias = None if down_bias is None else down_bias[expert]
+        products.append(linear_invariant_torch(activated, down[expert], bias, out=x.new_empty(count, hidden)))
+    placed = x.new_full((len(ids), hidden), torch.nan).index_copy(0, order[:start], torch.cat(products))
+    placed = placed.view(tokens, experts_per_token, hidden)
+    total = torch.zeros(tokens, hidden, dtype=torch.float32, device=x.device)
+    for k in range(experts_per_token):
+        total = total + expert_weights[:, k, None] * placed[:, k].float()
+    return total.to(x.dtype)
+
+
+def prepack_experts(weight: Tensor) -> Tensor:
+    """Return `weight` in the memory order that its device multiplies fastest; itself where that is its own order.
+
+    Args:
+        weight: [experts, out_features, in_features].
+
+    Returns:
+        The weight for `fused_moe` and for nothing else, without a gradient, unless it is `weight`.
+
+    Raises:
+        ValueError: `weight` has another rank.
+    """
+    require_rank("weight", weight, "experts, out_features, in_features")
+    return weight
+
+
+def fused_moe(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    activation: ActivationName | SwiGLU,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The weighted sum of the chosen experts' MLPs for each token.
+
+    Args:
+        x: [tokens, hidden], fp32, bf16 or fp16.
+        gate_up: [experts, 2 * intermediate, hidden], of the dtype and device of `x`: the gates, then the ups.
+        down: [experts, hidden, intermediate], likewise.
+        expert_ids: [tokens, experts_per_token], int32 or int64, from `moe_router`; a row with an id that no expert has
+            is NaN.
+        expert_weights: [tokens, experts_per_token] fp32.
+        activation: "silu_and_mul", "clamped_swiglu" of gpt-oss, or one with other numbers.
+        gate_up_bias: [experts, 2 * intermediate], or None.
+        down_bias: [experts, hidden], or None.
+        out: [tokens, hidden], of the dtype and device of `x`; not `x` itself.
+
+    Returns:
+        `out`, or a fresh tensor [tokens, hidden]; differentiable where no `out` is given.
+
+    Raises:
+        ValueError: a shape, device or stride does not fit.
+        TypeError: a dtype does not fit.
+    """
+    numbers = choose_activation(activation)
+    require_rank("x", x, "tokens, hidden")
+    require_float("x", x)
+    require_dense_rows("x", x)
+    hidden = x.shape[1]
+    experts, intermediate = _require_weights(x, gate_up, down)
+    _require_routing(x, expert_ids, expert_weights, experts=experts)
+    for name, bias, width in (("gate_up_bias", gate_up_bias, 2 * intermediate), ("down_bias", down_bias, hidden)):
+        if bias is not None:
+            weight_name = name.removesuffix("_bias")
+            require_shape(name, bias, (experts, width), f"as many as `{weight_name}` has outputs")
+            require_like(name, bias, "x", x)
+            require_dense_rows(name, bias)
+    if out is not None:
+        require_out("out", out, "x", x)
+    result = fused_moe_torch(
+        x,
+        gate_up,
+        down,
+        expert_ids,
+        expert_weights,
+        activation=numbers,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+    )
+    return result if out is None else out.copy_(result)
+
+
+def _require_weights(x: Tensor, gate_up: Tensor, down: Tensor) -> tuple[int, int]:
+    """Check the experts' weights; return (experts, intermediate)."""
+    hidden = x.shape[1]
+    for name, weight in (("gate_up", gate_up), ("down", down)):
+        require_rank(name, weight, "experts, out_features, in_features")
+        require_like(name, weight, "x", x)
+        require_dense_rows(name, weight)
+    experts, width, inputs = gate_up.shape
+    if width == 0 or width % 2 or inputs != hidden or experts == 0:
+        raise ValueError(
+            f"`gate_up` has shape {list(gate_up.shape)}; pass [experts, 2 * intermediate, {hidden}], as many inputs "
+            "as `x` has columns"
+        )
+    require_shape("down", down, (experts, hidden, width // 2), "the experts and half the outputs of `gate_up`")
+    return experts, width // 2
+
+
+def _require_routing(x: Tensor, expert_ids: Tensor, expert_weights: Tensor, *, experts: int) -> None:
+    require_rank("expert_ids", expert_ids, "tokens, experts_per_token")
+    require_integer("expert_ids", expert_ids)
+    require_device("expert_ids", expert_ids, "x", x.device)
+    tokens, experts_per_token = expert_ids.shape
+    if tokens != len(x) or not 1 <= experts_per_token <= experts or tokens * experts_per_token >= 2**31:
+        raise ValueError(
+            f"`expert_ids` has shape {list(expert_ids.shape)}; pass [{len(x)}, experts_per_token] with 1 to {experts} "
+            "experts for each row of `x`"
+        )
+    require_shape("expert_weights", expert_weights, (tokens, experts_per_token), "one for each of `expert_ids`")
+    require_dtype("expert_weights", expert_weights, torch.float32)
+    require_device("expert_weights", expert_weights, "x", x.device)

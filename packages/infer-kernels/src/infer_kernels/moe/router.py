@@ -1,0 +1,158 @@
+"""The router of a mixture of experts: which experts a token takes, and with which weights.
+
+    softmax             p = softmax over all experts; the largest experts_per_token; p / (their sum) if normalized
+    softmax_of_top_k    the largest experts_per_token logits; softmax over these
+
+Qwen3-MoE takes the first (`norm_topk_prob` normalizes), gpt-oss the second. The order of probabilities is that of
+logits, and normalized weights are a softmax over the chosen: so both choose the largest logits, and differ in what
+exp(logit - largest) is divided by, the sum over all experts or over the chosen.
+
+Of equal logits the lower expert id comes first. NaN counts as the largest logit and makes the row's weights NaN, while
+its ids remain distinct experts.
+
+Bytes moved: tokens * (experts * itemsize + experts_per_token * 8).
+
+Precision: fp32.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.checks import require_dense_rows, require_float, require_rank
+from infer_kernels.dispatch import takes_triton
+from infer_kernels.integers import next_power_of_2
+from infer_kernels.sampling.largest import LOWEST, ordered_bits, rank_tokens
+
+Scoring = Literal["softmax", "softmax_of_top_k"]
+SCORINGS: tuple[Scoring, ...] = ("softmax", "softmax_of_top_k")
+
+
+class ExpertChoice(NamedTuple):
+    """The experts of each token.
+
+    Attributes:
+        expert_ids: [tokens, experts_per_token] int32, distinct in each row, those of the largest logits first.
+        expert_weights: [tokens, experts_per_token] fp32.
+    """
+
+    expert_ids: Tensor
+    expert_weights: Tensor
+
+
+def moe_router_reference(logits: Tensor, *, experts_per_token: int, scoring: Scoring, normalize: bool) -> ExpertChoice:
+    """The rules above as models write them; arguments as for `moe_router`."""
+    numbers = logits.float()
+    expert_ids = numbers.sort(dim=-1, descending=True, stable=True).indices[:, :experts_per_token]
+    if scoring == "softmax_of_top_k":
+        return ExpertChoice(expert_ids.int(), numbers.gather(-1, expert_ids).softmax(dim=-1))
+    weights = numbers.softmax(dim=-1).gather(-1, expert_ids)
+    return ExpertChoice(expert_ids.int(), weights / weights.sum(dim=-1, keepdim=True) if normalize else weights)
+
+
+@triton.jit
+def _moe_router_kernel(
+    expert_ids: tl.tensor,  # [tokens, experts_per_token] int32
+    expert_weights: tl.tensor,  # [tokens, experts_per_token] fp32
+    logits: tl.tensor,  # [tokens, experts]
+    experts: tl.tensor,
+    experts_per_token: tl.tensor,
+    logits_stride: tl.tensor,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_CHOSEN: tl.constexpr,
+    OVER_ALL: tl.constexpr,  # weights are shares of all experts, not of the chosen
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    expert, lane = tl.arange(0, BLOCK_EXPERTS), tl.arange(0, BLOCK_CHOSEN)
+    values = tl.load(logits + token * logits_stride + expert, mask=expert < experts, other=0.0).to(tl.float32)
+    ranks = tl.where(expert < experts, rank_tokens(ordered_bits(values), expert), LOWEST)
+    ids = tl.zeros((BLOCK_CHOSEN,), tl.int32)
+    chosen = tl.full((BLOCK_CHOSEN,), float("-inf"), tl.float32)
+    for place in range(experts_per_token):
+        best = tl.max(ranks, axis=0)
+        ranks = tl.where(ranks == best, LOWEST, ranks)
+        ordered = (best >> 32).to(tl.int32)
+        value = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        ids = tl.where(lane == place, (0x7FFFFFFF - (best & 0xFFFFFFFF)).to(tl.int32), ids)
+        chosen = tl.where(lane == place, value, chosen)
+    largest = tl.sum(tl.where(lane == 0, chosen, 0.0), axis=0)
+    in_row = lane < experts_per_token
+    weights = tl.where(in_row, tl.exp(chosen - largest), 0.0)
+    if OVER_ALL:
+        total = tl.sum(tl.where(expert < experts, tl.exp(values - largest), 0.0), axis=0)
+    else:
+        total = tl.sum(weights, axis=0)
+    at = token * experts_per_token + lane
+    tl.store(expert_ids + at, ids, mask=in_row)
+    tl.store(expert_weights + at, tl.div_rn(weights, total), mask=in_row)
+
+
+def moe_router_triton(logits: Tensor, *, experts_per_token: int, over_all: bool) -> ExpertChoice:
+    """Launch the kernel; unchecked."""
+    tokens, experts = logits.shape
+    shape = (tokens, experts_per_token)
+    chosen = ExpertChoice(
+        torch.empty(shape, dtype=torch.int32, device=logits.device),
+        torch.empty(shape, dtype=torch.float32, device=logits.device),
+    )
+    if tokens:
+        _moe_router_kernel[(tokens,)](
+            chosen.expert_ids,
+            chosen.expert_weights,
+            logits,
+            experts,
+            experts_per_token,
+            logits.stride(0),
+            BLOCK_EXPERTS=next_power_of_2(experts),
+            BLOCK_CHOSEN=next_power_of_2(experts_per_token),
+            OVER_ALL=over_all,
+            num_warps=1 if experts <= 128 else 4,
+            enable_fp_fusion=False,
+        )
+    return chosen
+
+
+def moe_router_torch(logits: Tensor, *, experts_per_token: int, over_all: bool) -> ExpertChoice:
+    """Plain PyTorch; unchecked. Differentiable in the weights."""
+    ordered = logits.float().sort(dim=-1, descending=True, stable=True)
+    expert_ids = ordered.indices[:, :experts_per_token].int()
+    if over_all:
+        return ExpertChoice(expert_ids, ordered.values.softmax(dim=-1)[:, :experts_per_token])
+    return ExpertChoice(expert_ids, ordered.values[:, :experts_per_token].softmax(dim=-1))
+
+
+def moe_router(logits: Tensor, *, experts_per_token: int, scoring: Scoring, normalize: bool) -> ExpertChoice:
+    """Each token's experts and their weights, from the router's logits.
+
+    Args:
+        logits: [tokens, experts], fp32, bf16 or fp16.
+        experts_per_token: how many experts a token takes.
+        scoring: "softmax" over all experts, or "softmax_of_top_k" over the chosen.
+        normalize: divide the weights by their sum. Those of "softmax_of_top_k" have the sum 1 already, and it changes
+            nothing.
+
+    Returns:
+        Ids [tokens, experts_per_token] int32, the largest logits first, and weights [tokens, experts_per_token] fp32.
+        Differentiable in the weights.
+
+    Raises:
+        ValueError: a shape or stride does not fit, or there is no such `scoring`.
+        TypeError: a dtype does not fit.
+    """
+    require_rank("logits", logits, "tokens, experts")
+    require_float("logits", logits)
+    require_dense_rows("logits", logits)
+    experts = logits.shape[1]
+    if not 1 <= experts_per_token <= experts:
+        raise ValueError(f"`experts_per_token` is {experts_per_token}; pass 1 to {experts}, the columns of `logits`")
+    if scoring not in SCORINGS:
+        raise ValueError(f"`scoring` is {scoring!r}; pass one of {list(SCORINGS)}")
+    over_all = scoring == "softmax" and not normalize
+    if takes_triton(logits):
+        return moe_router_triton(logits, experts_per_token=experts_per_token, over_all=over_all)
+    return moe_router_torch(logits, experts_per_token=experts_per_token, over_all=over_all)
