@@ -56,7 +56,7 @@ OTHERS = [
     "prepack",
     "prepack_experts",
 ]
-CPU = ["CapturedStep", "NotCapturableError", "PackedWeight", "library"]
+CPU = ["CapturedStep", "NotCapturableError", "PackedExperts", "PackedWeight", "library"]
 
 
 def test_public_surface_is_pinned() -> None:

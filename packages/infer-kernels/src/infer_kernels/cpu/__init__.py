@@ -6,6 +6,6 @@
 
 from infer_kernels.cpu.calls import CapturedStep, NotCapturableError
 from infer_kernels.cpu.library import library
-from infer_kernels.cpu.packed_weight import PackedWeight
+from infer_kernels.cpu.packed_weight import PackedExperts, PackedWeight
 
-__all__ = ["CapturedStep", "NotCapturableError", "PackedWeight", "library"]
+__all__ = ["CapturedStep", "NotCapturableError", "PackedExperts", "PackedWeight", "library"]

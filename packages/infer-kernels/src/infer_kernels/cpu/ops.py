@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
-from infer_kernels.cpu.packed_weight import PANEL, PackedWeight
+from infer_kernels.cpu.packed_weight import PackedWeight, panels_shape
 
 MOST_HEAD_DIM = 1024
 """Of `qk_norm_rope_store`; as in `csrc/qkv.cpp`."""
@@ -27,14 +27,18 @@ _ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqddP")
 def pack(weight: Tensor) -> PackedWeight:
     """Return a packed copy of `weight` [out_features, in_features]."""
     out_features, in_features = weight.shape
+    panels = weight.new_empty(panels_shape(out_features, in_features, weight.dtype))
+    pack_into(panels, weight)
+    return PackedWeight(panels=panels, out_features=out_features, in_features=in_features)
+
+
+def pack_into(panels: Tensor, weight: Tensor) -> None:
+    """Fill `panels`, of `panels_shape`, with `weight` [out_features, in_features]."""
+    out_features, in_features = weight.shape
     if weight.stride(1) != 1:
         weight = weight.contiguous()
-    together = 2 if weight.dtype == torch.bfloat16 else 1
-    num_panels, num_inputs = -(-out_features // PANEL), -(-in_features // together)
-    panels = weight.new_empty((num_panels, num_inputs, PANEL, together))
     arguments = _PACK.pack(panels.data_ptr(), weight.data_ptr(), weight.stride(0), in_features, out_features)
-    run("pack", weight.dtype, num_panels, arguments, work=panels.numel())
-    return PackedWeight(panels=panels, out_features=out_features, in_features=in_features)
+    run("pack", weight.dtype, len(panels), arguments, work=panels.numel())
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

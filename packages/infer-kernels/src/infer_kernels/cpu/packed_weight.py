@@ -1,12 +1,23 @@
-"""`PackedWeight`: a dense layer's weight in panels of 32 outputs, the order in which the C++ product reads it."""
+"""`PackedWeight`: a dense layer's weight in panels of 32 outputs, the order in which the C++ product reads it.
+
+`PackedExperts`: those of all experts of a mixture.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from infer_kernels.integers import cdiv
+
 PANEL = 32
 """Outputs of a panel; as in `csrc/product.h`."""
+
+
+def panels_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Return the shape of a weight's panels."""
+    together = 2 if dtype == torch.bfloat16 else 1
+    return cdiv(out_features, PANEL), cdiv(in_features, together), PANEL, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +29,31 @@ class PackedWeight:
             output or input is zero.
         out_features: outputs.
         in_features: inputs.
+    """
+
+    panels: Tensor
+    out_features: int
+    in_features: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weight."""
+        return self.panels.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return self.panels.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExperts:
+    """A weight [experts, out_features, in_features] that only `fused_moe` can read.
+
+    Attributes:
+        panels: [experts, ...], each expert's as those of a `PackedWeight`.
+        out_features: outputs of an expert.
+        in_features: inputs of an expert.
     """
 
     panels: Tensor

@@ -31,7 +31,10 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
+from infer_kernels.cpu import moe_ops
+from infer_kernels.cpu.packed_weight import PackedExperts
 from infer_kernels.dense.linear_invariant import linear_invariant_torch
+from infer_kernels.dispatch import takes_cpu_kernel
 from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
 
 
@@ -106,7 +109,7 @@ def fused_moe_torch(
     return total.to(x.dtype)
 
 
-def prepack_experts(weight: Tensor) -> Tensor:
+def prepack_experts(weight: Tensor) -> Tensor | PackedExperts:
     """Return `weight` in the memory order that its device multiplies fastest; itself where that is its own order.
 
     Args:
@@ -119,13 +122,14 @@ def prepack_experts(weight: Tensor) -> Tensor:
         ValueError: `weight` has another rank.
     """
     require_rank("weight", weight, "experts, out_features, in_features")
-    return weight
+    detached = weight.detach()
+    return moe_ops.pack_experts(detached) if weight.numel() and takes_cpu_kernel(detached) else weight
 
 
 def fused_moe(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | PackedExperts,
+    down: Tensor | PackedExperts,
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
@@ -139,7 +143,7 @@ def fused_moe(
     Args:
         x: [tokens, hidden], fp32, bf16 or fp16.
         gate_up: [experts, 2 * intermediate, hidden], of the dtype and device of `x`: the gates, then the ups.
-        down: [experts, hidden, intermediate], likewise.
+        down: [experts, hidden, intermediate], likewise. Both, or neither, come from `prepack_experts`.
         expert_ids: [tokens, experts_per_token], int32 or int64, from `moe_router`; a row with an id that no expert has
             is NaN.
         expert_weights: [tokens, experts_per_token] fp32.
@@ -149,7 +153,7 @@ def fused_moe(
         out: [tokens, hidden], of the dtype and device of `x`; not `x` itself.
 
     Returns:
-        `out`, or a fresh tensor [tokens, hidden]; differentiable where no `out` is given.
+        `out`, or a fresh tensor [tokens, hidden]; differentiable where no `out` is given and weights are plain.
 
     Raises:
         ValueError: a shape, device or stride does not fit.
@@ -170,6 +174,22 @@ def fused_moe(
             require_dense_rows(name, bias)
     if out is not None:
         require_out("out", out, "x", x)
+    if isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts):
+        return moe_ops.fused_moe(
+            x,
+            gate_up,
+            down,
+            expert_ids,
+            expert_weights,
+            alpha=numbers.alpha,
+            limit=numbers.limit,
+            up_offset=numbers.up_offset,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+            out=out,
+        )
+    if isinstance(gate_up, PackedExperts) or isinstance(down, PackedExperts):
+        raise TypeError("One of `gate_up` and `down` is packed; pass both from `prepack_experts`, or both plain")
     result = fused_moe_torch(
         x,
         gate_up,
@@ -183,21 +203,33 @@ def fused_moe(
     return result if out is None else out.copy_(result)
 
 
-def _require_weights(x: Tensor, gate_up: Tensor, down: Tensor) -> tuple[int, int]:
+def _require_weights(x: Tensor, gate_up: Tensor | PackedExperts, down: Tensor | PackedExperts) -> tuple[int, int]:
     """Check the experts' weights; return (experts, intermediate)."""
     hidden = x.shape[1]
-    for name, weight in (("gate_up", gate_up), ("down", down)):
-        require_rank(name, weight, "experts, out_features, in_features")
-        require_like(name, weight, "x", x)
-        require_dense_rows(name, weight)
-    experts, width, inputs = gate_up.shape
+    experts, width, inputs = _require_weight(x, "gate_up", gate_up)
     if width == 0 or width % 2 or inputs != hidden or experts == 0:
         raise ValueError(
-            f"`gate_up` has shape {list(gate_up.shape)}; pass [experts, 2 * intermediate, {hidden}], as many inputs "
-            "as `x` has columns"
+            f"`gate_up` has shape {[experts, width, inputs]}; pass [experts, 2 * intermediate, {hidden}], as many "
+            "inputs as `x` has columns"
         )
-    require_shape("down", down, (experts, hidden, width // 2), "the experts and half the outputs of `gate_up`")
+    shape, expected = _require_weight(x, "down", down), (experts, hidden, width // 2)
+    if shape != expected:
+        raise ValueError(
+            f"`down` has shape {list(shape)}; pass {list(expected)}, the experts and half the outputs of `gate_up`"
+        )
     return experts, width // 2
+
+
+def _require_weight(x: Tensor, name: str, weight: Tensor | PackedExperts) -> tuple[int, int, int]:
+    """Check what does not depend on other weights; return its shape."""
+    if isinstance(weight, PackedExperts):
+        require_like(name, weight.panels, "x", x)
+        return len(weight.panels), weight.out_features, weight.in_features
+    require_rank(name, weight, "experts, out_features, in_features")
+    require_like(name, weight, "x", x)
+    require_dense_rows(name, weight)
+    experts, out_features, in_features = weight.shape
+    return experts, out_features, in_features
 
 
 def _require_routing(x: Tensor, expert_ids: Tensor, expert_weights: Tensor, *, experts: int) -> None:

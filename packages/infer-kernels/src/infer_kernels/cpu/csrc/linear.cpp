@@ -1,13 +1,10 @@
 // Dense layers: y = x @ weight.T + bias, summed in fp32 and rounded once; and the packing of their weights.
 #include <algorithm>
 
-#include "product.h"
+#include "dense.h"
 #include "team.h"
 
 namespace {
-
-constexpr int PANEL = 16 * NARROW;
-constexpr int TILE_ROWS = SUMS / NARROW;
 
 // Rows whose inputs stay in a core's cache while panel after panel meets them.
 constexpr int64_t CACHED_BYTES = 1 << 19;
@@ -27,26 +24,6 @@ struct Linear {
     int64_t outputs;
 };
 
-// Copies the first `rows` of ROWS rows as [inputs / INPUTS_TOGETHER][ROWS][INPUTS_TOGETHER], the order in which products
-// read them, with zeros for the other rows and beyond the last input. `step` is the distance of two inputs, or pairs.
-template <int ROWS, class T>
-void copy_tile(T* to, int64_t step, const T* x, int64_t stride, int64_t inputs, int64_t rows = ROWS) {
-    constexpr int64_t together = INPUTS_TOGETHER<T>;
-    if constexpr (sizeof(T) * together == 4) {
-        for (int64_t k = 0; k < inputs; k += 16 * together) {
-            Words words[16] = {};
-            for (int row = 0; row < std::min<int64_t>(rows, ROWS); row++)
-                words[row] = load_words(x + row * stride + k, inputs - k);
-            transpose(words);
-            for (int i = 0; i < 16 && k + i * together < inputs; i++, to += step)
-                std::memcpy(to, &words[i], ROWS * together * sizeof(T));
-        }
-    } else {
-        for (int64_t k = 0; k < inputs; k++, to += step)
-            for (int row = 0; row < ROWS; row++) to[row] = row < rows ? x[row * stride + k] : T{};
-    }
-}
-
 // Copies every `every`-th tile of a block of rows, from the one of number `tile` on.
 template <class T>
 void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t rows, int tile, int every) {
@@ -54,8 +31,9 @@ void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t row
         if (tile-- != 0) return;
         tile = every - 1;
         start += first_row;
-        copy_tile<num_rows>(copies + start * padded<T>(layer.inputs), INPUTS_TOGETHER<T> * num_rows,
-                            layer.x + start * layer.x_stride, layer.x_stride, layer.inputs);
+        copy_tile<num_rows>(
+            copies + start * padded<T>(layer.inputs), INPUTS_TOGETHER<T> * num_rows,
+            [&](int64_t row) { return layer.x + (start + row) * layer.x_stride; }, layer.inputs);
     });
 }
 
@@ -77,57 +55,28 @@ const T* arrange_inputs(const Linear<T>& layer, int64_t rows, int64_t row_block,
     return copies;
 }
 
-// Computes the outputs of a panel. The last of several tiles of rows finds the panel in a cache, and asks the idle memory
-// for the `next` one.
-template <class T>
-void multiply_panel(const Linear<T>& layer, const T* tiles, int64_t panel, int64_t next, int64_t first_row, int64_t rows) {
-    const T* weights = layer.panels + panel * panel_size<NARROW, T>(layer.inputs);
-    const T* next_weights = layer.panels + next * panel_size<NARROW, T>(layer.inputs);
-    int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, layer.outputs - first);
-    Floats bias[2] = {};
-    if (layer.bias) {
-        bias[0] = load_some(layer.bias + first, count);
-        if (count > 16) bias[1] = load_some(layer.bias + first + 16, count - 16);
-    }
-    auto multiply = [&](int64_t start, auto num_rows, auto prefetches) {
-        Floats sums[num_rows][NARROW] = {};
-        constexpr int64_t together = INPUTS_TOGETHER<T>;
-        Inputs<T> inputs{tiles + start * padded<T>(layer.inputs), together, together * num_rows};
-        add_product<num_rows, NARROW, prefetches>(sums, inputs, weights, padded<T>(layer.inputs), next_weights);
-        for (int row = 0; row < num_rows; row++) {
-            T* out = layer.out + (start + row) * layer.out_stride + first;
-            store_some(out, sums[row][0] + bias[0], count);
-            if (count > 16) store_some(out + 16, sums[row][1] + bias[1], count - 16);
-        }
-    };
-    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
-        if constexpr (2 * num_rows >= TILE_ROWS && INPUTS_TOGETHER<T> > 1) {  // as the tiles of several are
-            if (start > 0 && start + num_rows == rows && next != panel)
-                return multiply(first_row + start, num_rows, std::true_type{});
-        }
-        multiply(first_row + start, num_rows, std::false_type{});
-    });
-}
-
 template <class T>
 void linear(const void* arguments, Team& team, int thread) {
-    const auto& layer = *static_cast<const Linear<T>*>(arguments);
-    int64_t rows = layer.rows.count();
+    const auto& a = *static_cast<const Linear<T>*>(arguments);
+    Layer<T> layer{a.out, a.out_stride, a.panels, a.bias, a.inputs, a.outputs};
+    int64_t rows = a.rows.count();
     int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
     int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
     int64_t panels = (layer.outputs + PANEL - 1) / PANEL;
     int64_t taken = std::max<int64_t>(1, panels / (team.size * 8));
     int64_t pieces = (panels + taken - 1) / taken, items = (rows + row_block - 1) / row_block * pieces;
-    const T* tiles = arrange_inputs(layer, rows, row_block, team, thread);
+    const T* tiles = arrange_inputs(a, rows, row_block, team, thread);
     for (int64_t item = team.take(), next_item; item < items; item = next_item) {
         // The next piece is taken early, to ask for its weights, but not near the end, where the other threads may be done.
         bool takes_early = item + 2 * team.size < items;
         if (takes_early) next_item = team.take();
         int64_t first_row = item / pieces * row_block, first = item % pieces * taken;
         int64_t last = std::min(first + taken, panels) - 1, after = takes_early ? next_item % pieces * taken : last;
-        for (int64_t panel = first; panel <= last; panel++)
-            multiply_panel(layer, tiles, panel, panel < last ? panel + 1 : after, first_row,
+        for (int64_t panel = first; panel <= last; panel++) {
+            int64_t next = panel < last ? panel + 1 : after;
+            multiply_panel(layer, tiles, panel, next == panel ? nullptr : layer.panel(next), first_row,
                            std::min(row_block, rows - first_row));
+        }
         if (!takes_early) next_item = team.take();
     }
 }
@@ -149,8 +98,9 @@ void pack(const void* arguments, Team& team, int) {
     for (int64_t panel; (panel = team.take()) < a.panels.count();) {
         for (int64_t part = 0; part < NARROW; part++) {
             int64_t first = panel * PANEL + 16 * part;
-            copy_tile<16>(a.packed + panel * panel_size<NARROW, T>(a.inputs) + part * 16 * INPUTS_TOGETHER<T>,
-                          PANEL * INPUTS_TOGETHER<T>, a.weight + first * a.stride, a.stride, a.inputs, a.outputs - first);
+            copy_tile<16>(
+                a.packed + panel * panel_size<NARROW, T>(a.inputs) + part * 16 * INPUTS_TOGETHER<T>, PANEL * INPUTS_TOGETHER<T>,
+                [&](int64_t row) { return a.weight + (first + row) * a.stride; }, a.inputs, a.outputs - first);
         }
     }
 }

@@ -1,19 +1,10 @@
 // What touches one row at a time: embeddings, norms with their residual addition, gated activations.
-#include <algorithm>
 #include <cmath>
 
 #include "team.h"
 #include "vectors.h"
 
 namespace {
-
-// Calls `use(row)` for every row, a share of the rows in each thread.
-template <class Use>
-void for_rows(Team& team, int64_t rows, Use use) {
-    int64_t taken = std::max<int64_t>(1, rows / (team.size * 4));
-    for (int64_t first; (first = team.take(taken)) < rows;)
-        for (int64_t row = first; row < std::min(first + taken, rows); row++) use(row);
-}
 
 template <class T>
 struct Norm {

@@ -1,6 +1,7 @@
 // The threads that compute a kernel together: a barrier, and work that is handed out piece by piece.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -66,3 +67,11 @@ struct Rows {
 };
 
 using Kernel = void (*)(const void* arguments, Team& team, int thread);
+
+// Calls `use(row)` for every row, a share of the rows in each thread.
+template <class Use>
+static inline void for_rows(Team& team, int64_t rows, Use use) {
+    int64_t taken = std::max<int64_t>(1, rows / (team.size * 4));
+    for (int64_t first; (first = team.take(taken)) < rows;)
+        for (int64_t row = first; row < std::min(first + taken, rows); row++) use(row);
+}

@@ -1,0 +1,75 @@
+// A dense layer's panels of 32 outputs times rows: the copying of inputs, and the product of a block of rows.
+#pragma once
+
+#include <algorithm>
+
+#include "product.h"
+
+constexpr int PANEL = 16 * NARROW;
+constexpr int TILE_ROWS = SUMS / NARROW;
+
+// The outputs of a layer and what makes them, but for its inputs.
+template <class T>
+struct Layer {
+    T* out;
+    int64_t out_stride;
+    const T* panels;  // see product.h; outputs beyond the last are zeros
+    const T* bias;    // [outputs], or null
+    int64_t inputs;
+    int64_t outputs;
+
+    const T* panel(int64_t number) const { return panels + number * panel_size<NARROW, T>(inputs); }
+};
+
+// Copies the first `rows` of ROWS rows as [inputs / INPUTS_TOGETHER][ROWS][INPUTS_TOGETHER], the order in which products
+// read them, with zeros for the other rows and beyond the last input. `step` is the distance of two inputs, or pairs, and
+// `row_at` returns where a row's inputs lie.
+template <int ROWS, class T, class RowAt>
+static inline void copy_tile(T* to, int64_t step, RowAt row_at, int64_t inputs, int64_t rows = ROWS) {
+    constexpr int64_t together = INPUTS_TOGETHER<T>;
+    if constexpr (sizeof(T) * together == 4) {
+        for (int64_t k = 0; k < inputs; k += 16 * together) {
+            Words words[16] = {};
+            for (int row = 0; row < std::min<int64_t>(rows, ROWS); row++)
+                words[row] = load_words(row_at(row) + k, inputs - k);
+            transpose(words);
+            for (int i = 0; i < 16 && k + i * together < inputs; i++, to += step)
+                std::memcpy(to, &words[i], ROWS * together * sizeof(T));
+        }
+    } else {
+        for (int64_t k = 0; k < inputs; k++, to += step)
+            for (int row = 0; row < ROWS; row++) to[row] = row < rows ? row_at(row)[k] : T{};
+    }
+}
+
+// Computes the outputs of a panel for rows whose inputs lie tile by tile in `tiles`, as `copy_tile` orders them. The last
+// of several tiles of rows finds the panel in a cache, and asks the idle memory for the panel `next`, unless that is null.
+template <class T>
+static inline void multiply_panel(const Layer<T>& layer, const T* tiles, int64_t panel, const T* next, int64_t first_row,
+                                  int64_t rows) {
+    const T* weights = layer.panel(panel);
+    int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, layer.outputs - first);
+    Floats bias[2] = {};
+    if (layer.bias) {
+        bias[0] = load_some(layer.bias + first, count);
+        if (count > 16) bias[1] = load_some(layer.bias + first + 16, count - 16);
+    }
+    auto multiply = [&](int64_t start, auto num_rows, auto prefetches) {
+        Floats sums[num_rows][NARROW] = {};
+        constexpr int64_t together = INPUTS_TOGETHER<T>;
+        Inputs<T> inputs{tiles + start * padded<T>(layer.inputs), together, together * num_rows};
+        add_product<num_rows, NARROW, prefetches>(sums, inputs, weights, padded<T>(layer.inputs), next);
+        for (int row = 0; row < num_rows; row++) {
+            T* out = layer.out + (start + row) * layer.out_stride + first;
+            store_some(out, sums[row][0] + bias[0], count);
+            if (count > 16) store_some(out + 16, sums[row][1] + bias[1], count - 16);
+        }
+    };
+    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
+        if constexpr (2 * num_rows >= TILE_ROWS && INPUTS_TOGETHER<T> > 1) {  // as the tiles of several are
+            if (start > 0 && start + num_rows == rows && next)
+                return multiply(first_row + start, num_rows, std::true_type{});
+        }
+        multiply(first_row + start, num_rows, std::false_type{});
+    });
+}

@@ -1,0 +1,205 @@
+// The experts' MLPs of a mixture of experts, as five kernels with a barrier after each.
+//
+//     pairs        (token, k) of every token and each of its experts, numbered token * chosen + k
+//     places       the pairs in order of their experts; those of one expert keep their order
+//     blocks       up to BLOCK_ROWS places of one expert, which meet each panel of its weights together
+//
+//     group        pairs -> places and blocks
+//     products     rows of x, by pair, times gate_up; by place
+//     activation   of these, in place
+//     products     times down; by place
+//     sum          of a token's rows, found by its pairs
+//
+// Routing is read from memory, and all scratch has room for any. A row meets the same arithmetic in every block.
+#include "dense.h"
+#include "team.h"
+
+namespace {
+
+constexpr int64_t BLOCK_ROWS = 96;
+
+struct Block {
+    int32_t expert;
+    int32_t first;  // place
+    int32_t rows;
+};
+
+// What `group` finds out, in memory that the caller lends.
+struct Routing {
+    int32_t* place_of_pair;  // [pairs]; -1 where the id is that of no expert
+    int32_t* pair_of_place;  // [pairs]
+    int32_t* sizes;          // the number of blocks and that of places
+    int32_t* ends;           // [experts]
+    Block* blocks;           // [pairs / BLOCK_ROWS + the lesser of experts and pairs]
+};
+
+struct Group {
+    Rows tokens;
+    const void* ids;  // [tokens, chosen]
+    int64_t id_bytes;  // 4 or 8
+    int64_t chosen;    // experts of a token
+    int64_t experts;
+    Routing routing;
+};
+
+void group(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const Group*>(arguments);
+    if (team.take() > 0) return;  // one thread: counting is nothing beside the products
+    int64_t pairs = a.tokens.count() * a.chosen;
+    auto expert_of = [&](int64_t pair) {
+        int64_t id = a.id_bytes == 4 ? ((const int32_t*)a.ids)[pair] : ((const int64_t*)a.ids)[pair];
+        return id >= 0 && id < a.experts ? id : -1;
+    };
+    int32_t* ends = a.routing.ends;
+    std::fill(ends, ends + a.experts, 0);
+    for (int64_t pair = 0; pair < pairs; pair++)
+        if (int64_t expert = expert_of(pair); expert >= 0) ends[expert]++;
+    int32_t num_blocks = 0, place = 0;
+    for (int64_t expert = 0; expert < a.experts; expert++) {
+        int32_t rows = ends[expert];
+        ends[expert] = place;
+        for (int32_t left = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; left > 0; left--) {  // as equal as possible
+            int32_t taken = rows / left;
+            a.routing.blocks[num_blocks++] = {(int32_t)expert, place, taken};
+            place += taken;
+            rows -= taken;
+        }
+    }
+    a.routing.sizes[0] = num_blocks;
+    a.routing.sizes[1] = place;
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        int64_t expert = expert_of(pair);
+        int32_t at = expert < 0 ? -1 : ends[expert]++;
+        a.routing.place_of_pair[pair] = at;
+        if (at >= 0) a.routing.pair_of_place[at] = (int32_t)pair;
+    }
+}
+
+template <class T>
+struct Products {
+    Rows tokens;
+    T* out;  // [places, outputs]
+    int64_t out_stride;
+    const T* x;  // [tokens, inputs], or, where `chosen` is 0, [places, inputs]
+    int64_t x_stride;
+    const T* panels;  // [experts] layers in panels
+    const T* bias;    // [experts, outputs], or null
+    int64_t bias_stride;
+    int64_t inputs;
+    int64_t outputs;
+    int64_t chosen;
+    Routing routing;
+};
+
+// Returns a block's inputs, tile by tile as `copy_tile` orders them; in `own` unless they lie so.
+template <class T>
+const T* arrange_block(const Products<T>& a, const Block& block, std::vector<float>& own) {
+    auto row_at = [&](int64_t row) {
+        int64_t place = block.first + row;
+        return a.x + (a.chosen ? a.routing.pair_of_place[place] / a.chosen : place) * a.x_stride;
+    };
+    int64_t inputs = padded<T>(a.inputs);
+    if (block.rows == 1 && a.inputs == inputs) return row_at(0);
+    size_t needed = block.rows * inputs * sizeof(T) / sizeof(float) + 1;
+    if (own.size() < needed) own.resize(needed);
+    T* copies = reinterpret_cast<T*>(own.data());
+    for_row_tiles<NARROW>(block.rows, [&](int64_t start, auto num_rows) {
+        copy_tile<num_rows>(
+            copies + start * inputs, INPUTS_TOGETHER<T> * num_rows, [&](int64_t row) { return row_at(start + row); }, a.inputs);
+    });
+    return copies;
+}
+
+template <class T>
+void products(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const Products<T>*>(arguments);
+    static thread_local std::vector<float> own;
+    int64_t blocks = a.routing.sizes[0], panels = (a.outputs + PANEL - 1) / PANEL;
+    int64_t taken = std::min(panels, std::max<int64_t>(1, blocks * panels / (team.size * 8)));
+    int64_t pieces = (panels + taken - 1) / taken, arranged = -1;
+    const T* tiles = nullptr;
+    for (int64_t item; (item = team.take()) < blocks * pieces;) {
+        const Block& block = a.routing.blocks[item / pieces];
+        if (item / pieces != arranged) tiles = arrange_block(a, block, own);
+        arranged = item / pieces;
+        Layer<T> layer{a.out + block.first * a.out_stride,
+                       a.out_stride,
+                       a.panels + block.expert * panels * panel_size<NARROW, T>(a.inputs),
+                       a.bias ? a.bias + block.expert * a.bias_stride : nullptr,
+                       a.inputs,
+                       a.outputs};
+        int64_t first = item % pieces * taken, last = std::min(first + taken, panels) - 1;
+        for (int64_t panel = first; panel <= last; panel++)
+            multiply_panel(layer, tiles, panel, panel < last ? layer.panel(panel + 1) : nullptr, 0, block.rows);
+    }
+}
+
+template <class T>
+struct Activation {
+    Rows tokens;
+    T* gate_up;  // [places, 2 * width]: the gates, which the result replaces, and the ups
+    int64_t width;
+    double alpha;
+    double limit;
+    double up_offset;
+    Routing routing;
+};
+
+template <class T>
+void activation(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const Activation<T>*>(arguments);
+    float alpha = (float)a.alpha, offset = (float)a.up_offset;
+    Floats limit = splat((float)a.limit);
+    for_rows(team, a.routing.sizes[1], [&](int64_t place) {
+        T* gates = a.gate_up + place * 2 * a.width;
+        for (int64_t i = 0; i < a.width; i += 16) {
+            int64_t left = a.width - i;
+            Floats gate = load_some(gates + i, left), up = load_some(gates + a.width + i, left);
+            gate = choose(gate > limit, limit, gate);
+            up = choose(up > limit, limit, choose(up < -limit, -limit, up));
+            store_some(gates + i, rounded<T>(gate / (1.0f + exp16(-alpha * gate))) * (up + offset), left);
+        }
+    });
+}
+
+template <class T>
+struct Sum {
+    Rows tokens;
+    T* out;
+    int64_t out_stride;
+    const T* products;  // [places, hidden]
+    const float* weights;  // [tokens, chosen]
+    int64_t hidden;
+    int64_t chosen;
+    Routing routing;
+};
+
+template <class T>
+void sum(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const Sum<T>*>(arguments);
+    for_rows(team, a.tokens.count(), [&](int64_t token) {
+        const int32_t* places = a.routing.place_of_pair + token * a.chosen;
+        bool is_whole = std::all_of(places, places + a.chosen, [](int32_t place) { return place >= 0; });
+        for (int64_t i = 0; i < a.hidden; i += 16) {
+            Floats total{};
+            if (!is_whole) total = splat(__builtin_nanf(""));  // a step that is replayed cannot raise an error
+            for (int64_t k = 0; k < a.chosen && is_whole; k++)
+                total += load_some(a.products + places[k] * a.hidden + i, a.hidden - i) * a.weights[token * a.chosen + k];
+            store_some(a.out + token * a.out_stride + i, total, a.hidden - i);
+        }
+    });
+}
+
+}  // namespace
+
+#define EXPORT(DTYPE, T)                                                                                              \
+    void moe_group_##DTYPE(const void* arguments, Team& team, int thread) { group(arguments, team, thread); }         \
+    void moe_products_##DTYPE(const void* arguments, Team& team, int thread) { products<T>(arguments, team, thread); } \
+    void moe_activation_##DTYPE(const void* arguments, Team& team, int thread) { activation<T>(arguments, team, thread); } \
+    void moe_sum_##DTYPE(const void* arguments, Team& team, int thread) { sum<T>(arguments, team, thread); }
+
+extern "C" {
+EXPORT(fp32, float)
+EXPORT(bf16, bf16)
+EXPORT(fp16, fp16)
+}
