@@ -1,6 +1,5 @@
 """`CausalLM`: the interface that every family's model has to an engine."""
 
-import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import ClassVar
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from infer_kernels import Largest
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers import LinearBase, LMHead, ShardedLayer, whole_weights
+from infer_models.layers import Experts, LinearBase, LMHead, ShardedLayer, whole_weights
 from infer_models.weights import StoredWeight
 
 
@@ -37,7 +36,7 @@ class CausalLM(nn.Module):
         )
         self.model = decoder
         self.lm_head = lm_head
-        self.num_parameters = sum(math.prod(each.shape) for each in self.stored_weights().values())
+        self.num_parameters = sum(each.num_weights for each in self.stored_weights().values())
 
     def prepack(self) -> None:
         """Reorder all matrices as their device multiplies them fastest.
@@ -45,7 +44,7 @@ class CausalLM(nn.Module):
         This cannot be undone: the model can then be neither trained nor saved. A tied LM head gets a copy.
         """
         for module in self.modules():
-            if isinstance(module, LinearBase):
+            if isinstance(module, LinearBase | Experts):
                 module.prepack()
 
     def forward(

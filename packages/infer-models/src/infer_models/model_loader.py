@@ -1,5 +1,6 @@
 """`load_model`: from a checkpoint folder to a model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,8 @@ def load_model(
         ValueError: `load_format` is none of the two, or the model cannot be divided so.
     """
     config = ModelConfig.from_folder(folder)
+    if load_format == "dummy":
+        config = replace(config, quantization=None)  # random numbers are drawn as they are computed with
     shard = shard or Shard()
     check_tensor_parallel_size(config, shard.size)
     factory = ParameterFactory(

@@ -11,7 +11,8 @@ from infer_models.checkpoint.safetensors_file import SafetensorsFile
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.wrappers import OTHER_TENSORS, name_of_text_tensor
 from infer_models.errors import CheckpointError
-from infer_models.weights import FusedWeight, StoredWeight, WeightSlice
+from infer_models.mxfp4 import Mxfp4Part
+from infer_models.weights import ArrangedWeight, FusedWeight, StoredWeight, WeightSlice
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -49,6 +50,14 @@ def load_weights(model: CausalLM, folder: Path) -> None:
                 case FusedWeight(parts=parts):
                     for part in parts:
                         source.file.read_into(source.name, part)
+                case ArrangedWeight() as arranged:
+                    for index, item in enumerate(source.file.items(source.name)):
+                        arranged.target[index].copy_(arranged.arrange(item))
+                case Mxfp4Part(weight=packed) if name == packed.blocks_name:
+                    scales = sources[packed.scales_name]
+                    pairs = zip(source.file.items(source.name), scales.file.items(scales.name), strict=True)
+                    for index, (blocks, exponents) in enumerate(pairs):
+                        packed.fill_item(index, blocks, exponents)
 
 
 def check_weights(model: CausalLM, folder: Path) -> int:
@@ -81,7 +90,10 @@ def _open_checked(
     _check_names(model, weights, found, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
     sources = {name: found[name] for name in weights}
     for name, weight in weights.items():
-        sources[name].file.check(sources[name].name, weight)
+        if isinstance(weight, Mxfp4Part):
+            sources[name].file.check(sources[name].name, weight, dtypes=("U8",))
+        else:
+            sources[name].file.check(sources[name].name, weight)
     return sources
 
 

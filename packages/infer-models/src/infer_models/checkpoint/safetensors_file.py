@@ -19,7 +19,9 @@ from infer_models.errors import CheckpointError
 from infer_models.weights import StoredWeight, WeightSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
+
+    from torch import Tensor
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -84,11 +86,11 @@ class SafetensorsFile:
         """Close the file."""
         self._file.close()
 
-    def check(self, name: str, wanted: StoredWeight) -> None:
+    def check(self, name: str, wanted: StoredWeight, *, dtypes: "Collection[str]" = tuple(_FLOATS)) -> None:
         """Raise unless the tensor `name` is the one of which `wanted` holds something.
 
         Raises:
-            CheckpointError: the tensor has another shape, or holds something else than floats.
+            CheckpointError: the tensor has another shape, or a dtype that is none of `dtypes`, by default floats.
         """
         stored = self.tensors[name]
         if stored.shape != wanted.shape:
@@ -96,9 +98,9 @@ class SafetensorsFile:
                 f"{self.path}: tensor `{name}` has shape {list(stored.shape)} but `config.json` makes it "
                 f"{list(wanted.shape)}."
             )
-        if stored.dtype not in _FLOATS:
+        if stored.dtype not in dtypes:
             raise CheckpointError(
-                f"{self.path}: tensor `{name}` is {stored.dtype}; weights must be one of {', '.join(_FLOATS)}."
+                f"{self.path}: tensor `{name}` is {stored.dtype}; it must be one of {', '.join(dtypes)}."
             )
 
     def read_into(self, name: str, wanted: WeightSlice) -> None:
@@ -130,6 +132,21 @@ class SafetensorsFile:
                 read = read.view(-1, row_items)[:, columns[0].start : columns[0].start + columns[0].size]
             first = done // (row_items * dtype.itemsize)
             target[first : first + len(read)].copy_(read)
+
+    def items(self, name: str) -> "Iterator[Tensor]":
+        """Yield the items of the tensor `name` along its first dimension, floats or bytes, as they are stored.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        stored = self.tensors[name]
+        num_items, *shape = stored.shape
+        dtype = _FLOATS.get(stored.dtype, torch.uint8)
+        for index in range(num_items):
+            item = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+            self._file.seek(stored.start + index * len(item))
+            self._fill(item.numpy().data, f"tensor `{name}`")
+            yield item.view(dtype).view(shape)
 
     def _read_header(self) -> dict[str, StoredTensor]:
         file_bytes = self._file.seek(0, 2)

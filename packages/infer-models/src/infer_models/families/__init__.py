@@ -5,15 +5,17 @@ from collections.abc import Callable
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.families.gemma3 import Gemma3
+from infer_models.families.gpt_oss import GptOss
 from infer_models.families.llama import Llama
 from infer_models.families.mistral import Mistral
 from infer_models.families.nanogpt import NanoGPT
 from infer_models.families.phi3 import Phi3
 from infer_models.families.qwen2 import Qwen2
 from infer_models.families.qwen3 import Qwen3
+from infer_models.families.qwen3_moe import Qwen3MoE
 from infer_models.layers import ParameterFactory
 
-__all__ = ["FAMILIES", "Gemma3", "Llama", "Mistral", "NanoGPT", "Phi3", "Qwen2", "Qwen3"]
+__all__ = ["FAMILIES", "Gemma3", "GptOss", "Llama", "Mistral", "NanoGPT", "Phi3", "Qwen2", "Qwen3", "Qwen3MoE"]
 
 FAMILIES: dict[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = {
     "llama": Llama,
@@ -22,10 +24,12 @@ FAMILIES: dict[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = {
     "ministral3": Mistral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "qwen3_moe": Qwen3MoE,
     "smollm3": Llama,
     "granite": Llama,
     "phi3": Phi3,
     "gemma3_text": Gemma3,
+    "gpt_oss": GptOss,
     "nanogpt": NanoGPT,
 }
 """The class that builds a model, by the `model_type` of its `config.json`."""

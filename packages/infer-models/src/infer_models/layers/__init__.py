@@ -5,6 +5,7 @@ from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
 from infer_models.layers.embedding import Embedding, LMHead, VocabParallelEmbedding
 from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
 from infer_models.layers.mlp import GatedMLP
+from infer_models.layers.moe import Experts, Router, SparseMLP
 from infer_models.layers.norm import LayerNorm, RMSNorm
 from infer_models.layers.parameters import ParameterFactory, ShardedLayer, whole_weights
 from infer_models.layers.rotary import RotaryTable, RotaryTables
@@ -15,6 +16,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "Embedding",
+    "Experts",
     "GatedMLP",
     "LMHead",
     "LayerNorm",
@@ -25,9 +27,11 @@ __all__ = [
     "RMSNorm",
     "RotaryTable",
     "RotaryTables",
+    "Router",
     "RowParallelLinear",
     "ShardedLayer",
     "SinkAttention",
+    "SparseMLP",
     "VocabParallelEmbedding",
     "pre_norm_decoder",
     "whole_weights",

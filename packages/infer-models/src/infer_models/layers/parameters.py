@@ -49,6 +49,11 @@ class ParameterFactory:
         storage = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
         return nn.Parameter(storage, requires_grad=False)
 
+    def stack(self, count: int, rows: int, columns: int) -> nn.Parameter:
+        """Return a parameter [count, rows, columns] whose elements are still to be loaded or drawn."""
+        storage = torch.empty(count, rows, columns, dtype=self.dtype, device=self.device)
+        return nn.Parameter(storage, requires_grad=False)
+
     def vector(self, size: int, *, fill: float) -> nn.Parameter:
         """Return a parameter [size] that holds `fill` everywhere: the value with which its layer changes nothing."""
         storage = torch.full((size,), fill, dtype=self.dtype, device=self.device)

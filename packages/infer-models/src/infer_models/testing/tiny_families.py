@@ -116,6 +116,21 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             model="Phi3ForCausalLM",
             fields={"hidden_size": 128, "rope_parameters": LONGROPE_SCALING, "sliding_window": 1000},
         ),
+        "qwen3_moe": TinyFamily(
+            config="Qwen3MoeConfig",
+            model="Qwen3MoeForCausalLM",
+            fields={"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+        ),
+        "gpt_oss": TinyFamily(
+            config="GptOssConfig",
+            model="GptOssForCausalLM",
+            fields={
+                "num_local_experts": 6,
+                "num_experts_per_tok": 3,
+                "sliding_window": 8,
+                "rope_parameters": YARN_SCALING | {"truncate": False},
+            },
+        ),
         "gemma3": TinyFamily(config="Gemma3TextConfig", model="Gemma3ForCausalLM", fields=_GEMMA3),
         "gemma3_wrapped": TinyFamily(
             config="Gemma3TextConfig",

@@ -1,0 +1,145 @@
+"""gpt-oss: experts with biases and a clamped gate, attention with sinks.
+
+OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025.
+
+A checkpoint has all experts of a layer in one tensor, in one of two ways:
+
+    bf16     gate_up_proj [experts, hidden, 2 * inner], down_proj [experts, inner, hidden]: the transpose of ours
+    mxfp4    gate_up_proj_blocks [experts, 2 * inner, hidden / 32, 16] and _scales [experts, 2 * inner, hidden / 32];
+             down_proj likewise, [experts, hidden, inner / 32, 16]
+
+In both, gates and ups take turns: gate 0, up 0, gate 1, up 1, ... Ours has the gates first.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from infer_kernels import SwiGLU
+from infer_models.causal_lm import CausalLM
+from infer_models.config import ModelConfig
+from infer_models.layers import Experts, LMHead, ParameterFactory, Router, SinkAttention, pre_norm_decoder
+from infer_models.mxfp4 import Mxfp4Weight
+from infer_models.weights import ArrangedWeight, StoredWeight
+
+_GATE = SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0)
+
+
+class OssExperts(Experts):
+    """Experts with biases, stored as one tensor for each kind of weight."""
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Allocate weights and biases."""
+        super().__init__(config, factory, activation=_GATE, bias=True)
+        self.is_mxfp4 = config.quantization == "mxfp4"
+
+    def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
+        """Yield weights and biases, each a tensor or, in MXFP4, a pair of tensors."""
+        assert isinstance(self.gate_up_proj, nn.Parameter)
+        assert isinstance(self.down_proj, nn.Parameter)
+        assert self.gate_up_bias is not None
+        assert self.down_bias is not None
+        experts, hidden, inner = self.num_experts, self.hidden_size, self.inner.total
+        gate_up, down = self.gate_up_proj.detach(), self.down_proj.detach()
+        if self.is_mxfp4:
+            for parameter, name, target, arrange, rows, columns in (
+                (self.gate_up_proj, "gate_up_proj", gate_up, self._split, 2 * inner, hidden),
+                (self.down_proj, "down_proj", down, self._columns, hidden, inner),
+            ):
+                weight = Mxfp4Weight(
+                    target=target,
+                    blocks_shape=(experts, rows, columns // 32, 16),
+                    arrange=arrange,
+                    blocks_name=f"{path}.{name}_blocks",
+                    scales_name=f"{path}.{name}_scales",
+                )
+                yield parameter, weight.tensors()
+        else:
+            yield (
+                self.gate_up_proj,
+                {
+                    f"{path}.gate_up_proj": ArrangedWeight(
+                        target=gate_up,
+                        shape=(experts, hidden, 2 * inner),
+                        arrange=lambda item: self._split(item.T),
+                        restore=lambda item: _interleave(item).T,
+                    )
+                },
+            )
+            yield (
+                self.down_proj,
+                {
+                    f"{path}.down_proj": ArrangedWeight(
+                        target=down,
+                        shape=(experts, inner, hidden),
+                        arrange=lambda item: self._columns(item.T),
+                        restore=lambda item: item.T,
+                    )
+                },
+            )
+        yield (
+            self.gate_up_bias,
+            {
+                f"{path}.gate_up_proj_bias": ArrangedWeight(
+                    target=self.gate_up_bias.detach(),
+                    shape=(experts, 2 * inner),
+                    arrange=self._split,
+                    restore=_interleave,
+                )
+            },
+        )
+        yield (
+            self.down_bias,
+            {
+                f"{path}.down_proj_bias": ArrangedWeight(
+                    target=self.down_bias.detach(),
+                    shape=(experts, hidden),
+                    arrange=lambda item: item,
+                    restore=lambda item: item,
+                )
+            },
+        )
+
+    def _split(self, rows: Tensor) -> Tensor:
+        """Return this rank's gates, then its ups, of rows [2 * inner, ...] in which they take turns."""
+        own = slice(self.inner.start, self.inner.start + self.inner.size)
+        return torch.cat([rows[0::2][own], rows[1::2][own]])
+
+    def _columns(self, weight: Tensor) -> Tensor:
+        """Return this rank's columns of a weight [hidden, inner]."""
+        return weight[:, self.inner.start : self.inner.start + self.inner.size]
+
+
+def _interleave(rows: Tensor) -> Tensor:
+    """Return rows [2 * inner, ...], gates and then ups, so that they take turns."""
+    return torch.stack(rows.chunk(2), dim=1).flatten(0, 1)
+
+
+class OssMLP(nn.Module):
+    """A router with a bias, called `router` in checkpoints, and its experts."""
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Allocate both."""
+        super().__init__()
+        self.router = Router(config, factory, scoring="softmax_of_top_k", bias=True)
+        self.experts = OssExperts(config, factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [tokens, hidden] to [tokens, hidden]."""
+        out: Tensor = self.experts(x, self.router(x))
+        return out
+
+
+class GptOss(CausalLM):
+    """A gpt-oss model."""
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Allocate the weights; the matrices are still to be loaded or drawn."""
+        decoder = pre_norm_decoder(
+            config,
+            factory,
+            attention=lambda layer: SinkAttention(config, factory, layer, qkv_bias=True, output_bias=True),
+            mlp=lambda _: OssMLP(config, factory),
+        )
+        super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens))

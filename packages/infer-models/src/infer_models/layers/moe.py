@@ -1,0 +1,132 @@
+"""Mixtures of experts: a router chooses a few of many MLPs for each token. Shazeer et al., 2017; Fedus et al., 2022."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from torch import Tensor, nn
+
+from infer_kernels import ExpertChoice, SwiGLU, fused_moe, moe_router, prepack_experts
+from infer_kernels.cpu import PackedExperts
+from infer_models.config import ModelConfig
+from infer_models.layers.linear import LinearBase
+from infer_models.layers.parameters import ParameterFactory, ShardedLayer
+from infer_models.tensor_parallel import Share
+from infer_models.weights import StoredWeight, WeightSlice
+
+
+class Router(LinearBase):
+    """Chooses each token's experts; every rank computes all of it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        factory: ParameterFactory,
+        *,
+        scoring: Literal["softmax", "softmax_of_top_k"],
+        bias: bool = False,
+    ) -> None:
+        """The weight is [experts, hidden], the bias [experts] or none; `scoring` as for `infer_kernels.moe_router`."""
+        assert config.moe is not None
+        super().__init__(factory.matrix(config.moe.num_experts, config.hidden_size), factory.linear, shares={})
+        self.bias = factory.vector(config.moe.num_experts, fill=0.0) if bias else None
+        self.experts_per_token = config.moe.experts_per_token
+        self.scoring = scoring
+        self.normalizes_weights = config.moe.normalizes_weights
+
+    def forward(self, x: Tensor) -> ExpertChoice:
+        """Return the experts of x [tokens, hidden], and their weights."""
+        return moe_router(
+            self.linear(x, self.weight, self.bias),
+            experts_per_token=self.experts_per_token,
+            scoring=self.scoring,
+            normalize=self.normalizes_weights,
+        )
+
+
+class Experts(ShardedLayer):
+    """Gated MLPs of one shape; each rank has a part of the inner elements of all of them.
+
+    A checkpoint has each expert's `gate_proj`, `up_proj` and `down_proj` as layers of their own, without biases.
+
+    Attributes:
+        inner: this rank's inner elements of an expert.
+        gate_up_proj: [experts, 2 * inner, hidden], the gates, then the ups; or what `prepack` made of it.
+        down_proj: [experts, hidden, inner], or what `prepack` made of it.
+        gate_up_bias: [experts, 2 * inner], or None.
+        down_bias: [experts, hidden], or None; all ranks hold it, and the first one adds it.
+    """
+
+    gate_up_proj: nn.Parameter | PackedExperts
+    down_proj: nn.Parameter | PackedExperts
+
+    def __init__(
+        self, config: ModelConfig, factory: ParameterFactory, *, activation: SwiGLU, bias: bool = False
+    ) -> None:
+        """Gate with `activation`."""
+        super().__init__()
+        assert config.moe is not None
+        self.num_experts, self.hidden_size = config.moe.num_experts, config.hidden_size
+        self.inner = factory.shard.divide(config.moe.intermediate_size)
+        self.gate_up_proj = factory.stack(self.num_experts, 2 * self.inner.size, self.hidden_size)
+        self.down_proj = factory.stack(self.num_experts, self.hidden_size, self.inner.size)
+        self.gate_up_bias = factory.matrix(self.num_experts, 2 * self.inner.size) if bias else None
+        self.down_bias = factory.matrix(self.num_experts, self.hidden_size) if bias else None
+        self.activation = activation
+        self.shard = factory.shard
+
+    def forward(self, x: Tensor, choice: ExpertChoice) -> Tensor:
+        """Map x [tokens, hidden] to the weighted sum of its experts, [tokens, hidden]."""
+        out = fused_moe(
+            x,
+            self.gate_up_proj,
+            self.down_proj,
+            choice.expert_ids,
+            choice.expert_weights,
+            activation=self.activation,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias if self.shard.rank == 0 else None,
+        )
+        return self.shard.all_reduce(out)
+
+    def prepack(self) -> None:
+        """Reorder the weights as their device multiplies them fastest; this cannot be undone."""
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(self, name)
+            if isinstance(weight, nn.Parameter):
+                packed = prepack_experts(weight.detach())
+                if isinstance(packed, PackedExperts):
+                    delattr(self, name)  # a parameter, which packed experts are not
+                    setattr(self, name, packed)
+
+    def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
+        """Yield both stacks with the tensors of all experts."""
+        assert isinstance(self.gate_up_proj, nn.Parameter)
+        assert isinstance(self.down_proj, nn.Parameter)
+        hidden = Share.whole(self.hidden_size)
+        gate_up: dict[str, StoredWeight] = {}
+        for expert, weight in enumerate(self.gate_up_proj.detach()):
+            for name, target in zip(("gate_proj", "up_proj"), weight.chunk(2), strict=True):
+                gate_up[f"{path}.{expert}.{name}.weight"] = WeightSlice(target=target, shares=(self.inner, hidden))
+        yield self.gate_up_proj, gate_up
+        yield (
+            self.down_proj,
+            {
+                f"{path}.{expert}.down_proj.weight": WeightSlice(target=weight, shares=(hidden, self.inner))
+                for expert, weight in enumerate(self.down_proj.detach())
+            },
+        )
+
+
+class SparseMLP(nn.Module):
+    """A router, called `gate` in checkpoints, and its experts."""
+
+    def __init__(self, *, gate: Router, experts: Experts) -> None:
+        """Join the parts."""
+        super().__init__()
+        self.gate = gate
+        self.experts = experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [tokens, hidden] to [tokens, hidden]."""
+        out: Tensor = self.experts(x, self.gate(x))
+        return out
