@@ -129,6 +129,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         load_format=config.load_format,
         batch_invariant=config.batch_invariant,
         shard=shard,
+        max_seq_len=config.max_seq_len,
     )
     model.prepack()
     return LoadedRank(
