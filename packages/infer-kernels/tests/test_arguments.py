@@ -16,6 +16,7 @@ from infer_kernels import (
     linear,
     linear_argmax,
     moe_router,
+    norm_add,
     norm_add_norm,
     paged_attention,
     plan_attention,
@@ -41,6 +42,7 @@ PLAN = plan_attention(query_start=ROWS, seq_lens=LENGTHS, block_table=TABLE, blo
 RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     rms_norm: {"x": X, "weight": WEIGHT, "eps": 1e-6, "out": X.clone()},
     add_rms_norm: {"x": X, "residual": X, "weight": WEIGHT, "eps": 1e-6, "out": X.clone(), "residual_out": X.clone()},
+    norm_add: {"x": X, "residual": X, "weight": WEIGHT, "eps": 1e-6, "out": X.clone()},
     norm_add_norm: {
         "x": X,
         "residual": X,
@@ -152,6 +154,10 @@ def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
         (rms_norm, "variant", "qwen", r"`variant` is 'qwen'; pass \"llama\" or \"gemma\""),
         (rms_norm, "out", torch.zeros(8, 3).T, r"`out` has stride 3"),
         (add_rms_norm, "residual", torch.zeros(2, 8), r"`residual` has shape \[2, 8\]; pass \[3, 8\]"),
+        (norm_add, "x", torch.zeros(2, 3, 8), r"`x` has shape \[2, 3, 8\]; pass \[tokens, hidden\]"),
+        (norm_add, "residual", torch.zeros(2, 8), r"`residual` has shape \[2, 8\]; pass \[3, 8\]"),
+        (norm_add, "weight", torch.zeros(9), r"`weight` has shape \[9\]; pass \[8\]"),
+        (norm_add, "variant", "olmo", r"`variant` is 'olmo'; pass \"llama\" or \"gemma\""),
         (norm_add_norm, "next_weight", torch.zeros(9), r"`next_weight` has shape \[9\]; pass \[8\]"),
         (apply_rope, "k", torch.zeros(2, 2, 16), r"`k` has shape \[2, 2, 16\]; pass \[3, 2, 16\]"),
         (apply_rope, "q", torch.zeros(3, 4, 15), r"`q` has head_dim 15; rotary pairs need an even one"),

@@ -15,6 +15,7 @@ from infer_kernels import (
     embedding,
     gelu_tanh_and_mul,
     linear,
+    norm_add,
     norm_add_norm,
     paged_attention,
     plan_attention,
@@ -45,6 +46,7 @@ class Layers:
         for gate in (silu_and_mul, gelu_tanh_and_mul, silu_and_mul):
             x = linear(gate(linear(x, self.up)), self.down)
             x, residual = add_rms_norm(x, residual, self.norms[1], 1e-6)
+            residual = norm_add(x, residual, self.norms[0], 1e-6)
         return norm_add_norm(x, residual, self.norms[2], self.norms[0], 1e-6)[0]
 
 

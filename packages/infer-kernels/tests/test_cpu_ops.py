@@ -10,6 +10,7 @@ from infer_kernels import (
     apply_rope,
     gelu_tanh_and_mul,
     linear,
+    norm_add,
     norm_add_norm,
     rms_norm,
     silu_and_mul,
@@ -20,6 +21,7 @@ from infer_kernels.reference import (
     apply_rope_reference,
     gelu_tanh_and_mul_reference,
     norm_add_norm_reference,
+    norm_add_reference,
     rms_norm_reference,
     silu_and_mul_reference,
     store_kv_reference,
@@ -76,6 +78,36 @@ def test_norm_add_norm_equals_reference(shape: tuple[int, int], variant: NormVar
     # A sum that cancels shows a rounding of its terms many times over after the second norm.
     assert_within_roundings(new_residual, expected[1], 4)
     assert_within_roundings(normalized, expected[0], 16)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_add_equals_reference(shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, *shape).to(dtype)
+    weight, before = torch.randn(shape[-1]).to(dtype), (x.clone(), residual.clone())
+    expected = norm_add_reference(x, residual, weight, 1e-6, variant=variant)
+    # A norm that is off by a rounding of its own is added, and the sum rounds again.
+    assert_within_roundings(norm_add(x, residual, weight, 1e-6, variant=variant), expected, 4)
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_add_has_the_bits_of_its_parts(dtype: torch.dtype) -> None:
+    x, residual, weight = torch.randn(7, 96).to(dtype), torch.randn(7, 96).to(dtype), torch.randn(96).to(dtype)
+    assert torch.equal(norm_add(x, residual, weight, 1e-6), residual + rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("target", ["x", "residual"])
+def test_norm_add_writes_in_place_and_into_strided_rows(target: str) -> None:
+    wide, weight = torch.randn(2, 5, 60), torch.randn(40)
+    x, residual = wide[..., 10:50]
+    given, rest = {"x": x, "residual": residual}, wide[..., 50:].clone()
+    expected = norm_add(x, residual, weight, 1e-6)
+    assert norm_add(x, residual, weight, 1e-6, out=given[target]) is given[target]
+    assert torch.equal(given[target], expected)
+    assert torch.equal(wide[..., 50:], rest)
 
 
 def test_add_rms_norm_writes_in_place() -> None:

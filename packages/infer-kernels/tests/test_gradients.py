@@ -13,6 +13,7 @@ from infer_kernels import (
     causal_attention,
     gelu_tanh_and_mul,
     linear,
+    norm_add,
     norm_add_norm,
     rms_norm,
     silu_and_mul,
@@ -22,6 +23,7 @@ from infer_kernels.reference import (
     apply_rope_reference,
     gelu_tanh_and_mul_reference,
     norm_add_norm_reference,
+    norm_add_reference,
     paged_attention_reference,
     rms_norm_reference,
     silu_and_mul_reference,
@@ -57,6 +59,7 @@ def gradients(op: Op, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         (rms_norm, rms_norm_reference, [X, WEIGHT]),
         (add_rms_norm, add_rms_norm_reference, [X, RESIDUAL, WEIGHT]),
         (norm_add_norm, norm_add_norm_reference, [X, RESIDUAL, WEIGHT, WEIGHT]),
+        (norm_add, norm_add_reference, [X, RESIDUAL, WEIGHT]),
     ],
 )
 def test_norm_gradients_equal_references(op: Op, reference: Op, shapes: list[tuple[int, ...]], variant: str) -> None:

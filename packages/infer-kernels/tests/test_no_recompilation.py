@@ -21,6 +21,7 @@ from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm.add_rms_norm import add_rms_norm
+from infer_kernels.norm.norm_add import norm_add
 from infer_kernels.norm.norm_add_norm import norm_add_norm
 from infer_kernels.norm.rms_norm import rms_norm
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
@@ -171,6 +172,7 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "rms_norm": lambda batch: rms_norm(batch.tensor(HIDDEN), WEIGHT, 1e-6),
     "rms_norm of heads": lambda batch: rms_norm(batch.tensor(Q_HEADS, HEAD_DIM), HEAD_WEIGHT, 1e-6),
     "add_rms_norm": lambda batch: add_rms_norm(batch.tensor(HIDDEN), batch.tensor(HIDDEN), WEIGHT, 1e-6),
+    "norm_add": lambda batch: norm_add(batch.tensor(HIDDEN), batch.tensor(HIDDEN), WEIGHT, 1e-6),
     "norm_add_norm": lambda batch: norm_add_norm(batch.tensor(HIDDEN), batch.tensor(HIDDEN), WEIGHT, WEIGHT, 1e-6),
     "silu_and_mul": lambda batch: silu_and_mul(batch.tensor(2 * HIDDEN)),
     "gelu_tanh_and_mul": lambda batch: gelu_tanh_and_mul(batch.tensor(2 * HIDDEN)),

@@ -27,6 +27,7 @@ OPS = [
     "linear_argmax",
     "linear_invariant",
     "moe_router",
+    "norm_add",
     "norm_add_norm",
     "paged_attention",
     "qk_norm_rope_store",

@@ -77,7 +77,7 @@ def test_rope_equals_reference(
 
 
 @pytest.mark.usefixtures("cpu_path")
-@parametrize_pairwise(widths=WIDTHS, heads=[(1, 1), (3, 1), (9, 3)], dtype=DTYPES, variant=VARIANTS, tokens=[1, 7, 37])
+@parametrize_pairwise(widths=WIDTHS, heads=[(1, 1), (9, 3)], dtype=DTYPES, variant=VARIANTS, tokens=[1, 37])
 def test_prepared_heads_equal_the_reference(
     widths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, variant: NormVariant | None, tokens: int
 ) -> None:

@@ -11,6 +11,7 @@ from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_an
 from infer_kernels.moe.fused_moe import fused_moe_reference
 from infer_kernels.moe.router import moe_router_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
+from infer_kernels.norm.norm_add import norm_add_reference
 from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
 from infer_kernels.norm.rms_norm import rms_norm_reference
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
@@ -41,6 +42,7 @@ __all__ = [
     "linear_invariant_reference",
     "moe_router_reference",
     "norm_add_norm_reference",
+    "norm_add_reference",
     "paged_attention_reference",
     "qk_norm_rope_store_reference",
     "resolve_token_ids_reference",

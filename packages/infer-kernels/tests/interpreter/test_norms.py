@@ -5,9 +5,15 @@ import torch
 
 from infer_kernels import NormVariant
 from infer_kernels.norm.add_rms_norm import add_rms_norm_triton
+from infer_kernels.norm.norm_add import norm_add_triton
 from infer_kernels.norm.norm_add_norm import norm_add_norm_triton
 from infer_kernels.norm.rms_norm import rms_norm_triton
-from infer_kernels.reference import add_rms_norm_reference, norm_add_norm_reference, rms_norm_reference
+from infer_kernels.reference import (
+    add_rms_norm_reference,
+    norm_add_norm_reference,
+    norm_add_reference,
+    rms_norm_reference,
+)
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.pairwise import parametrize_pairwise
 
@@ -65,8 +71,42 @@ def test_norm_add_norm_in_place_equals_reference(
     assert_within_roundings(x, expected[0], 16)
 
 
+@parametrize_pairwise(shape=SHAPES, variant=VARIANTS, dtype=DTYPES, in_place=["x", "residual", None])
+def test_norm_add_equals_reference(
+    shape: tuple[int, int], variant: NormVariant, dtype: torch.dtype, in_place: str | None
+) -> None:
+    x, residual, fresh = torch.randn(3, *shape).to(dtype)
+    weight, out = torch.randn(shape[-1]).to(dtype), {"x": x, "residual": residual, None: fresh}[in_place]
+    expected = norm_add_reference(x, residual, weight, 1e-6, variant=variant)
+    assert norm_add_triton(x, residual, weight, 1e-6, variant=variant, out=out) is out
+    # A norm that is off by a rounding of its own is added, and the sum rounds again.
+    assert_within_roundings(out, expected, 4)
+
+
+def test_norm_add_reads_and_writes_strided_rows() -> None:
+    wide, weight = torch.randn(3, 5, 60), torch.randn(40)
+    x, residual, out = wide[..., 10:50]
+    rest, expected = wide[..., 50:].clone(), norm_add_reference(x, residual, weight, 1e-6)
+    norm_add_triton(x, residual, weight, 1e-6, variant="llama", out=out)
+    assert_within_roundings(out, expected)
+    assert torch.equal(wide[..., 50:], rest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_norm_add_are_the_references_where_no_sum_rounds(dtype: torch.dtype) -> None:
+    # Squares of small integers add up exactly in any order.
+    x, residual, weight = (
+        torch.randint(-8, 9, (5, 64)).to(dtype),
+        torch.randn(5, 64).to(dtype),
+        torch.randn(64).to(dtype),
+    )
+    out = norm_add_triton(x, residual, weight, 1e-6, variant="llama", out=torch.empty_like(x))
+    assert torch.equal(out, norm_add_reference(x, residual, weight, 1e-6))
+
+
 def test_norms_of_no_tokens_launch_nothing() -> None:
     x, weight = torch.empty(0, 32), torch.ones(32)
     assert rms_norm_triton(x, weight, 1e-6, variant="llama", out=x).shape == (0, 32)
     add_rms_norm_triton(x, x, weight, 1e-6, variant="llama", out=x, residual_out=x)
     norm_add_norm_triton(x, x, weight, weight, 1e-6, variant="llama", out=x, residual_out=x)
+    norm_add_triton(x, x, weight, 1e-6, variant="llama", out=x)

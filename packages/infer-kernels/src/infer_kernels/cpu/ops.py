@@ -102,6 +102,30 @@ def norm(
     return out, total
 
 
+def norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, is_gemma: bool, out: Tensor | None) -> Tensor:
+    """Return the residual stream after x [rows, hidden] is normalized and added; half of `norm` in `csrc/rows.cpp`."""
+    rows, hidden = x.shape
+    if out is None:
+        out = empty(x.shape, x.dtype)
+    arguments = _NORM.pack(
+        0,
+        0,
+        x.data_ptr(),
+        x.stride(0),
+        0,
+        residual.data_ptr(),
+        residual.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+        weight.data_ptr(),
+        hidden,
+        eps,
+        is_gemma,
+    )
+    run("norm", x.dtype, rows, arguments, work=x.numel())
+    return out
+
+
 def gated(gate_up: Tensor, *, is_gelu: bool, out: Tensor | None) -> Tensor:
     """Return activation(gate) * up, [rows, width], of gate_up [rows, 2 * width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2

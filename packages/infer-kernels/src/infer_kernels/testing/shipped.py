@@ -15,6 +15,7 @@ from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.norm.add_rms_norm import add_rms_norm
+from infer_kernels.norm.norm_add import norm_add
 from infer_kernels.norm.norm_add_norm import norm_add_norm
 from infer_kernels.norm.rms_norm import NormVariant, rms_norm
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
@@ -94,6 +95,10 @@ def _norms() -> Iterator[LaunchCase]:
         x, weight = rows(hidden, dtype)
         return add_rms_norm(x, x, weight, 1e-6, variant=variant)
 
+    def add_after(hidden: int, dtype: torch.dtype) -> object:
+        x, weight = rows(hidden, dtype)
+        return norm_add(x, x, weight, 1e-6)
+
     def sandwich(hidden: int, dtype: torch.dtype) -> object:
         x, weight = rows(hidden, dtype)
         return norm_add_norm(x, x, weight, weight, 1e-6, variant="gemma")
@@ -113,6 +118,9 @@ def _norms() -> Iterator[LaunchCase]:
         yield _case("add_rms_norm", dtype, label, partial(add, hidden, dtype, variant))
         if variant == "gemma":
             yield _case("norm_add_norm", dtype, label, partial(sandwich, hidden, dtype))
+        else:
+            yield _case("norm_add", dtype, label, partial(add_after, hidden, dtype))
+    yield _case("norm_add", FP32, "hidden 5120, llama", partial(add_after, 5120, FP32))
     yield _case("rms_norm", BF16, "16 strided heads x 128, llama", partial(norm_heads, 16, 128, BF16))
 
 

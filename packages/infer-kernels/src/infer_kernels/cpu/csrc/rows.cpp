@@ -9,7 +9,7 @@ namespace {
 template <class T>
 struct Norm {
     Rows rows;
-    T* out;
+    T* out;  // null: the sum alone is wanted
     int64_t out_stride;
     const T* x;
     int64_t x_stride;
@@ -46,7 +46,6 @@ void norm(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const Norm<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
         const T* x = a.x + row * a.x_stride;
-        T* out = a.out + row * a.out_stride;
         if (a.residual) {
             const T* residual = a.residual + row * a.residual_stride;
             T* total = a.residual_out + row * a.residual_out_stride;
@@ -59,6 +58,8 @@ void norm(const void* arguments, Team& team, int) {
             }
             x = total;
         }
+        if (!a.out) return;
+        T* out = a.out + row * a.out_stride;
         float inverse = inverse_norm(x, a.hidden, a.eps);
         for (int64_t i = 0; i < a.hidden; i += 16) {
             int64_t left = a.hidden - i;

@@ -1,0 +1,131 @@
+"""RMSNorm, then residual add, in one pass: what follows a sublayer in OLMo 2 and 3.
+
+    new_residual = residual + rms_norm(x, weight)
+
+Bytes moved: x and residual read, new_residual written: 3 * tokens * hidden * itemsize (unfused: 5).
+
+Precision: the norm has the rounding of its variant (see `rms_norm`); the sum is taken in fp32 of rounded operands and
+rounded to the dtype of `x`. So the result is what two separate ops give.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.cpu import ops
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
+from infer_kernels.integers import cdiv
+from infer_kernels.norm.add_rms_norm import check_residual
+from infer_kernels.norm.rms_norm import (
+    NormVariant,
+    check_norm,
+    check_variant,
+    normalize_tile,
+    rms_norm_reference,
+    rms_norm_torch,
+    row_tile,
+)
+
+
+def norm_add_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, variant: NormVariant = "llama"
+) -> Tensor:
+    """Return the new residual in plain fp32 PyTorch; arguments as for `norm_add`. Differentiable."""
+    normalized = rms_norm_reference(x, weight, eps, variant=variant)
+    return (residual.float() + normalized.float()).to(x.dtype)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _norm_add_kernel(
+    out: tl.tensor,  # [tokens, hidden]
+    x: tl.tensor,  # [tokens, hidden]
+    residual: tl.tensor,  # [tokens, hidden]
+    weight: tl.tensor,  # [hidden]
+    eps: tl.tensor,
+    tokens: tl.tensor,
+    hidden: tl.tensor,
+    out_stride: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GEMMA: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)
+    in_row = column < hidden
+    mask = (row < tokens) & in_row[None, :]
+    values = tl.load(x + row * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    carried = tl.load(residual + row * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
+    normalized = normalize_tile(values, scale, eps, hidden, out.dtype.element_ty, GEMMA)
+    total = (carried + normalized.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + row * out_stride + column[None, :], total, mask=mask)
+
+
+def norm_add_triton(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, variant: NormVariant, out: Tensor
+) -> Tensor:
+    """Launch the kernel; arguments as for `norm_add`, unchecked."""
+    tokens, hidden = x.shape
+    if tokens == 0:
+        return out
+    rows, block, num_warps = row_tile(hidden)
+    _norm_add_kernel[(cdiv(tokens, rows),)](
+        out,
+        x,
+        residual,
+        weight,
+        eps,
+        tokens,
+        hidden,
+        out.stride(0),
+        x.stride(0),
+        residual.stride(0),
+        ROWS=rows,
+        BLOCK=block,
+        GEMMA=variant == "gemma",
+        num_warps=num_warps,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+def norm_add(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    variant: NormVariant = "llama",
+    out: Tensor | None = None,
+) -> Tensor:
+    """Normalize a sublayer's output and add it to the residual stream.
+
+    Args:
+        x: [tokens, hidden], fp32, bf16 or fp16: what the sublayer gave.
+        residual: like `x`.
+        weight: [hidden], of the dtype and device of `x`: the sublayer's output norm.
+        eps: added to the mean square.
+        variant: as for `rms_norm`.
+        out: like `x`, takes the sum; may be `x` or `residual`.
+
+    Returns:
+        The new residual stream: `out`, or a fresh tensor.
+
+    Raises:
+        ValueError: a shape, device or stride does not fit.
+        TypeError: a dtype does not fit.
+    """
+    check_norm(x, weight)
+    check_variant(variant)
+    check_residual(x, residual, out, None)
+    if takes_triton(x, residual, weight):
+        out = torch.empty_like(x) if out is None else out
+        return norm_add_triton(x, residual, weight, eps, variant=variant, out=out)
+    if takes_cpu_kernel(x, residual, weight):
+        return ops.norm_add(x, residual, weight, eps, is_gemma=variant == "gemma", out=out)
+    return torch.add(residual, rms_norm_torch(x, weight, eps, variant=variant), out=out)
