@@ -20,7 +20,6 @@ one device with one version of the libraries, and for CPUs with one number of th
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-from dataclasses import dataclass
 from math import prod
 
 import triton
@@ -30,8 +29,8 @@ from torch import Tensor
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.packed_weight import PackedWeight
 from infer_kernels.dense.linear import linear, multiply_packed
+from infer_kernels.dense.product_tiles import choose_product_tile
 from infer_kernels.dispatch import takes_triton
-from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
 
 _TILE_ROWS = 16
@@ -40,29 +39,6 @@ _LINE = 64
 
 _GROUP = 8
 """Tiles of rows whose programs follow each other for the same columns of the output, and share them in L2."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Config:
-    rows: int
-    columns: int
-    inner: int
-    num_warps: int
-    num_stages: int
-
-
-_HALF_PRECISION = {
-    8: _Config(rows=64, columns=128, inner=64, num_warps=4, num_stages=3),
-    9: _Config(rows=64, columns=128, inner=64, num_warps=4, num_stages=4),
-    12: _Config(rows=64, columns=128, inner=32, num_warps=4, num_stages=4),
-}
-"""Tiles for bf16 and fp16 by the major version of the compute capability. Others take those of 12, which fit them."""
-
-_FULL_PRECISION = _Config(rows=32, columns=64, inner=32, num_warps=4, num_stages=3)
-"""For fp32, which is multiplied without tensor cores."""
-
-_UNALIGNED = _Config(rows=32, columns=32, inner=32, num_warps=4, num_stages=2)
-"""For rows of the weight that do not start on multiples of 16 elements: loaded one by one, which takes registers."""
 
 
 def linear_invariant_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -125,24 +101,14 @@ def _linear_invariant_kernel(
     )
 
 
-def _choose_config(x: Tensor) -> _Config:
-    """By the device, the dtype and the layer's width: by nothing that depends on the batch."""
-    if x.shape[1] % 16:
-        return _UNALIGNED
-    if x.element_size() == 4:
-        return _FULL_PRECISION
-    major, _ = describe_gpu(x.device).capability
-    return _HALF_PRECISION.get(major, _HALF_PRECISION[12])
-
-
 def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
     """Launch the kernel on `x` [rows, in_features]; otherwise arguments as for `linear_invariant`, unchecked."""
     rows, in_features = x.shape
     out_features = weight.shape[0]
     if out.numel() == 0:
         return out
-    config = _choose_config(x)
-    _linear_invariant_kernel[(cdiv(rows, config.rows) * cdiv(out_features, config.columns),)](
+    tile = choose_product_tile(x.device, x.dtype, in_features)
+    _linear_invariant_kernel[(cdiv(rows, tile.rows) * cdiv(out_features, tile.columns),)](
         out,
         x,
         weight,
@@ -153,13 +119,13 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
         out.stride(0),
         x.stride(0),
         weight.stride(0),
-        BLOCK_ROWS=config.rows,
-        BLOCK_COLUMNS=config.columns,
-        BLOCK_INNER=config.inner,
-        WHOLE=in_features % config.inner == 0,
+        BLOCK_ROWS=tile.rows,
+        BLOCK_COLUMNS=tile.columns,
+        BLOCK_INNER=tile.inner,
+        WHOLE=in_features % tile.inner == 0,
         GROUP=_GROUP,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         enable_fp_fusion=False,
     )
     return out

@@ -34,8 +34,9 @@ from infer_kernels.checks import (
 from infer_kernels.cpu import moe_ops
 from infer_kernels.cpu.packed_weight import PackedExperts
 from infer_kernels.dense.linear_invariant import linear_invariant_torch
-from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
+from infer_kernels.moe.fused_moe_triton import fused_moe_triton
 
 
 def fused_moe_reference(
@@ -188,8 +189,21 @@ def fused_moe(
             down_bias=down_bias,
             out=out,
         )
+    biases = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
     if isinstance(gate_up, PackedExperts) or isinstance(down, PackedExperts):
         raise TypeError("One of `gate_up` and `down` is packed; pass both from `prepack_experts`, or both plain")
+    if takes_triton(x, gate_up, down, expert_weights, *biases):
+        return fused_moe_triton(
+            x,
+            gate_up,
+            down,
+            expert_ids,
+            expert_weights,
+            activation=numbers,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+            out=x.new_empty(x.shape) if out is None else out,
+        )
     result = fused_moe_torch(
         x,
         gate_up,

@@ -1,0 +1,296 @@
+"""Triton kernels of `fused_moe`: five launches whose grids and memory have room for any routing.
+
+    pairs    (token, k) of every token and each of its experts, numbered token * experts_per_token + k
+    places   the pairs in order of their experts
+    tiles    of places: those of one expert, up to the rows of a product's tile
+
+    count        (experts)          pairs of each expert
+    group        (experts)          pairs -> places and tiles; unused tiles have expert -1
+    gate-up      (tiles, columns)   rows of x times gates and ups, and the activation; written by pair
+    down         (tiles, columns)   rows by pair; written by pair
+    sum          (tokens, columns)  of a token's pairs in order
+
+A program of `group` learns where its expert's places and tiles begin from the counts of all, so nothing waits for the
+device or for another program, and equal routings give equal places. A tile of rows meets one shape of products
+whatever their number: rows have the same bits in any batch.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.dense.product_tiles import ProductTile, choose_product_tile
+from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.moe.activation import SwiGLU, clamped
+
+_PAIRS = 1024
+"""Pairs that a program of the first two kernels looks at together."""
+
+_WIDEST = 1024
+"""Columns of a program of the sum."""
+
+
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["expert_ids"])
+def _count_pairs_kernel(
+    counts: tl.tensor,  # [experts] int32
+    expert_ids: tl.tensor,  # [pairs]
+    pairs: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    expert = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    found = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, pairs, BLOCK):
+        pair = start + lane
+        found += (tl.load(expert_ids + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, axis=0))
+
+
+@triton.jit(do_not_specialize=["pairs", "max_tiles"], do_not_specialize_on_alignment=["expert_ids"])
+def _group_pairs_kernel(
+    pair_of_place: tl.tensor,  # [pairs] int32
+    tiles: tl.tensor,  # [3, max_tiles] int32: the expert, or -1; the first place; the expert's last place + 1
+    counts: tl.tensor,  # [experts] int32
+    expert_ids: tl.tensor,  # [pairs]
+    pairs: tl.tensor,
+    experts: tl.tensor,
+    max_tiles: tl.tensor,
+    ROWS: tl.constexpr,  # of a tile
+    BLOCK: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+) -> None:
+    expert = tl.program_id(0)
+    other, lane = tl.arange(0, BLOCK_EXPERTS), tl.arange(0, BLOCK)
+    all_counts = tl.load(counts + other, mask=other < experts, other=0)
+    all_tiles = (all_counts + ROWS - 1) // ROWS
+    first_place = tl.sum(tl.where(other < expert, all_counts, 0), axis=0)
+    first_tile = tl.sum(tl.where(other < expert, all_tiles, 0), axis=0)
+    count = tl.sum(tl.where(other == expert, all_counts, 0), axis=0)
+    num_tiles = tl.sum(tl.where(other == expert, all_tiles, 0), axis=0)
+    for start in range(0, num_tiles, BLOCK):
+        number = start + lane
+        in_list = number < num_tiles
+        at = tiles + first_tile + number
+        tl.store(at, tl.zeros((BLOCK,), tl.int32) + expert, mask=in_list)
+        tl.store(at + max_tiles, first_place + number * ROWS, mask=in_list)
+        tl.store(at + 2 * max_tiles, tl.zeros((BLOCK,), tl.int32) + first_place + count, mask=in_list)
+    if expert == experts - 1:
+        for start in range(first_tile + num_tiles, max_tiles, BLOCK):
+            number = start + lane
+            tl.store(tiles + number, tl.full((BLOCK,), -1, tl.int32), mask=number < max_tiles)
+    place = first_place
+    for start in range(0, tl.where(count > 0, pairs, 0), BLOCK):
+        pair = start + lane
+        is_own = tl.load(expert_ids + pair, mask=pair < pairs, other=-1) == expert
+        ranks = tl.cumsum(is_own.to(tl.int32), axis=0)
+        tl.store(pair_of_place + place + ranks - 1, pair, mask=is_own)
+        place += tl.sum(is_own.to(tl.int32), axis=0)
+
+
+@triton.jit(do_not_specialize=["max_tiles"])
+def _expert_products_kernel(
+    out: tl.tensor,  # [pairs, outputs]
+    x: tl.tensor,  # [tokens, inputs], or [pairs, inputs]
+    weight: tl.tensor,  # [experts, outputs, inputs]; GATED: [experts, 2 * outputs, inputs]
+    bias: tl.tensor,  # [experts, as many as `weight`], or None
+    pair_of_place: tl.tensor,  # [pairs] int32
+    tiles: tl.tensor,  # [3, max_tiles] int32
+    max_tiles: tl.tensor,
+    inputs: tl.tensor,
+    outputs: tl.tensor,
+    pairs_of_row: tl.tensor,  # of a row of `x`
+    out_stride: tl.tensor,
+    x_stride: tl.tensor,
+    weight_expert_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    bias_stride: tl.tensor,
+    alpha: tl.tensor,
+    limit: tl.tensor,
+    up_offset: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    WHOLE: tl.constexpr,  # inputs are a multiple of BLOCK_INNER
+    GATED: tl.constexpr,
+) -> None:
+    at = tiles + tl.program_id(0)
+    expert = tl.load(at).to(tl.int64)
+    if expert < 0:
+        return
+    place = tl.load(at + max_tiles) + tl.arange(0, ROWS)
+    in_tile = place < tl.load(at + 2 * max_tiles)
+    pair = tl.load(pair_of_place + place, mask=in_tile, other=0).to(tl.int64)
+    column = tl.program_id(1).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    inner = tl.arange(0, BLOCK_INNER)
+    x_at = x + (pair // pairs_of_row)[:, None] * x_stride + inner[None, :]
+    weight_at = weight + expert * weight_expert_stride + column[None, :] * weight_stride + inner[:, None]
+    up_at = weight_at + outputs.to(tl.int64) * weight_stride
+    in_rows, in_columns = in_tile[:, None], (column < outputs)[None, :]
+    products = tl.zeros((ROWS, BLOCK_COLUMNS), tl.float32)
+    ups = tl.zeros((ROWS, BLOCK_COLUMNS), tl.float32)
+    for start in range(0, inputs, BLOCK_INNER):
+        if WHOLE:
+            x_mask, weight_mask = in_rows, in_columns
+        else:
+            x_mask = in_rows & (start + inner < inputs)[None, :]
+            weight_mask = in_columns & (start + inner < inputs)[:, None]
+        x_tile = tl.load(x_at + start, mask=x_mask, other=0.0)
+        weight_tile = tl.load(weight_at + start, mask=weight_mask, other=0.0)
+        products = tl.dot(x_tile, weight_tile, products, input_precision="ieee")
+        if GATED:
+            up_tile = tl.load(up_at + start, mask=weight_mask, other=0.0)
+            ups = tl.dot(x_tile, up_tile, ups, input_precision="ieee")
+    if bias is not None:
+        bias_at = bias + expert * bias_stride + column
+        products += tl.load(bias_at, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            ups += tl.load(bias_at + outputs, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        gate = products.to(out.dtype.element_ty).to(tl.float32)
+        up = ups.to(out.dtype.element_ty).to(tl.float32)
+        gate, up = clamped(gate, float("-inf"), limit), clamped(up, -limit, limit)
+        activated = (gate * tl.sigmoid(alpha * gate)).to(out.dtype.element_ty).to(tl.float32)
+        products = activated * (up + up_offset)
+    tl.store(
+        out + pair[:, None] * out_stride + column[None, :],
+        products.to(out.dtype.element_ty),
+        mask=in_rows & in_columns,
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["expert_ids", "expert_weights"])
+def _sum_pairs_kernel(
+    out: tl.tensor,  # [tokens, hidden]
+    products: tl.tensor,  # [pairs, hidden]
+    expert_ids: tl.tensor,  # [pairs]
+    expert_weights: tl.tensor,  # [pairs] fp32
+    experts: tl.tensor,
+    experts_per_token: tl.tensor,
+    hidden: tl.tensor,
+    out_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < hidden
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in range(experts_per_token):
+        pair = token * experts_per_token + k
+        expert = tl.load(expert_ids + pair)
+        product = tl.load(products + pair * hidden + column, mask=mask, other=0.0).to(tl.float32)
+        is_one = (expert >= 0) & (expert < experts)
+        total += tl.where(is_one, tl.load(expert_weights + pair) * product, float("nan"))
+    tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=mask)
+
+
+def fused_moe_triton(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    activation: SwiGLU,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """Launch the kernels; unchecked."""
+    tokens, hidden = x.shape
+    if out.numel() == 0:
+        return out
+    experts, _, intermediate = down.shape
+    expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
+    tile = choose_product_tile(x.device, x.dtype, hidden, intermediate)
+    pair_of_place, tiles = _group(expert_ids, experts=experts, rows=tile.rows)
+    pairs = expert_ids.numel()
+    activated, products = x.new_empty(pairs, intermediate), x.new_empty(pairs, hidden)
+    _multiply(x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=tile, activation=activation)
+    _multiply(activated, down, down_bias, products, pair_of_place, tiles, tile=tile, activation=None)
+    block = min(_WIDEST, next_power_of_2(hidden))
+    _sum_pairs_kernel[(tokens, cdiv(hidden, block))](
+        out,
+        products,
+        expert_ids,
+        expert_weights,
+        experts,
+        expert_ids.shape[1],
+        hidden,
+        out.stride(0),
+        BLOCK=block,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+def _group(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Return each place's pair [pairs], and tiles [3, most that any routing has]; both int32."""
+    pairs, device = expert_ids.numel(), expert_ids.device
+    max_tiles = pairs // rows + min(experts, pairs)
+    counts = torch.empty(experts, dtype=torch.int32, device=device)
+    pair_of_place = torch.empty(pairs, dtype=torch.int32, device=device)
+    tiles = torch.empty(3, max_tiles, dtype=torch.int32, device=device)
+    options = {"BLOCK": _PAIRS, "num_warps": 4, "enable_fp_fusion": False}
+    _count_pairs_kernel[(experts,)](counts, expert_ids, pairs, **options)
+    _group_pairs_kernel[(experts,)](
+        pair_of_place,
+        tiles,
+        counts,
+        expert_ids,
+        pairs,
+        experts,
+        max_tiles,
+        ROWS=rows,
+        BLOCK_EXPERTS=next_power_of_2(experts),
+        **options,
+    )
+    return pair_of_place, tiles
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    pair_of_place: Tensor,
+    tiles: Tensor,
+    *,
+    tile: ProductTile,
+    activation: SwiGLU | None,
+) -> None:
+    """Multiply the row of each pair, of which a row of `x` has several or one, into `out`."""
+    (pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
+    numbers = activation or SwiGLU()
+    columns = tile.columns // 2 if is_gated else tile.columns  # gates and ups are two products
+    _expert_products_kernel[(tiles.shape[1], cdiv(outputs, columns))](
+        out,
+        x,
+        weight,
+        bias,
+        pair_of_place,
+        tiles,
+        tiles.shape[1],
+        inputs,
+        outputs,
+        pairs // rows,
+        out.stride(0),
+        x.stride(0),
+        weight.stride(0),
+        weight.stride(1),
+        0 if bias is None else bias.stride(0),
+        numbers.alpha,
+        numbers.limit,
+        numbers.up_offset,
+        ROWS=tile.rows,
+        BLOCK_COLUMNS=columns,
+        BLOCK_INNER=tile.inner,
+        WHOLE=inputs % tile.inner == 0,
+        GATED=is_gated,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        enable_fp_fusion=False,
+    )
