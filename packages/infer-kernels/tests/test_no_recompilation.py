@@ -20,6 +20,7 @@ from infer_kernels.attention import (
 from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.moe import fused_moe, moe_router
 from infer_kernels.norm.add_rms_norm import add_rms_norm
 from infer_kernels.norm.norm_add import norm_add
 from infer_kernels.norm.norm_add_norm import norm_add_norm
@@ -72,6 +73,7 @@ WEIGHT = torch.zeros(HIDDEN, dtype=torch.bfloat16)
 HEAD_WEIGHT = torch.zeros(HEAD_DIM, dtype=torch.bfloat16)
 K_CACHE, V_CACHE = (torch.zeros(4, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16) for _ in range(2))
 COS_SIN = torch.zeros(9, HEAD_DIM)
+GATE_UP, DOWN = torch.zeros(6, 32, HIDDEN).bfloat16(), torch.zeros(6, HIDDEN, 16).bfloat16()
 COUNTS = torch.zeros(2, VOCAB, dtype=torch.int32)
 
 
@@ -156,6 +158,11 @@ def launch_sample(batch: Batch) -> object:
     )
 
 
+def launch_fused_moe(batch: Batch) -> object:
+    ids = torch.zeros(batch.offset + batch.rows, 2, dtype=torch.int32)[batch.offset :]
+    return fused_moe(batch.tensor(HIDDEN), GATE_UP, DOWN, ids, ids.float(), activation="silu_and_mul")
+
+
 def launch_penalties(batch: Batch) -> object:
     return apply_penalties(
         batch.tensor(VOCAB),
@@ -193,6 +200,7 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "paged_prefill in fixed buffers": partial(launch_attention_on_device, prefill=True),
     "resolve_token_ids": launch_resolve_token_ids,
     "linear_invariant": lambda batch: linear_invariant(batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous()),
+    "moe_router": lambda batch: moe_router(batch.tensor(6), experts_per_token=2, scoring="softmax", normalize=True),
     "linear_argmax": lambda batch: linear_argmax(
         batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous(), vocab_size=64
     ),
@@ -214,4 +222,14 @@ def test_op_compiles_once_for_all_batches(op: str) -> None:
             OPS[op](batch)
     variants = Counter(kernel.name for kernel in log.compiled)
     assert variants
+    assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
+
+
+def test_experts_compile_their_two_products_and_all_else_once_for_all_batches() -> None:
+    with compile_afresh(90) as log:
+        for batch in BATCHES:
+            launch_fused_moe(batch)
+    variants = Counter(kernel.name for kernel in log.compiled)
+    assert variants.pop("_expert_products_kernel") == 2
+    assert len(variants) == 3
     assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"

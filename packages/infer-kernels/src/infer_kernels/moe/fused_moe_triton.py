@@ -127,7 +127,7 @@ def _expert_products_kernel(
     inner = tl.arange(0, BLOCK_INNER)
     x_at = x + (pair // pairs_of_row)[:, None] * x_stride + inner[None, :]
     weight_at = weight + expert * weight_expert_stride + column[None, :] * weight_stride + inner[:, None]
-    up_at = weight_at + outputs.to(tl.int64) * weight_stride
+    up_at = weight + expert * weight_expert_stride + (column + outputs)[None, :] * weight_stride + inner[:, None]
     in_rows, in_columns = in_tile[:, None], (column < outputs)[None, :]
     products = tl.zeros((ROWS, BLOCK_COLUMNS), tl.float32)
     ups = tl.zeros((ROWS, BLOCK_COLUMNS), tl.float32)
@@ -205,11 +205,11 @@ def fused_moe_triton(
     experts, _, intermediate = down.shape
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     tile = choose_product_tile(x.device, x.dtype, hidden, intermediate)
-    pair_of_place, tiles = _group(expert_ids, experts=experts, rows=tile.rows)
+    pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=tile.rows)
     pairs = expert_ids.numel()
     activated, products = x.new_empty(pairs, intermediate), x.new_empty(pairs, hidden)
-    _multiply(x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=tile, activation=activation)
-    _multiply(activated, down, down_bias, products, pair_of_place, tiles, tile=tile, activation=None)
+    expert_products_triton(x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=tile, activation=activation)
+    expert_products_triton(activated, down, down_bias, products, pair_of_place, tiles, tile=tile, activation=None)
     block = min(_WIDEST, next_power_of_2(hidden))
     _sum_pairs_kernel[(tokens, cdiv(hidden, block))](
         out,
@@ -227,8 +227,8 @@ def fused_moe_triton(
     return out
 
 
-def _group(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Return each place's pair [pairs], and tiles [3, most that any routing has]; both int32."""
+def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Launch the first two kernels; return each place's pair [pairs], and tiles [3, most that any routing has]."""
     pairs, device = expert_ids.numel(), expert_ids.device
     max_tiles = pairs // rows + min(experts, pairs)
     counts = torch.empty(experts, dtype=torch.int32, device=device)
@@ -251,7 +251,7 @@ def _group(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tens
     return pair_of_place, tiles
 
 
-def _multiply(
+def expert_products_triton(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -262,7 +262,10 @@ def _multiply(
     tile: ProductTile,
     activation: SwiGLU | None,
 ) -> None:
-    """Multiply the row of each pair, of which a row of `x` has several or one, into `out`."""
+    """Launch the products of each pair's row, of which a row of `x` has several or one, into `out`; unchecked.
+
+    With an activation `weight` has gates and ups.
+    """
     (pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
     numbers = activation or SwiGLU()
     columns = tile.columns // 2 if is_gated else tile.columns  # gates and ups are two products

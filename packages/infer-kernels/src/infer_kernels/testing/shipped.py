@@ -27,6 +27,7 @@ from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
 from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES, WORK_LISTS, launch_work_list
+from infer_kernels.testing.shipped_moe import moe_launches
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -316,6 +317,11 @@ def _steps() -> Iterator[LaunchCase]:
         yield _case("linear_argmax", dtype, f"{label}, bias, soft cap", full, kernel)
 
 
+def _moe() -> Iterator[LaunchCase]:
+    for case in moe_launches():
+        yield _case(case.op, case.dtype, case.label, case.launch, case.kernel)
+
+
 SHIPPED_CASES: tuple[LaunchCase, ...] = (
     *_norms(),
     *_gated(),
@@ -326,6 +332,7 @@ SHIPPED_CASES: tuple[LaunchCase, ...] = (
         LaunchCase(op=op, label="one for all layers", dtype=torch.int32, launch=partial(launch_work_list, work))
         for op, work in WORK_LISTS.items()
     ),
+    *_moe(),
     *_steps(),
     *_sampling(),
 )
