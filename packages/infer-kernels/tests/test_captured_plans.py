@@ -41,10 +41,11 @@ class Step:
     )
     cache: Tensor = field(default_factory=lambda: torch.zeros(9, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16))
     q: Tensor = field(default_factory=lambda: torch.zeros(32, Q_HEADS, HEAD_DIM, dtype=torch.bfloat16))
+    sinks: Tensor = field(default_factory=lambda: torch.zeros(Q_HEADS, dtype=torch.bfloat16))
     out: Tensor = field(default_factory=lambda: torch.zeros(32, Q_HEADS, HEAD_DIM, dtype=torch.bfloat16))
 
     def attend(self, memory: AttentionBuffers, *, has_prefills: bool = True) -> None:
-        """Plan, and attend in a layer with and in one without a window."""
+        """Plan, and attend in a layer with and in one without a window and sinks."""
         with NoOperations():  # type: ignore[no-untyped-call]  # as above
             plan = plan_attention_on_device(
                 self.metadata,
@@ -54,8 +55,10 @@ class Step:
                 block_size=BLOCK_SIZE,
                 memory=memory,
             )
-            for window in (None, 100):
-                paged_attention(self.q, self.cache, self.cache, plan, scale=1.0, window=window, out=self.out)
+            for window, sinks in ((None, None), (100, self.sinks)):
+                paged_attention(
+                    self.q, self.cache, self.cache, plan, scale=1.0, window=window, sinks=sinks, out=self.out
+                )
 
 
 def buffers() -> AttentionBuffers:

@@ -100,7 +100,7 @@ def launch_qk_norm_rope_store(batch: Batch) -> object:
     )
 
 
-def launch_attention(batch: Batch, *, prefill: bool) -> object:
+def launch_attention(batch: Batch, *, prefill: bool, has_sinks: bool = False) -> object:
     rows = batch.length if prefill else 1
     plan = plan_attention(
         query_start=torch.arange(batch.rows + 1, dtype=torch.int32) * rows,
@@ -110,7 +110,10 @@ def launch_attention(batch: Batch, *, prefill: bool) -> object:
         device="cpu",
         is_prefill=torch.full((batch.rows,), prefill),
     )
-    return paged_attention(batch.tensor(Q_HEADS, HEAD_DIM).repeat(rows, 1, 1), K_CACHE, V_CACHE, plan, scale=0.1)
+    q = batch.tensor(Q_HEADS, HEAD_DIM).repeat(rows, 1, 1)
+    # Wherever they lie in a checkpoint's memory.
+    sinks = torch.zeros(batch.offset + Q_HEADS, dtype=q.dtype)[batch.offset :] if has_sinks else None
+    return paged_attention(q, K_CACHE, V_CACHE, plan, scale=0.1, sinks=sinks)
 
 
 def launch_attention_on_device(batch: Batch, *, prefill: bool) -> object:
@@ -195,6 +198,8 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     ),
     "qk_norm_rope_store": launch_qk_norm_rope_store,
     "paged_decode": partial(launch_attention, prefill=False),
+    "paged_decode with sinks": partial(launch_attention, prefill=False, has_sinks=True),
+    "paged_prefill with sinks": partial(launch_attention, prefill=True, has_sinks=True),
     "paged_decode in fixed buffers": partial(launch_attention_on_device, prefill=False),
     "paged_prefill": partial(launch_attention, prefill=True),
     "paged_prefill in fixed buffers": partial(launch_attention_on_device, prefill=True),

@@ -37,7 +37,14 @@ GEMMA = replace(
     embedding_scale=96**0.5,
 )
 NANO = replace(LLAMA, norm=None, has_rotary=False, activation=None, vocab_size=65)
-MODELS = {"llama": LLAMA, "qwen3": replace(LLAMA, qk_norm="llama"), "gemma3": GEMMA, "nanogpt": NANO}
+SINKS = replace(LLAMA, windows=(100, None), has_sinks=True)
+MODELS = {
+    "llama": LLAMA,
+    "qwen3": replace(LLAMA, qk_norm="llama"),
+    "gemma3": GEMMA,
+    "nanogpt": NANO,
+    "with sinks": SINKS,
+}
 
 
 def failing(ops: ModelOps) -> set[str]:
@@ -155,6 +162,22 @@ def test_a_window_that_is_ignored_fails(monkeypatch: pytest.MonkeyPatch) -> None
     spoil(monkeypatch, "paged_attention", lambda op, *args, **rest: op(*args, **{**rest, "window": None}))
     assert failing(LLAMA) == set()
     assert failing(GEMMA) == {"paged_attention"}
+
+
+def test_sinks_that_are_ignored_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, "paged_attention", lambda op, *args, **rest: op(*args, **{**rest, "sinks": None}))
+    assert failing(LLAMA) == set()
+    assert {str(check) for check in model_checks(SINKS, num_joins=1) if fails(check)} == {
+        str(check) for check in model_checks(SINKS, num_joins=1) if check.op == "paged_attention"
+    }
+
+
+def test_sinks_of_other_heads_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rolled(op: Callable[..., Any], *args: Any, sinks: Tensor | None, **rest: Any) -> Any:
+        return op(*args, sinks=None if sinks is None else sinks.roll(1), **rest)
+
+    spoil(monkeypatch, "paged_attention", rolled)
+    assert failing(SINKS) == {"paged_attention"}
 
 
 def test_a_join_whose_bits_change_once_in_a_while_fails(monkeypatch: pytest.MonkeyPatch) -> None:

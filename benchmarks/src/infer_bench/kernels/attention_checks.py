@@ -22,7 +22,7 @@ from infer_kernels import (
     plan_attention_on_device,
 )
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
+from infer_kernels.testing.batches import PagedBatch, random_paged_batch, random_sinks
 from infer_kernels.testing.closeness import assert_attention_close
 
 RAGGED = [(1, 1), (1, 255), (1, 257), (1, 1000), (1, 64), (5, 5), (70, 300), (0, 3), (1, 0), (33, 129)]
@@ -32,7 +32,13 @@ RAGGED = [(1, 1), (1, 255), (1, 257), (1, 1000), (1, 64), (5, 5), (70, 300), (0,
 def attention_checks(dtype: torch.dtype) -> Iterator[Check]:
     """Yield ragged batches of several models."""
     shapes = ((9, 3, 64, 64), (4, 4, 96, 64), (8, 2, 128, 64), (16, 1, 128, 16), (4, 1, 256, 32), (8, 2, 64, 5))
-    modes: tuple[dict[str, Any], ...] = ({}, {"window": 100}, {"soft_cap": 20.0})
+    modes: tuple[dict[str, Any], ...] = (
+        {},
+        {"window": 100},
+        {"soft_cap": 20.0},
+        {"has_sinks": True},
+        {"has_sinks": True, "window": 100},
+    )
     for q_heads, kv_heads, head_dim, block_size in shapes:
         make = partial(
             random_paged_batch, RAGGED, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
@@ -52,9 +58,16 @@ def attention_checks(dtype: torch.dtype) -> Iterator[Check]:
 
 
 def _attend(
-    batch: PagedBatch, to: To, *, buffered: bool = False, is_prefill: Tensor | None = None, **options: Any
+    batch: PagedBatch,
+    to: To,
+    *,
+    buffered: bool = False,
+    is_prefill: Tensor | None = None,
+    has_sinks: bool = False,
+    **options: Any,
 ) -> Tensors:
     q = to(batch.q)
+    sinks = to(_sinks(batch)) if has_sinks else None
     plan = (
         _plan_on_device(batch, q)
         if buffered
@@ -62,7 +75,11 @@ def _attend(
     )
     # Not through `to`: a copy would lose the memory order.
     k_cache, v_cache = (cache.to(q.device) for cache in (batch.k_cache, batch.v_cache))
-    return (paged_attention(q, k_cache, v_cache, plan, scale=batch.q.shape[2] ** -0.5, **options),)
+    return (paged_attention(q, k_cache, v_cache, plan, scale=batch.q.shape[2] ** -0.5, sinks=sinks, **options),)
+
+
+def _sinks(batch: PagedBatch) -> Tensor:
+    return random_sinks(batch.q.shape[1], dtype=batch.q.dtype) + 4
 
 
 def _plan_on_device(batch: PagedBatch, q: Tensor) -> AttentionPlan:
@@ -94,9 +111,10 @@ def _plan_on_device(batch: PagedBatch, q: Tensor) -> AttentionPlan:
     )
 
 
-def _expected(batch: PagedBatch, _: To, **options: Any) -> Tensors:
-    scale = batch.q.shape[2] ** -0.5
-    return (paged_attention_reference(batch.q, batch.k_cache, batch.v_cache, **batch.layout, scale=scale, **options),)
+def _expected(batch: PagedBatch, _: To, *, has_sinks: bool = False, **options: Any) -> Tensors:
+    sinks = _sinks(batch) if has_sinks else None
+    options |= {"scale": batch.q.shape[2] ** -0.5, "sinks": sinks}
+    return (paged_attention_reference(batch.q, batch.k_cache, batch.v_cache, **batch.layout, **options),)
 
 
 def equal_bits_checks() -> Iterator[Check]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infer_kernels import AttentionBuffers, DeviceMetadata, paged_attention, plan_attention, plan_attention_on_device
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
+from infer_kernels.testing.batches import PagedBatch, random_paged_batch, random_sinks
 from infer_kernels.testing.closeness import assert_attention_close
 from infer_kernels.testing.recorded_launches import record_launches
 
@@ -44,16 +44,25 @@ def metadata_of(batch: PagedBatch, *, is_prefill: list[bool] | None = None) -> D
 
 
 def attend_on_device(
-    q: Tensor, batch: PagedBatch, metadata: DeviceMetadata, memory: AttentionBuffers, *, window: int | None = None
+    q: Tensor,
+    batch: PagedBatch,
+    metadata: DeviceMetadata,
+    memory: AttentionBuffers,
+    *,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     plan = plan_attention_on_device(
         metadata, num_tokens=len(q), has_decodes=True, has_prefills=True, block_size=batch.block_size, memory=memory
     )
-    return paged_attention(q, batch.k_cache, batch.v_cache, plan, scale=0.2, window=window, out=torch.zeros_like(q))
+    out = torch.zeros_like(q)
+    return paged_attention(q, batch.k_cache, batch.v_cache, plan, scale=0.2, window=window, sinks=sinks, out=out)
 
 
-def expected(batch: PagedBatch, *, window: int | None = None) -> Tensor:
-    return paged_attention_reference(batch.q, batch.k_cache, batch.v_cache, **batch.layout, scale=0.2, window=window)
+def expected(batch: PagedBatch, *, window: int | None = None, sinks: Tensor | None = None) -> Tensor:
+    return paged_attention_reference(
+        batch.q, batch.k_cache, batch.v_cache, **batch.layout, scale=0.2, window=window, sinks=sinks
+    )
 
 
 @given(
@@ -66,17 +75,21 @@ def test_any_batch_in_shuffled_rows_of_the_table_equals_reference(sequences: Seq
     assert_attention_close(attended, expected(batch, window=window))
 
 
-def test_it_has_the_bits_of_a_plan_of_host_tensors() -> None:
+@pytest.mark.parametrize("sinks", [None, random_sinks(4) + 2])
+def test_it_has_the_bits_of_a_plan_of_host_tensors(sinks: Tensor | None) -> None:
     batch = random_paged_batch([(1, 700), (33, 64), (1, 5), (0, 0), (1, 256)], **MODEL)
     made = plan_attention(**batch.layout, block_size=batch.block_size, device="cpu")
-    on_host = paged_attention(batch.q, batch.k_cache, batch.v_cache, made, scale=0.2)
-    assert torch.equal(attend_on_device(batch.q, batch, metadata_of(batch), buffers()), on_host)
+    on_host = paged_attention(batch.q, batch.k_cache, batch.v_cache, made, scale=0.2, sinks=sinks)
+    on_device = attend_on_device(batch.q, batch, metadata_of(batch), buffers(), sinks=sinks)
+    assert torch.equal(on_device, on_host)
+    assert_attention_close(on_device, expected(batch, sinks=sinks))
 
 
-def test_padding_of_a_step_of_decodes_gets_zeros() -> None:
+@pytest.mark.parametrize("sinks", [None, random_sinks(4) + 2])
+def test_padding_of_a_step_of_decodes_gets_zeros(sinks: Tensor | None) -> None:
     batch = random_paged_batch([(1, 700), (1, 3), (1, 0), (1, 0)], **MODEL)
-    attended = attend_on_device(batch.q, batch, metadata_of(batch), buffers())
-    assert_attention_close(attended, expected(batch))
+    attended = attend_on_device(batch.q, batch, metadata_of(batch), buffers(), sinks=sinks)
+    assert_attention_close(attended, expected(batch, sinks=sinks))
     assert not attended[2:].any()
 
 
@@ -93,8 +106,9 @@ def test_rows_past_a_mixed_step_are_not_written() -> None:
     assert torch.equal(out[20:], torch.full((12, 4, 32), 7.0))
 
 
-@pytest.mark.parametrize("window", [None, 300])
-def test_a_replay_serves_whatever_lies_in_the_tensors_by_then(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (300, False), (300, True)])
+def test_a_replay_serves_whatever_lies_in_the_tensors_by_then(window: int | None, *, has_sinks: bool) -> None:
+    sinks = random_sinks(4) + 2 if has_sinks else None
     steps: list[tuple[Sequences, int]] = [
         ([(1, 700), (19, 30), (0, 0), (1, 1)], 0),
         ([(1, 0), (1, 256), (1, 257), (1, 899)], 1),
@@ -121,13 +135,13 @@ def test_a_replay_serves_whatever_lies_in_the_tensors_by_then(window: int | None
             metadata, num_tokens=64, has_decodes=True, has_prefills=True, block_size=32, memory=memory
         )
         for _layer in range(2):
-            paged_attention(q, k_pool, v_pool, plan, scale=0.2, window=window, out=out)
+            paged_attention(q, k_pool, v_pool, plan, scale=0.2, window=window, sinks=sinks, out=out)
     assert len(graph) == 2 + 2 * 2  # lists are made once, by the first layer
     for batch in [*batches, *reversed(batches)]:
         fill(batch)
         graph.replay()
         num_rows = len(batch.q)
-        assert_attention_close(out[:num_rows], expected(batch, window=window))
+        assert_attention_close(out[:num_rows], expected(batch, window=window, sinks=sinks))
         assert torch.equal(out[num_rows:], torch.full_like(out[num_rows:], 7.0))
         assert not memory.semaphores(2).any()
 

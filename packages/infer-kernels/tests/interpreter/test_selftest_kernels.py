@@ -50,6 +50,12 @@ def test_interpreted_kernels_agree_with_their_references(
         check.run(CPU)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_interpreted_attention_with_sinks_agrees_with_its_reference(dtype: torch.dtype) -> None:
+    for check in attention_checks(replace(SMALL, dtype=dtype, windows=(None,), has_sinks=True)):
+        check.run(CPU)
+
+
 def test_interpreted_joins_have_equal_bits_and_the_last_blocks_are_reached() -> None:
     repeated_join_check(SMALL, times=1).run(CPU)
     large_pool_check(SMALL, num_elements=2**31).run(CPU)

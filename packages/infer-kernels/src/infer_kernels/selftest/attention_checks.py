@@ -135,12 +135,32 @@ def _draw_batch(ops: ModelOps, sequences: list[tuple[int, int]]) -> PagedBatch:
 def _attend(ops: ModelOps, batch: PagedBatch, k_cache: Tensor, v_cache: Tensor, *, window: int | None) -> Tensor:
     device = k_cache.device
     plan = plan_attention(**batch.layout, block_size=ops.block_size, device=device)
+    sinks = _sinks(ops)
     return infer_kernels.paged_attention(
-        batch.q.to(device), k_cache, v_cache, plan, scale=ops.scale, window=window, soft_cap=ops.soft_cap
+        batch.q.to(device),
+        k_cache,
+        v_cache,
+        plan,
+        scale=ops.scale,
+        window=window,
+        soft_cap=ops.soft_cap,
+        sinks=None if sinks is None else sinks.to(device),
     )
 
 
 def _expected(ops: ModelOps, batch: PagedBatch, *, window: int | None) -> Tensor:
     return reference.paged_attention_reference(
-        batch.q, batch.k_cache, batch.v_cache, **batch.layout, scale=ops.scale, window=window, soft_cap=ops.soft_cap
+        batch.q,
+        batch.k_cache,
+        batch.v_cache,
+        **batch.layout,
+        scale=ops.scale,
+        window=window,
+        soft_cap=ops.soft_cap,
+        sinks=_sinks(ops),
     )
+
+
+def _sinks(ops: ModelOps) -> Tensor | None:
+    """The heads' sinks, as large as the largest scores: each takes about half of its softmax."""
+    return draw(ops.q_heads, dtype=ops.dtype) + 4 if ops.has_sinks else None

@@ -32,6 +32,7 @@ class ModelOps:
         scale: multiplies the dot products of attention.
         windows: the different sliding windows of the layers; None: attention to all tokens before.
         soft_cap: caps the scores; None leaves them.
+        has_sinks: each head has one more score, which has no value.
         norm: the variant of the layers' RMS norms; None: the model has others.
         has_sandwich_norms: a norm before and one after each addition to the residual stream.
         qk_norm: the variant of the norms of queries and keys; None: there are none.
@@ -51,6 +52,7 @@ class ModelOps:
     scale: float
     windows: tuple[int | None, ...] = (None,)
     soft_cap: float | None = None
+    has_sinks: bool = False
     norm: NormVariant | None = "llama"
     has_sandwich_norms: bool = False
     qk_norm: NormVariant | None = None
