@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from infer_engine.testing.models import (
+    ALL_FAMILIES,
     FAMILIES,
     VOCAB_SIZE,
     ModelEngine,
@@ -107,19 +108,20 @@ def generate(engine: ModelEngine, prompts: dict[str, list[int]]) -> dict[str, li
     return {ids[request_id]: tokens for request_id, tokens in sound_tokens(engine.run()).items()}
 
 
-@parametrize_one_in_all_ways(whole="gemma3", family=list(FAMILIES), mode=list(MODES))
+@parametrize_one_in_all_ways(whole="gemma3", family=ALL_FAMILIES, mode=list(MODES))
 def test_greedy_tokens_are_those_of_transformers_in_every_mode(reference: Reference, mode: str) -> None:
     assert generate(ModelEngine(reference.folder, **MODES[mode]), reference.prompts) == reference.expected
 
 
-@parametrize_each_value(family=list(FAMILIES), pool=list(TINY_POOLS))
-def test_a_pool_too_small_for_all_preempts_and_changes_no_token(reference: Reference, pool: str) -> None:
+@parametrize_each_value(family=ALL_FAMILIES, pool=list(TINY_POOLS))
+def test_a_pool_too_small_for_all_preempts_and_changes_no_token(reference: Reference, family: str, pool: str) -> None:
     engine = ModelEngine(reference.folder, **TINY_POOLS[pool], kv_reserve=0.0, max_seq_len=60)
     assert generate(engine, reference.prompts) == reference.expected
-    assert engine.core.stats.num_preemptions > 0
+    if family != "mistral":  # whose layers all slide, so that few blocks are enough
+        assert engine.core.stats.num_preemptions > 0
 
 
-@parametrize_pairwise(family=list(FAMILIES), block_size=[1, 5, 16], chunk=[3, CHUNK, 512])
+@parametrize_pairwise(family=ALL_FAMILIES, block_size=[1, 5, 16], chunk=[3, CHUNK, 512])
 def test_cached_prefixes_change_no_token(reference: Reference, block_size: int, chunk: int) -> None:
     engine = ModelEngine(reference.folder, block_size=block_size, prefill_chunk_size=chunk, use_prefix_caching=True)
     assert generate(engine, reference.prompts) == reference.expected
@@ -128,7 +130,7 @@ def test_cached_prefixes_change_no_token(reference: Reference, block_size: int, 
     assert engine.core.stats.num_cached_tokens > before
 
 
-@parametrize_each_value(family=list(FAMILIES), block_size=[1, 5, 16])
+@parametrize_each_value(family=FAMILIES, block_size=[1, 5, 16])
 def test_a_prompt_that_comes_again_is_found_but_for_its_last_block(reference: Reference, block_size: int) -> None:
     engine = ModelEngine(reference.folder, block_size=block_size, use_prefix_caching=True)
     for name in ("of 16", "of 41"):

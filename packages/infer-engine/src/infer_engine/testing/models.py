@@ -1,6 +1,6 @@
 """Engines over tiny real models, for tests of an engine's tokens and logits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from infer_engine.model_runner.recording_runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import collect, tokens_of
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3, save_tiny_tokenizer
+from infer_models.testing import LONGROPE_SCALING, TINY_FAMILIES, save_tiny, save_tiny_tokenizer
 
 if TYPE_CHECKING:
     from infer_engine.core.step_runner import StepRunner
@@ -27,10 +27,18 @@ VOCAB_SIZE = 320
 MAX_SEQ_LEN = 128
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
-FAMILIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"llama": save_tiny_llama, "qwen3": save_tiny_qwen3, "gemma3": save_tiny_gemma3}
+FAMILIES = ("llama", "qwen3", "gemma3")
+"""Three of `ALL_FAMILIES`: the plain one, one with QK-norm, one with sliding windows, of 8 tokens, in some layers."""
+ALL_FAMILIES = tuple(TINY_FAMILIES)
+"""The tiny checkpoints that `transformers` has twins of, text models inside multimodal ones among them."""
+_OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        # `transformers` chooses LongRoPE's frequencies for each batch: here always the long ones, as an engine does.
+        "phi3": {
+            "rope_parameters": LONGROPE_SCALING | {"original_max_position_embeddings": 1, "attention_factor": 1.19}
+        }
+    }
 )
-"""By name, what saves a tiny checkpoint and returns its `transformers` twin; Gemma's sliding window is 8 tokens."""
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"dtype": "float32", "max_seq_len": MAX_SEQ_LEN, "max_batch_size": 8})
 
@@ -52,11 +60,11 @@ def save_servable(family: str, folder: Path, **overrides: Any) -> Any:
     """Save a tiny checkpoint and a tokenizer into `folder`; return the `transformers` twin of the checkpoint.
 
     Args:
-        family: a key of `FAMILIES`.
+        family: one of `ALL_FAMILIES`.
         folder: made if it is not there.
         **overrides: fields of `config.json`.
     """
-    twin = FAMILIES[family](folder, **overrides)
+    twin = save_tiny(family, folder, **{**_OVERRIDES.get(family, {}), **overrides})
     save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
     twin.generation_config.eos_token_id = None
     return twin

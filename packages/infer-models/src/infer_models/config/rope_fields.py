@@ -128,7 +128,10 @@ def _read_yarn(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeS
 def _read_longrope(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeScaling:
     original = _read_original(fields, config)
     factor = fields.number("factor", config.count("max_position_embeddings") / original)
-    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    if "attention_factor" in fields:
+        attention_factor = fields.number("attention_factor")
+    else:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     factors = {name: tuple(fields.numbers(name)) for name in ("short_factor", "long_factor")}
     for name, each in factors.items():
         if len(each) != rotary_dim // 2:
@@ -137,7 +140,7 @@ def _read_longrope(fields: JsonFields, config: JsonFields, rotary_dim: int) -> R
         short_factors=factors["short_factor"],
         long_factors=factors["long_factor"],
         original_max_position_embeddings=original,
-        attention_factor=fields.number("attention_factor", usual),
+        attention_factor=attention_factor,
     )
 
 
