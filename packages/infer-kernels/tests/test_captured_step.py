@@ -80,6 +80,23 @@ def test_heads_are_prepared_and_stored_at_every_replay(rotary_dim: int) -> None:
         assert torch.equal(caches, stored)
 
 
+def test_a_norm_over_all_heads_is_replayed_inside_packed_qkv() -> None:
+    qkv, weights, step = torch.randn(7, (8 + 4) * 20), (torch.randn(160), torch.randn(40)), CapturedStep(7)
+
+    def normalize(packed: Tensor) -> None:
+        for x, weight in zip((packed[:, :160], packed[:, 160:200]), weights, strict=True):
+            rms_norm(x, weight, 1e-6, out=x)
+
+    with step.recording():
+        normalize(qkv)
+    for rows in (7, 3, 1):
+        qkv.copy_(torch.randn_like(qkv))
+        expected = qkv.clone()
+        normalize(expected[:rows])
+        step.replay(rows)
+        assert torch.equal(qkv, expected)
+
+
 def test_what_a_replay_computes_lies_where_nothing_else_does() -> None:
     # If memory that is still read were given away, the sum would show it.
     step, x = CapturedStep(4), torch.randn(4, HIDDEN)

@@ -34,8 +34,10 @@ OPS = [
     "resolve_token_ids",
     "rms_norm",
     "sample",
+    "sharded_rms_norm",
     "silu_and_mul",
     "store_kv",
+    "sum_of_squares",
     "topk_logprobs",
 ]
 OTHERS = [

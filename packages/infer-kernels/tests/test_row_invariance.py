@@ -18,7 +18,9 @@ from infer_kernels import (
     norm_add_norm,
     qk_norm_rope_store,
     rms_norm,
+    sharded_rms_norm,
     silu_and_mul,
+    sum_of_squares,
 )
 from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.threads import torch_threads
@@ -67,8 +69,25 @@ def norms(width: int, dtype: torch.dtype) -> Op:
     return op
 
 
+def norms_over_heads(width: int, dtype: torch.dtype) -> Op:
+    """The norm of the first three quarters of a row, in place, and of the rest as one of two ranks has it."""
+    own = 3 * width // 4
+    weight = torch.randn(width).to(dtype)
+
+    def op(x: Tensor, _position_ids: Tensor) -> Tensor:
+        x = x.clone()
+        first, second = x[:, :own], x[:, own:]
+        squares = sum_of_squares(first) + sum_of_squares(second)
+        sharded_rms_norm(second, weight[own:], 1e-6, squares=squares, width=width, out=second)
+        rms_norm(first, weight[:own], 1e-6, out=first)
+        return x
+
+    return op
+
+
 OPS: dict[str, Callable[[int, torch.dtype], Op]] = {
     "norms": norms,
+    "norms over heads": norms_over_heads,
     "qk_norm_rope_store": packed,
     "qk_norm_rope_store, partial rotary": partial(packed, rotary_dim=10),
     "silu_and_mul": lambda _width, _dtype: lambda x, _position_ids: silu_and_mul(x),

@@ -21,7 +21,15 @@ from infer_kernels.dense import linear, linear_argmax, linear_invariant, prepack
 from infer_kernels.embedding import embedding
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.moe import ExpertChoice, SwiGLU, fused_moe, moe_router, prepack_experts
-from infer_kernels.norm import NormVariant, add_rms_norm, norm_add, norm_add_norm, rms_norm
+from infer_kernels.norm import (
+    NormVariant,
+    add_rms_norm,
+    norm_add,
+    norm_add_norm,
+    rms_norm,
+    sharded_rms_norm,
+    sum_of_squares,
+)
 from infer_kernels.qkv import KVSlots, QKNorm, Rotary, apply_rope, apply_rope_batched, qk_norm_rope_store, store_kv
 from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import (
@@ -73,7 +81,9 @@ __all__ = [
     "resolve_token_ids",
     "rms_norm",
     "sample",
+    "sharded_rms_norm",
     "silu_and_mul",
     "store_kv",
+    "sum_of_squares",
     "topk_logprobs",
 ]

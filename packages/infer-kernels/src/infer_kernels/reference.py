@@ -14,6 +14,7 @@ from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
 from infer_kernels.norm.norm_add import norm_add_reference
 from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
 from infer_kernels.norm.rms_norm import rms_norm_reference
+from infer_kernels.norm.sharded_rms_norm import sharded_rms_norm_reference, sum_of_squares_reference
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
 from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
@@ -48,8 +49,10 @@ __all__ = [
     "resolve_token_ids_reference",
     "rms_norm_reference",
     "sample_reference",
+    "sharded_rms_norm_reference",
     "silu_and_mul_reference",
     "store_kv_reference",
+    "sum_of_squares_reference",
     "topk_logprobs_reference",
     "uniform_reference",
 ]

@@ -40,6 +40,22 @@ def test_rms_norm_reads_and_writes_heads_inside_packed_qkv(head_dim: int) -> Non
     assert torch.equal(qkv[:, 4 * head_dim :], others)
 
 
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(1, 1, 2), (9, 3, 20), (16, 16, 128)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_over_all_heads_inside_packed_qkv_leaves_values_alone(
+    dtype: torch.dtype, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
+    qkv = torch.randn(5, (q_heads + 2 * kv_heads) * head_dim).to(dtype)
+    q, k, v = torch.split(qkv, [q_heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
+    values = v.clone()
+    for x in (q, k):
+        weight = torch.randn(x.shape[1]).to(dtype)
+        expected = rms_norm_reference(x, weight, 1e-6)
+        rms_norm_triton(x, weight, 1e-6, variant="llama", out=x)
+        assert_within_roundings(x, expected)
+    assert torch.equal(v, values)
+
+
 def test_rms_norm_takes_more_than_three_dimensions() -> None:
     x, weight = torch.randn(2, 3, 4, 24), torch.randn(24)
     out = rms_norm_triton(x, weight, 1e-6, variant="llama", out=torch.empty_like(x))
@@ -84,12 +100,16 @@ def test_norm_add_equals_reference(
 
 
 def test_norm_add_reads_and_writes_strided_rows() -> None:
-    wide, weight = torch.randn(3, 5, 60), torch.randn(40)
-    x, residual, out = wide[..., 10:50]
-    rest, expected = wide[..., 50:].clone(), norm_add_reference(x, residual, weight, 1e-6)
-    norm_add_triton(x, residual, weight, 1e-6, variant="llama", out=out)
-    assert_within_roundings(out, expected)
-    assert torch.equal(wide[..., 50:], rest)
+    x, residual, wide, weight = (
+        torch.randn(5, 60)[:, 10:50],
+        torch.randn(5, 43)[:, 3:],
+        torch.randn(5, 71),
+        torch.randn(40),
+    )
+    rest, expected = wide[:, 40:].clone(), norm_add_reference(x, residual, weight, 1e-6)
+    norm_add_triton(x, residual, weight, 1e-6, variant="llama", out=wide[:, :40])
+    assert_within_roundings(wide[:, :40], expected)
+    assert torch.equal(wide[:, 40:], rest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

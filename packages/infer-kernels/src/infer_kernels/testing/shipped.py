@@ -92,6 +92,11 @@ def _norms() -> Iterator[LaunchCase]:
         x, weight = torch.empty(3, heads + 4, head_dim, dtype=dtype)[:, :heads], torch.empty(head_dim, dtype=dtype)
         return rms_norm(x, weight, 1e-6)
 
+    def norm_all_heads(heads: int, head_dim: int, dtype: torch.dtype) -> object:
+        x, weight = torch.empty(3, 3 * heads * head_dim, dtype=dtype), torch.empty(heads * head_dim, dtype=dtype)
+        q = x[:, : heads * head_dim]
+        return rms_norm(q, weight, 1e-6, out=q)
+
     def add(hidden: int, dtype: torch.dtype, variant: NormVariant) -> object:
         x, weight = rows(hidden, dtype)
         return add_rms_norm(x, x, weight, 1e-6, variant=variant)
@@ -123,6 +128,7 @@ def _norms() -> Iterator[LaunchCase]:
             yield _case("norm_add", dtype, label, partial(add_after, hidden, dtype))
     yield _case("norm_add", FP32, "hidden 5120, llama", partial(add_after, 5120, FP32))
     yield _case("rms_norm", BF16, "16 strided heads x 128, llama", partial(norm_heads, 16, 128, BF16))
+    yield _case("rms_norm", BF16, "all of 40 heads x 128 in place, llama", partial(norm_all_heads, 40, 128, BF16))
 
 
 def _gated() -> Iterator[LaunchCase]:
