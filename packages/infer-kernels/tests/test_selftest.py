@@ -44,6 +44,8 @@ MODELS = {
     "gemma3": GEMMA,
     "nanogpt": NANO,
     "with sinks": SINKS,
+    "phi3": replace(LLAMA, rotary_dim=20),
+    "olmo2": replace(LLAMA, has_post_norms=True, norms_all_heads=True),
 }
 
 
@@ -80,7 +82,9 @@ def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     always = {"embedding", "qk_norm_rope_store", "paged_attention", "linear", "sample", "apply_penalties"}
     always |= {"count_tokens", "apply_bitmask", "topk_logprobs", "resolve_token_ids", "linear_argmax"}
     assert checked["nanogpt"] == always
-    assert checked["llama"] == checked["qwen3"] == always | {"rms_norm", "add_rms_norm", "silu_and_mul"}
+    pre_norm = always | {"rms_norm", "add_rms_norm", "silu_and_mul"}
+    assert checked["llama"] == checked["qwen3"] == checked["phi3"] == pre_norm
+    assert checked["olmo2"] == always | {"rms_norm", "norm_add", "silu_and_mul"}
     assert checked["gemma3"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
 
 
@@ -101,6 +105,38 @@ def a_hundredth_more(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def test_an_op_with_wrong_values_fails_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     spoil(monkeypatch, name, a_hundredth_more)
     assert failing(LLAMA) == {name}
+
+
+def test_a_norm_added_with_wrong_values_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, "norm_add", a_hundredth_more)
+    assert failing(MODELS["olmo2"]) == {"norm_add"}
+    assert failing(LLAMA) == set()
+
+
+def test_a_norm_over_heads_that_changes_others_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def norm_next_ones_too(op: Callable[..., Any], x: Tensor, *rest: Any, out: Tensor | None = None, **how: Any) -> Any:
+        if out is not None:
+            out.as_strided((len(out), 1), out.stride(), out.storage_offset() + out.shape[1]).zero_()
+        return op(x, *rest, out=out, **how)
+
+    spoil(monkeypatch, "rms_norm", norm_next_ones_too)
+    assert failing(LLAMA) == set()
+    assert failing(MODELS["olmo2"]) == {"rms_norm"}
+
+
+def test_heads_that_are_rotated_to_their_end_fail_where_only_their_start_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rotate_all(op: Callable[..., Any], *args: Any, rotary: infer_kernels.Rotary | None = None, **how: Any) -> Any:
+        if rotary is not None:
+            cos_sin = torch.zeros(len(rotary.cos_sin), LLAMA.head_dim)
+            cos_sin[:, : rotary.cos_sin.shape[1]] = rotary.cos_sin
+            rotary = infer_kernels.Rotary(position_ids=rotary.position_ids, cos_sin=cos_sin)
+        return op(*args, rotary=rotary, **how)
+
+    spoil(monkeypatch, "qk_norm_rope_store", rotate_all)
+    assert failing(LLAMA) == set()
+    assert failing(MODELS["phi3"]) == {"qk_norm_rope_store"}
 
 
 def test_a_token_that_is_not_the_most_probable_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,9 @@ def _check(
 def _rotary(ops: ModelOps, tokens: int, device: torch.device) -> Rotary | None:
     if not ops.has_rotary:
         return None
+    rotary_dim = ops.head_dim if ops.rotary_dim is None else ops.rotary_dim
     position_ids = (torch.arange(tokens) * 89 % MAX_POSITION).int()
-    angles = torch.outer(torch.arange(MAX_POSITION), 1e4 ** -torch.linspace(0, 1, ops.head_dim // 2))
+    angles = torch.outer(torch.arange(MAX_POSITION), 1e4 ** -torch.linspace(0, 1, rotary_dim // 2))
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     return Rotary(position_ids=position_ids.to(device), cos_sin=cos_sin.to(device))
 

@@ -35,8 +35,11 @@ class ModelOps:
         has_sinks: each head has one more score, which has no value.
         norm: the variant of the layers' RMS norms; None: the model has others.
         has_sandwich_norms: a norm before and one after each addition to the residual stream.
-        qk_norm: the variant of the norms of queries and keys; None: there are none.
+        has_post_norms: a norm of each sublayer's output before its addition to the residual stream, and no other.
+        qk_norm: the variant of the norms of each head of queries and keys; None: there are none.
+        norms_all_heads: one norm over all query heads together and one over all key heads, of the variant `norm`.
         has_rotary: queries and keys are rotated.
+        rotary_dim: elements of a head that are rotated, the first ones; None: all.
         activation: the gated activation of the MLPs; None: they have another.
         embedding_scale: multiplies the rows of the embedding.
     """
@@ -55,8 +58,11 @@ class ModelOps:
     has_sinks: bool = False
     norm: NormVariant | None = "llama"
     has_sandwich_norms: bool = False
+    has_post_norms: bool = False
     qk_norm: NormVariant | None = None
+    norms_all_heads: bool = False
     has_rotary: bool = True
+    rotary_dim: int | None = None
     activation: Literal["silu_and_mul", "gelu_tanh_and_mul"] | None = "silu_and_mul"
     embedding_scale: float = 1.0
 

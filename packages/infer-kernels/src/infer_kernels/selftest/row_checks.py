@@ -29,6 +29,10 @@ def row_checks(ops: ModelOps) -> Iterator[SelfCheck]:
                 label=f"{rows} rows of {ops.hidden_size}",
                 run=partial(_check_norm, ops, name, num_inputs, num_weights, rows=rows, place=torch.Tensor.to),
             )
+    if ops.norms_all_heads:
+        for name, heads in (("query", ops.q_heads), ("key", ops.kv_heads)):
+            label = f"all {heads} {name} heads, in place"
+            yield SelfCheck(op="rms_norm", label=label, run=partial(_check_norm_of_heads, ops, heads=heads))
     if ops.activation is not None:
         for rows in ROWS:
             yield SelfCheck(
@@ -70,6 +74,8 @@ def _norms(ops: ModelOps) -> Iterator[tuple[str, int, int]]:
     yield "rms_norm", 1, 1
     if ops.has_sandwich_norms:
         yield "norm_add_norm", 2, 2
+    elif ops.has_post_norms:
+        yield "norm_add", 2, 1
     else:
         yield "add_rms_norm", 2, 1
 
@@ -107,6 +113,17 @@ def _check_norm(
     options: dict[str, Any] = {"variant": ops.norm}
     actual = getattr(infer_kernels, name)(*moved, EPS, **options)
     _compare(actual, getattr(reference, f"{name}_reference")(*inputs, *weights, EPS, **options))
+
+
+def _check_norm_of_heads(ops: ModelOps, device: torch.device, *, heads: int) -> None:
+    """Norm the first `heads` heads of packed queries, keys and values together."""
+    width = heads * ops.head_dim
+    qkv = draw(7, (ops.q_heads + 2 * ops.kv_heads) * ops.head_dim, dtype=ops.dtype)
+    weight, options = draw(width, dtype=ops.dtype), {"variant": ops.norm or "llama"}
+    actual = qkv.to(device, copy=True)
+    infer_kernels.rms_norm(actual[:, :width], weight.to(device), EPS, **options, out=actual[:, :width])
+    _compare(actual[:, :width], reference.rms_norm_reference(qkv[:, :width], weight, EPS, **options))
+    assert torch.equal(actual[:, width:].cpu(), qkv[:, width:]), "other heads have changed"
 
 
 def _check_activation(
