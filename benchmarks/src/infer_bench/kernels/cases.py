@@ -24,6 +24,7 @@ from infer_kernels import (
     greedy,
     linear_argmax,
     linear_invariant,
+    norm_add,
     norm_add_norm,
     paged_attention,
     plan_attention,
@@ -148,6 +149,7 @@ def all_cases() -> Iterator[Case]:
 STREAMED = (
     "rms_norm",
     "add_rms_norm",
+    "norm_add",
     "norm_add_norm",
     "silu_and_mul, gelu_tanh_and_mul",
     "apply_rope",
@@ -165,7 +167,7 @@ def streamed(bench: Bench, *, op: str, model: Model) -> Work:
         out = torch.empty_like(gate_up[:, : model.intermediate])
         activation = silu_and_mul if model.variant == "llama" else gelu_tanh_and_mul
         return Work(launch=partial(activation, gate_up, out=out), moves=gate_up.nbytes + out.nbytes)
-    return _norm(bench, op, model, tokens) if op.endswith("norm") else _qkv(bench, op, model, tokens)
+    return _norm(bench, op, model, tokens) if op.endswith(("norm", "norm_add")) else _qkv(bench, op, model, tokens)
 
 
 def _norm(bench: Bench, op: str, model: Model, tokens: int) -> Work:
@@ -176,8 +178,15 @@ def _norm(bench: Bench, op: str, model: Model, tokens: int) -> Work:
     both = partial(
         norm_add_norm, x, residual, weight, weight, 1e-6, variant=model.variant, out=out, residual_out=residual_out
     )
-    launches: dict[str, Callable[[], object]] = {"rms_norm": norm, "add_rms_norm": add, "norm_add_norm": both}
-    return Work(launch=launches[op], moves=(2 if op == "rms_norm" else 4) * x.nbytes)
+    after = partial(norm_add, x, residual, weight, 1e-6, variant=model.variant, out=residual_out)
+    launches: dict[str, tuple[Callable[[], object], int]] = {
+        "rms_norm": (norm, 2),
+        "add_rms_norm": (add, 4),
+        "norm_add": (after, 3),
+        "norm_add_norm": (both, 4),
+    }
+    launch, num_tensors = launches[op]
+    return Work(launch=launch, moves=num_tensors * x.nbytes)
 
 
 def _qkv(bench: Bench, op: str, model: Model, tokens: int) -> Work:

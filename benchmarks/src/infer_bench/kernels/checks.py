@@ -87,6 +87,7 @@ def _norms(dtype: torch.dtype) -> Iterator[Check]:
             label = f"hidden {hidden}, {variant}"
             yield _check("rms_norm", (x, weight), label, **options)
             yield _check("add_rms_norm", (x, residual, weight), label, **options)
+            yield _check("norm_add", (x, residual, weight), label, **options)
             yield _check("norm_add_norm", (x, residual, weight, weight), label, **options)
     gate_up = torch.randn(5, 2 * 1500).to(dtype)
     for name in ("silu_and_mul", "gelu_tanh_and_mul"):
@@ -94,6 +95,10 @@ def _norms(dtype: torch.dtype) -> Iterator[Check]:
 
 
 def _ropes(dtype: torch.dtype) -> Iterator[Check]:
+    for q_heads, kv_heads, head_dim, rotary_dim in ((24, 8, 128, 96), (32, 32, 64, 16), (3, 1, 80, 20)):
+        q, k = (torch.randn(5, heads, head_dim).to(dtype) for heads in (q_heads, kv_heads))
+        label = f"heads {q_heads}/{kv_heads} x {head_dim}, {rotary_dim} rotated"
+        yield _check("apply_rope", (q, k, torch.randint(0, 11, (5,)), _cos_sin(11, rotary_dim)), label)
     for q_heads, kv_heads, head_dim in ((9, 3, 64), (4, 4, 96), (32, 8, 128), (4, 1, 256)):
         q, k = (torch.randn(5, heads, head_dim).to(dtype) for heads in (q_heads, kv_heads))
         label = f"heads {q_heads}/{kv_heads} x {head_dim}"
@@ -105,8 +110,8 @@ def _ropes(dtype: torch.dtype) -> Iterator[Check]:
             yield _check("apply_rope_batched", operands, f"{label}, {len(shape) + 1}-D angles")
 
 
-def _cos_sin(positions: int, head_dim: int) -> Tensor:
-    angles = torch.randn(positions, head_dim // 2)
+def _cos_sin(positions: int, rotary_dim: int) -> Tensor:
+    angles = torch.randn(positions, rotary_dim // 2)
     return torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
@@ -120,10 +125,11 @@ def _stores(dtype: torch.dtype) -> Iterator[Check]:
         k, v = qkv[:, -2 * kv_heads : -kv_heads], qkv[:, -kv_heads:]
         yield _check("store_kv", (k, v, *caches, slots), label, close=EQUAL, written=slice(2, 4))
         weights = tuple(torch.randn(2, head_dim).to(dtype))
-        operands = (qkv, *caches, slots, torch.randint(0, 9, (7,)), _cos_sin(9, head_dim), *weights)
-        for variant in (None, *NORMS):
-            named = f"{label}, {variant} norm"
-            yield _check("qk_norm_rope_store", operands, named, call=_prepare, written=slice(1, 3), variant=variant)
+        for rotary_dim in (head_dim, head_dim // 4 + 4):
+            operands = (qkv, *caches, slots, torch.randint(0, 9, (7,)), _cos_sin(9, rotary_dim), *weights)
+            for variant in (None, *NORMS):
+                named = f"{label}, {rotary_dim} rotated, {variant} norm"
+                yield _check("qk_norm_rope_store", operands, named, call=_prepare, written=slice(1, 3), variant=variant)
 
 
 def _prepare(op: Callable[..., Any], *tensors: Tensor, variant: NormVariant | None) -> Any:

@@ -40,6 +40,16 @@ SMALL = ModelOps(
     windows=(100,),
 )
 
+POST_NORM = replace(
+    SMALL,
+    norm="llama",
+    qk_norm=None,
+    has_sandwich_norms=False,
+    has_post_norms=True,
+    norms_all_heads=True,
+    rotary_dim=10,
+)
+
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
@@ -53,6 +63,14 @@ def test_interpreted_kernels_agree_with_their_references(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_interpreted_attention_with_sinks_agrees_with_its_reference(dtype: torch.dtype) -> None:
     for check in attention_checks(replace(SMALL, dtype=dtype, windows=(None,), has_sinks=True)):
+        check.run(CPU)
+
+
+@pytest.mark.parametrize("make", [cache_checks, row_checks, misaligned_cache_checks, misaligned_row_checks])
+def test_interpreted_kernels_of_post_norms_and_partial_rotary_agree_too(
+    make: Callable[[ModelOps], Iterable[SelfCheck]],
+) -> None:
+    for check in make(POST_NORM):
         check.run(CPU)
 
 
