@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import infer_kernels
-from infer_kernels.selftest import CheckImpossibleError, ModelOps, SelfCheck, model_checks
+from infer_kernels.selftest import CheckImpossibleError, ModelOps, MoeOps, SelfCheck, model_checks
 from infer_kernels.selftest.attention_checks import large_pool_check
 from infer_kernels.selftest.row_checks import row_checks
 
@@ -38,6 +38,32 @@ GEMMA = replace(
 )
 NANO = replace(LLAMA, norm=None, has_rotary=False, activation=None, vocab_size=65)
 SINKS = replace(LLAMA, windows=(100, None), has_sinks=True)
+QWEN3_MOE = replace(
+    LLAMA,
+    qk_norm="llama",
+    activation=None,
+    moe=MoeOps(
+        experts=24,
+        experts_per_token=3,
+        intermediate_size=40,
+        scoring="softmax",
+        normalize=True,
+        activation="silu_and_mul",
+    ),
+)
+GPT_OSS = replace(
+    LLAMA,
+    activation=None,
+    moe=MoeOps(
+        experts=8,
+        experts_per_token=4,
+        intermediate_size=33,
+        scoring="softmax_of_top_k",
+        normalize=True,
+        activation="clamped_swiglu",
+        has_biases=True,
+    ),
+)
 MODELS = {
     "llama": LLAMA,
     "qwen3": replace(LLAMA, qk_norm="llama"),
@@ -46,6 +72,8 @@ MODELS = {
     "with sinks": SINKS,
     "phi3": replace(LLAMA, rotary_dim=20),
     "olmo2": replace(LLAMA, has_post_norms=True, norms_all_heads=True),
+    "qwen3_moe": QWEN3_MOE,
+    "gpt_oss": GPT_OSS,
 }
 
 
@@ -85,6 +113,8 @@ def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     pre_norm = always | {"rms_norm", "add_rms_norm", "silu_and_mul"}
     assert checked["llama"] == checked["qwen3"] == checked["phi3"] == pre_norm
     assert checked["olmo2"] == always | {"rms_norm", "norm_add", "silu_and_mul"}
+    experts = always | {"rms_norm", "add_rms_norm", "moe_router", "fused_moe"}
+    assert checked["qwen3_moe"] == checked["gpt_oss"] == experts
     assert checked["gemma3"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
 
 
@@ -157,6 +187,29 @@ def test_a_token_beside_the_largest_logit_fails(monkeypatch: pytest.MonkeyPatch,
 def test_padding_of_the_vocabulary_that_is_chosen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, "linear_argmax", lambda op, hidden, weight, **_: op(hidden, weight, vocab_size=weight.shape[0]))
     assert failing(LLAMA) == {"linear_argmax"}
+
+
+def test_experts_with_wrong_values_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, "fused_moe", a_hundredth_more)
+    assert failing(QWEN3_MOE) == failing(GPT_OSS) == {"fused_moe"}
+
+
+def test_biases_that_are_left_out_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def left_out(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return op(*args, **options | {"down_bias": None})
+
+    spoil(monkeypatch, "fused_moe", left_out)
+    assert failing(QWEN3_MOE) == set()
+    assert failing(GPT_OSS) == {"fused_moe"}
+
+
+def test_a_router_that_chooses_the_last_of_equals_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last(op: Callable[..., Any], logits: Tensor, **options: Any) -> Any:
+        choice = op(logits.flip(1), **options)
+        return choice._replace(expert_ids=logits.shape[1] - 1 - choice.expert_ids)
+
+    spoil(monkeypatch, "moe_router", last)
+    assert failing(QWEN3_MOE) == {"moe_router"}
 
 
 def test_ids_that_are_not_filled_in_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ import torch
 
 import infer_kernels
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
-from infer_kernels.selftest import ModelOps, SelfCheck
+from infer_kernels.selftest import ModelOps, MoeOps, SelfCheck
 from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
+from infer_kernels.selftest.moe_checks import moe_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
 
@@ -19,6 +20,7 @@ MAKERS = [
     attention_checks,
     cache_checks,
     row_checks,
+    moe_checks,
     sampling_checks,
     misaligned_cache_checks,
     misaligned_row_checks,
@@ -38,6 +40,15 @@ SMALL = ModelOps(
     qk_norm="gemma",
     has_sandwich_norms=True,
     windows=(100,),
+    moe=MoeOps(
+        experts=6,
+        experts_per_token=2,
+        intermediate_size=24,
+        scoring="softmax",
+        normalize=False,
+        activation="clamped_swiglu",
+        has_biases=True,
+    ),
 )
 
 POST_NORM = replace(

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from infer_kernels.moe.activation import ActivationName, SwiGLU
+from infer_kernels.moe.router import Scoring
 from infer_kernels.norm import NormVariant
 
 EPS = 1e-6
@@ -14,6 +16,29 @@ EPS = 1e-6
 
 class CheckImpossibleError(Exception):
     """A check cannot be performed on this machine, for example for lack of memory; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeOps:
+    """The mixtures of experts of a model's layers.
+
+    Attributes:
+        experts: of a layer.
+        experts_per_token: that a token takes.
+        intermediate_size: elements inside an expert's MLP.
+        scoring: how the router's logits become weights.
+        normalize: the weights are divided by their sum.
+        activation: of the experts' MLPs.
+        has_biases: the experts' layers have biases.
+    """
+
+    experts: int
+    experts_per_token: int
+    intermediate_size: int
+    scoring: Scoring
+    normalize: bool
+    activation: ActivationName | SwiGLU
+    has_biases: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +67,7 @@ class ModelOps:
         rotary_dim: elements of a head that are rotated, the first ones; None: all.
         activation: the gated activation of the MLPs; None: they have another.
         embedding_scale: multiplies the rows of the embedding.
+        moe: the mixtures of experts; None: there are none.
     """
 
     dtype: torch.dtype
@@ -65,6 +91,7 @@ class ModelOps:
     rotary_dim: int | None = None
     activation: Literal["silu_and_mul", "gelu_tanh_and_mul"] | None = "silu_and_mul"
     embedding_scale: float = 1.0
+    moe: MoeOps | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +112,14 @@ class SelfCheck:
     def __str__(self) -> str:
         """The op and its case."""
         return f"{self.op}, {self.label}"
+
+
+def product_roundings(dtype: torch.dtype, in_features: int) -> float:
+    """Return how many roundings a product of so many terms may differ by.
+
+    In fp32 every addition rounds: errors grow as the root of their number. In half precision sums are fp32, too.
+    """
+    return 8.0 * max(1.0, (in_features / 1024) ** 0.5) if dtype == torch.float32 else 8.0
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

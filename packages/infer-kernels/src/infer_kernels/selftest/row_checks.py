@@ -9,7 +9,7 @@ from torch import Tensor
 
 import infer_kernels
 from infer_kernels import reference
-from infer_kernels.selftest.check import EPS, ModelOps, SelfCheck, draw, misaligned
+from infer_kernels.selftest.check import EPS, ModelOps, SelfCheck, draw, misaligned, product_roundings
 from infer_kernels.testing.closeness import assert_within_roundings
 
 ROWS = (1, 7, 65)
@@ -139,7 +139,7 @@ def _check_linear(ops: ModelOps, device: torch.device, *, rows: int, in_features
     weight = (draw(MAX_OUTPUTS, in_features, dtype=torch.float32) * in_features**-0.5).to(ops.dtype)
     actual = infer_kernels.linear(x.to(device), infer_kernels.prepack(weight.to(device)))
     expected = reference.linear_invariant_reference(x, weight)
-    assert_within_roundings(actual.cpu(), expected, roundings=_roundings(ops.dtype, in_features))
+    assert_within_roundings(actual.cpu(), expected, roundings=product_roundings(ops.dtype, in_features))
 
 
 def _check_linear_argmax(ops: ModelOps, device: torch.device, *, rows: int) -> None:
@@ -153,17 +153,9 @@ def _check_linear_argmax(ops: ModelOps, device: torch.device, *, rows: int) -> N
     assert int(chosen.min()) >= 0, "ids below 0"
     assert int(chosen.max()) < num_tokens, "ids past the vocabulary"
     right = reference.linear_invariant_reference(hidden, weight)[:, :num_tokens]
-    roundings = _roundings(ops.dtype, ops.hidden_size)
+    roundings = product_roundings(ops.dtype, ops.hidden_size)
     for own in (right.gather(1, chosen[:, None])[:, 0], largest.cpu().to(ops.dtype)):
         assert_within_roundings(own, right.amax(1), roundings=roundings)
-
-
-def _roundings(dtype: torch.dtype, in_features: int) -> float:
-    """Return how many roundings a product of so many terms may differ by.
-
-    In fp32 every addition rounds: errors grow as the root of their number. In half precision sums are fp32, too.
-    """
-    return 8.0 * max(1.0, (in_features / 1024) ** 0.5) if dtype == torch.float32 else 8.0
 
 
 def _compare(actual: Tensor | tuple[Tensor, ...], expected: Tensor | tuple[Tensor, ...]) -> None:

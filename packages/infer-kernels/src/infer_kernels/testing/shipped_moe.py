@@ -40,9 +40,8 @@ def moe_launches() -> Iterator[MoeLaunch]:
     ):
         up = partial(_products, hidden, intermediate, dtype, activation=SwiGLU())
         down = partial(_products, intermediate, hidden, dtype, activation=None)
-        is_unaligned = " of 1000" if hidden == 1000 else ""
         yield MoeLaunch("fused_moe", dtype, f"{hidden} to {intermediate}, gates and ups", up)
-        yield MoeLaunch("fused_moe", dtype, f"{intermediate} to {hidden}{is_unaligned}, down", down)
+        yield MoeLaunch("fused_moe", dtype, f"{intermediate} to {hidden}, down", down)
 
 
 def _route(experts: int, dtype: torch.dtype) -> object:
