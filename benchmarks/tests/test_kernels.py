@@ -16,11 +16,12 @@ from infer_bench.kernels.launches import describe_launches
 from infer_kernels.testing.ahead_of_time import compile_only
 
 BENCH = Bench(torch.device("cpu"), dry=True)
+CHECKED = ("apply_rope", "qk_norm_rope_store", "resolve_token_ids", "moe_router", "fused_moe")
 FIRST_OF_EACH_OP = list({case.op: case for case in reversed(list(all_cases()))}.values())
 
 
 def test_checks_of_an_op_pass_and_its_kernels_compile() -> None:
-    checks = [check for check in all_checks() if check.op in ("apply_rope", "qk_norm_rope_store", "resolve_token_ids")]
+    checks = [check for check in all_checks() if check.op in CHECKED]
     assert run_checks(BENCH, checks) == {"passed": len(checks), "failed": {}}
     assert len(checks) > 30
 
@@ -77,6 +78,17 @@ def test_cpu_benchmark_compares_forms_that_give_the_same(monkeypatch: pytest.Mon
         for order in ("consecutive", "scattered")
     ]
     assert all(comparison["naive"].keys() == {"per sequence", "one batch"} for comparison in comparisons)
+
+
+def test_cpu_benchmark_of_experts_reads_those_that_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "WARM_UP", 0)
+    for name, size in (("EXPERTS", 8), ("MOE_HIDDEN", 64), ("MOE_INTERMEDIATE", 32)):
+        monkeypatch.setattr(cpu, name, size)
+    comparisons = cpu.compare_experts(layers=2, rounds=1)
+    assert [each["name"] for each in comparisons] == ["experts, 1 token", "experts, 16 tokens", "experts, 256 tokens"]
+    bytes_of_expert = 3 * 64 * 32 * 2
+    assert comparisons[0]["gigabytes"] == pytest.approx(2 * cpu.EXPERTS_PER_TOKEN * bytes_of_expert / 1e9)
+    assert comparisons[2]["gigabytes"] == pytest.approx(2 * 8 * bytes_of_expert / 1e9)
 
 
 def test_the_report_says_what_a_step_launches() -> None:

@@ -20,10 +20,12 @@ from infer_kernels import (
     add_rms_norm,
     apply_penalties,
     apply_rope,
+    fused_moe,
     gelu_tanh_and_mul,
     greedy,
     linear_argmax,
     linear_invariant,
+    moe_router,
     norm_add,
     norm_add_norm,
     paged_attention,
@@ -144,6 +146,9 @@ def all_cases() -> Iterator[Case]:
         for op in ("linear_invariant", "F.linear"):
             make = partial(gate_up, rows=rows, is_invariant=op == "linear_invariant")
             yield Case(op=op, label=f"{rows} rows, 4096 to 28672", make=make)
+    for rows in (1, 16, 64, 256, 4096):
+        yield Case(op="fused_moe", label=f"Qwen3 30B-A3B, {rows} tokens", make=partial(mix, rows=rows))
+        yield Case(op="moe_router", label=f"Qwen3 30B-A3B, {rows} tokens", make=partial(route, rows=rows))
 
 
 STREAMED = (
@@ -328,6 +333,31 @@ def gate_up(bench: Bench, *, rows: int, is_invariant: bool) -> Work:
     if is_invariant:
         launch = partial(linear_invariant, x, weight, out=x.new_empty(len(x), len(weight)))
     return Work(launch=launch, moves=0 if computes else weight.nbytes, computes=computes)
+
+
+EXPERTS, EXPERTS_PER_TOKEN, MOE_HIDDEN, MOE_INTERMEDIATE = 128, 8, 2048, 768
+
+
+def mix(bench: Bench, *, rows: int) -> Work:
+    """Return the work of the experts of Qwen3 30B-A3B; tokens take experts in turn, so that loads are equal."""
+    rows, experts = bench.size(rows, 3), bench.size(EXPERTS, 16)
+    x = bench.random(rows, MOE_HIDDEN)
+    gate_up = bench.random(experts, 2 * MOE_INTERMEDIATE, MOE_HIDDEN, scale=MOE_HIDDEN**-0.5)
+    down = bench.random(experts, MOE_HIDDEN, MOE_INTERMEDIATE, scale=MOE_INTERMEDIATE**-0.5)
+    pairs = rows * EXPERTS_PER_TOKEN
+    ids = (torch.arange(pairs, device=bench.device) % experts).int().view(rows, EXPERTS_PER_TOKEN)
+    launch = partial(fused_moe, x, gate_up, down, ids, torch.full_like(ids, 0.125, dtype=torch.float32))
+    launch = partial(launch, activation="silu_and_mul", out=torch.empty_like(x))
+    computes = 2 * pairs * 3 * MOE_HIDDEN * MOE_INTERMEDIATE if rows >= 1024 else 0
+    moves = 0 if computes else (gate_up.nbytes + down.nbytes) // experts * min(experts, pairs)
+    return Work(launch=launch, moves=moves, computes=computes)
+
+
+def route(bench: Bench, *, rows: int) -> Work:
+    """Return the work of the router of Qwen3 30B-A3B."""
+    logits = bench.random(bench.size(rows, 3), EXPERTS)
+    launch = partial(moe_router, logits, experts_per_token=EXPERTS_PER_TOKEN, scoring="softmax", normalize=True)
+    return Work(launch=launch, moves=logits.nbytes + 8 * EXPERTS_PER_TOKEN * len(logits))
 
 
 def _logits(bench: Bench, rows: int = 256) -> Tensor:

@@ -11,8 +11,10 @@ import infer_kernels
 from infer_bench.kernels.attention_checks import attention_checks, equal_bits_checks
 from infer_bench.kernels.check import EQUAL, Check, Tensors, To
 from infer_kernels import NormVariant, QKNorm, Rotary, reference, sample
+from infer_kernels.moe.activation import ActivationName
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.draws import Draws, assert_drawn, random_draws
+from infer_kernels.testing.experts import random_experts
 
 CLOSE = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
 NORMS: tuple[NormVariant, ...] = ("llama", "gemma")
@@ -27,6 +29,7 @@ def all_checks() -> Iterator[Check]:
         yield from _stores(dtype)
         yield from attention_checks(dtype)
         yield from _linears(dtype)
+        yield from _experts(dtype)
         yield from _sampling(dtype)
     yield from _step_state()
     yield from equal_bits_checks()
@@ -158,6 +161,30 @@ def _linears(dtype: torch.dtype) -> Iterator[Check]:
         )
         label = f"{rows} rows, {in_features} to {vocab}"
         yield _check("linear_argmax", tuple(whole), label, close=EQUAL, vocab_size=vocab - 3)
+
+
+def _experts(dtype: torch.dtype) -> Iterator[Check]:
+    for experts, experts_per_token in ((32, 4), (128, 8), (512, 10)):
+        logits = torch.randn(65, experts).to(dtype)
+        for normalize in (True, False):
+            options: dict[str, Any] = {"experts_per_token": experts_per_token, "normalize": normalize}
+            label = f"{experts_per_token} of {experts} experts{', normalized' if normalize else ''}"
+            yield _check("moe_router", (logits,), label, close=CLOSE, scoring="softmax", **options)
+    activations: tuple[ActivationName, ...] = ("silu_and_mul", "clamped_swiglu")
+    for tokens, hidden, intermediate in ((1, 576, 200), (150, 1024, 96), (65, 1000, 33)):
+        layer = random_experts(
+            tokens=tokens, experts=6, experts_per_token=3, hidden=hidden, intermediate=intermediate, dtype=dtype
+        )
+        close = partial(assert_within_roundings, roundings=8.0)
+        for activation in activations:
+            label = f"{tokens} rows, {hidden} and {intermediate}, {activation}"
+            operands = (*layer.arguments, layer.gate_up_bias, layer.down_bias)
+            yield _check("fused_moe", operands, label, close=close, call=_mix, activation=activation)
+
+
+def _mix(op: Callable[..., Any], *tensors: Tensor, activation: ActivationName) -> Any:
+    *operands, gate_up_bias, down_bias = tensors
+    return op(*operands, activation=activation, gate_up_bias=gate_up_bias, down_bias=down_bias)
 
 
 def _sampling(dtype: torch.dtype) -> Iterator[Check]:

@@ -3,10 +3,13 @@
 Linears: `linear` on weights from `prepack` against `F.linear`, over 1 GB of bf16 weights in the shapes of a 1B model's
 layers: more than any cache holds. Decode attention: `plan_attention` and 16 layers of `paged_attention` on 8 sequences
 of 1024 tokens against gathering their blocks, repeating the heads and SDPA, sequence by sequence or in one batch.
+Experts: `fused_moe` on weights from `prepack_experts` against each chosen expert's `F.linear`; GB are those of the
+chosen experts.
 
     uv run infer-bench kernels-cpu
 """
 
+import math
 import statistics
 import sys
 import time
@@ -20,12 +23,22 @@ from torch.nn import functional
 
 from infer_bench.results import argument_parser, save, table
 from infer_cache import KVPool
-from infer_kernels import linear, paged_attention, plan_attention, prepack
+from infer_kernels import (
+    ExpertChoice,
+    fused_moe,
+    linear,
+    moe_router,
+    paged_attention,
+    plan_attention,
+    prepack,
+    prepack_experts,
+)
 
 CPU = torch.device("cpu")
 HIDDEN, INTERMEDIATE, Q_HEADS, KV_HEADS = 2048, 8192, 32, 8
 LAYER = ((3072, HIDDEN), (HIDDEN, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
 """[out_features, in_features] of qkv, o, gate-up and down."""
+EXPERTS, EXPERTS_PER_TOKEN, MOE_HIDDEN, MOE_INTERMEDIATE = 64, 4, 1024, 512
 SEQS, TOKENS, BLOCK_SIZE = 8, 1024, 64
 WARM_UP = 3
 """Rounds that are not counted: virtual machines back memory with pages as it is first read and written."""
@@ -45,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         comparisons = [
             *compare_linears(layers=9 // share, rounds=rounds),
             *compare_decodes(layers=16 // share, rounds=rounds),
+            *compare_experts(layers=8 // share, rounds=rounds),
         ]
     cells = []
     for each in comparisons:
@@ -173,3 +187,59 @@ def attend_naively(q: Tensor, caches: Caches, block_table: Tensor, *, rows: int)
             )
             outs.append(functional.scaled_dot_product_attention(part[:, :, None], k, v).squeeze(2))
     return torch.cat(outs)
+
+
+def compare_experts(*, layers: int, rounds: int) -> list[dict[str, Any]]:
+    """Compare the experts of all layers at few tokens, which choose at random.
+
+    Raises:
+        AssertionError: the two forms do not agree.
+    """
+    noise = torch.randn(EXPERTS * 2 * MOE_INTERMEDIATE * MOE_HIDDEN).to(torch.bfloat16) * MOE_HIDDEN**-0.5
+    shapes = (EXPERTS, 2 * MOE_INTERMEDIATE, MOE_HIDDEN), (EXPERTS, MOE_HIDDEN, MOE_INTERMEDIATE)
+    weights = [[noise[: math.prod(shape)].view(shape).clone() for shape in shapes] for _ in range(layers)]
+    packed = [[prepack_experts(weight) for weight in layer] for layer in weights]
+    expert_bytes = sum(weight.nbytes for weight in weights[0]) // EXPERTS
+    found = []
+    for rows in (1, 16, 256):
+        x = torch.randn(rows, MOE_HIDDEN).to(torch.bfloat16)
+        choices = [
+            moe_router(
+                torch.randn(rows, EXPERTS), experts_per_token=EXPERTS_PER_TOKEN, scoring="softmax", normalize=True
+            )
+            for _ in range(layers)
+        ]
+        ours, naive = partial(mix, x, packed, choices), partial(mix_naively, x, weights, choices)
+        torch.testing.assert_close(ours(), naive(), atol=0.02, rtol=0.05)
+        read_bytes = expert_bytes * sum(len(set(choice.expert_ids.flatten().tolist())) for choice in choices)
+        found.append(
+            alternate(
+                f"experts, {rows} token{'s' if rows > 1 else ''}",
+                gigabytes=read_bytes / 1e9,
+                ours=ours,
+                naive={"F.linear": naive},
+                rounds=rounds,
+            )
+        )
+    return found
+
+
+def mix(x: Tensor, layers: Sequence[Sequence[Any]], choices: Sequence[ExpertChoice]) -> Tensor:
+    """Return the last layer's sum of experts, after those of all others."""
+    sums = [
+        fused_moe(x, gate_up, down, *choice, activation="silu_and_mul")
+        for (gate_up, down), choice in zip(layers, choices, strict=True)
+    ]
+    return sums[-1]
+
+
+def mix_naively(x: Tensor, layers: Sequence[Sequence[Tensor]], choices: Sequence[ExpertChoice]) -> Tensor:
+    """`mix` as `transformers` computes it: expert by expert, each for the tokens that chose it."""
+    for (gate_up, down), choice in zip(layers, choices, strict=True):
+        total = torch.zeros_like(x)
+        for expert in sorted(set(choice.expert_ids.flatten().tolist())):
+            tokens, places = torch.where(choice.expert_ids == expert)
+            gate, up = functional.linear(x[tokens], gate_up[expert]).chunk(2, dim=-1)
+            product = functional.linear(functional.silu(gate) * up, down[expert])
+            total.index_add_(0, tokens, (product * choice.expert_weights[tokens, places, None]).to(x.dtype))
+    return total
