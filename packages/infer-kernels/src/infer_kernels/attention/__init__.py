@@ -5,7 +5,7 @@ on_device.py   `plan_attention_on_device`: a plan over metadata on the device, f
 plan.py        what every plan has in common
 reference.py   the formula
 causal.py      attention without a cache
-masks.py       masks and capped scores of the PyTorch paths
+masks.py       masks, soft caps and sinks of the PyTorch paths
 triton/        the kernels, their work lists and device memory
 cpu.py         the C++ kernel on a CPU, or plain PyTorch
 """
