@@ -62,6 +62,15 @@ CASES: dict[str, Save] = {
     "smollm3_untied": case("smollm3", tie_word_embeddings=False, no_rope_layers=None, no_rope_layer_interval=3),
     "smollm3_sliding": case("smollm3", use_sliding_window=True, sliding_window=8),
     "granite_tied": case("granite", tie_word_embeddings=True, residual_multiplier=0.5, logits_scaling=3.0),
+    "phi3_tied": case("phi3", tie_word_embeddings=True, rope_parameters=None, sliding_window=8),
+    "olmo2_tied": case("olmo2", tie_word_embeddings=True, num_key_value_heads=4, rms_norm_eps=1e-3),
+    "olmo3_sliding": case("olmo3", tie_word_embeddings=True, num_key_value_heads=1, layer_types=None),
+    "qwen3_moe_tied": case("qwen3_moe", tie_word_embeddings=True, norm_topk_prob=False, num_experts_per_tok=6),
+    "qwen3_moe_some_dense": case("qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[2]),
+    "gpt_oss_tied": case(
+        "gpt_oss", tie_word_embeddings=True, swiglu_limit=0.5, swiglu_alpha=1.2, num_experts_per_tok=1
+    ),
+    "gpt_oss_without_windows": case("gpt_oss", layer_types=["full_attention"] * 3, num_key_value_heads=4),
     "gemma3_untied": case("gemma3", tie_word_embeddings=False),
     "gemma3_capped_logits": case("gemma3", final_logit_softcapping=2.0),
     "gemma3_unscaled": case("gemma3", rope_parameters=None, sliding_window=30),

@@ -195,11 +195,15 @@ def read_gpt_oss(fields: JsonFields) -> ModelConfig:
         config,
         norm_eps=fields.number("rms_norm_eps", 1e-5),
         windows=read_windows(fields, config, window=fields.count("sliding_window", 128), default_types=types),
-        moe=read_moe(
-            fields,
-            intermediate_size=config.intermediate_size,
-            normalizes_weights=True,
-            is_sparse=(True,) * config.num_layers,
+        moe=replace(
+            read_moe(
+                fields,
+                intermediate_size=config.intermediate_size,
+                normalizes_weights=True,
+                is_sparse=(True,) * config.num_layers,
+            ),
+            swiglu_alpha=fields.number("swiglu_alpha", 1.702),
+            swiglu_limit=fields.number("swiglu_limit", 7.0),
         ),
     )
 

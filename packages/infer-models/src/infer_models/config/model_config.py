@@ -1,5 +1,6 @@
 """`ModelConfig`: the architecture that a `config.json` describes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ class MoEConfig:
         intermediate_size: elements inside an expert.
         normalizes_weights: the weights of a token's experts are made to add up to 1.
         is_sparse: for each layer, whether it has experts; other layers have an MLP.
+        swiglu_alpha: multiplies the gate inside the sigmoid.
+        swiglu_limit: of gates from above, and of ups from both sides.
     """
 
     num_experts: int
@@ -27,6 +30,8 @@ class MoEConfig:
     intermediate_size: int
     normalizes_weights: bool
     is_sparse: tuple[bool, ...]
+    swiglu_alpha: float = 1.0
+    swiglu_limit: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,14 @@ from infer_models.families.gpt_oss import GptOss
 from infer_models.families.llama import Llama
 from infer_models.families.mistral import Mistral
 from infer_models.families.nanogpt import NanoGPT
+from infer_models.families.olmo import Olmo
 from infer_models.families.phi3 import Phi3
 from infer_models.families.qwen2 import Qwen2
 from infer_models.families.qwen3 import Qwen3
 from infer_models.families.qwen3_moe import Qwen3MoE
 from infer_models.layers import ParameterFactory
 
-__all__ = ["FAMILIES", "Gemma3", "GptOss", "Llama", "Mistral", "NanoGPT", "Phi3", "Qwen2", "Qwen3", "Qwen3MoE"]
+__all__ = ["FAMILIES", "Gemma3", "GptOss", "Llama", "Mistral", "NanoGPT", "Olmo", "Phi3", "Qwen2", "Qwen3", "Qwen3MoE"]
 
 FAMILIES: dict[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = {
     "llama": Llama,
@@ -28,6 +29,8 @@ FAMILIES: dict[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = {
     "smollm3": Llama,
     "granite": Llama,
     "phi3": Phi3,
+    "olmo2": Olmo,
+    "olmo3": Olmo,
     "gemma3_text": Gemma3,
     "gpt_oss": GptOss,
     "nanogpt": NanoGPT,

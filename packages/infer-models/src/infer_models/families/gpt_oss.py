@@ -23,15 +23,15 @@ from infer_models.layers import Experts, LMHead, ParameterFactory, Router, SinkA
 from infer_models.mxfp4 import Mxfp4Weight
 from infer_models.weights import ArrangedWeight, StoredWeight
 
-_GATE = SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0)
-
 
 class OssExperts(Experts):
     """Experts with biases, stored as one tensor for each kind of weight."""
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Allocate weights and biases."""
-        super().__init__(config, factory, activation=_GATE, bias=True)
+        assert config.moe is not None
+        gate = SwiGLU(alpha=config.moe.swiglu_alpha, limit=config.moe.swiglu_limit, up_offset=1.0)
+        super().__init__(config, factory, activation=gate, bias=True)
         self.is_mxfp4 = config.quantization == "mxfp4"
 
     def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:

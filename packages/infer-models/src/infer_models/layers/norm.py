@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from infer_kernels import NormVariant, add_rms_norm, norm_add_norm, rms_norm
+from infer_kernels import NormVariant, add_rms_norm, norm_add, norm_add_norm, rms_norm
 from infer_models.layers.parameters import ParameterFactory
 
 
@@ -24,6 +24,10 @@ class RMSNorm(nn.Module):
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return (norm(x + residual), x + residual), both [tokens, size]."""
         return add_rms_norm(x, residual, self.weight, self.eps, variant=self.variant)
+
+    def norm_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return residual + norm(x), [tokens, size]."""
+        return norm_add(x, residual, self.weight, self.eps, variant=self.variant)
 
     def norm_add_norm(self, following: "RMSNorm", x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return (following(sum), sum) with sum = residual + norm(x), both [tokens, size]."""

@@ -116,6 +116,16 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             model="Phi3ForCausalLM",
             fields={"hidden_size": 128, "rope_parameters": LONGROPE_SCALING, "sliding_window": 1000},
         ),
+        "olmo2": TinyFamily(config="Olmo2Config", model="Olmo2ForCausalLM"),
+        "olmo3": TinyFamily(
+            config="Olmo3Config",
+            model="Olmo3ForCausalLM",
+            fields={
+                "sliding_window": 8,
+                "layer_types": [_SLIDING, _FULL, _SLIDING],
+                "rope_parameters": {_FULL: YARN_SCALING, _SLIDING: {"rope_type": "default", "rope_theta": 10000.0}},
+            },
+        ),
         "qwen3_moe": TinyFamily(
             config="Qwen3MoeConfig",
             model="Qwen3MoeForCausalLM",
