@@ -151,7 +151,10 @@ def test_gradients_equal_those_of_the_reference(head_dim: int, rotary_dim: int) 
     leaves = [torch.randn(5, heads, head_dim, requires_grad=True) for heads in (3, 1)]
     actual, expected = (
         torch.autograd.grad(
-            sum(((x * weights).sum() for x in op(*leaves, rotary.position_ids, rotary.cos_sin)), torch.zeros(())),
+            sum(
+                ((x * weights).sum() for x in op(leaves[0], leaves[1], rotary.position_ids, rotary.cos_sin)),
+                torch.zeros(()),
+            ),
             leaves,
         )
         for op in (apply_rope, apply_rope_reference)
