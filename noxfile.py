@@ -128,6 +128,7 @@ CPU_KERNEL_TESTS = [
     f"packages/infer-kernels/tests/test_{name}.py"
     for name in (
         "cpu_attention",
+        "cpu_attention_sinks",
         "cpu_invariant_attention",
         "cpu_ops",
         "prepack",
