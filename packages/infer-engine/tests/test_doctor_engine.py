@@ -17,9 +17,10 @@ from infer_engine.doctor.small_model import SmallModel
 from infer_engine.doctor.step_memory import judge_step_memory
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.testing.doctor import examined, reporter_of
-from infer_engine.testing.models import FAMILIES
+from infer_engine.testing.models import ALL_FAMILIES
 from infer_kernels import paged_attention
 from infer_kernels.cpu import library
+from infer_kernels.testing.pairwise import parametrize_each_value
 from infer_models import ModelConfig
 from infer_models.testing import save_tiny_nanogpt
 
@@ -28,8 +29,7 @@ def half_windows(q: torch.Tensor, *args: Any, window: int | None = None, **optio
     return paged_attention(q, *args, window=20 if window is None else window, **options)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@parametrize_each_value(family=ALL_FAMILIES, dtype=["float32", "bfloat16", "float16"])
 def test_an_engine_of_every_family_agrees_with_plain_pytorch(
     folder_of: Callable[[str], Path], family: str, dtype: str
 ) -> None:

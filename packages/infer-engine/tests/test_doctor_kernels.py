@@ -19,7 +19,7 @@ from infer_engine.model_runner.warm_up import warm_up
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.doctor import examined, reporter_of
-from infer_engine.testing.models import FAMILIES, MAX_SEQ_LEN, ModelEngine, save_servable
+from infer_engine.testing.models import ALL_FAMILIES, MAX_SEQ_LEN, ModelEngine, save_servable
 from infer_kernels import resolve_token_ids
 from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
 from infer_kernels.testing.ahead_of_time import record_variants
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 REQUEST = DoctorRequest(model=None, device="cpu", dtype="auto", seconds=600.0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_ops_of_every_family_agree(folder_of: Callable[[str], Path], family: str) -> None:
     found = examined(examine_kernels, model=str(folder_of(family)), dtype="bfloat16")
     assert found.named("failed") == found.named("warning") == set()

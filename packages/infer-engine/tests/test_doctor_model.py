@@ -10,7 +10,8 @@ import pytest
 
 from infer_engine.doctor.checkpoint import examine_checkpoint
 from infer_engine.testing.doctor import Examined, examined
-from infer_engine.testing.models import FAMILIES, save_servable
+from infer_engine.testing.models import ALL_FAMILIES, save_servable
+from infer_models import ModelConfig
 
 GIB = 2**30
 
@@ -27,12 +28,12 @@ def examine(folder: Path) -> Examined:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_a_whole_checkpoint_is_fine(folder_of: Callable[[str], Path], family: str) -> None:
     found = examine(folder_of(family))
     assert found.named("failed") == set()
     assert found.named("ok") == {"config.json", "weights", "tokenizer", "memory", "chat template"}
-    assert found.details["model"]["model_type"].startswith(family)
+    assert found.details["model"]["model_type"] == ModelConfig.from_folder(folder_of(family)).model_type
     assert found.details["memory_estimate"]["kv_tokens"] > 0
 
 

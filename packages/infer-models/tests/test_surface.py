@@ -23,6 +23,7 @@ def test_the_public_names_are_these() -> None:
         "KVCacheView",
         "ModelConfig",
         "load_model",
+        "register_family",
         "save_model",
     ]
     assert all(getattr(infer_models, name).__name__ == name for name in infer_models.__all__)

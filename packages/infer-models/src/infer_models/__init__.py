@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from infer_models.causal_lm import CausalLM
     from infer_models.causal_view import CausalView
     from infer_models.checkpoint import save_model
+    from infer_models.families import register_family
     from infer_models.model_loader import load_model
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "KVCacheView",
     "ModelConfig",
     "load_model",
+    "register_family",
     "save_model",
 ]
 
@@ -42,6 +44,10 @@ def __getattr__(name: str) -> Any:
             from infer_models.model_loader import load_model  # noqa: PLC0415 - imports torch: only when used
 
             return load_model
+        case "register_family":
+            from infer_models.families import register_family  # noqa: PLC0415 - imports torch: only when used
+
+            return register_family
         case "save_model":
             from infer_models.checkpoint import save_model  # noqa: PLC0415 - imports torch: only when used
 

@@ -89,7 +89,7 @@ def _examine(
         dtype=dtype,
     )
     answers = small.answer_again()
-    oracle = Oracle(folder)
+    oracle = Oracle(folder, max_seq_len=values["max_seq_len"])
     judge_answers(small, "tokens and logits", answers, oracle)
     judge_answers(small, "the same with cached prefixes", small.answer_again(), oracle)
     for check in DEVICE_CHECKS[device.type]:

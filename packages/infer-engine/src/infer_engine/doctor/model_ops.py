@@ -1,30 +1,56 @@
 """Which ops each family of models computes with, at the sizes of one model."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from infer_kernels.selftest import ModelOps
+from infer_kernels.selftest import ModelOps, MoeOps
 from infer_models import ModelConfig
 
 FAMILY_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "llama": MappingProxyType({}),
-        "qwen3": MappingProxyType({"qk_norm": "llama"}),
-        "gemma3_text": MappingProxyType(
-            {"norm": "gemma", "qk_norm": "gemma", "has_sandwich_norms": True, "activation": "gelu_tanh_and_mul"}
-        ),
-        "nanogpt": MappingProxyType({"norm": None, "has_rotary": False, "activation": None}),
+        "llama": {},
+        "mistral": {},
+        "ministral": {},
+        "ministral3": {},
+        "qwen2": {},
+        "qwen3": {"qk_norm": "llama"},
+        "qwen3_moe": {"qk_norm": "llama"},
+        "smollm3": {},
+        "granite": {},
+        "phi3": {},
+        "olmo2": {"has_post_norms": True, "norms_all_heads": True},
+        "olmo3": {"has_post_norms": True, "norms_all_heads": True},
+        "gemma3_text": {
+            "norm": "gemma",
+            "qk_norm": "gemma",
+            "has_sandwich_norms": True,
+            "activation": "gelu_tanh_and_mul",
+        },
+        "gpt_oss": {"has_sinks": True},
+        "nanogpt": {"norm": None, "activation": None},
     }
 )
-"""By `model_type`, the fields of `ModelOps` in which the family differs from Llama."""
+"""By `model_type`, the fields of `ModelOps` in which a family differs from Llama whatever its sizes are.
+
+A registered family is taken for one that does not.
+"""
+MOE_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "qwen3_moe": {"scoring": "softmax", "activation": "silu_and_mul"},
+        "gpt_oss": {"scoring": "softmax_of_top_k", "activation": "clamped_swiglu", "has_biases": True},
+    }
+)
+"""By `model_type`, the fields of `MoeOps` that a family with experts has whatever its sizes are."""
 
 
 def ops_of(config: ModelConfig, *, dtype: torch.dtype, block_size: int) -> ModelOps:
     """Return the ops of a model of `config`, computed in `dtype` over blocks of `block_size` tokens."""
-    return ModelOps(
+    rotary_dims = {rope.rotary_dim for rope in config.ropes if rope is not None}
+    ops = ModelOps(
         dtype=dtype,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -36,6 +62,18 @@ def ops_of(config: ModelConfig, *, dtype: torch.dtype, block_size: int) -> Model
         scale=config.attention_scale,
         windows=tuple(dict.fromkeys(config.windows)),
         soft_cap=config.attention_soft_cap,
-        embedding_scale=config.hidden_size**0.5 if config.model_type == "gemma3_text" else 1.0,
-        **FAMILY_OPS[config.model_type],
+        has_rotary=bool(rotary_dims),
+        rotary_dim=next(iter(rotary_dims), None),
+        embedding_scale=config.embedding_scale,
+        **FAMILY_OPS.get(config.model_type, {}),
     )
+    if config.moe is None:
+        return ops
+    moe = MoeOps(
+        experts=config.moe.num_experts,
+        experts_per_token=config.moe.experts_per_token,
+        intermediate_size=config.moe.intermediate_size,
+        normalize=config.moe.normalizes_weights,
+        **MOE_OPS[config.model_type],
+    )
+    return replace(ops, moe=moe, activation=None if all(config.moe.is_sparse) else ops.activation)

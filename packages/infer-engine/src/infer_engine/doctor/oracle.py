@@ -22,6 +22,7 @@ from infer_models.text import save_dummy_tokenizer
 
 NUM_LAYERS = 2
 MAX_VOCAB, MAX_HIDDEN, MAX_INTERMEDIATE = 4096, 1024, 2048
+MAX_EXPERTS, MAX_EXPERT_INTERMEDIATE = 8, 512
 MARGINS = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Margins between the two best logits, in standard deviations of all, below which rounding may decide."""
 LOGIT_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
@@ -58,18 +59,33 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
         fields: a `config.json`.
         config: what it says.
     """
-    small = {**fields, "head_dim": config.head_dim}
+    text = fields if config.wrapper is None else fields["text_config"]
     num_layers = min(NUM_LAYERS, config.num_layers)
-    small["num_hidden_layers"] = num_layers
-    if "layer_types" in fields:  # one of each kind
-        kinds = list(dict.fromkeys(fields["layer_types"]))
+    small = {
+        **text,
+        "dtype": config.dtype,
+        "tie_word_embeddings": False,
+        "num_hidden_layers": num_layers,
+        "head_dim": config.head_dim,
+        "vocab_size": min(config.vocab_size, MAX_VOCAB),
+        "hidden_size": min(config.hidden_size, MAX_HIDDEN),
+        "intermediate_size": min(config.intermediate_size, MAX_INTERMEDIATE),
+    }
+    small.pop("quantization_config", None)  # weights are drawn as they are computed with
+    # Of layers that differ, one of each kind.
+    if "layer_types" in text:
+        kinds = list(dict.fromkeys(text["layer_types"]))
         small["layer_types"] = (kinds * num_layers)[:num_layers]
-    elif fields["model_type"] == "gemma3_text":
+    elif config.model_type == "gemma3_text":
         small["sliding_window_pattern"] = num_layers
-    small["vocab_size"] = min(config.vocab_size, MAX_VOCAB)
-    small["hidden_size"] = min(config.hidden_size, MAX_HIDDEN)
-    small["intermediate_size"] = min(config.intermediate_size, MAX_INTERMEDIATE)
-    small["tie_word_embeddings"] = False
+    if config.model_type == "smollm3":
+        small["no_rope_layers"] = [int(rope is not None) for rope in dict.fromkeys(config.ropes)] * num_layers
+    if config.moe is not None:
+        num_experts = min(config.moe.num_experts, max(MAX_EXPERTS, config.moe.experts_per_token))
+        small |= {"num_experts": num_experts, "num_local_experts": num_experts, "mlp_only_layers": []}
+        small["moe_intermediate_size"] = min(config.moe.intermediate_size, MAX_EXPERT_INTERMEDIATE)
+        if config.moe.intermediate_size == config.intermediate_size:
+            small["intermediate_size"] = small["moe_intermediate_size"]
     return small
 
 
@@ -89,7 +105,7 @@ def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dt
         if parameter.dim() == 1:
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
         else:
-            parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
+            parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         parameter.copy_(parameter.to(dtype))
     save_model(model, folder, dtype=dtype)
     save_dummy_tokenizer(folder, config.vocab_size)
@@ -99,9 +115,11 @@ def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dt
 class Oracle:
     """The small model in fp32 on the host."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the checkpoint in `folder`."""
-        self._model: CausalLM = load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+    def __init__(self, folder: Path, *, max_seq_len: int) -> None:
+        """Load the checkpoint in `folder`, for sequences as long as the engine's."""
+        self._model: CausalLM = load_model(
+            folder, device=torch.device("cpu"), dtype=torch.float32, max_seq_len=max_seq_len
+        )
         self._model.requires_grad_(True)  # noqa: FBT003 - torch's own signature; a wanted gradient keeps kernels out
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:

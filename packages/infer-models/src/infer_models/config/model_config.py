@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from infer_models.attention import AttentionSpec
@@ -111,6 +112,9 @@ class ModelConfig:
         """
         fields, wrapper = text_fields(JsonFields.from_file(folder / "config.json"))
         model_type = fields.text("model_type")
+        if model_type not in READERS:
+            for plugin in entry_points(group=PLUGINS):
+                plugin.load()
         read = READERS.get(model_type)
         if read is None:
             known = [*READERS, *WRAPPERS]
@@ -133,5 +137,7 @@ class ModelConfig:
         )
 
 
+PLUGINS = "infer_models.families"
+"""The group of entry points whose modules call `register_family`; they are loaded when a `model_type` is unknown."""
 READERS: dict[str, Callable[[JsonFields], ModelConfig]] = {}
 """What reads the fields of a family's `config.json`, by `model_type`; `infer_models.config.families` fills it."""

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
+from infer_models.config.json_fields import JsonFields
+from infer_models.config.model_config import READERS
 from infer_models.families.gemma3 import Gemma3
 from infer_models.families.gpt_oss import GptOss
 from infer_models.families.llama import Llama
@@ -36,3 +38,25 @@ FAMILIES: dict[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = {
     "nanogpt": NanoGPT,
 }
 """The class that builds a model, by the `model_type` of its `config.json`."""
+
+
+def register_family(
+    model_type: str,
+    *,
+    read: Callable[[JsonFields], ModelConfig],
+    build: Callable[[ModelConfig, ParameterFactory], CausalLM],
+) -> None:
+    """Let this process load checkpoints of another family.
+
+    Args:
+        model_type: the one of its `config.json`.
+        read: turns the fields of its `config.json` into a configuration.
+        build: makes the model, with weights that are still to be loaded.
+
+    Raises:
+        ValueError: there is a family of this `model_type`.
+    """
+    if model_type in FAMILIES:
+        raise ValueError(f"`model_type` is {model_type!r}, of which there is a family already.")
+    READERS[model_type] = read
+    FAMILIES[model_type] = build
