@@ -14,7 +14,7 @@ from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.protocol import SamplingParams
 from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
+from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, ModelEngine, random_prompt, sound_tokens
 from infer_kernels.cpu import library
 from infer_kernels.testing.pairwise import parametrize_one_in_all_ways
 
@@ -31,7 +31,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "decodes in turns": {"scheduler_policy": "decode_round_robin", "block_size": 4, "max_num_batched_tokens": 3},
 }
 SHARING = ("paged", "preempting", "prefill first", "decodes in turns")
-MODELS = [f"{family} {dtype}" for dtype in ("float32", "bfloat16") for family in FAMILIES]
+MODELS = [*(f"{family} float32" for family in FAMILIES), *(f"{family} bfloat16" for family in ALL_FAMILIES)]
 LENGTHS = (3, 20, 9, 20, 1, 14, 6)
 
 

@@ -29,7 +29,7 @@ from infer_engine.tensor_parallel.messages import ComputeLogits
 from infer_engine.testing.cores import GIVE_UP_S
 from infer_engine.testing.faults import Fault, Stage
 from infer_engine.testing.formula import tokens_of
-from infer_engine.testing.models import GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
+from infer_engine.testing.models import ALL_FAMILIES, GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
 from infer_engine.testing.processes import rank_processes
 from infer_models import CheckpointError
 from infer_models.testing import save_tiny_nanogpt, save_tiny_tokenizer
@@ -98,7 +98,19 @@ def answers_of(engine: ModelEngine) -> dict[str, Any]:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 @pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.full)])
 def test_two_ranks_answer_as_one(folder_of: Callable[[str], Path], name: str, config: dict[str, Any]) -> None:
-    folder = folder_of(name)
+    compare_ranks(folder_of(name), config)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in ("gpt_oss", "olmo3") else pytest.mark.full) for name in ALL_FAMILIES],
+)
+def test_two_ranks_of_every_family_answer_as_one(folder_of: Callable[[str], Path], family: str) -> None:
+    compare_ranks(folder_of(family), CONFIGS["small_chunks"])
+
+
+def compare_ranks(folder: Path, config: dict[str, Any]) -> None:
+    """Compare what two ranks answer with what one engine does."""
     one = ModelEngine(folder, **config)
     expected = answers_of(one)
     with ranks_over(folder, **config) as two:

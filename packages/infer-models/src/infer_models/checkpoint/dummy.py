@@ -1,10 +1,13 @@
 """Random weights in place of a checkpoint's."""
 
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from infer_models.causal_lm import CausalLM
+from infer_models.weights import ArrangedWeight
 
 _STANDARD_DEVIATION = 0.02
 
@@ -20,12 +23,19 @@ def draw_weights(model: CausalLM, *, seed: int = 0) -> None:
     for parameter, stored in model.stored_by_parameter():
         if parameter.dim() == 1:
             continue
+        if all(isinstance(each, ArrangedWeight) for each in stored.values()):
+            for each in stored.values():
+                each.fill(_drawn(each.shape, parameter, generator))
+            continue
         rows = [math.prod(each.shape[:-1]) for each in stored.values()]
         columns = next(iter(stored.values())).shape[-1]
         if parameter.numel() == sum(rows) * columns:
             parameter.normal_(std=_STANDARD_DEVIATION, generator=generator)
             continue
-        whole = torch.empty(sum(rows), columns, dtype=parameter.dtype, device=parameter.device)
-        whole.normal_(std=_STANDARD_DEVIATION, generator=generator)
+        whole = _drawn((sum(rows), columns), parameter, generator)
         for each, drawn in zip(stored.values(), torch.split(whole, rows), strict=True):
             each.fill(drawn.view(each.shape))
+
+
+def _drawn(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    return like.new_empty(shape).normal_(std=_STANDARD_DEVIATION, generator=generator)
