@@ -134,6 +134,8 @@ CPU_KERNEL_TESTS = [
         "prepack",
         "captured_step",
         "qk_norm_rope_store",
+        "partial_rotary",
+        "norm_over_heads",
     )
 ]
 
