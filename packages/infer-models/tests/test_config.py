@@ -1,13 +1,21 @@
 """What `config.json` and `generation_config.json` say, in the dialects of `transformers` 4 and 5."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infer_models import CheckpointError, GenerationConfig, ModelConfig
-from infer_models.config.rope import LinearScaling, Llama3Scaling, NoScaling, RopeParameters
+from infer_models.config.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NoScaling,
+    RopeParameters,
+    YarnScaling,
+)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -128,7 +136,7 @@ def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
     [
         (
             {"model_type": "gpt2"},
-            "`model_type` is 'gpt2'; it must be one of `llama`, `qwen3`, `gemma3_text`, `nanogpt`",
+            "`model_type` is 'gpt2'; it must be one of `llama`, `mistral`, `ministral`, `ministral3`, `qwen2`",
         ),
         ({"model_type": ["llama"]}, "`model_type` is ['llama']; it must be a string"),
         ({"hidden_size": "64"}, "`hidden_size` is '64'; it must be a whole number of at least 1"),
@@ -142,17 +150,125 @@ def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
         ({"dtype": "float8_e4m3fn"}, "`dtype` is 'float8_e4m3fn'; it must be `float32`"),
         ({"attention_bias": True}, "`attention_bias` is True; it must be false"),
         ({"hidden_act": "relu"}, "`hidden_act` is 'relu'; it must be `silu`"),
-        ({"quantization_config": {"bits": 4}}, "`quantization_config` is set"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "`rope_scaling.rope_type` is 'yarn'; it must be"),
-        ({"rope_scaling": {"type": "dynamic"}}, "`rope_scaling.type` is 'dynamic'; it must be"),
+        ({"quantization_config": {"bits": 4}}, "`quantization_config.quant_method` is '?'; checkpoints of `llama`"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "`quantization_config.quant_method` is 'mxfp4'"),
+        (
+            {"rope_scaling": {"type": "dynamic"}},
+            "`rope_scaling.type` is 'dynamic'; it must be one of `default`, `linear`, `llama3`, `yarn`, `longrope`",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, "`rope_scaling.short_factor` is missing"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 31}},
+            "must be 32 numbers, one for each rotated pair",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0, -1.0]}},
+            "`rope_scaling.short_factor` is [1.0, -1.0]; it must be a list of numbers above 0",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "`rope_scaling.factor` is missing"),
         ({"rope_scaling": [1]}, "`rope_scaling` is [1]; it must be an object"),
         ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "`rope_parameters.high_freq_factor` is 1.0"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "`rope_parameters.partial_rotary_factor` is 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "`rope_parameters.partial_rotary_factor` is 0.01"),
+        ({"partial_rotary_factor": 1.5}, "`partial_rotary_factor` is 1.5; it must be a share of head_dim = 64"),
+        ({"rope_scaling": {"type": "yarn", "truncate": 1}}, "`rope_scaling.truncate` is 1; it must be true or false"),
     ],
 )
 def test_a_value_that_is_not_supported_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     assert message in refusal_of(tmp_path, LLAMA | changes)
+
+
+MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+OSS = {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
+BIAS, ACTIVATION = {"attention_bias": True}, {"hidden_act": "gelu"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "llama", "mlp_bias": True}, "`mlp_bias` is True"),
+        ({"model_type": "mistral"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "ministral"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "ministral", "layer_types": ["chunked_attention"] * 16}, "`layer_types` is"),
+        ({"model_type": "ministral3"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "qwen2"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "qwen2", "use_sliding_window": "no"}, "`use_sliding_window` is 'no'; it must be true or false"),
+        ({"model_type": "qwen3"} | BIAS, "`attention_bias` is True"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "`use_sliding_window` is True"),
+        (MOE | BIAS, "`attention_bias` is True"),
+        (MOE | {"use_sliding_window": True}, "`use_sliding_window` is True"),
+        (MOE | {"num_experts_per_tok": 5}, "`num_experts_per_tok` is 5; it must be at most 4, the number of experts"),
+        (MOE | {"num_experts": None}, "`num_local_experts` is missing"),
+        (MOE | {"mlp_only_layers": [1, -1]}, "`mlp_only_layers` is [1, -1]; it must be a list of whole numbers"),
+        (MOE | {"quantization_config": {"quant_method": "gptq"}}, "`quantization_config.quant_method` is 'gptq'"),
+        ({"model_type": "smollm3"} | BIAS, "`attention_bias` is True"),
+        ({"model_type": "smollm3", "mlp_bias": True}, "`mlp_bias` is True"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "`no_rope_layers` is [1, 0]; it must be 16 numbers"),
+        ({"model_type": "granite"} | BIAS, "`attention_bias` is True"),
+        (
+            {"model_type": "granite", "residual_multiplier": 0},
+            "`residual_multiplier` is 0; it must be a number above 0",
+        ),
+        ({"model_type": "phi3"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "olmo2"} | BIAS, "`attention_bias` is True"),
+        ({"model_type": "olmo3"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "olmo3", "layer_types": ["full_attention"]}, "`layer_types` is"),
+        (OSS | {"attention_bias": False}, "`attention_bias` is False; it must be true"),
+        (OSS | ACTIVATION, "`hidden_act` is 'gelu'"),
+        (OSS | {"swiglu_limit": -1.0}, "`swiglu_limit` is -1.0; it must be a number above 0"),
+        (OSS | {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method` is 'bitsandbytes'"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "`use_bidirectional_attention` is True"),
+        ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "`hidden_activation` is 'gelu'"),
+    ],
+)
+def test_what_a_family_does_not_support_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    fields = {name: value for name, value in (LLAMA | changes).items() if value is not None}
+    assert message in refusal_of(tmp_path, fields)
+
+
+def test_a_window_as_long_as_the_longest_sequence_is_none(tmp_path: Path) -> None:
+    fields = LLAMA | {"model_type": "phi3"}
+    assert read(tmp_path, fields | {"sliding_window": 131072}).windows == (None,) * 16
+    assert read(tmp_path, fields | {"sliding_window": 131071}).windows == (131071,) * 16
+
+
+def test_mistral_has_a_window_unless_the_file_says_null(tmp_path: Path) -> None:
+    fields = LLAMA | {"model_type": "mistral"}
+    assert read(tmp_path, fields).windows == (4096,) * 16
+    assert read(tmp_path, fields | {"sliding_window": None}).windows == (None,) * 16
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+        {"rope_scaling": {"type": "yarn"}, "original_max_position_embeddings": 32768},
+    ],
+)
+def test_yarn_is_read_in_every_dialect(tmp_path: Path, rope: dict[str, Any]) -> None:
+    (scaling,) = {each.scaling for each in read(tmp_path, LLAMA | rope).ropes if each is not None}
+    assert isinstance(scaling, YarnScaling)
+    assert (scaling.factor, scaling.original_max_position_embeddings) == (4.0, 32768)
+    assert scaling.attention_factor == pytest.approx(1.1386294)
+    assert (scaling.beta_fast, scaling.beta_slow, scaling.truncate) == (32.0, 1.0, True)
+
+
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+@pytest.mark.parametrize("in_scaling", [True, False])
+def test_longrope_is_read_under_its_early_names_too(tmp_path: Path, name: str, *, in_scaling: bool) -> None:
+    original = {"original_max_position_embeddings": 4096}
+    scaling = {"type": name, "short_factor": [1.0] * 24, "long_factor": [2.0] * 24}
+    fields = LLAMA | {"model_type": "phi3", "partial_rotary_factor": 0.75}
+    fields |= {"rope_scaling": scaling | original} if in_scaling else {"rope_scaling": scaling} | original
+    (rope,) = set(read(tmp_path, fields).ropes)
+    assert rope is not None
+    assert rope.rotary_dim == 48
+    assert rope.scaling == LongRopeScaling(
+        short_factors=(1.0,) * 24,
+        long_factors=(2.0,) * 24,
+        original_max_position_embeddings=4096,
+        attention_factor=math.sqrt(1 + math.log(32) / math.log(4096)),
+    )
 
 
 def test_layer_types_must_fit_the_layers(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def sink_llama(folder: Path, shard: Shard | None = None) -> SinkLlama:
     )
     model = SinkLlama(ModelConfig.from_folder(folder), factory)
     draw_weights(model)
-    for name, each in model.weight_slices().items():
+    for name, each in model.stored_weights().items():
         if name.endswith(".sinks"):
             sinks = torch.randn(each.shape, generator=torch.Generator().manual_seed(len(name)))
             each.target.copy_(each.of(sinks))
@@ -88,7 +88,7 @@ def test_sequences_end_to_end_share_the_sinks() -> None:
 
 
 def test_sinks_are_tensors_of_the_attention_in_a_checkpoint(tmp_path: Path) -> None:
-    slices = sink_llama(tmp_path).weight_slices()
+    slices = sink_llama(tmp_path).stored_weights()
     shapes = {name: each.shape for name, each in slices.items() if "sinks" in name}
     assert shapes == {f"model.layers.{layer}.self_attn.sinks": (4,) for layer in range(len(shapes))}
     assert shapes
@@ -108,8 +108,8 @@ def test_ranks_hold_the_sinks_of_their_heads_and_compute_what_the_whole_does(tmp
     whole = sink_llama(tmp_path)
     models = run_ranks(size, lambda shard: sink_llama(tmp_path / str(shard.rank), shard))
     name = "model.layers.0.self_attn.sinks"
-    of_ranks = [model.weight_slices()[name].target for model in models]
-    assert torch.equal(torch.cat(of_ranks), whole.weight_slices()[name].target)
+    of_ranks = [model.stored_weights()[name].target for model in models]
+    assert torch.equal(torch.cat(of_ranks), whole.stored_weights()[name].target)
     logits = run_ranks(size, lambda shard: logits_of(sink_llama(tmp_path / str(shard.rank), shard)))[0]
     torch.testing.assert_close(logits, logits_of(whole), rtol=0, atol=1e-4)
 

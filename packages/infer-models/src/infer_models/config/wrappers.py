@@ -21,7 +21,7 @@ def text_fields(fields: JsonFields) -> tuple[JsonFields, str | None]:
     Raises:
         CheckpointError: a wrapper's `text_config` is missing or no object.
     """
-    wrapper = fields.text("model_type")
+    wrapper = fields.text("model_type", "")
     if wrapper not in WRAPPERS:
         return fields, None
     if "text_config" not in fields:

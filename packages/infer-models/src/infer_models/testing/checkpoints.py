@@ -42,7 +42,9 @@ def save_tiny(
         is_tied = {"tie_word_embeddings": fields["tie_word_embeddings"]} if "tie_word_embeddings" in fields else {}
         vision_config = getattr(transformers, vision)(**VISION)
         config = getattr(transformers, outer)(text_config=config, vision_config=vision_config, **is_tied)
-    model = getattr(transformers, tiny.model)(config)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)  # some vectors start as random ones
+        model = getattr(transformers, tiny.model)(config)
     _spread(model, seed)
     model = model.to(dtype).eval()
     model.config.dtype = dtype

@@ -1,0 +1,233 @@
+"""Checkpoints of all families: in shards, saved again, inside multimodal ones, with experts in MXFP4."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
+from infer_models.mxfp4 import dequantize_mxfp4
+from infer_models.tensor_parallel import Shard
+from infer_models.testing import TINY_FAMILIES, save_tiny
+
+CPU = torch.device("cpu")
+IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])
+WRAPPED = [family for family, tiny in TINY_FAMILIES.items() if tiny.wrapper is not None]
+PLAIN = [family for family in TINY_FAMILIES if family not in WRAPPED]
+
+
+def load(folder: Path, shard: Shard | None = None) -> CausalLM:
+    return load_model(folder, device=CPU, dtype=torch.float32, shard=shard)
+
+
+@torch.no_grad()
+def logits_of(model: CausalLM) -> Tensor:
+    logits: Tensor = model(IDS, torch.arange(len(IDS)), CausalView())
+    return logits
+
+
+def edit_config(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "config.json"
+    fields = json.loads(path.read_text())
+    edit(fields)
+    path.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_shards_load_like_one_file(tmp_path: Path, family: str) -> None:
+    save_tiny(family, tmp_path / "one")
+    save_tiny(family, tmp_path / "shards", max_shard_size="60KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    assert torch.equal(logits_of(load(tmp_path / "one")), logits_of(load(tmp_path / "shards")))
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_transformers_reads_what_is_saved(tmp_path: Path, family: str) -> None:
+    save_tiny(family, tmp_path / "theirs")
+    model = load(tmp_path / "theirs")
+    save_model(model, tmp_path / "ours")
+    theirs, ours = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    shutil.copy(tmp_path / "theirs" / "config.json", tmp_path / "ours")
+    twin: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(model), twin(IDS[None]).logits[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_parameters_are_counted_as_transformers_counts_them(tmp_path: Path, family: str) -> None:
+    twin = save_tiny(family, tmp_path)
+    text = getattr(twin.model, "language_model", twin.model)
+    expected = text.num_parameters() + (0 if twin.config.tie_word_embeddings else twin.lm_head.weight.numel())
+    assert load(tmp_path).num_parameters == expected
+
+
+@pytest.mark.parametrize("family", WRAPPED)
+def test_both_orders_of_prefixes_are_read(tmp_path: Path, family: str) -> None:
+    save_tiny(family, tmp_path, tie_word_embeddings=False)
+    expected = logits_of(load(tmp_path))
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    assert "language_model.model.norm.weight" in stored
+    renamed = {}
+    for name, tensor in stored.items():
+        inner = name.removeprefix("language_model.")
+        if inner == name:
+            renamed[f"model.{name}"] = tensor
+        else:
+            renamed[inner.replace("model.", "model.language_model.", 1)] = tensor
+    assert {"model.language_model.norm.weight", "lm_head.weight"} < renamed.keys()
+    save_file(renamed, path)
+    assert torch.equal(logits_of(load(tmp_path)), expected)
+
+
+@pytest.mark.parametrize("family", WRAPPED)
+def test_vision_tensors_are_left_unread_and_others_are_named(tmp_path: Path, family: str) -> None:
+    save_tiny(family, tmp_path)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    vision = [name for name in stored if name.startswith("vision_tower.")]
+    assert vision
+    save_file(stored | {vision[0]: torch.zeros(3, dtype=torch.int8)}, path)
+    load(tmp_path)
+    save_file(stored | {"audio_tower.weight": torch.zeros(3)}, path)
+    with pytest.raises(CheckpointError, match=r"tensor `audio_tower\.weight` is unexpected"):
+        load(tmp_path)
+    missing = "language_model.model.norm.weight"
+    save_file({name: tensor for name, tensor in stored.items() if name != missing}, path)
+    with pytest.raises(CheckpointError, match=r"tensor `model\.norm\.weight` is missing"):
+        load(tmp_path)
+
+
+def test_a_wrapper_without_a_text_model_is_an_error(tmp_path: Path) -> None:
+    save_tiny("mistral3", tmp_path)
+    edit_config(tmp_path, lambda fields: fields.pop("text_config"))
+    with pytest.raises(CheckpointError, match=r"config\.json: `text_config` is None; it must be the configuration of"):
+        load(tmp_path)
+
+
+def test_a_text_model_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    save_tiny("mistral3", tmp_path)
+    edit_config(tmp_path, lambda fields: fields["text_config"].update(model_type="mamba"))
+    with pytest.raises(CheckpointError, match=r"`text_config\.model_type` is 'mamba'; it must be one of `llama`"):
+        load(tmp_path)
+
+
+def test_fields_beside_the_text_model_are_those_of_the_whole(tmp_path: Path) -> None:
+    save_tiny("mistral3", tmp_path, dtype=torch.bfloat16)
+    assert ModelConfig.from_folder(tmp_path).dtype == "bfloat16"
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    assert GenerationConfig.from_folder(tmp_path).eos_token_ids == (2,)
+    edit_config(tmp_path, lambda fields: fields.update(quantization_config={"quant_method": "fp8"}))
+    with pytest.raises(CheckpointError, match=r"`quantization_config\.quant_method` is 'fp8'"):
+        load(tmp_path)
+
+
+def test_long_sequences_choose_the_frequencies_of_longrope(tmp_path: Path) -> None:
+    twin = save_tiny("phi3", tmp_path)  # whose first training ended at 32 positions
+    ids = torch.randint(3, 320, (40,), generator=torch.Generator().manual_seed(0))
+    for max_seq_len, length in ((32, 32), (33, 33), (None, 40)):
+        model = load_model(tmp_path, device=CPU, dtype=torch.float32, max_seq_len=max_seq_len)
+        with torch.no_grad():
+            logits = model(ids[:length], torch.arange(length), CausalView())
+            torch.testing.assert_close(logits, twin(ids[None, :length]).logits[0], rtol=0, atol=1e-4)
+
+
+def test_queries_do_not_grow_where_no_position_is_reached_that_makes_them(tmp_path: Path) -> None:
+    save_tiny("ministral3", tmp_path)  # they grow every 32 positions
+    short, long = (
+        load_model(tmp_path, device=CPU, dtype=torch.float32, max_seq_len=max_seq_len) for max_seq_len in (32, 33)
+    )
+    assert torch.equal(logits_of(short), logits_of(long))
+    assert [name for name, _ in short.named_buffers() if "query_scales" in name] == []
+    assert len([name for name, _ in long.named_buffers() if "query_scales" in name]) == 3
+
+
+def test_mxfp4_is_what_transformers_makes_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(256, (3, 6, 2, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(100, 150, (3, 6, 2), dtype=torch.uint8, generator=generator)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+    actual = torch.stack([dequantize_mxfp4(*item) for item in zip(blocks, scales, strict=True)])
+    assert torch.equal(actual, expected)
+    every = torch.arange(256, dtype=torch.uint8).view(1, 16, 16)
+    zero_exponents = torch.full((1, 16), 127, dtype=torch.uint8)
+    numbers = dequantize_mxfp4(every, zero_exponents)
+    assert set(numbers.flatten().tolist()) == {s * v for s in (1, -1) for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)}
+
+
+def save_mxfp4(folder: Path) -> Any:
+    """Save a tiny gpt-oss whose experts are quantized; return the twin of what they are worth."""
+    twin = save_tiny("gpt_oss", folder)
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    generator = torch.Generator().manual_seed(3)
+    for layer, module in enumerate(twin.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            place = f"model.layers.{layer}.mlp.experts.{name}"
+            experts, inputs, outputs = stored.pop(place).shape
+            blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+            scales = torch.randint(121, 125, blocks.shape[:-1], dtype=torch.uint8, generator=generator)
+            stored |= {f"{place}_blocks": blocks, f"{place}_scales": scales}
+            worth = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            getattr(module.mlp.experts, name).data.copy_(worth)
+    save_file(stored, path)
+    edit_config(folder, lambda fields: fields.update(quantization_config={"quant_method": "mxfp4"}))
+    return twin
+
+
+def test_experts_in_mxfp4_are_dequantized_on_every_rank(tmp_path: Path) -> None:
+    twin = save_mxfp4(tmp_path)
+    model = load(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(model), twin(IDS[None]).logits[0], rtol=0, atol=1e-4)
+    assert model.num_parameters == twin.num_parameters()
+    experts: Any = model.get_submodule("model.layers.1.mlp.experts")
+    for rank in range(2):
+        part: Any = load(tmp_path, Shard(rank=rank, size=2)).get_submodule("model.layers.1.mlp.experts")
+        own = slice(48 * rank, 48 * rank + 48)
+        gates, ups = experts.gate_up_proj.chunk(2, dim=1)
+        assert torch.equal(part.gate_up_proj, torch.cat([gates[:, own], ups[:, own]], dim=1))
+        assert torch.equal(part.down_proj, experts.down_proj[:, :, own])
+
+
+def test_a_model_of_quantized_experts_cannot_be_saved(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    with pytest.raises(ValueError, match="A model of a quantized checkpoint cannot be saved"):
+        save_model(load(tmp_path), tmp_path / "again")
+
+
+def test_dummy_weights_of_a_quantized_checkpoint_are_not_quantized(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32, load_format="dummy")
+    assert logits_of(model).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("_scales", None, "experts.gate_up_proj_scales` is missing"),
+        ("_scales", torch.zeros(6, 192, 3, dtype=torch.uint8), r"has shape \[6, 192, 3\] but .* \[6, 192, 2\]"),
+        ("_blocks", torch.zeros(6, 192, 2, 16), "is F32; it must be one of U8"),
+        ("", torch.zeros(6, 64, 192), "experts.gate_up_proj` is unexpected"),
+    ],
+)
+def test_damaged_mxfp4_is_named(tmp_path: Path, name: str, tensor: Tensor | None, message: str) -> None:
+    save_mxfp4(tmp_path)
+    path = tmp_path / "model.safetensors"
+    place = f"model.layers.0.mlp.experts.gate_up_proj{name}"
+    stored = load_file(path)
+    stored.pop(place, None)
+    save_file(stored if tensor is None else stored | {place: tensor}, path)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
