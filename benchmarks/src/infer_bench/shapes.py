@@ -72,6 +72,19 @@ SHAPES: dict[str, Shape] = {
         "bos_token_id": 128000,
         "eos_token_id": 128001,
     },
+    # No real model: 3 billion weights of which 0.4 billion compute a token.
+    "moe-3b": QWEN3_06B
+    | _VOCABULARY_8K
+    | {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 30,
+        "num_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "qwen3-4b": QWEN3_06B
     | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
     "gemma-3-1b": {

@@ -6,8 +6,8 @@
 The engine is the one that serves, with random weights, in this process. Turn by turn: decode steps of one sequence of
 128 tokens and of 16, a prompt of 1024, and two floors for each:
 
-    read        all weights once, at the best rate at which this machine was seen to read
-    products    the dense layers alone, one after another
+    read        all weights once, of experts the chosen ones, at the best rate at which this machine was seen to read
+    products    the dense layers and the experts alone, one after another
 """
 
 import argparse
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,8 +29,11 @@ from infer_bench.shapes import SHAPES, write_config
 from infer_engine.build import build_core
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_models import ModelConfig, load_model
-from infer_models.layers import LinearBase
+from infer_models import CausalView, ModelConfig, load_model
+from infer_models.layers import Experts, LinearBase, Router
+
+if TYPE_CHECKING:
+    from infer_kernels import ExpertChoice
 
 PROMPT_TOKENS, DECODED_TOKENS, NUM_SEQS = 1024, 128, 16
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
@@ -89,29 +93,56 @@ class Floors:
     def __init__(self, folder: Path) -> None:
         """Load the shape in `folder` once more, as the engine does."""
         self._dtype = getattr(torch, ModelConfig.from_folder(folder).dtype)
-        model = load_model(folder, device=torch.device("cpu"), dtype=self._dtype, load_format="dummy")
-        layers = [each for each in model.modules() if isinstance(each, LinearBase)]
+        self._model = load_model(folder, device=torch.device("cpu"), dtype=self._dtype, load_format="dummy")
+        layers = [each for each in self._model.modules() if isinstance(each, LinearBase)]
         self._num_bytes = sum(each.weight.nbytes for each in layers if isinstance(each.weight, torch.Tensor))
-        self._layers = [(each, each.weight.shape[1]) for each in layers if isinstance(each.weight, torch.Tensor)]
-        self._head = model.lm_head
-        model.prepack()
+        self._widths = {each: each.weight.shape[1] for each in layers if isinstance(each.weight, torch.Tensor)}
+        self._expert_bytes = 0
+        for each in self._model.modules():
+            if isinstance(each, Experts):
+                assert isinstance(each.gate_up_proj, torch.Tensor)
+                assert isinstance(each.down_proj, torch.Tensor)
+                self._expert_bytes = (each.gate_up_proj.nbytes + each.down_proj.nbytes) // each.num_experts
+        self._model.prepack()
         self._probe = CeilingProbe(torch.device("cpu"), torch.bfloat16, matmul_sizes=[64])
 
     def measure(self, num_rows: int, *, num_logits: int) -> Times:
         """Return the floors of a step of `num_rows` rows, of which `num_logits` reach the LM head."""
         self._probe.measure()
+        num_bytes = self._num_bytes + self._expert_bytes * self._num_chosen(num_rows)
         return {
-            "read": 1e3 * self._num_bytes / self._probe.best.read_bytes_per_s,
+            "read": 1e3 * num_bytes / self._probe.best.read_bytes_per_s,
             "products": min(self._products_ms(num_rows, num_logits) for _ in range(3)),
         }
 
     @torch.inference_mode()
+    def _num_chosen(self, num_rows: int) -> int:
+        """Return how many experts a step of random tokens chooses, of all layers together."""
+        chosen: list[int] = []
+        hooks = [
+            each.register_forward_hook(lambda _, __, choice: chosen.append(len(choice.expert_ids.unique())))
+            for each in self._model.modules()
+            if isinstance(each, Router)
+        ]
+        if hooks:
+            ids = torch.randint(3, self._model.config.vocab_size, (num_rows,))
+            self._model.hidden_states(ids, torch.zeros(num_rows, dtype=torch.int64), CausalView([1] * num_rows))
+        for hook in hooks:
+            hook.remove()
+        return sum(chosen)
+
+    @torch.inference_mode()
     def _products_ms(self, num_rows: int, num_logits: int) -> float:
-        widths = {width for _, width in self._layers}
-        inputs = {width: torch.randn(num_rows, width).to(self._dtype) for width in widths}
+        inputs = {width: torch.randn(num_rows, width).to(self._dtype) for width in self._widths.values()}
+        choice: ExpertChoice | None = None
         began_s = time.perf_counter()
-        for layer, width in self._layers:
-            layer(inputs[width][:num_logits] if layer is self._head else inputs[width])
+        for layer in self._model.modules():
+            if isinstance(layer, Experts):
+                layer(inputs[layer.hidden_size], choice)
+            elif isinstance(layer, LinearBase):
+                rows = inputs[self._widths[layer]]
+                result = layer(rows[:num_logits] if layer is self._model.lm_head else rows)
+                choice = result if isinstance(layer, Router) else choice
         return 1e3 * (time.perf_counter() - began_s)
 
 
@@ -125,11 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(stage_table(found))
     if not args.quick:
         save(f"cpu-steps-{args.shape}", {"shape": args.shape, "milliseconds": found}, args.out)
-    name, share = min(((name, share_of(times, "products")) for name, times in found.items()), key=lambda each: each[1])
-    if args.least_share is not None and share < args.least_share:
-        print(f"\n{name}: products are {share:.0%} of the step, wanted {args.least_share:.0%}", file=sys.stderr)
-        return 1
-    return 0
+    is_enough = True
+    for floor, wanted, names in (
+        ("products", args.least_share, list(found)),
+        ("read", args.least_read_share, [name for name in found if "prompt" not in name]),
+    ):
+        share, name = min((share_of(found[name], floor), name) for name in names)
+        if wanted is not None and share < wanted:
+            print(f"\n{name}: `{floor}` is {share:.0%} of the step, wanted {wanted:.0%}", file=sys.stderr)
+            is_enough = False
+    return 0 if is_enough else 1
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -140,6 +176,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=16, help="decode steps of each kind in a round")
     parser.add_argument("--threads", type=int, help="left out: torch's own choice")
     parser.add_argument("--least-share", type=float, help="fail where products are a smaller share, from 0 to 1")
+    parser.add_argument("--least-read-share", type=float, help="fail where reading is a smaller share of decodes")
     args = parser.parse_args(arguments)
     args.shape = args.shape or ("llama-30m" if args.quick else "smollm-135m")
     args.rounds = (2 if args.quick else 5) if args.rounds is None else args.rounds
