@@ -97,9 +97,10 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, threads: int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [95, 96, 97, 192, 211])  # whole blocks of rows, and parts of one
 @pytest.mark.usefixtures("cpu_path")
-def test_all_tokens_may_take_one_expert(dtype: torch.dtype) -> None:
-    layer = random_experts(tokens=211, **SMALL | {"experts_per_token": 1}, dtype=dtype)
+def test_all_tokens_may_take_one_expert(tokens: int, dtype: torch.dtype) -> None:
+    layer = random_experts(tokens=tokens, **SMALL | {"experts_per_token": 1}, dtype=dtype)
     layer = replace(layer, expert_ids=torch.full_like(layer.expert_ids, 4))
     expected = fused_moe_reference(*layer.arguments, activation="silu_and_mul")
     assert_within_roundings(compute(layer), expected, 4)
