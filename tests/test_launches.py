@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from infer_cache import KVPool, PagedCacheView
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
 from infer_models import CausalLM, load_model
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_qwen3
+from infer_models.testing import save_tiny
 
 BLOCK_SIZE = 64
 
@@ -72,25 +73,42 @@ def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int
     return len(recording.launches) + len(ops.names), recording
 
 
-@pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3])
+LAUNCHES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma3"), 9),
+    "ministral3": 12,  # the queries' scale: looked up, multiplied, joined with keys and values
+    "olmo3": 11,  # a norm of queries and one of keys
+    "qwen3_moe": 13,  # a router and its choice, and five launches of its experts, instead of an MLP's three
+    "gpt_oss": 13,
+}
+"""Of a layer, by family; a step of prompts and decodes takes one more."""
+FIELDS: dict[str, dict[str, Any]] = {
+    **{family: {"layer_types": None} for family in ("gemma3", "olmo3", "gpt_oss")},
+    "smollm3": {"no_rope_layers": None},
+    "phi3": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+}
+
+
+@pytest.mark.parametrize("family", LAUNCHES)
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("rows", "more"),
     [
-        pytest.param([1, 1, 1], 9, marks=pytest.mark.full),
-        pytest.param([5, 33], 9, marks=pytest.mark.full),
-        pytest.param([1, 5], 10),
+        pytest.param([1, 1, 1], 0, marks=pytest.mark.full),
+        pytest.param([5, 33], 0, marks=pytest.mark.full),
+        pytest.param([1, 5], 1),
     ],
 )
-def test_layer_takes_nine_launches_and_mixed_steps_one_more(
-    save: Callable[..., Any], rows: list[int], expected: int, tmp_path: Path
+def test_layer_takes_few_launches_and_mixed_steps_one_more(
+    family: str, rows: list[int], more: int, tmp_path: Path
 ) -> None:
-    fields = {"layer_types": None} if save is save_tiny_gemma3 else {}
-    assert launches_of_a_layer(save, tmp_path, rows, **fields) == expected
+    fields = FIELDS.get(family, {})
+    assert launches_of_a_layer(partial(save_tiny, family), tmp_path, rows, **fields) == LAUNCHES[family] + more
 
 
-@pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3])
-def test_nothing_is_compiled_again_when_batch_or_length_changes(save: Callable[..., Any], tmp_path: Path) -> None:
-    save(tmp_path, head_dim=64)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "olmo3", "qwen3_moe", "gpt_oss"])
+def test_nothing_is_compiled_again_when_batch_or_length_changes(family: str, tmp_path: Path) -> None:
+    save_tiny(family, tmp_path, head_dim=64)
     assert json.loads((tmp_path / "config.json").read_text())["head_dim"] == 64
     model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.bfloat16)
     assert launches(model, [1] * 7)[0]

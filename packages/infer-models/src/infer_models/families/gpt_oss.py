@@ -11,7 +11,8 @@ A checkpoint has all experts of a layer in one tensor, in one of two ways:
 In both, gates and ups take turns: gate 0, up 0, gate 1, up 1, ... Ours has the gates first.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,65 +42,33 @@ class OssExperts(Experts):
         assert self.gate_up_bias is not None
         assert self.down_bias is not None
         experts, hidden, inner = self.num_experts, self.hidden_size, self.inner.total
-        gate_up, down = self.gate_up_proj.detach(), self.down_proj.detach()
-        if self.is_mxfp4:
-            for parameter, name, target, arrange, rows, columns in (
-                (self.gate_up_proj, "gate_up_proj", gate_up, self._split, 2 * inner, hidden),
-                (self.down_proj, "down_proj", down, self._columns, hidden, inner),
-            ):
-                weight = Mxfp4Weight(
-                    target=target,
+        for name, weight, rows, columns, arrange, restore in (
+            ("gate_up_proj", self.gate_up_proj, 2 * inner, hidden, self._split, _interleave),
+            ("down_proj", self.down_proj, hidden, inner, self._columns, _as_it_is),
+        ):
+            if self.is_mxfp4:
+                packed = Mxfp4Weight(
+                    target=weight.detach(),
                     blocks_shape=(experts, rows, columns // 32, 16),
                     arrange=arrange,
                     blocks_name=f"{path}.{name}_blocks",
                     scales_name=f"{path}.{name}_scales",
                 )
-                yield parameter, weight.tensors()
-        else:
-            yield (
-                self.gate_up_proj,
-                {
-                    f"{path}.gate_up_proj": ArrangedWeight(
-                        target=gate_up,
-                        shape=(experts, hidden, 2 * inner),
-                        arrange=lambda item: self._split(item.T),
-                        restore=lambda item: _interleave(item).T,
-                    )
-                },
-            )
-            yield (
-                self.down_proj,
-                {
-                    f"{path}.down_proj": ArrangedWeight(
-                        target=down,
-                        shape=(experts, inner, hidden),
-                        arrange=lambda item: self._columns(item.T),
-                        restore=lambda item: item.T,
-                    )
-                },
-            )
-        yield (
-            self.gate_up_bias,
-            {
-                f"{path}.gate_up_proj_bias": ArrangedWeight(
-                    target=self.gate_up_bias.detach(),
-                    shape=(experts, 2 * inner),
-                    arrange=self._split,
-                    restore=_interleave,
+                yield weight, packed.tensors()
+            else:
+                arranged = ArrangedWeight(
+                    target=weight.detach(),
+                    shape=(experts, columns, rows),
+                    arrange=partial(_after_transposing, arrange),
+                    restore=partial(_transposing, restore),
                 )
-            },
-        )
-        yield (
-            self.down_bias,
-            {
-                f"{path}.down_proj_bias": ArrangedWeight(
-                    target=self.down_bias.detach(),
-                    shape=(experts, hidden),
-                    arrange=lambda item: item,
-                    restore=lambda item: item,
-                )
-            },
-        )
+                yield weight, {f"{path}.{name}": arranged}
+        for name, bias, size, split, join in (
+            ("gate_up_proj_bias", self.gate_up_bias, 2 * inner, self._split, _interleave),
+            ("down_proj_bias", self.down_bias, hidden, _as_it_is, _as_it_is),
+        ):
+            stored = ArrangedWeight(target=bias.detach(), shape=(experts, size), arrange=split, restore=join)
+            yield bias, {f"{path}.{name}": stored}
 
     def _split(self, rows: Tensor) -> Tensor:
         """Return this rank's gates, then its ups, of rows [2 * inner, ...] in which they take turns."""
@@ -109,6 +78,18 @@ class OssExperts(Experts):
     def _columns(self, weight: Tensor) -> Tensor:
         """Return this rank's columns of a weight [hidden, inner]."""
         return weight[:, self.inner.start : self.inner.start + self.inner.size]
+
+
+def _as_it_is(item: Tensor) -> Tensor:
+    return item
+
+
+def _after_transposing(arrange: Callable[[Tensor], Tensor], item: Tensor) -> Tensor:
+    return arrange(item.T)
+
+
+def _transposing(restore: Callable[[Tensor], Tensor], item: Tensor) -> Tensor:
+    return restore(item).T
 
 
 def _interleave(rows: Tensor) -> Tensor:
