@@ -21,9 +21,15 @@ from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels import sample
 from infer_kernels.testing.ahead_of_time import compile_only
 
-FAMILIES = {"Llama": "llama-3.2-3b", "Qwen 3": "qwen3-0.6b", "Gemma 3": "gemma-3-1b"}
+FAMILIES = {
+    "Llama": "llama-3.2-3b",
+    "Qwen 3": "qwen3-0.6b",
+    "Qwen 3 with experts": "moe-3b",
+    "Gemma 3": "gemma-3-1b",
+    "gpt-oss": "gpt-oss-20b",
+}
 """By name, a shape of each; its sizes but those of heads are made small, which launches do not depend on."""
-SMALL: Shape = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128}
+SMALL: Shape = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128}
 DECODES, MIXED = BatchShape(4, 4, is_decode_only=True), BatchShape(16, 4, is_decode_only=False)
 NUM_LAYERS = (6, 12)
 """Of Gemma 3, whose layers are of two kinds, five with a window and one without."""
