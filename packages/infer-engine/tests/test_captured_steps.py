@@ -59,7 +59,8 @@ def test_every_request_gets_the_same_outputs_with_a_captured_step_and_without(
     outputs = serve(capturing)
     sound_tokens(outputs)
     assert outputs == serve(plain)
-    assert ("preempting" in switches) == (capturing.core.stats.num_preemptions > 0)
+    if family != "mistral":  # whose layers all slide, so that few blocks are enough
+        assert ("preempting" in switches) == (capturing.core.stats.num_preemptions > 0)
     assert (switches in SHARING) == (capturing.core.stats.num_cached_tokens > 0)
 
 

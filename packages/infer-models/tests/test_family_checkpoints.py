@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
+from infer_models.config.wrappers import TEXT_DEFAULTS
 from infer_models.mxfp4 import dequantize_mxfp4
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_tiny
@@ -120,6 +121,33 @@ def test_a_text_model_that_is_not_supported_is_named(tmp_path: Path) -> None:
     edit_config(tmp_path, lambda fields: fields["text_config"].update(model_type="mamba"))
     with pytest.raises(CheckpointError, match=r"`text_config\.model_type` is 'mamba'; it must be one of `llama`"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", TEXT_DEFAULTS)
+def test_what_a_text_model_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_type: str) -> None:
+    defaults = AutoConfig.for_model(model_type)
+    for name, value in TEXT_DEFAULTS[model_type].items():
+        assert getattr(defaults, name) == value, name
+    wrapper = {"gemma3_text": "gemma3", "llama": "llava"}.get(model_type, "mistral3")
+    fields = {"model_type": wrapper, "text_config": {"model_type": model_type}, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = ModelConfig.from_folder(tmp_path)
+    assert (config.model_type, config.wrapper, config.dtype) == (model_type, wrapper, "bfloat16")
+    assert (config.q_heads, config.kv_heads) == (defaults.num_attention_heads, defaults.num_key_value_heads)
+    assert config.head_dim == defaults.head_dim
+    assert config.norm_eps == defaults.rms_norm_eps
+    assert config.tie_word_embeddings == defaults.tie_word_embeddings
+
+
+def test_gemma_as_the_hub_has_it_is_read(tmp_path: Path) -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    fields = {"model_type": "gemma3", "text_config": text, "vision_config": {}, "eos_token_id": [1, 106]}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"torch_dtype": "bfloat16"}))
+    config = ModelConfig.from_folder(tmp_path)
+    assert (config.vocab_size, config.hidden_size, config.q_heads, config.kv_heads) == (262208, 2560, 8, 4)
+    assert (config.head_dim, config.max_position_embeddings, config.tie_word_embeddings) == (256, 131072, True)
+    assert config.windows[:7] == (1024, 1024, 1024, 1024, 1024, None, 1024)
 
 
 def test_fields_beside_the_text_model_are_those_of_the_whole(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ MAX_VOCAB, MAX_HIDDEN, MAX_INTERMEDIATE = 4096, 1024, 2048
 MAX_EXPERTS, MAX_EXPERT_INTERMEDIATE = 8, 512
 MARGINS = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Margins between the two best logits, in standard deviations of all, below which rounding may decide."""
-LOGIT_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""Differences of logits, in standard deviations, that rounding explains; on a CPU it makes 3e-5, 0.11 and 0.015."""
+LOGIT_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.35, torch.float16: 0.05}
+"""Differences of logits, in standard deviations, that rounding explains; on a CPU it makes up to 3e-5, 0.27, 0.029."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,14 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
     num_layers = min(NUM_LAYERS, config.num_layers)
     small = {
         **text,
+        "model_type": config.model_type,
         "dtype": config.dtype,
         "tie_word_embeddings": False,
         "num_hidden_layers": num_layers,
+        "num_attention_heads": config.q_heads,
+        "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
         "vocab_size": min(config.vocab_size, MAX_VOCAB),
         "hidden_size": min(config.hidden_size, MAX_HIDDEN),
         "intermediate_size": min(config.intermediate_size, MAX_INTERMEDIATE),
@@ -80,9 +84,10 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
         small["sliding_window_pattern"] = num_layers
     if config.model_type == "smollm3":
         small["no_rope_layers"] = [int(rope is not None) for rope in dict.fromkeys(config.ropes)] * num_layers
-    if config.moe is not None:
-        num_experts = min(config.moe.num_experts, max(MAX_EXPERTS, config.moe.experts_per_token))
-        small |= {"num_experts": num_experts, "num_local_experts": num_experts, "mlp_only_layers": []}
+    if config.moe is not None:  # all experts compute every token: among near ties rounding would choose
+        num_experts = min(config.moe.num_experts, MAX_EXPERTS)
+        small |= dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), num_experts)
+        small["mlp_only_layers"] = []
         small["moe_intermediate_size"] = min(config.moe.intermediate_size, MAX_EXPERT_INTERMEDIATE)
         if config.moe.intermediate_size == config.intermediate_size:
             small["intermediate_size"] = small["moe_intermediate_size"]

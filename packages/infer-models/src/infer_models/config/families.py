@@ -56,7 +56,12 @@ def read_ministral3(fields: JsonFields) -> ModelConfig:
             beta=rope.number("llama_4_scaling_beta"),
             original_max_position_embeddings=rope.count("original_max_position_embeddings"),
         )
-    return replace(config, query_scaling=scaling, windows=with_windows(config, fields.optional_count("sliding_window")))
+    return replace(
+        config,
+        norm_eps=fields.number("rms_norm_eps", 1e-5),
+        query_scaling=scaling,
+        windows=with_windows(config, fields.optional_count("sliding_window")),
+    )
 
 
 def read_qwen2(fields: JsonFields) -> ModelConfig:

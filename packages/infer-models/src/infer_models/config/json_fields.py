@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,10 @@ class JsonFields:
     def is_null(self, name: str) -> bool:
         """Return whether the field is there and null, where a family means something by that."""
         return name in self._nulls
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "JsonFields":
+        """Return these fields and those of `defaults` that are not there, not even as null."""
+        return JsonFields(self.path, {**defaults, **dict.fromkeys(self._nulls), **self._fields}, prefix=self._prefix)
 
     def with_fields(self, other: "JsonFields", names: Collection[str]) -> "JsonFields":
         """Return these fields and those of `other` called `names`, which win over fields of the same name."""

@@ -1,9 +1,56 @@
 """Text models inside multimodal checkpoints: where their `config.json` and their tensors are."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from infer_models.config.json_fields import JsonFields
 
-WRAPPERS = ("gemma3", "mistral3", "llava")
-"""The `model_type` of multimodal models whose text models are of our families, without changes of their own."""
+WRAPPERS: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"})
+"""By the `model_type` of multimodal models, that of the text model where the file does not say.
+
+Their text models are of our families, without changes of their own.
+"""
+TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "gemma3_text": {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+        },
+        "llama": {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 2048,
+        },
+        "mistral": {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+        "ministral3": {
+            "vocab_size": 131072,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 34,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262144,
+        },
+    }
+)
+"""What a `text_config` leaves out where it is as `transformers` has it: files of wrappers say only what differs."""
 OTHER_TENSORS = (
     "vision_tower.*",
     "multi_modal_projector.*",
@@ -26,7 +73,9 @@ def text_fields(fields: JsonFields) -> tuple[JsonFields, str | None]:
         return fields, None
     if "text_config" not in fields:
         raise fields.invalid("text_config", "the configuration of the text model")
-    return fields.nested("text_config").with_fields(fields, _OUTER_FIELDS), wrapper
+    text = fields.nested("text_config").with_defaults({"model_type": WRAPPERS[wrapper]})
+    text = text.with_defaults(TEXT_DEFAULTS.get(text.text("model_type"), {}))
+    return text.with_fields(fields, _OUTER_FIELDS), wrapper
 
 
 def name_of_text_tensor(name: str) -> str:
