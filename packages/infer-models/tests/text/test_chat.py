@@ -14,6 +14,11 @@ from infer_models.text.testing import CHATML, byte_level, chat_tokenizer, save_t
 BOS, START, END = 0, 1, 2
 TRIMMING = CHATML.replace("message.content", "message.content | trim")
 BARE = "{{ bos_token }}{% for m in messages %}{{ m.name }}{{ m.content }}|>{% endfor %}<|im_start|>"
+PARTS = (
+    "{% for m in messages %}{{ m.role | upper }}: "
+    "{% for part in m.content | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
+    "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }} {% endfor %}{% endfor %}"
+)
 PIECES = ["<|im_end|>", "<|im_", "end|>", "<|bos|>", "<", "|", ">", "im_start", " ", "\n", "fox", "é", "\U000f0000"]
 CONTENTS = st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join))
 
@@ -46,8 +51,35 @@ def test_ids_are_those_of_transformers(tmp_path: Path, template: str, content: s
     assert Tokenizer.from_folder(tmp_path).encode_chat(messages) == expected
 
 
+@pytest.mark.parametrize("content", ["Hello", "  two  spaces ", "", "[{'type': 'image'}]", "71830"])
+def test_a_template_that_looks_for_parts_gets_parts(tmp_path: Path, content: str) -> None:
+    save_tokenizer(tmp_path, config={"chat_template": PARTS})
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    messages = [*say("Be brief.", role="system"), *say(content)]
+    in_parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    expected = theirs.apply_chat_template(in_parts, return_dict=False)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.render_chat(messages) == f"SYSTEM: Be brief. USER: {content} "
+    assert tokenizer.encode_chat(messages) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        "{{ messages[0].content if messages[0].content is string else messages[0].content[0].text }}",
+        "{{ messages[0].content | upper }}",
+        "{{ raise_exception('no') if messages | length < 2 else messages[0].content }}",
+        "one text for all",
+    ],
+    ids=["text", "both", "changed", "refused", "neither"],
+)
+def test_a_template_that_is_not_sure_to_look_for_parts_gets_text(template: str) -> None:
+    assert not ChatTemplate(template, variables={}).takes_parts
+
+
 @given(content=CONTENTS, name=CONTENTS)
-@pytest.mark.parametrize("template", [CHATML, TRIMMING, BARE], ids=["chatml", "trim", "bare"])
+@pytest.mark.parametrize("template", [CHATML, TRIMMING, BARE, PARTS], ids=["chatml", "trim", "bare", "parts"])
 def test_messages_never_become_special_tokens(template: str, content: str, name: str) -> None:
     tokenizer = chat_tokenizer(template)
     harmless = tokenizer.encode_chat([{"role": "user", "content": "a", "name": "b"}])

@@ -94,6 +94,34 @@ def test_the_chat_template_file_comes_first(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "file"
 
 
+@pytest.mark.parametrize("config", [None, {}, {"chat_template": None}], ids=["no file", "nothing", "null"])
+def test_the_chat_template_may_be_the_processors(tmp_path: Path, config: dict[str, object] | None) -> None:
+    save_tokenizer(tmp_path, config=config)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))
+    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "processor"
+
+
+def test_other_chat_templates_come_before_the_processors(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, config={"chat_template": "direct"})
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))
+    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "direct"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "file"
+
+
+def test_a_processors_file_without_a_chat_template_is_none(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.json").write_text("{}")
+    assert not Tokenizer.from_folder(tmp_path).has_chat
+
+
+def test_the_files_of_an_image_processor_change_nothing(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, config={"chat_template": "direct"})
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text(json.dumps({"image_processor_type": "X", "chat_template": 5}))
+    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "direct"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "cause"),
     [
@@ -106,6 +134,10 @@ def test_the_chat_template_file_comes_first(tmp_path: Path) -> None:
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "`added_tokens_decoder` is damaged"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"5": {"content": "z"}}}', "gives 'z' the id 5"),
         ("chat_template.jinja", "\n{% if %}", "broken at line 2"),
+        ("chat_template.json", "{", "is not JSON"),
+        ("chat_template.json", "[]", "holds a list"),
+        ("chat_template.json", '{"chat_template": 5}', "`chat_template` is a int"),
+        ("chat_template.json", '{"chat_template": "{% if %}"}', "broken at line 1"),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, text: str | bytes, cause: str) -> None:

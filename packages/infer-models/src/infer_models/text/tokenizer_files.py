@@ -1,4 +1,4 @@
-"""Reads the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and the chat template."""
+"""Reads the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and the chat template's."""
 
 import json
 from collections.abc import Mapping
@@ -136,10 +136,18 @@ def _mark_special(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> None:
 def _read_templates(
     folder: Path, config: Mapping[str, Any], named_tokens: Mapping[str, str]
 ) -> tuple[ChatTemplate | None, ChatTemplate | None]:
-    """Return the chat template, and the one of conversations with tools if it is another."""
+    """Return the chat template, and the one of conversations with tools if it is another.
+
+    Processors of multimodal models keep theirs in `chat_template.json`. Where the tokenizer has one too, that counts:
+    `transformers` gives it to texts.
+    """
     path = folder / "chat_template.jinja"
+    older_path = folder / "chat_template.json"
     if path.is_file():
         source: object = _read_text(path)
+    elif config.get("chat_template") is None and older_path.is_file():
+        path = older_path
+        source = _read_config(path).get("chat_template")
     else:
         path = folder / "tokenizer_config.json"
         source = config.get("chat_template")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ FIELD_NAMES = frozenset(
 
 # Far beyond any prompt: a template that writes so much goes round in circles, or repeats every message in each.
 _MAX_CHARACTERS = 64 * 2**20
+
+_PROBE = "71830"  # a message's text, to see whether a template writes it; without letters, which it may change
 
 _TOO_DEEP = "a message or a tool is nested too deeply; send it with fewer levels."
 
@@ -114,18 +117,34 @@ class ChatTemplate:
                 raise ChatTemplateError(f"the template's variable `{name[:40]}` cannot be set; leave it out.")
         # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
         plain_messages = [{key: map_text(value, str) for key, value in message.items()} for message in messages]
+        if self.takes_parts:
+            plain_messages = [_with_parts(message) for message in plain_messages]
         plain_tools = [map_text(tool, str) for tool in tools] or None
+        plain_variables = map_text(variables, str)
+        return self._generate(
+            {**plain_variables, "tools": plain_tools, "add_generation_prompt": add_generation_prompt}, plain_messages
+        )
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template writes contents that are lists of parts, and leaves out those that are texts.
+
+        Templates of multimodal models, such as LLaVA's, may look for parts of each type and find none in a text.
+        """
+        message = {"role": "user", "content": _PROBE}
+        return not self._writes_probe(message) and self._writes_probe(_with_parts(message))
+
+    def _writes_probe(self, message: dict[str, object]) -> bool:
+        try:
+            return _PROBE in self._generate({"tools": None, "add_generation_prompt": True}, [message])
+        except ChatTemplateError:
+            return False
+
+    def _generate(self, variables: dict[str, object], messages: list[dict[str, Any]]) -> str:
         pieces: list[str] = []
         room = self._max_characters
         try:
-            for piece in self._template.generate(
-                **map_text(variables, str),
-                **self._variables,
-                messages=plain_messages,
-                tools=plain_tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            ):
+            for piece in self._template.generate(**variables, **self._variables, messages=messages, documents=None):
                 pieces.append(piece)
                 room -= len(piece)
                 if room < 0:
@@ -147,6 +166,12 @@ class ChatTemplate:
                 "shorter ones."
             )
         return "".join(pieces)
+
+
+def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `message` with its content as a list of one part, as templates of multimodal models want it."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else dict(message)
 
 
 def map_text(value: object, change: Callable[[str], str]) -> Any:
