@@ -1,5 +1,6 @@
 """Tiny random checkpoints for tests. Knows what a servable folder holds; needs `transformers` for its families."""
 
+from infer_models.testing.chat_styles import CHAT_STYLES, save_chat_style
 from infer_models.testing.checkpoints import (
     save_tiny,
     save_tiny_gemma3,
@@ -11,10 +12,12 @@ from infer_models.testing.tiny_families import LLAMA3_SCALING, LONGROPE_SCALING,
 from infer_models.testing.tokenizer import save_tiny_tokenizer
 
 __all__ = [
+    "CHAT_STYLES",
     "LLAMA3_SCALING",
     "LONGROPE_SCALING",
     "TINY_FAMILIES",
     "YARN_SCALING",
+    "save_chat_style",
     "save_tiny",
     "save_tiny_gemma3",
     "save_tiny_llama",

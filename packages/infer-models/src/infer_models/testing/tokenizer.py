@@ -2,6 +2,7 @@
 
 import json
 import string
+from collections.abc import Sequence
 from itertools import islice, product
 from pathlib import Path
 
@@ -15,7 +16,13 @@ _CHAT_TEMPLATE = (
 )
 
 
-def save_tiny_tokenizer(folder: Path, *, vocab_size: int = 320, chat_template: str | None = _CHAT_TEMPLATE) -> None:
+def save_tiny_tokenizer(
+    folder: Path,
+    *,
+    vocab_size: int = 320,
+    chat_template: str | None = _CHAT_TEMPLATE,
+    control_tokens: Sequence[str] = (),
+) -> None:
     """Save `tokenizer.json` and `tokenizer_config.json` into `folder`.
 
     Ids 0, 1 and 2 are `<pad>`, `<bos>` and `<eos>`, the next 256 the bytes, the rest pairs of letters; `<bos>` is put
@@ -23,21 +30,22 @@ def save_tiny_tokenizer(folder: Path, *, vocab_size: int = 320, chat_template: s
 
     Args:
         folder: made if it is not there.
-        vocab_size: from 259 to 961.
+        vocab_size: from 259 to 961, more by the number of `control_tokens`.
         chat_template: written into `tokenizer_config.json`; None leaves it out.
+        control_tokens: further special tokens, which have the last ids.
 
     Raises:
         ValueError: `vocab_size` is out of range.
     """
     byte_tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = list(product(["Ġ", *string.ascii_lowercase], string.ascii_lowercase))
-    fewest = len(_SPECIAL_TOKENS) + len(byte_tokens)
+    fewest = len(_SPECIAL_TOKENS) + len(byte_tokens) + len(control_tokens)
     if not fewest <= vocab_size <= fewest + len(pairs):
         raise ValueError(f"`vocab_size` is {vocab_size}; it must be from {fewest} to {fewest + len(pairs)}.")
     merges = list(islice(pairs, vocab_size - fewest))
     tokens = [*_SPECIAL_TOKENS, *byte_tokens, *(first + second for first, second in merges)]
     tokenizer = Tokenizer(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    tokenizer.add_special_tokens(list(_SPECIAL_TOKENS))
+    tokenizer.add_special_tokens([*_SPECIAL_TOKENS, *control_tokens])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(
