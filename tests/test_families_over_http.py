@@ -18,7 +18,7 @@ from infer_models.testing import CHAT_STYLES, save_chat_style
 
 NUM_TOKENS = 24
 LENGTHS = (1, 7, 16, 17, 40, 53)
-CONVERSATION = [
+CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Where is Rome?"},
     {"role": "assistant", "content": "In Italy."},
@@ -77,7 +77,8 @@ def check_completions(url: str, twin: Any) -> None:
 def prompt_by_transformers(family: str, folder: Path) -> tuple[list[int], PreTrainedTokenizerFast]:
     """Return the ids of `CONVERSATION` as `transformers` makes them of the files in `folder`, and its tokenizer."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    messages, template = CONVERSATION, None
+    messages: list[dict[str, Any]] = CONVERSATION
+    template = None
     if CHAT_STYLES[family].file == "chat_template.json":  # a processor's, which reads it and wants parts
         template = json.loads((folder / "chat_template.json").read_text())["chat_template"]
         messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]

@@ -154,7 +154,7 @@ UNSUPPORTED: list[tuple[list[Any], str, str]] = [
 @pytest.mark.parametrize(("messages", "place", "kind"), UNSUPPORTED)
 async def test_what_is_no_text_is_refused_by_its_place_and_name(messages: list[Any], place: str, kind: str) -> None:
     message = await refusal_of(messages=messages)
-    assert f"`{place}.type` is {kind}" in message
+    assert f"`{place}.type` is `{kind}`, but this server reads text only" in message
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -165,6 +165,8 @@ WRONG: list[tuple[list[Any] | None, str, str]] = [
     ([image(type="input_file", file_id="x")], "unsupported_value", "input[0].content[1].type"),
     ([CALL, RESULT | {"output": image(type="input_image")["content"]}], "unsupported_value", "input[1].output[1].type"),
     ([{"type": "item_reference", "id": "msg_1"}], "unsupported_value", "input[0].type"),
+    ([HI, {"type": "input_image", "image_url": "http://x"}], "unsupported_value", "input[1].type"),
+    ([HI, {"type": "input_text", "text": "x"}], "unsupported_value", "input[1].type"),
     ([RESULT], "invalid_value", "input"),
     ([RESULT, CALL], "invalid_value", "input"),
     ([CALL, RESULT | {"call_id": "c3"}], "invalid_value", "input"),
@@ -190,7 +192,7 @@ async def test_wrong_items_are_400_and_name_the_place(items: list[Any] | None, c
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])
 async def test_a_part_that_is_no_text_is_named(kind: str) -> None:
     reply = await post(FakeEngine(), input=[image(type=kind)])
-    assert f"`input[0].content[1].type` is {kind}" in reply.json()["error"]["message"]
+    assert f"`input[0].content[1].type` is `{kind}`, but" in reply.json()["error"]["message"]
 
 
 async def test_many_parts_are_read_and_long_values_are_not_quoted_whole() -> None:

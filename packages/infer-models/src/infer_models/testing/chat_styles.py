@@ -48,8 +48,8 @@ _INST = ChatStyle(
         "{{ bos_token }}{% for m in messages %}"
         "{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
         "{% elif m.role == 'user' %}[INST]{% if m.content is string %}{{ m.content }}"
-        "{% else %}{% for part in m.content %}{{ part.text if part.type == 'text' else '[IMG]' }}{% endfor %}{% endif %}"
-        "[/INST]{% elif m.role == 'assistant' %}{{ m.content + eos_token }}"
+        "{% else %}{% for part in m.content %}{{ part.text if part.type == 'text' else '[IMG]' }}{% endfor %}"
+        "{% endif %}[/INST]{% elif m.role == 'assistant' %}{{ m.content + eos_token }}"
         "{% else %}{{ raise_exception('There is no role ' + m.role) }}{% endif %}{% endfor %}"
     ),
     control_tokens=("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"),
@@ -93,7 +93,8 @@ _OLMO2 = ChatStyle(
 )
 _HARMONY = ChatStyle(
     template=(
-        "<|start|>system<|message|>Effort: {{ reasoning_effort | default('medium') }}\nChannels: analysis, final.<|end|>"
+        "<|start|>system<|message|>Effort: {{ reasoning_effort | default('medium') }}\nChannels: analysis, final."
+        "<|end|>"
         "{% for m in messages %}{% if m.role == 'system' %}<|start|>developer<|message|>Rules:\n{{ m.content }}<|end|>"
         "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
         "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
@@ -106,8 +107,8 @@ _LLAVA = ChatStyle(
     template=(
         "{% for m in messages %}{{ m.role | upper }}: "
         "{% for part in m.content | selectattr('type', 'equalto', 'image') %}<image>\n{% endfor %}"
-        "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text + ' ' }}{% endfor %}{% endfor %}"
-        "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+        "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text + ' ' }}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
     ),
     control_tokens=("<image>",),
     file="chat_template.json",

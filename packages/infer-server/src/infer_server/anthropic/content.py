@@ -9,7 +9,7 @@ from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.errors import ApiError, missing, shorten
 from infer_server.generation.tools import check_tool_name
 from infer_server.openai.fields import described
-from infer_server.openai.validation import out_of_range, unsupported
+from infer_server.openai.validation import no_text, out_of_range
 
 MAX_MESSAGES = 2048
 _ROLES = ("user", "assistant", "system")
@@ -133,7 +133,7 @@ def _text(content: str | list[Block], at: str) -> str:
 
 def _text_of(block: Block, at: str) -> str:
     if block.type != "text":
-        raise unsupported(f"{at}.type", block.type, send="`text`: nothing is ever fetched")
+        raise no_text(at, block.type, send="text")
     if block.text is None:
         raise missing(f"{at}.text")
     return block.text

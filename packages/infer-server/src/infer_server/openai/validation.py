@@ -54,6 +54,18 @@ def unsupported(param: str, value: object, *, send: str) -> ApiError:
     return ApiError(400, message, code="unsupported_value", param=param)
 
 
+def no_text(place: str, kind: str, *, send: str, param: str | None = None) -> ApiError:
+    """Return the error for a part of a message, at `place`, whose type `kind` is not that of a text, which is `send`.
+
+    `param` is the place that the error names, if not its type.
+    """
+    message = (
+        f"`{place}.type` is `{shorten(kind, 40)}`, but this server reads text only; send parts of type `{send}`. "
+        "Images, audio and files are never read, and URLs never fetched."
+    )
+    return ApiError(400, message, code="unsupported_value", param=param or f"{place}.type")
+
+
 def check_model(model: str | None, *, served_model: str) -> None:
     """Refuse a body that names another model than the served one; it need not name any.
 

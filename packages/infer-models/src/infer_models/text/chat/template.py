@@ -131,7 +131,7 @@ class ChatTemplate:
 
         Templates of multimodal models, such as LLaVA's, may look for parts of each type and find none in a text.
         """
-        message = {"role": "user", "content": _PROBE}
+        message: dict[str, object] = {"role": "user", "content": _PROBE}
         return not self._writes_probe(message) and self._writes_probe(_with_parts(message))
 
     def _writes_probe(self, message: dict[str, object]) -> bool:

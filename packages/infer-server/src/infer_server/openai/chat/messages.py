@@ -14,7 +14,7 @@ from infer_server.errors import ApiError, missing, shorten
 from infer_server.generation.tools import check_results
 from infer_server.openai.chat.tool_fields import ToolCallField, tool_calls
 from infer_server.openai.fields import check_restricted, described, restricted, restricted_names
-from infer_server.openai.validation import out_of_range
+from infer_server.openai.validation import no_text, out_of_range
 
 MAX_MESSAGES = 2048
 
@@ -30,7 +30,7 @@ _ROLES = ", ".join(f"`{role}`" for role in _TEMPLATE_ROLES)
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a message. The fields of unsupported types are here so that errors name them."""
+    """A part of a message. The fields of unsupported types, of other APIs too, are here so that errors name them."""
 
     type: Annotated[str, described("Only `text`.", enum=["text"])]
     text: Annotated[str | None, described("Required.", type="string")] = None
@@ -41,6 +41,15 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     refusal: Annotated[Any, restricted("Only null.")] = None
     video_url: Annotated[Any, restricted("Only null.")] = None
     audio_url: Annotated[Any, restricted("Only null.")] = None
+    image: Annotated[Any, restricted("Only null.")] = None
+    audio: Annotated[Any, restricted("Only null.")] = None
+    video: Annotated[Any, restricted("Only null.")] = None
+    source: Annotated[Any, restricted("Only null.")] = None
+    detail: Annotated[Any, restricted("Only null.")] = None
+    file_id: Annotated[Any, restricted("Only null.")] = None
+    file_data: Annotated[Any, restricted("Only null.")] = None
+    file_url: Annotated[Any, restricted("Only null.")] = None
+    filename: Annotated[Any, restricted("Only null.")] = None
 
 
 # Decoding allows that `text` and `content` are missing, so that the error for an unsupported field comes first.
@@ -132,8 +141,7 @@ def _part_texts(parts: list[ContentPart], at: str) -> Iterator[str]:
     """Yield the text of each part. A body can have hundreds of thousands of parts, so each must cost little."""
     for index, part in enumerate(parts):
         if part.type != "text":
-            message = f"`{at}[{index}]` is of type `{shorten(part.type, 40)}`; send text only: nothing is ever fetched."
-            raise ApiError(400, message, code="unsupported_value", param=f"{at}[{index}]")
+            raise no_text(f"{at}[{index}]", part.type, send="text", param=f"{at}[{index}]")
         if part.text is None:
             param = f"{at}[{index}].text"
             raise ApiError(400, f"`{param}` is missing; send it.", code="missing_field", param=param)

@@ -18,7 +18,7 @@ from infer_server.errors import ApiError, missing, shorten
 from infer_server.generation.tools import TOOL_NAME_PATTERN, check_results, check_tool_name, read_arguments
 from infer_server.openai.fields import described
 from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
-from infer_server.openai.validation import out_of_range, unsupported
+from infer_server.openai.validation import no_text, out_of_range, unsupported
 from infer_server.openapi import schema_of
 
 MAX_ITEMS = 4096
@@ -85,6 +85,7 @@ _ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionCallOutputItem |
     "reasoning": ReasoningItem,
 }
 _REFERENCE = "item_reference"
+_MISPLACED_PARTS = ("input_text", "output_text", "text", "input_image", "input_audio", "input_file", "image_url")
 
 INPUT = described(
     "A user's text, or the conversation so far.",
@@ -94,7 +95,9 @@ INPUT = described(
             "type": "array",
             "minItems": 1,
             "maxItems": MAX_ITEMS,
-            "items": {"anyOf": [*map(schema_of, _ITEMS.values()), dropped_object([*_ITEMS, _REFERENCE])]},
+            "items": {
+                "anyOf": [*map(schema_of, _ITEMS.values()), dropped_object([*_ITEMS, _REFERENCE, *_MISPLACED_PARTS])]
+            },
         },
     ],
 )
@@ -155,6 +158,8 @@ class _Conversation:
             kind = "message"
         if kind == _REFERENCE:
             raise unsupported(f"{at}.type", kind, send="the item itself: the server keeps none")
+        if kind in _MISPLACED_PARTS:
+            raise _misplaced(kind, at)
         if kind not in _ITEMS:
             return
         match decode_object(item, _ITEMS[kind], at=at):
@@ -224,6 +229,13 @@ def _result(call_id: str, text: str, at: str) -> ChatMessage:
     return ChatMessage(role="tool", content=text, tool_call_id=call_id)
 
 
+def _misplaced(kind: str, at: str) -> ApiError:
+    if kind not in _TEXT_PARTS:
+        return no_text(at, kind, send="input_text")
+    message = f"`{at}.type` is `{kind}`, which is a part of a message; send it in the `content` of a message."
+    return ApiError(400, message, code="unsupported_value", param=f"{at}.type")
+
+
 def _text(content: str | list[ContentPart], at: str) -> str:
     return content if isinstance(content, str) else "".join(_part_texts(content, at))
 
@@ -232,7 +244,7 @@ def _part_texts(parts: list[ContentPart], at: str) -> Iterator[str]:
     """Yield the text of each part. A body can have hundreds of thousands of parts, so each must cost little."""
     for index, part in enumerate(parts):
         if part.type not in _TEXT_PARTS:
-            raise unsupported(f"{at}[{index}].type", part.type, send="`input_text`: nothing is ever fetched")
+            raise no_text(f"{at}[{index}]", part.type, send="input_text")
         if part.text is None:
             raise missing(f"{at}[{index}].text")
         yield part.text
