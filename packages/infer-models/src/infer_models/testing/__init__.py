@@ -7,8 +7,15 @@ from infer_models.testing.checkpoints import (
     save_tiny_llama,
     save_tiny_nanogpt,
     save_tiny_qwen3,
+    save_tiny_twin,
 )
-from infer_models.testing.tiny_families import LLAMA3_SCALING, LONGROPE_SCALING, TINY_FAMILIES, YARN_SCALING
+from infer_models.testing.tiny_families import (
+    LLAMA3_SCALING,
+    LONGROPE_SCALING,
+    TINY_FAMILIES,
+    YARN_SCALING,
+    TinyFamily,
+)
 from infer_models.testing.tokenizer import save_tiny_tokenizer
 
 __all__ = [
@@ -17,6 +24,7 @@ __all__ = [
     "LONGROPE_SCALING",
     "TINY_FAMILIES",
     "YARN_SCALING",
+    "TinyFamily",
     "save_chat_style",
     "save_tiny",
     "save_tiny_gemma3",
@@ -24,4 +32,5 @@ __all__ = [
     "save_tiny_nanogpt",
     "save_tiny_qwen3",
     "save_tiny_tokenizer",
+    "save_tiny_twin",
 ]

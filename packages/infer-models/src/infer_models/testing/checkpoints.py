@@ -10,11 +10,16 @@ from typing import Any
 
 import torch
 
-from infer_models.testing.tiny_families import SHAPE, TINY_FAMILIES, VISION
+from infer_models.testing.tiny_families import SHAPE, TINY_FAMILIES, VISION, TinyFamily
 
 
-def save_tiny(
-    family: str,
+def save_tiny(family: str, folder: Path, **how: Any) -> Any:
+    """Save a random model of one of `TINY_FAMILIES` into `folder`; `how` is as for `save_tiny_twin`."""
+    return save_tiny_twin(TINY_FAMILIES[family], folder, **how)
+
+
+def save_tiny_twin(
+    tiny: TinyFamily,
     folder: Path,
     *,
     seed: int = 0,
@@ -25,7 +30,7 @@ def save_tiny(
     """Save a random model into `folder`; return the `transformers` model, in eval mode.
 
     Args:
-        family: a key of `TINY_FAMILIES`.
+        tiny: how it is made.
         folder: made if it is not there.
         seed: of the weights.
         dtype: of the saved weights.
@@ -34,7 +39,6 @@ def save_tiny(
     """
     import transformers  # noqa: PLC0415 - only tests have it
 
-    tiny = TINY_FAMILIES[family]
     fields = SHAPE | tiny.fields | overrides
     config = getattr(transformers, tiny.config)(**fields)
     if tiny.wrapper is not None:
