@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,13 @@ def demo_folder() -> Path:
 
 def test_every_family_has_its_ops() -> None:
     assert FAMILY_OPS.keys() == MODEL_FAMILIES.keys()
+
+
+def test_a_registered_family_with_experts_has_the_ops_of_qwen_3(folder_of: Callable[[str], Path]) -> None:
+    config = ModelConfig.from_folder(folder_of("qwen3_moe"))
+    registered = replace(config, model_type="registered")
+    ops, expected = (ops_of(each, dtype=torch.bfloat16, block_size=16) for each in (registered, config))
+    assert ops.moe == expected.moe is not None
 
 
 def test_a_model_that_cannot_be_read_is_skipped_here(tmp_path: Path) -> None:

@@ -44,7 +44,10 @@ MOE_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gpt_oss": {"scoring": "softmax_of_top_k", "activation": "clamped_swiglu", "has_biases": True},
     }
 )
-"""By `model_type`, the fields of `MoeOps` that a family with experts has whatever its sizes are."""
+"""By `model_type`, the fields of `MoeOps` that a family with experts has whatever its sizes are.
+
+A registered family is taken for one like Qwen 3.
+"""
 
 
 def ops_of(config: ModelConfig, *, dtype: torch.dtype, block_size: int) -> ModelOps:
@@ -74,6 +77,6 @@ def ops_of(config: ModelConfig, *, dtype: torch.dtype, block_size: int) -> Model
         experts_per_token=config.moe.experts_per_token,
         intermediate_size=config.moe.intermediate_size,
         normalize=config.moe.normalizes_weights,
-        **MOE_OPS[config.model_type],
+        **MOE_OPS.get(config.model_type, MOE_OPS["qwen3_moe"]),
     )
     return replace(ops, moe=moe, activation=None if all(config.moe.is_sparse) else ops.activation)
