@@ -67,6 +67,16 @@ def test_logits_in_bf16_differ_by_rounding_only(tmp_path: Path, fields: dict[str
     assert error.abs().max() <= 1.5 * twins_error.abs().max() + 1e-2
 
 
+def test_a_field_that_is_left_out_is_what_transformers_takes_it_for(tmp_path: Path) -> None:
+    save_tiny_twin(ARCEE, tmp_path)
+    whole = ModelConfig.from_folder(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    left_out = ("attention_bias", "mlp_bias", "hidden_act", "rms_norm_eps", "tie_word_embeddings")
+    path.write_text(json.dumps({name: value for name, value in fields.items() if name not in left_out}))
+    assert ModelConfig.from_folder(tmp_path) == whole
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
