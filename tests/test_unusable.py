@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,24 @@ def drop_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def rename_model_type(folder: Path) -> None:
+def change_config(folder: Path, **fields: object) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+def wrap_config(folder: Path, **fields: object) -> None:
+    """Make the checkpoint that of a multimodal model, whose text model has these `fields` too."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": config | fields}))
 
 
 def drop_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
+
+
+def damage_processor(folder: Path) -> None:
+    save_tiny_tokenizer(folder, chat_template=None)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{% for m in messages %}"}))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +63,24 @@ def drop_tokenizer(folder: Path) -> None:
     [
         (truncate, ["model.safetensors", "truncated"]),
         (drop_tensor, ["model.layers.1.mlp.up_proj.weight", "missing"]),
-        (rename_model_type, ["config.json", "`model_type`", "mamba"]),
+        (partial(change_config, model_type="mamba"), ["config.json", "`model_type` is 'mamba'", "`qwen3_moe`"]),
+        (partial(change_config, attention_bias=True), ["config.json", "`attention_bias` is True"]),
+        (
+            partial(change_config, quantization_config={"quant_method": "gptq"}),
+            ["config.json", "`quantization_config.quant_method` is 'gptq'", "`llama`"],
+        ),
+        (partial(change_config, model_type="llava"), ["config.json", "`text_config` is None"]),
+        (partial(wrap_config, model_type="opt"), ["config.json", "`text_config.model_type` is 'opt'", "`llama`"]),
+        (
+            partial(wrap_config, model_type="gemma3_text", use_bidirectional_attention=True),
+            ["config.json", "`text_config.use_bidirectional_attention` is True"],
+        ),
         (drop_tokenizer, ["tokenizer.json"]),
+        (damage_processor, ["chat_template.json", "the chat template is broken at line 1"]),
+    ],
+    ids=[
+        *("truncated", "tensor", "family", "bias", "quantized", "text_config", "text family", "text field"),
+        *("tokenizer", "processor"),
     ],
 )
 def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(

@@ -45,3 +45,10 @@ def test_every_model_type_that_is_read_has_a_family(tmp_path: Path) -> None:
         ModelConfig.from_folder(tmp_path)
     known = re.findall("`(.+?)`", str(caught.value).partition("one of")[2])
     assert known == [*FAMILIES, *WRAPPERS]
+
+
+def test_every_text_model_of_a_wrapper_is_of_a_family(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llava", "text_config": {"model_type": "llava"}}')
+    with pytest.raises(CheckpointError, match=r"`text_config\.model_type` is 'llava'; it must be one of") as caught:
+        ModelConfig.from_folder(tmp_path)
+    assert re.findall("`(.+?)`", str(caught.value).partition("one of")[2]) == [*FAMILIES]

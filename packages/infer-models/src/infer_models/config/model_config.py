@@ -117,7 +117,7 @@ class ModelConfig:
                 plugin.load()
         read = READERS.get(model_type)
         if read is None:
-            known = [*READERS, *WRAPPERS]
+            known = [*READERS, *(WRAPPERS if wrapper is None else ())]
             raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
         return replace(read(fields), wrapper=wrapper)
 
