@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint.safetensors_file import SafetensorsFile
 from infer_models.config.json_fields import JsonFields
@@ -53,11 +55,15 @@ def load_weights(model: CausalLM, folder: Path) -> None:
                 case ArrangedWeight() as arranged:
                     for index, item in enumerate(source.file.items(source.name)):
                         arranged.target[index].copy_(arranged.arrange(item))
-                case Mxfp4Part(weight=packed) if name == packed.blocks_name:
+                case Mxfp4Part(weight=packed):
+                    if name != packed.blocks_name:
+                        continue  # the scales, which are read with the blocks
                     scales = sources[packed.scales_name]
                     pairs = zip(source.file.items(source.name), scales.file.items(scales.name), strict=True)
                     for index, (blocks, exponents) in enumerate(pairs):
                         packed.fill_item(index, blocks, exponents)
+                case other:
+                    other.fill(torch.stack(tuple(source.file.items(source.name))))
 
 
 def check_weights(model: CausalLM, folder: Path) -> int:
