@@ -225,6 +225,12 @@ def test_what_a_family_does_not_support_is_named(tmp_path: Path, changes: dict[s
     assert message in refusal_of(tmp_path, fields)
 
 
+def test_gpt_oss_whose_file_has_no_dtype_is_bf16(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA | OSS).dtype == "bfloat16"
+    assert read(tmp_path, LLAMA | OSS | {"torch_dtype": "float32"}).dtype == "float32"
+    assert read(tmp_path, LLAMA).dtype == "float32"
+
+
 def test_a_window_as_long_as_the_longest_sequence_is_none(tmp_path: Path) -> None:
     fields = LLAMA | {"model_type": "phi3"}
     assert read(tmp_path, fields | {"sliding_window": 131072}).windows == (None,) * 16

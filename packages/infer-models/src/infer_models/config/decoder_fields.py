@@ -33,6 +33,7 @@ def read_decoder(
     default_head_dim: int | None = None,
     default_theta: float = DEFAULT_THETA,
     tied_by_default: bool = False,
+    default_dtype: str = "float32",
     quantization: str | None = None,
 ) -> ModelConfig:
     """Read what families with RMSNorm and RoPE have in common, as of a model without windows, caps and scales.
@@ -42,6 +43,7 @@ def read_decoder(
         default_head_dim: the family's; None shares `hidden_size` out among the heads.
         default_theta: the family's base of rotary frequencies.
         tied_by_default: whether the family ties the LM head to the embedding where the file does not say.
+        default_dtype: of weights, where the file does not say.
         quantization: the one `quant_method` that the family reads.
 
     Raises:
@@ -61,7 +63,7 @@ def read_decoder(
         intermediate_size=fields.count("intermediate_size"),
         max_position_embeddings=fields.count("max_position_embeddings"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        dtype=read_dtype(fields),
+        dtype=read_dtype(fields, default=default_dtype),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=tied_by_default),
         attention_scale=heads.head_dim**-0.5,
         windows=(None,) * num_layers,
@@ -117,14 +119,14 @@ def with_windows(config: ModelConfig, window: int | None) -> tuple[int | None, .
     return (window if is_window else None,) * config.num_layers
 
 
-def read_dtype(fields: JsonFields) -> str:
+def read_dtype(fields: JsonFields, *, default: str = "float32") -> str:
     """Read the weights' type under its name in `transformers` 5 or 4; absent, it is fp32 there.
 
     Raises:
         CheckpointError: it is none that weights are loaded from.
     """
     name = "dtype" if "dtype" in fields else "torch_dtype"
-    dtype = fields.text(name, "float32").removeprefix("torch.")
+    dtype = fields.text(name, default).removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise fields.invalid(name, "`float32`, `bfloat16` or `float16`")
     return dtype

@@ -192,7 +192,9 @@ def read_gemma3(fields: JsonFields) -> ModelConfig:
 def read_gpt_oss(fields: JsonFields) -> ModelConfig:
     """gpt-oss: experts in every layer, every second layer sliding, attention sinks, biases."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields, default_head_dim=64, default_theta=150_000.0, quantization="mxfp4")
+    config = read_decoder(
+        fields, default_head_dim=64, default_theta=150_000.0, default_dtype="bfloat16", quantization="mxfp4"
+    )
     if not fields.flag("attention_bias", default=True):
         raise fields.invalid("attention_bias", "true: models without biases are not supported")
     types = [SLIDING if layer % 2 == 0 else FULL for layer in range(config.num_layers)]
