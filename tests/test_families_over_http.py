@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from infer_engine.testing.models import ALL_FAMILIES, greedy_tokens, random_prompt, save_servable
@@ -49,6 +50,8 @@ def save(family: str, folder: Path, saved: Saved) -> Any:
     shard_size = "40KB" if saved.shards else "1GB"
     twin = save_servable(family, folder, tie_word_embeddings=saved.tied, max_shard_size=shard_size)
     assert (folder / "model.safetensors.index.json").exists() is saved.shards
+    names = [name for path in folder.glob("*.safetensors") for name in load_file(path)]
+    assert any(name.endswith("lm_head.weight") for name in names) is not saved.tied
     save_chat_style(family, folder)
     return twin
 
