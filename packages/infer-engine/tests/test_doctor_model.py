@@ -37,6 +37,13 @@ def test_a_whole_checkpoint_is_fine(folder_of: Callable[[str], Path], family: st
     assert found.details["memory_estimate"]["kv_tokens"] > 0
 
 
+def test_experts_in_mxfp4_are_counted_as_they_are_loaded(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    expected = examine(folder_of("gpt_oss")).details["memory_estimate"]["weights"]
+    fields = json.loads((folder_of("gpt_oss") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert examine(tmp_path).details["memory_estimate"]["weights"] == expected
+
+
 def test_the_demo_model_is_fine_and_its_path_is_not_shown() -> None:
     found = examined(examine_checkpoint)
     assert found.named("failed") == found.named("warning") == set()

@@ -177,7 +177,9 @@ def test_queries_do_not_grow_where_no_position_is_reached_that_makes_them(tmp_pa
     )
     assert torch.equal(logits_of(short), logits_of(long))
     assert [name for name, _ in short.named_buffers() if "query_scales" in name] == []
-    assert len([name for name, _ in long.named_buffers() if "query_scales" in name]) == 3
+    scales = [each for name, each in long.named_buffers(remove_duplicate=False) if "query_scales" in name]
+    assert len(scales) == 3
+    assert len({each.data_ptr() for each in scales}) == 1
 
 
 def test_mxfp4_is_what_transformers_makes_of_it() -> None:

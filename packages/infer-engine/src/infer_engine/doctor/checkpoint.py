@@ -39,7 +39,7 @@ def examine_checkpoint(reporter: Reporter) -> None:
     reporter.details(model={"name": read.name, **shape, "layers_by_window": windows})
     reporter.ok("config.json", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}")
     model = without_weights(read)
-    weights_bytes = sum(math.prod(each.shape) for each in model.stored_weights().values()) * read.dtype.itemsize
+    weights_bytes = model.num_parameters * read.dtype.itemsize
     _examine_weights(reporter, read, model)
     _examine_tokenizer(reporter, read)
     _examine_memory(reporter, read, model, weights_bytes)

@@ -10,7 +10,7 @@ from torch import Tensor
 from infer_kernels import Rotary, silu_and_mul
 from infer_models.attention import KVCacheView
 from infer_models.causal_lm import CausalLM
-from infer_models.config import ModelConfig
+from infer_models.config import ModelConfig, QueryScaling
 from infer_models.layers import Attention, GatedMLP, LMHead, ParameterFactory, pre_norm_decoder
 
 
@@ -19,15 +19,10 @@ class GrowingQueryAttention(Attention):
 
     query_scales: Tensor
 
-    def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int) -> None:
-        """Compute the number of every position, [positions, 1, 1], in the model's dtype as in training."""
+    def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int, query_scales: Tensor) -> None:
+        """Multiply by `query_scales`, [positions, 1, 1], which all layers share."""
         super().__init__(config, factory, layer)
-        assert config.query_scaling is not None
-        scaling = config.query_scaling
-        positions = torch.arange(factory.max_positions(config), dtype=torch.float32, device=factory.device)
-        steps = torch.floor(positions / scaling.original_max_position_embeddings)
-        scales = (1.0 + scaling.beta * torch.log(1.0 + steps)).to(factory.dtype)
-        self.register_buffer("query_scales", scales[:, None, None], persistent=False)
+        self.register_buffer("query_scales", query_scales, persistent=False)
 
     def attend(self, qkv: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Scale the queries, then attend: rotation, which comes between, keeps the scale."""
@@ -41,13 +36,24 @@ class Mistral(CausalLM):
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Allocate the weights; the matrices are still to be loaded or drawn."""
-        scaling = config.query_scaling
-        grows = scaling is not None and factory.max_positions(config) > scaling.original_max_position_embeddings
-        attention = GrowingQueryAttention if grows else Attention
+        scaling, scales = config.query_scaling, None
+        if scaling is not None and factory.max_positions(config) > scaling.original_max_position_embeddings:
+            scales = query_scales(scaling, factory, max_positions=factory.max_positions(config))
         decoder = pre_norm_decoder(
             config,
             factory,
-            attention=lambda layer: attention(config, factory, layer),
+            attention=lambda layer: (
+                Attention(config, factory, layer)
+                if scales is None
+                else GrowingQueryAttention(config, factory, layer, scales)
+            ),
             mlp=lambda _: GatedMLP(config, factory, silu_and_mul),
         )
         super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens))
+
+
+def query_scales(scaling: QueryScaling, factory: ParameterFactory, *, max_positions: int) -> Tensor:
+    """Return what queries are multiplied by at each position, [positions, 1, 1], in the model's dtype."""
+    positions = torch.arange(max_positions, dtype=torch.float32, device=factory.device)
+    steps = torch.floor(positions / scaling.original_max_position_embeddings)
+    return (1.0 + scaling.beta * torch.log(1.0 + steps)).to(factory.dtype)[:, None, None]
