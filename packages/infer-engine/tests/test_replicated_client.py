@@ -354,6 +354,18 @@ def test_a_snapshot_waits_for_no_core_that_retires(make: Make) -> None:
         assert last.num_blocks == 8
 
 
+def test_a_snapshot_that_only_lost_cores_were_asked_for_is_asked_of_the_one_that_joins(make: Make) -> None:
+    cores = make(num_replicas=1, are_replaced=False)
+    cores.client.send(Inspect())
+    cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
+    cores.clients[0].callbacks.on_ended()
+    joined = add(cores)
+    assert joined.messages == [Inspect()]
+    snapshot = BatchSnapshot(stats=STATS, sequences=[], block_size=16, num_blocks=8, holders=[0] * 8)
+    joined.callbacks.on_result(StepResult(outputs=[], admitted=[], stats=STATS, snapshot=snapshot))
+    assert cores.results[-1].snapshot is not None
+
+
 def test_without_any_core_requests_wait_and_a_core_that_joins_counts_as_the_lost_ones_replacement(make: Make) -> None:
     cores = make(num_replicas=1, are_replaced=False)
     cores.submit("a", 1)

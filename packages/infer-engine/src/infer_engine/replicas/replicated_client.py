@@ -19,9 +19,10 @@ import msgspec
 
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
-from infer_engine.protocol import BatchSnapshot, EngineStats, InvalidRequestError, RequestFailure
+from infer_engine.protocol import EngineStats, InvalidRequestError, RequestFailure
 from infer_engine.replicas.bookkeeping import MAX_LOSSES, Flight, Replica
-from infer_engine.replicas.combining import add_counts, combine_snapshots, combine_stats
+from infer_engine.replicas.combining import add_counts, combine_stats
+from infer_engine.replicas.inspection import Inspection
 from infer_engine.replicas.routing import Router
 from infer_engine.replicas.supervisor import StartCore, Supervisor
 
@@ -64,7 +65,7 @@ class ReplicatedCoreClient:
         self._lock = threading.Lock()  # guards all that follows
         self._flights: dict[str, Flight] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()  # requests, with their replicas
-        self._inspected: dict[int, BatchSnapshot | None] | None = None
+        self._inspection = Inspection()
         self._last_placed: tuple[str | None, int] = (None, -1)  # group of siblings, replica
         self._num_replaced = 0
         self._is_stopping = False
@@ -99,7 +100,7 @@ class ReplicatedCoreClient:
                 for index, replica in enumerate(self._replicas):
                     if replica.client is client:
                         replica.is_retiring = True
-                        self._expect_no_snapshot(index)
+                        self._inspection.leave_out(index)
                         self._stop_if_retired(replica)
                 result = self._result([])
             self._emit(result)
@@ -216,16 +217,14 @@ class ReplicatedCoreClient:
 
     def _inspect(self) -> None:
         """Ask all cores for snapshots, unless they have been asked: the frontend gives one to all who wait for it."""
-        if self._inspected is None:
-            self._inspected = {index: None for index in self._live() if not self._replicas[index].is_retiring}
-            for index in self._inspected:
-                client = self._replicas[index].client
-                assert client is not None
-                client.send(Inspect())
-
-    def _expect_no_snapshot(self, index: int) -> None:
-        if self._inspected is not None:
-            self._inspected.pop(index, None)
+        if self._inspection.is_pending:
+            return
+        asked = self._live()
+        self._inspection.begin(asked)
+        for index in asked:
+            client = self._replicas[index].client
+            assert client is not None
+            client.send(Inspect())
 
     def _callbacks_of(self, index: int, client: CoreClient) -> CoreCallbacks:
         return CoreCallbacks(
@@ -239,8 +238,7 @@ class ReplicatedCoreClient:
             with self._lock:
                 replica = self._replicas[index]
                 replica.stats = add_counts(replica.earlier, result.stats)
-                if self._inspected is not None and result.snapshot is not None:
-                    self._inspected[index] = result.snapshot
+                self._inspection.add(index, result.snapshot)
                 admitted = [request_id for request_id in result.admitted if self._admit(request_id)]
                 outputs = [output for each in result.outputs if (output := self._record(index, each)) is not None]
                 combined = self._result(outputs, admitted=admitted, latest=result.stats)
@@ -280,16 +278,7 @@ class ReplicatedCoreClient:
             latest=latest or EngineStats(),
             num_replaced=self._num_replaced,
         )
-        return StepResult(outputs=outputs, admitted=list(admitted), stats=stats, snapshot=self._take_snapshot(stats))
-
-    def _take_snapshot(self, stats: EngineStats) -> BatchSnapshot | None:
-        if self._inspected is None:
-            return None
-        taken = {index: snapshot for index, snapshot in self._inspected.items() if snapshot is not None}
-        if not taken or len(taken) < len(self._inspected):
-            return None
-        self._inspected = None
-        return combine_snapshots(taken, stats=stats)
+        return StepResult(outputs=outputs, admitted=list(admitted), stats=stats, snapshot=self._inspection.take(stats))
 
     def _on_lost(self, index: int, failure: RequestFailure) -> None:
         """Move the requests of a lost core to the others, and start another one."""
@@ -308,7 +297,7 @@ class ReplicatedCoreClient:
     def _vacate(self, index: int) -> None:
         self._replicas[index].vacate()
         self._router.forget(index)
-        self._expect_no_snapshot(index)
+        self._inspection.leave_out(index)
 
     def _move(self, flight: Flight) -> TokenOutput | None:
         """Give a request to another core; return its last output if it is too often lost."""
@@ -343,8 +332,7 @@ class ReplicatedCoreClient:
                 replica.client = client
                 replica.stats = add_counts(replica.earlier, stats)
                 self._place_waiting()
-                if self._inspected is not None and not self._inspected:  # all that were asked are lost
-                    self._inspected = None
+                if self._inspection.has_lost_all:
                     self._inspect()
                 result = self._result([])
             self._emit(result)
