@@ -49,6 +49,7 @@ def on(capabilities: Sequence[int], cases: Sequence[Case]) -> pytest.MarkDecorat
             )
             for capability in capabilities
             for case in cases
+            if capability >= case.first_capability
         ],
     )
 
@@ -59,6 +60,7 @@ def shipped_config(case: AttentionCase, capability: int) -> TileConfig:
         group=case.q_heads // case.kv_heads,
         head_dim=case.head_dim,
         itemsize=case.dtype.itemsize,
+        cache_itemsize=case.cache_itemsize,
         capability=divmod(capability, 10),
     )
 
@@ -82,10 +84,25 @@ def test_kernel_fits_shared_memory_and_registers(case: Case, capability: int) ->
     assert kernel.spilled_bytes <= allowed_spills(case, capability)
 
 
-MULTIPLYING = ("paged_prefill", "linear_invariant", "linear_argmax", "fused_moe")
+MULTIPLYING = (
+    "paged_prefill",
+    "linear_invariant",
+    "linear_argmax",
+    "linear_quantized",
+    "linear_fp8",
+    "fused_moe",
+    "fused_moe_quantized",
+)
 
 
-@on([90], [case for case in SHIPPED_CASES if case.op in MULTIPLYING and "pairs" not in case.label])
+@on(
+    [90],
+    [
+        case
+        for case in SHIPPED_CASES
+        if case.op in MULTIPLYING and not any(other in case.label for other in ("pairs", "join", "quantize rows"))
+    ],
+)
 def test_half_precision_is_multiplied_by_warpgroups_on_hopper(case: Case, capability: int) -> None:
     # Rows of 1000 elements do not start on multiples of 16 elements, and take a small tile of their own.
     expected = case.dtype != torch.float32 and not re.search(r"\b1000\b", case.label)
@@ -96,7 +113,7 @@ def test_half_precision_is_multiplied_by_warpgroups_on_hopper(case: Case, capabi
 def test_contiguous_caches_are_read_by_descriptors_on_hopper(case: AttentionCase, capability: int) -> None:
     whole_tiles = case.block_size % shipped_config(case, capability).keys == 0
     # All tiles of a window are masked, and masked ones are loaded key by key.
-    expected = whole_tiles and case.dtype.itemsize == 2 and not case.token_major and case.window is None
+    expected = whole_tiles and case.cache_itemsize == 2 and not case.token_major and case.window is None
     assert ("cp.async.bulk.tensor" in compiled(case, capability).ptx) == expected
 
 
@@ -111,7 +128,7 @@ def test_each_stage_holds_a_tile_of_keys_and_values(case: AttentionCase, capabil
     for num_stages in (2, 3):
         with attention_tiles(replace(config, num_stages=num_stages)):
             kernels.append(compile_launch(case.launch, capability))
-    bytes_of_stage = 2 * config.keys * case.head_dim * case.dtype.itemsize
+    bytes_of_stage = 2 * config.keys * case.head_dim * case.cache_itemsize
     two, three = (kernel.shared_memory for kernel in kernels)
     assert three - two >= bytes_of_stage
 
@@ -120,14 +137,14 @@ def test_each_stage_holds_a_tile_of_keys_and_values(case: AttentionCase, capabil
 def test_keys_and_values_are_loaded_ahead_in_all_stages_but_one(case: AttentionCase, capability: int) -> None:
     # The tile that is being multiplied may be in registers.
     config = shipped_config(case, capability)
-    bytes_of_stage = 2 * config.keys * case.head_dim * case.dtype.itemsize
+    bytes_of_stage = 2 * config.keys * case.head_dim * case.cache_itemsize
     assert config.num_stages > 1
     assert compiled(case, capability).shared_memory >= (config.num_stages - 1) * bytes_of_stage
 
 
 @on([90], LLAMA)
 def test_two_tiles_of_keys_and_values_are_in_flight_on_hopper(case: AttentionCase, capability: int) -> None:
-    bytes_of_stage = 2 * shipped_config(case, capability).keys * case.head_dim * case.dtype.itemsize
+    bytes_of_stage = 2 * shipped_config(case, capability).keys * case.head_dim * case.cache_itemsize
     assert compiled(case, capability).shared_memory >= 2 * bytes_of_stage
 
 
@@ -138,3 +155,25 @@ def test_copies_into_shared_memory_are_of_16_bytes_on_ampere(case: AttentionCase
     )
     assert widths
     assert {int(width, 0) for width in widths} == {16}
+
+
+QUANTIZED = [case for case in SHIPPED_CASES if case.op in ("linear_quantized", "fused_moe_quantized")]
+
+
+@on([80, 120], QUANTIZED)
+def test_codes_are_made_numbers_with_their_least_bits(case: LaunchCase, capability: int) -> None:
+    # The smallest numbers of e2m1 and e4m3 are made of subnormal ones of fp32, which `.ftz` would make zeros.
+    assert not re.findall(r"\b(?:mul|add|sub|fma)\.[a-z.]*ftz", compiled(case, capability).ptx)
+
+
+@on([90], [case for case in QUANTIZED if case.dtype != torch.float32 and "groups" in case.label])
+def test_numbers_of_quantized_weights_stay_in_registers_on_hopper(case: LaunchCase, capability: int) -> None:
+    # The operand of a warpgroup's product is registers, `{%r...}`, and not a descriptor of shared memory.
+    products = re.findall(r"wgmma\.mma_async[^;]*;", compiled(case, capability).ptx)
+    assert all(len(re.findall(r"\{[^}]*\}", product)) == 2 for product in products)
+
+
+@on([90], [case for case in SHIPPED_CASES if case.op == "linear_fp8" and "4096" in case.label and case.kernel])
+def test_fp8_is_multiplied_as_fp8_on_hopper(case: LaunchCase, capability: int) -> None:
+    is_product = case.kernel == "_linear_fp8_kernel"
+    assert (".f32.e4m3.e4m3" in compiled(case, capability).ptx) == is_product

@@ -22,6 +22,7 @@ from infer_kernels import (
     prepack,
     qk_norm_rope_store,
     rms_norm,
+    row_width,
     silu_and_mul,
 )
 from infer_kernels.cpu import CapturedStep, NotCapturableError, library
@@ -78,6 +79,37 @@ def test_heads_are_prepared_and_stored_at_every_replay(rotary_dim: int) -> None:
         step.replay(rows)
         assert torch.equal(q[:rows], expected)
         assert torch.equal(caches, stored)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_codes_are_stored_and_attended_to_at_every_replay(dtype: torch.dtype) -> None:
+    qkv, slots = torch.randn(5, 4 + 4, 32).to(dtype), torch.arange(5)
+    k_cache, v_cache = torch.zeros(2, 2, 2, 4, row_width(32, torch.int8), dtype=torch.int8)
+    query_start, seq_lens = torch.tensor([0, 1, 2, 5], dtype=torch.int32), torch.tensor([2, 4, 5], dtype=torch.int32)
+    plan = plan_attention(
+        query_start=query_start,
+        seq_lens=seq_lens,
+        block_table=torch.tensor([[0, 1, 0]] * 3, dtype=torch.int32),
+        block_size=4,
+        device="cpu",
+    )
+
+    def compute() -> Tensor:
+        q = qk_norm_rope_store(qkv, k_cache, v_cache, slots)
+        return paged_attention(q, k_cache, v_cache, plan, scale=0.2)
+
+    step = CapturedStep(5, 3)
+    with step.recording():
+        out = compute()
+    assert not k_cache.any()
+    for _ in range(2):
+        qkv.copy_(torch.randn_like(qkv))
+        step.replay(5, 3)
+        replayed, stored = out.clone(), k_cache.clone()
+        k_cache.zero_()
+        assert torch.equal(compute(), replayed)
+        assert torch.equal(k_cache, stored)
+        assert k_cache.any()
 
 
 def test_a_norm_over_all_heads_is_replayed_inside_packed_qkv() -> None:

@@ -21,15 +21,24 @@ from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.moe import fused_moe, moe_router
+from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.norm.add_rms_norm import add_rms_norm
 from infer_kernels.norm.norm_add import norm_add
 from infer_kernels.norm.norm_add_norm import norm_add_norm
 from infer_kernels.norm.rms_norm import rms_norm
+from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
+from infer_kernels.quantization import (
+    QuantizedWeight,
+    embedding_quantized_triton,
+    linear_fp8_triton,
+    linear_quantized_triton,
+)
 from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import compile_afresh
@@ -74,6 +83,12 @@ HEAD_WEIGHT = torch.zeros(HEAD_DIM, dtype=torch.bfloat16)
 K_CACHE, V_CACHE = (torch.zeros(4, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16) for _ in range(2))
 COS_SIN = torch.zeros(9, HEAD_DIM)
 GATE_UP, DOWN = torch.zeros(6, 32, HIDDEN).bfloat16(), torch.zeros(6, HIDDEN, 16).bfloat16()
+CPU = torch.device("cpu")
+INT4 = QuantizedWeight.empty(64, HIDDEN, encoding="int4", group_size=64, has_zeros=True, device=CPU)
+WIDE = QuantizedWeight.empty(64, 4 * HIDDEN, encoding="int4", group_size=64, device=CPU)
+FP8 = QuantizedWeight.empty(64, 4 * HIDDEN, encoding="fp8_e4m3", group_size=128, device=CPU)
+INT4_GATE_UP = QuantizedWeight.empty(6, 32, HIDDEN, encoding="int4", group_size=32, device=CPU)
+INT4_DOWN = QuantizedWeight.empty(6, HIDDEN, 16, encoding="int4", device=CPU)
 COUNTS = torch.zeros(2, VOCAB, dtype=torch.int32)
 
 
@@ -100,7 +115,14 @@ def launch_qk_norm_rope_store(batch: Batch) -> object:
     )
 
 
-def launch_attention(batch: Batch, *, prefill: bool, has_sinks: bool = False) -> object:
+def launch_attention(
+    batch: Batch,
+    *,
+    prefill: bool,
+    has_sinks: bool = False,
+    caches: tuple[Tensor, Tensor] = (K_CACHE, V_CACHE),
+    scales: KVScales = NO_SCALES,
+) -> object:
     rows = batch.length if prefill else 1
     plan = plan_attention(
         query_start=torch.arange(batch.rows + 1, dtype=torch.int32) * rows,
@@ -113,7 +135,7 @@ def launch_attention(batch: Batch, *, prefill: bool, has_sinks: bool = False) ->
     q = batch.tensor(Q_HEADS, HEAD_DIM).repeat(rows, 1, 1)
     # Wherever they lie in a checkpoint's memory.
     sinks = torch.zeros(batch.offset + Q_HEADS, dtype=q.dtype)[batch.offset :] if has_sinks else None
-    return paged_attention(q, K_CACHE, V_CACHE, plan, scale=0.1, sinks=sinks)
+    return paged_attention(q, *caches, plan, scale=0.1, sinks=sinks, scales=scales)
 
 
 def launch_attention_on_device(batch: Batch, *, prefill: bool) -> object:
@@ -166,6 +188,36 @@ def launch_fused_moe(batch: Batch) -> object:
     return fused_moe(batch.tensor(HIDDEN), GATE_UP, DOWN, ids, ids.float(), activation="silu_and_mul")
 
 
+def launch_quantized_layer(batch: Batch, weight: QuantizedWeight, *, is_invariant: bool) -> object:
+    out, x = batch.tensor(64), batch.tensor(weight.in_features)
+    return linear_quantized_triton(x, weight, WEIGHT[:64], out=out, is_invariant=is_invariant)
+
+
+def launch_fp8_layer(batch: Batch) -> object:
+    x = batch.tensor(FP8.in_features)
+    return linear_fp8_triton(x, FP8, WEIGHT[:64], out=batch.tensor(64), is_invariant=False)
+
+
+def launch_quantized_embedding(batch: Batch) -> object:
+    ids = batch.slice_of(torch.int32)
+    return embedding_quantized_triton(ids, INT4, dtype=torch.bfloat16, scale=batch.length / 7)
+
+
+def launch_quantized_moe(batch: Batch) -> object:
+    ids = torch.zeros(batch.offset + batch.rows, 2, dtype=torch.int32)[batch.offset :]
+    return fused_moe_quantized_triton(
+        batch.tensor(HIDDEN),
+        INT4_GATE_UP,
+        INT4_DOWN,
+        ids,
+        ids.float(),
+        activation=SwiGLU(),
+        gate_up_bias=None,
+        down_bias=None,
+        out=batch.tensor(HIDDEN),
+    )
+
+
 def launch_penalties(batch: Batch) -> object:
     return apply_penalties(
         batch.tensor(VOCAB),
@@ -209,6 +261,11 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "linear_argmax": lambda batch: linear_argmax(
         batch.tensor(HIDDEN), WEIGHT.expand(64, -1).contiguous(), vocab_size=64
     ),
+    "linear_quantized": partial(launch_quantized_layer, weight=INT4, is_invariant=False),
+    "linear_quantized, inputs divided": partial(launch_quantized_layer, weight=WIDE, is_invariant=False),
+    "linear_quantized, batch-invariant": partial(launch_quantized_layer, weight=WIDE, is_invariant=True),
+    "linear_fp8": launch_fp8_layer,
+    "embedding_quantized": launch_quantized_embedding,
     "sample": launch_sample,
     "greedy": lambda batch: greedy(batch.tensor(VOCAB)),
     "apply_penalties": launch_penalties,
@@ -230,11 +287,49 @@ def test_op_compiles_once_for_all_batches(op: str) -> None:
     assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
 
 
-def test_experts_compile_their_two_products_and_all_else_once_for_all_batches() -> None:
+@pytest.mark.parametrize(
+    ("launch", "products"),
+    [(launch_fused_moe, "_expert_products_kernel"), (launch_quantized_moe, "_quantized_expert_products_kernel")],
+)
+def test_experts_compile_their_two_products_and_all_else_once_for_all_batches(
+    launch: Callable[[Batch], object], products: str
+) -> None:
     with compile_afresh(90) as log:
         for batch in BATCHES:
-            launch_fused_moe(batch)
+            launch(batch)
     variants = Counter(kernel.name for kernel in log.compiled)
-    assert variants.pop("_expert_products_kernel") == 2
+    assert variants.pop(products) == 2
     assert len(variants) == 3
+    assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
+
+
+@pytest.mark.parametrize("weight", [WIDE, FP8], ids=["int4", "fp8"])
+def test_layers_compile_a_tile_for_each_power_of_two_of_rows_and_one_where_bits_must_not_depend_on_them(
+    weight: QuantizedWeight,
+) -> None:
+    multiply = linear_fp8_triton if weight is FP8 else linear_quantized_triton
+
+    def count(rows: list[int], *, is_invariant: bool) -> int:
+        with compile_afresh(90) as log:
+            for number in rows:
+                x, out = (torch.zeros(number, width, dtype=torch.bfloat16) for width in (weight.in_features, 64))
+                multiply(x, weight, None, out=out, is_invariant=is_invariant)
+        return sum("linear" in kernel.name for kernel in log.compiled)
+
+    assert count([1, 5, 16, 17, 32, 33, 48, 64, 65, 100, 128, 129, 600], is_invariant=False) == 4
+    assert count([1, 16, 33, 128, 600], is_invariant=True) == 1
+
+
+def test_an_fp8_cache_compiles_once_for_all_batches_and_scales() -> None:
+    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in (K_CACHE, V_CACHE))
+    with compile_afresh(90) as log:
+        for batch, scales in zip(BATCHES, (KVScales(), KVScales(keys=0.1), KVScales(values=16.0)) * 2, strict=False):
+            heads = batch.tensor(KV_HEADS, HEAD_DIM)
+            store_kv(heads, heads, k_cache, v_cache, batch.slice_of(torch.int32), scales=scales)
+            qkv = batch.tensor(Q_HEADS + 2 * KV_HEADS, HEAD_DIM)
+            qk_norm_rope_store(qkv, k_cache, v_cache, batch.slice_of(torch.int32), scales=scales)
+            for prefill in (False, True):
+                launch_attention(batch, prefill=prefill, caches=(k_cache, v_cache), scales=scales)
+    variants = Counter(kernel.name for kernel in log.compiled)
+    assert len(variants) == 6, "two stores, two phases of attention, and the work list of each"
     assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"

@@ -45,6 +45,7 @@ OTHERS = [
     "AttentionPlan",
     "DeviceMetadata",
     "ExpertChoice",
+    "KVScales",
     "KVSlots",
     "Largest",
     "NormVariant",
@@ -58,6 +59,7 @@ OTHERS = [
     "plan_attention_on_device",
     "prepack",
     "prepack_experts",
+    "row_width",
 ]
 CPU = ["CapturedStep", "NotCapturableError", "PackedExperts", "PackedWeight", "library"]
 
@@ -69,7 +71,10 @@ def test_public_surface_is_pinned() -> None:
 
 def test_every_op_has_a_reference() -> None:
     parts_of_sample = ["kept_tokens", "uniform"]
-    assert sorted(infer_kernels.reference.__all__) == sorted(f"{op}_reference" for op in [*OPS, *parts_of_sample])
+    # What ops run where a weight is quantized.
+    quantized = ["embedding_quantized", "fused_moe_quantized", "linear_fp8", "linear_quantized", "quantize_rows_fp8"]
+    expected = [*OPS, *parts_of_sample, *quantized]
+    assert sorted(infer_kernels.reference.__all__) == sorted(f"{op}_reference" for op in expected)
 
 
 @pytest.mark.parametrize("face", [infer_kernels, infer_kernels.cpu, infer_kernels.reference])

@@ -1,7 +1,9 @@
 """The self-test finds nothing wrong with right ops, and finds each kind of wrong ones. On a CPU, both its paths."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -10,8 +12,10 @@ import torch
 from torch import Tensor
 
 import infer_kernels
-from infer_kernels.selftest import CheckImpossibleError, ModelOps, MoeOps, SelfCheck, model_checks
+from infer_kernels import KVScales
+from infer_kernels.selftest import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck, model_checks
 from infer_kernels.selftest.attention_checks import large_pool_check
+from infer_kernels.selftest.kv_code_checks import kv_code_checks
 from infer_kernels.selftest.row_checks import row_checks
 
 CPU = torch.device("cpu")
@@ -64,6 +68,8 @@ GPT_OSS = replace(
         has_biases=True,
     ),
 )
+QUANTIZED = replace(QWEN3_MOE, quantized=(QuantizedOps(encoding="int8"), QuantizedOps(encoding="e2m1", group_size=32)))
+FP8 = replace(LLAMA, quantized=(QuantizedOps(encoding="fp8_e4m3", group_size=32),))
 MODELS = {
     "llama": LLAMA,
     "qwen3": replace(LLAMA, qk_norm="llama"),
@@ -74,6 +80,8 @@ MODELS = {
     "olmo2": replace(LLAMA, has_post_norms=True, norms_all_heads=True),
     "qwen3_moe": QWEN3_MOE,
     "gpt_oss": GPT_OSS,
+    "quantized": QUANTIZED,
+    "fp8": FP8,
 }
 
 
@@ -115,6 +123,9 @@ def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     assert checked["olmo2"] == always | {"rms_norm", "norm_add", "silu_and_mul"}
     experts = always | {"rms_norm", "add_rms_norm", "moe_router", "fused_moe"}
     assert checked["qwen3_moe"] == checked["gpt_oss"] == experts
+    quantized = {"linear_quantized", "embedding_quantized"}
+    assert checked["quantized"] == experts | quantized | {"fused_moe_quantized"}
+    assert checked["fp8"] == pre_norm | quantized | {"linear_fp8"}
     assert checked["gemma3"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
 
 
@@ -201,6 +212,21 @@ def test_biases_that_are_left_out_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, "fused_moe", left_out)
     assert failing(QWEN3_MOE) == set()
     assert failing(GPT_OSS) == {"fused_moe"}
+
+
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        ("linear_quantized", "quantization.linear_quantized_torch"),
+        ("embedding_quantized", "quantization.embedding_quantized_torch"),
+        ("fused_moe_quantized", "moe.fused_moe_quantized.fused_moe_quantized_torch"),
+    ],
+)
+def test_quantized_weights_with_wrong_values_fail(monkeypatch: pytest.MonkeyPatch, op: str, function: str) -> None:
+    module, _, name = f"infer_kernels.{function}".rpartition(".")
+    right = getattr(importlib.import_module(module), name)
+    monkeypatch.setattr(f"{module}.{name}", partial(a_hundredth_more, right))
+    assert failing(QUANTIZED) == {op}
 
 
 def test_a_router_that_chooses_the_last_of_equals_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,3 +331,38 @@ def test_a_last_slot_that_32_bits_cannot_reach_fails(monkeypatch: pytest.MonkeyP
 def test_a_pool_for_which_there_is_no_memory_is_no_failure() -> None:
     with pytest.raises(CheckImpossibleError, match="bytes"):
         large_pool_check(LLAMA, num_elements=2**55).run(CPU)
+
+
+@pytest.mark.usefixtures("cpu_path")
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_wrong_with_a_cache_of_eight_bits(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    checks = [*kv_code_checks(replace(GEMMA, kv_dtype=kv_dtype, dtype=dtype))]
+    assert [check.op for check in checks] == ["qk_norm_rope_store"] * 2 + ["paged_attention"] * 2
+    for check in checks:
+        check.run(CPU)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_wrong_codes_are_found(kv_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, attend = infer_kernels.qk_norm_rope_store, infer_kernels.paged_attention
+    monkeypatch.setattr(infer_kernels, "qk_norm_rope_store", lambda qkv, *rest, **more: store(qkv * 1.3, *rest, **more))
+    monkeypatch.setattr(infer_kernels, "paged_attention", lambda q, *rest, **more: attend(q * 1.3, *rest, **more))
+    for check in kv_code_checks(replace(LLAMA, kv_dtype=kv_dtype)):
+        with pytest.raises(AssertionError):
+            check.run(CPU)
+
+
+def test_scales_that_are_not_used_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("qk_norm_rope_store", "paged_attention"):
+        op = getattr(infer_kernels, name)
+        monkeypatch.setattr(
+            infer_kernels, name, lambda *rest, op=op, **more: op(*rest, **{**more, "scales": KVScales()})
+        )
+    for check in kv_code_checks(replace(LLAMA, kv_dtype=torch.float8_e4m3fn)):
+        with pytest.raises(AssertionError):
+            check.run(CPU)
+
+
+def test_a_cache_of_the_models_dtype_has_no_codes_to_check() -> None:
+    assert not [*kv_code_checks(LLAMA)]

@@ -17,8 +17,8 @@ from infer_kernels.attention import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_kernels.dense import linear, linear_argmax, linear_invariant, prepack
-from infer_kernels.embedding import embedding
+from infer_kernels.dense import has_quantized_kernel, linear, linear_argmax, linear_invariant, prepack
+from infer_kernels.embedding import embedding, embedding_quantized
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.moe import ExpertChoice, SwiGLU, fused_moe, moe_router, prepack_experts
 from infer_kernels.norm import (
@@ -30,7 +30,18 @@ from infer_kernels.norm import (
     sharded_rms_norm,
     sum_of_squares,
 )
-from infer_kernels.qkv import KVSlots, QKNorm, Rotary, apply_rope, apply_rope_batched, qk_norm_rope_store, store_kv
+from infer_kernels.qkv import (
+    KVScales,
+    KVSlots,
+    QKNorm,
+    Rotary,
+    apply_rope,
+    apply_rope_batched,
+    qk_norm_rope_store,
+    row_width,
+    store_kv,
+)
+from infer_kernels.quantization import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
 from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import (
     Largest,
@@ -48,10 +59,12 @@ __all__ = [
     "AttentionPlan",
     "DeviceMetadata",
     "ExpertChoice",
+    "KVScales",
     "KVSlots",
     "Largest",
     "NormVariant",
     "QKNorm",
+    "QuantizedWeight",
     "Rotary",
     "SwiGLU",
     "TopLogprobs",
@@ -63,9 +76,11 @@ __all__ = [
     "causal_attention",
     "count_tokens",
     "embedding",
+    "embedding_quantized",
     "fused_moe",
     "gelu_tanh_and_mul",
     "greedy",
+    "has_quantized_kernel",
     "linear",
     "linear_argmax",
     "linear_invariant",
@@ -78,8 +93,12 @@ __all__ = [
     "prepack",
     "prepack_experts",
     "qk_norm_rope_store",
+    "quantize_fp8",
+    "quantize_int4",
+    "quantize_int8",
     "resolve_token_ids",
     "rms_norm",
+    "row_width",
     "sample",
     "sharded_rms_norm",
     "silu_and_mul",

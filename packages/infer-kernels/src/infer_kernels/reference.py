@@ -8,7 +8,7 @@ from infer_kernels.dense.linear_argmax import linear_argmax_reference
 from infer_kernels.dense.linear_invariant import linear_invariant_reference
 from infer_kernels.embedding import embedding_reference
 from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
-from infer_kernels.moe.fused_moe import fused_moe_reference
+from infer_kernels.moe.fused_moe import fused_moe_quantized_reference, fused_moe_reference
 from infer_kernels.moe.router import moe_router_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
 from infer_kernels.norm.norm_add import norm_add_reference
@@ -19,6 +19,9 @@ from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
 from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
 from infer_kernels.qkv.store_kv import store_kv_reference
+from infer_kernels.quantization.embedding_quantized import embedding_quantized_reference
+from infer_kernels.quantization.linear_fp8 import linear_fp8_reference, quantize_rows_fp8_reference
+from infer_kernels.quantization.linear_quantized import linear_quantized_reference
 from infer_kernels.resolve_token_ids import resolve_token_ids_reference
 from infer_kernels.sampling.bitmask import apply_bitmask_reference
 from infer_kernels.sampling.largest import greedy_reference
@@ -34,18 +37,23 @@ __all__ = [
     "apply_rope_batched_reference",
     "apply_rope_reference",
     "count_tokens_reference",
+    "embedding_quantized_reference",
     "embedding_reference",
+    "fused_moe_quantized_reference",
     "fused_moe_reference",
     "gelu_tanh_and_mul_reference",
     "greedy_reference",
     "kept_tokens_reference",
     "linear_argmax_reference",
+    "linear_fp8_reference",
     "linear_invariant_reference",
+    "linear_quantized_reference",
     "moe_router_reference",
     "norm_add_norm_reference",
     "norm_add_reference",
     "paged_attention_reference",
     "qk_norm_rope_store_reference",
+    "quantize_rows_fp8_reference",
     "resolve_token_ids_reference",
     "rms_norm_reference",
     "sample_reference",

@@ -39,3 +39,26 @@ def test_dot_gives_a_row_the_same_bits_wherever_it_stands() -> None:
     for places in range(1, 16):
         _product[(1,)](rolled, a.roll(places, 0), b)
         assert torch.equal(rolled, out.roll(places, 0))
+
+
+def test_casts_of_float8_are_those_of_torch() -> None:
+    codes = torch.arange(1024).to(torch.uint8).view(torch.float8_e4m3fn)
+    out = torch.empty(1024)
+    _rounded[(1,)](out, codes)
+    torch.testing.assert_close(out, codes.float(), rtol=0, atol=0, equal_nan=True)
+    x = torch.cat([torch.randn(1020) * 100, torch.tensor([448.0, 1.0625, 2.0**-10, float("nan")])]).clamp(-448, 448)
+    rounded = torch.empty(1024, dtype=torch.float8_e4m3fn)
+    _rounded[(1,)](rounded, x)
+    torch.testing.assert_close(rounded.float(), x.to(torch.float8_e4m3fn).float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_casts_to_fp8_and_back_are_those_of_pytorch() -> None:
+    x = torch.cat([torch.randn(1000) * 10, torch.tensor([15.6, 31.9, -448.0, 448.0, 1e-3, 2**-10, float("nan"), 0.0])])
+    x = torch.cat([x, torch.zeros(16)])
+    codes = torch.empty(1024, dtype=torch.float8_e4m3fn)
+    _rounded[(1,)](codes, x)
+    assert torch.equal(codes.view(torch.uint8), x.to(torch.float8_e4m3fn).view(torch.uint8))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        numbers = torch.empty(1024, dtype=dtype)
+        _rounded[(1,)](numbers, codes)
+        torch.testing.assert_close(numbers.float(), codes.float(), rtol=0, atol=0, equal_nan=True)

@@ -8,10 +8,11 @@ import torch
 
 import infer_kernels
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
-from infer_kernels.selftest import ModelOps, MoeOps, SelfCheck
+from infer_kernels.selftest import ModelOps, MoeOps, QuantizedOps, SelfCheck
 from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
 from infer_kernels.selftest.moe_checks import moe_checks
+from infer_kernels.selftest.quantized_checks import quantized_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
 
@@ -82,6 +83,21 @@ def test_interpreted_kernels_of_post_norms_and_partial_rotary_agree_too(
     make: Callable[[ModelOps], Iterable[SelfCheck]],
 ) -> None:
     for check in make(POST_NORM):
+        check.run(CPU)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        QuantizedOps(encoding="int8"),
+        QuantizedOps(encoding="int4", group_size=16, has_zeros=True),
+        QuantizedOps(encoding="e2m1", group_size=32),
+        QuantizedOps(encoding="fp8_e4m3", group_size=32),
+    ],
+    ids=str,
+)
+def test_interpreted_kernels_of_quantized_weights_agree_with_their_references(form: QuantizedOps) -> None:
+    for check in quantized_checks(replace(SMALL, quantized=(form,))):
         check.run(CPU)
 
 

@@ -12,8 +12,10 @@ from torch.nn import functional
 
 from infer_kernels.attention.masks import attention_by_scores, visible_mask
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
+from infer_kernels.checks import FLOATS
 from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.qkv.kv_codes import decode_rows
 
 
 class CpuAttentionPlan(AttentionPlan):
@@ -41,8 +43,8 @@ class CpuAttentionPlan(AttentionPlan):
     ) -> Tensor:
         """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
         is_dense = k_cache.stride(3) == v_cache.stride(3) == 1
-        fits = is_dense and q.dtype == k_cache.dtype and q.shape[1] <= ops.MOST_GROUP * k_cache.shape[1]
-        if fits and takes_cpu_kernel(k_cache):
+        fits = is_dense and k_cache.dtype in (q.dtype, torch.int8) and q.shape[1] <= ops.MOST_GROUP * k_cache.shape[1]
+        if fits and takes_cpu_kernel(q):
             return ops.paged_attention(
                 q,
                 k_cache,
@@ -84,7 +86,10 @@ def _attend(
     first_position = seq_len - num_rows
     first_key = 0 if window is None else max(0, first_position - window + 1)
     # Blocks before the window are not read: they may be another sequence's.
-    k, v = (_gather(cache, blocks, first_key, seq_len, q.dtype) for cache in (k_cache, v_cache))
+    k, v = (
+        _gather(cache, blocks, first_key, seq_len, q.dtype, scale)
+        for cache, scale in ((k_cache, options.scales.keys), (v_cache, options.scales.values))
+    )
     needs_scores = options.soft_cap is not None or options.sinks is not None
     if num_rows == 1 and not needs_scores:
         grouped = q.reshape(
@@ -111,10 +116,13 @@ def _attend(
     return attended.transpose(0, 1)
 
 
-def _gather(cache: Tensor, blocks: Tensor, first: int, last: int, dtype: torch.dtype) -> Tensor:
+def _gather(cache: Tensor, blocks: Tensor, first: int, last: int, dtype: torch.dtype, scale: float) -> Tensor:
     """The keys or values of positions from `first` to `last`, [kv_heads, keys, head_dim] in `dtype`, contiguous."""
     block_size = cache.shape[2]
     column = first // block_size
     gathered = cache.index_select(0, blocks[column : -(-last // block_size)]).transpose(0, 1).flatten(1, 2)
     offset = column * block_size
-    return gathered[:, first - offset : last - offset].to(dtype).contiguous()
+    rows = gathered[:, first - offset : last - offset]
+    if rows.dtype in FLOATS:
+        return rows.to(dtype).contiguous()
+    return decode_rows(rows, scale).to(dtype).contiguous()

@@ -17,6 +17,7 @@ from infer_kernels.checks import (
 )
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import describe_gpu
+from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, head_dim_of
 from infer_kernels.qkv.store_kv import check_cache, require_storable
 
 
@@ -140,6 +141,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    scales: KVScales = NO_SCALES,
     out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch, decodes and prefill chunks mixed, over a paged cache.
@@ -147,8 +149,8 @@ def paged_attention(
     This step's keys and values are already in the cache (see `store_kv`).
 
     Args:
-        q: [tokens, q_heads, head_dim], of the device of the caches, for a kernel of their dtype too; may be a strided
-            view. head_dim is a multiple of 16 up to 256, q_heads a multiple of kv_heads.
+        q: [tokens, q_heads, head_dim], of the device of the caches, for a kernel of their dtype too unless that is
+            of eight bits; may be a strided view. head_dim is a multiple of 16 up to 256, q_heads one of kv_heads.
         k_cache: as for `store_kv`.
         v_cache: as for `store_kv`.
         plan: of this step, from `plan_attention` or `plan_attention_on_device`.
@@ -157,6 +159,7 @@ def paged_attention(
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
         sinks: [q_heads], of the dtype and device of `q`: one more score of each head, neither scaled nor capped, whose
             value is zero, so that the weights of the keys add up to less than one; None: no such score.
+        scales: of an fp8 cache.
         out: like `q`, not overlapping it.
 
     Returns:
@@ -170,7 +173,8 @@ def paged_attention(
     require_rank("q", q, "tokens, q_heads, head_dim")
     require_storable("q", q, k_cache)
     require_dense_rows("q", q)
-    _, kv_heads, block_size, head_dim = k_cache.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    head_dim = head_dim_of(k_cache)
     q_heads = q.shape[1]
     require_shape("q", q, (plan.num_tokens, q_heads, head_dim), "the plan's tokens, and head_dim as of `k_cache`")
     require_device("q", q, "the plan", plan.device)
@@ -187,6 +191,12 @@ def paged_attention(
     check_options(q, scale, window, soft_cap, sinks)
     if out is not None:
         require_out("out", out, "q", q)
-    options = AttentionOptions(scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+    options = AttentionOptions(
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        scales=scales if k_cache.dtype == torch.float8_e4m3fn else NO_SCALES,
+    )
     with torch.no_grad():
         return plan.attend(q, k_cache, v_cache, options, out)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_like, require_shape
+from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +19,14 @@ class AttentionOptions:
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
         sinks: [q_heads], of the dtype and device of q: one more score of each head, whose value is zero; None: no more.
+        scales: of an fp8 cache.
     """
 
     scale: float
     window: int | None
     soft_cap: float | None
     sinks: Tensor | None
+    scales: KVScales = NO_SCALES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ head h that takes a share of the softmax and has no value.
 import torch
 from torch import Tensor
 
+from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, decode_rows
+
 
 def attention_rows(
     q: Tensor,
@@ -60,12 +62,13 @@ def paged_attention_reference(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    scales: KVScales = NO_SCALES,
 ) -> Tensor:
     """Paged attention in plain fp32 PyTorch, one sequence after another.
 
     Args:
         q: [tokens, q_heads, head_dim].
-        k_cache: [blocks, kv_heads, block_size, head_dim].
+        k_cache: [blocks, kv_heads, block_size, head_dim], or codes of eight bits (see `kv_codes.py`).
         v_cache: like `k_cache`.
         query_start: [seqs + 1]: rows `query_start[i]` to `query_start[i + 1]` of q belong to sequence i.
         seq_lens: [seqs]: tokens of each sequence, this step's included; 0 gives zeros.
@@ -74,10 +77,12 @@ def paged_attention_reference(
         window: a token attends to itself and the `window - 1` tokens before it.
         soft_cap: bounds the scores.
         sinks: [q_heads], one more score of each head, neither scaled nor capped, whose value is zero.
+        scales: of an fp8 cache.
 
     Returns:
         A tensor like `q`.
     """
+    k_cache, v_cache = decode_rows(k_cache, scales.keys), decode_rows(v_cache, scales.values)
     _, kv_heads, _, head_dim = k_cache.shape
     out = torch.zeros_like(q)
     starts = query_start.tolist()

@@ -6,6 +6,19 @@
 
 from infer_kernels.cpu.calls import CapturedStep, NotCapturableError
 from infer_kernels.cpu.library import library
-from infer_kernels.cpu.packed_weight import PackedExperts, PackedWeight
+from infer_kernels.cpu.packed_weight import (
+    PackedExperts,
+    PackedQuantizedExperts,
+    PackedQuantizedWeight,
+    PackedWeight,
+)
 
-__all__ = ["CapturedStep", "NotCapturableError", "PackedExperts", "PackedWeight", "library"]
+__all__ = [
+    "CapturedStep",
+    "NotCapturableError",
+    "PackedExperts",
+    "PackedQuantizedExperts",
+    "PackedQuantizedWeight",
+    "PackedWeight",
+    "library",
+]

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.cpu.ops import pack_into
-from infer_kernels.cpu.packed_weight import PackedExperts, panels_shape
+from infer_kernels.cpu.packed_weight import PackedExperts, PackedQuantizedExperts, panels_shape
+from infer_kernels.cpu.quantized_ops import LAYOUT, layout_arguments
 from infer_kernels.integers import cdiv
 
 BLOCK_ROWS = 96
@@ -17,6 +18,7 @@ _ROUTER = Struct("PPPqqqq")
 _ROUTING = "PPPPP"
 _GROUP = Struct("Pqqq" + _ROUTING)
 _PRODUCTS = Struct("PqPqPPqqqq" + _ROUTING)
+_PRODUCTS_QUANTIZED = Struct("PqPqPPqqq" + LAYOUT + _ROUTING)
 _ACTIVATION = Struct("Pqddd" + _ROUTING)
 _SUM = Struct("PqPPqq" + _ROUTING)
 
@@ -50,8 +52,8 @@ def router(logits: Tensor, *, experts_per_token: int, over_all: bool) -> tuple[T
 
 def fused_moe(
     x: Tensor,
-    gate_up: PackedExperts,
-    down: PackedExperts,
+    gate_up: PackedExperts | PackedQuantizedExperts,
+    down: PackedExperts | PackedQuantizedExperts,
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
@@ -95,7 +97,7 @@ def fused_moe(
 
 def _multiply(
     x: Tensor,
-    weight: PackedExperts,
+    weight: PackedExperts | PackedQuantizedExperts,
     bias: Tensor | None,
     out: Tensor,
     *,
@@ -104,7 +106,7 @@ def _multiply(
     routing: list[int],
 ) -> None:
     """Multiply each place's row of `x`, which is its token's, or where `chosen` is 0 its own, into `out`."""
-    arguments = _PRODUCTS.pack(
+    operands = (
         out.data_ptr(),
         out.stride(0),
         x.data_ptr(),
@@ -112,10 +114,13 @@ def _multiply(
         weight.panels.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if bias is None else bias.stride(0),
-        weight.in_features,
-        weight.out_features,
-        chosen,
-        *routing,
     )
     experts_met = min(len(weight.panels), len(out))
-    run("moe_products", x.dtype, tokens, arguments, work=cdiv(weight.panels.numel(), len(weight.panels)) * experts_met)
+    work = cdiv(weight.panels.numel(), len(weight.panels)) * experts_met
+    if isinstance(weight, PackedExperts):
+        arguments = _PRODUCTS.pack(*operands, weight.in_features, weight.out_features, chosen, *routing)
+        run("moe_products", x.dtype, tokens, arguments, work=work)
+    else:
+        layout = layout_arguments(weight)
+        arguments = _PRODUCTS_QUANTIZED.pack(*operands, weight.out_features, chosen, *layout, *routing)
+        run("moe_products_quantized", x.dtype, tokens, arguments, work=work)

@@ -172,6 +172,7 @@ def qk_norm_rope_store(
     """Return the prepared queries, a view of `qkv` where nothing changes them, and write keys and values."""
     tokens, heads, head_dim = qkv.shape
     _, kv_heads, block_size, _ = k_cache.shape
+    kernel = "qk_norm_rope_store_int8" if k_cache.dtype == torch.int8 else "qk_norm_rope_store"
     q_heads = heads - 2 * kv_heads
     if out is None and positions is None and q_weight is None:
         q = qkv[:, :q_heads]
@@ -207,7 +208,7 @@ def qk_norm_rope_store(
         eps,
         is_gemma,
     )
-    run("qk_norm_rope_store", qkv.dtype, tokens, arguments, work=qkv.numel())
+    run(kernel, qkv.dtype, tokens, arguments, work=qkv.numel())
     return q
 
 
@@ -254,5 +255,6 @@ def paged_attention(
         soft_cap or 0.0,
         0 if sinks is None else sinks.data_ptr(),
     )
-    run("paged_attention", q.dtype, len(seq_lens), arguments, work=torch.iinfo(torch.int32).max)
+    kernel = "paged_attention_int8" if k_cache.dtype == torch.int8 else "paged_attention"
+    run(kernel, q.dtype, len(seq_lens), arguments, work=torch.iinfo(torch.int32).max)
     return out

@@ -1,6 +1,7 @@
 """`PackedWeight`: a dense layer's weight in panels of 32 outputs, the order in which the C++ product reads it.
 
-`PackedExperts`: those of all experts of a mixture.
+`PackedExperts`: those of all experts of a mixture. `PackedQuantizedWeight` and `PackedQuantizedExperts`: the same of
+weights of four and eight bits.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.integers import cdiv
+from infer_kernels.quantization.quantized_weight import Encoding
 
 PANEL = 32
 """Outputs of a panel; as in `csrc/product.h`."""
@@ -64,6 +66,58 @@ class PackedExperts:
     def dtype(self) -> torch.dtype:
         """That of the weight."""
         return self.panels.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return self.panels.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedQuantizedWeight:
+    """A quantized weight [out_features, in_features] that only dense layers and embeddings can read.
+
+    Attributes:
+        panels: uint8 [panels, bytes of a panel]; see `csrc/quantized.h`.
+        out_features: outputs.
+        in_features: inputs.
+        encoding: of the codes.
+        group_size: inputs that share a scale.
+        has_zeros: whether each group has a code of zero of its own.
+    """
+
+    panels: Tensor
+    out_features: int
+    in_features: int
+    encoding: Encoding
+    group_size: int
+    has_zeros: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return self.panels.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedQuantizedExperts:
+    """A quantized weight [experts, out_features, in_features] that only `fused_moe` can read.
+
+    Attributes:
+        panels: uint8 [experts, panels, bytes of a panel], each expert's as those of a `PackedQuantizedWeight`.
+        out_features: outputs of an expert.
+        in_features: inputs of an expert.
+        encoding: of the codes.
+        group_size: inputs that share a scale.
+        has_zeros: whether each group has a code of zero of its own.
+    """
+
+    panels: Tensor
+    out_features: int
+    in_features: int
+    encoding: Encoding
+    group_size: int
+    has_zeros: bool
 
     @property
     def device(self) -> torch.device:

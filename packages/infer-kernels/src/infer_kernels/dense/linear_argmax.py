@@ -25,7 +25,7 @@ from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.packed_weight import PackedWeight
-from infer_kernels.dense.linear import linear
+from infer_kernels.dense.linear import DenseWeight, linear
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
@@ -203,13 +203,13 @@ def linear_argmax_triton(
 
 
 def linear_argmax_torch(
-    hidden: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, *, vocab_size: int, soft_cap: float | None
+    hidden: Tensor, weight: DenseWeight, bias: Tensor | None, *, vocab_size: int, soft_cap: float | None
 ) -> Largest:
     """The fastest plain PyTorch, with logits in memory; arguments as for `linear_argmax`, unchecked."""
-    if isinstance(weight, PackedWeight):
-        logits = linear(hidden, weight, bias)[:, :vocab_size]
-    else:
+    if isinstance(weight, Tensor):
         logits = linear(hidden, weight[:vocab_size], None if bias is None else bias[:vocab_size])
+    else:
+        logits = linear(hidden, weight, bias)[:, :vocab_size]
     if soft_cap is not None:
         logits = (soft_cap * (logits.float() / soft_cap).tanh()).to(logits.dtype)
     values, token_ids = logits.max(dim=-1)
@@ -218,7 +218,7 @@ def linear_argmax_torch(
 
 def linear_argmax(
     hidden: Tensor,
-    weight: Tensor | PackedWeight,
+    weight: DenseWeight,
     bias: Tensor | None = None,
     *,
     vocab_size: int,
@@ -228,7 +228,8 @@ def linear_argmax(
 
     Args:
         hidden: [rows, in_features], fp32, bf16 or fp16; rows may be strided views.
-        weight: [vocab_size or more, in_features], of the dtype and device of `hidden`; may come from `prepack`.
+        weight: [vocab_size or more, in_features], of the dtype and device of `hidden`; may be quantized, or come from
+            `prepack`: then logits are in memory.
         bias: [as many as `weight` has rows], or None.
         vocab_size: ids from here on are padding of the weight, and never chosen.
         soft_cap: bounds logits smoothly; None leaves them.
@@ -244,9 +245,10 @@ def linear_argmax(
     require_rank("hidden", hidden, "rows, in_features")
     require_float("hidden", hidden)
     require_dense_rows("hidden", hidden)
-    if isinstance(weight, PackedWeight):
+    if not isinstance(weight, Tensor):
         num_rows, in_features = weight.out_features, weight.in_features
-        require_like("weight", weight.panels, "hidden", hidden)
+        if isinstance(weight, PackedWeight):
+            require_like("weight", weight.panels, "hidden", hidden)
     else:
         require_rank("weight", weight, "vocab, in_features")
         require_like("weight", weight, "hidden", hidden)
@@ -265,7 +267,7 @@ def linear_argmax(
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"`soft_cap` is {soft_cap}; pass a positive number, or None for no cap")
     hidden, bias = hidden.detach(), None if bias is None else bias.detach()
-    if isinstance(weight, PackedWeight) or not takes_triton(hidden):
-        plain = weight if isinstance(weight, PackedWeight) else weight.detach()
+    if not isinstance(weight, Tensor) or not takes_triton(hidden):
+        plain = weight.detach() if isinstance(weight, Tensor) else weight
         return linear_argmax_torch(hidden, plain, bias, vocab_size=vocab_size, soft_cap=soft_cap)
     return linear_argmax_triton(hidden, weight.detach(), bias, vocab_size=vocab_size, soft_cap=soft_cap)

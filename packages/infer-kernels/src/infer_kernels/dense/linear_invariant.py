@@ -8,8 +8,7 @@ rows. Here a row meets the same arithmetic whatever its batch and its place ther
 
 On CUDA: one tile shape for any number of rows, products added from the first column to the last by one program, which
 reads the weight once per tile of rows. On a CPU with a prepacked weight: `linear`, which is as invariant. Elsewhere:
-the library's product of tiles of 16 rows, the last filled up with zeros, in memory of its own with rows that start on
-cache lines, as kernels also look at alignment. Tiles of 8 rows took longer for many rows, of 32 for one.
+the library's product of tiles of 16 rows (`infer_kernels.pytorch.row_tiles`).
 
 Bytes moved: (in_features * out_features * tiles_of_rows + rows * (in_features * tiles_of_columns + out_features)) *
 itemsize, less what caches keep.
@@ -28,14 +27,12 @@ from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.packed_weight import PackedWeight
-from infer_kernels.dense.linear import linear, multiply_packed
+from infer_kernels.dense.linear import DenseWeight, linear, multiply_packed
 from infer_kernels.dense.product_tiles import choose_product_tile
+from infer_kernels.dense.quantized import multiply_quantized
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
-
-_TILE_ROWS = 16
-_LINE = 64
-"""Bytes of a cache line."""
+from infer_kernels.pytorch.row_tiles import multiply_row_tiles
 
 _GROUP = 8
 """Tiles of rows whose programs follow each other for the same columns of the output, and share them in L2."""
@@ -133,26 +130,18 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
 
 def linear_invariant_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
     """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable."""
-    rows, in_features = x.shape
-    stride = cdiv(in_features * x.element_size(), _LINE) * _LINE // x.element_size()
-    for start in range(0, rows, _TILE_ROWS):
-        taken = x[start : start + _TILE_ROWS]
-        # The same memory layout for every tile, whatever that of `x`.
-        tile = x.new_zeros(_TILE_ROWS, stride)[:, :in_features]
-        tile[: taken.shape[0]] = taken
-        out[start : start + _TILE_ROWS] = linear(tile, weight, bias)[: taken.shape[0]]
-    return out
+    return multiply_row_tiles(x, lambda tile: linear(tile, weight, bias), out=out)
 
 
 def linear_invariant(
-    x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, out: Tensor | None = None
+    x: Tensor, weight: DenseWeight, bias: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """A dense layer over the last dimension that gives a row the same bits whatever the other rows and their number.
 
     Args:
         x: [..., in_features], fp32, bf16 or fp16, any strides but 1 in the last dimension.
-        weight: [out_features, in_features], of the dtype and device of `x`; may come from `prepack`, whose bits may
-            differ from those of the plain weight.
+        weight: [out_features, in_features], of the dtype and device of `x`; may be quantized, or come from `prepack`,
+            whose bits may differ from those of the plain weight.
         bias: [out_features], or None.
         out: [..., out_features], of the dtype and device of `x`; contiguous, or two-dimensional with stride 1 in the
             last dimension.
@@ -164,8 +153,12 @@ def linear_invariant(
         ValueError: a shape, device or stride does not fit.
         TypeError: a dtype does not fit.
     """
-    if isinstance(weight, PackedWeight):
-        product = multiply_packed(x, weight, bias)
+    if not isinstance(weight, Tensor):
+        product = (
+            multiply_packed(x, weight, bias)
+            if isinstance(weight, PackedWeight)
+            else multiply_quantized(x, weight, bias, is_invariant=True)
+        )
         if out is None:
             return product
         require_shape("out", out, product.shape, "the rows of `x` and as many columns as `weight` has rows")

@@ -99,3 +99,18 @@ def clamped(
 ) -> tl.tensor:
     """Values within bounds; NaN stays."""
     return tl.where(values < least, least, tl.where(values > most, most, values))
+
+
+@triton.jit
+def activate(
+    gate: tl.tensor,  # fp32
+    up: tl.tensor,  # fp32
+    alpha: tl.tensor,
+    limit: tl.tensor,
+    up_offset: tl.tensor,
+    dtype: tl.constexpr,  # of the storage
+) -> tl.tensor:
+    """The formula in fp32, still to be rounded to `dtype`, with the rounding points above."""
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    gate, up = clamped(gate, float("-inf"), limit), clamped(up, -limit, limit)
+    return (gate * tl.sigmoid(alpha * gate)).to(dtype).to(tl.float32) * (up + up_offset)

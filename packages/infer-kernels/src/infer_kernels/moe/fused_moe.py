@@ -31,12 +31,19 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
-from infer_kernels.cpu import moe_ops
-from infer_kernels.cpu.packed_weight import PackedExperts
+from infer_kernels.cpu import moe_ops, quantized_ops
+from infer_kernels.cpu.packed_weight import PackedExperts, PackedQuantizedExperts
 from infer_kernels.dense.linear_invariant import linear_invariant_torch
+from infer_kernels.dense.quantized import has_quantized_kernel
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
+from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_torch, fused_moe_quantized_triton
 from infer_kernels.moe.fused_moe_triton import fused_moe_triton
+from infer_kernels.moe.sum_experts_torch import sum_experts_torch
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
+
+ExpertsWeight = Tensor | PackedExperts | QuantizedWeight | PackedQuantizedExperts
+"""The weights of all experts of a mixture."""
 
 
 def fused_moe_reference(
@@ -70,6 +77,30 @@ def fused_moe_reference(
     return torch.stack(rows) if rows else x.new_empty(x.shape)
 
 
+def fused_moe_quantized_reference(
+    x: Tensor,
+    gate_up: QuantizedWeight,
+    down: QuantizedWeight,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    activation: ActivationName | SwiGLU,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """`fused_moe_reference` with weights dequantized in fp32."""
+    return fused_moe_reference(
+        x,
+        gate_up.dequantize(),
+        down.dequantize(),
+        expert_ids,
+        expert_weights,
+        activation=activation,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+    )
+
+
 def fused_moe_torch(
     x: Tensor,
     gate_up: Tensor,
@@ -85,32 +116,19 @@ def fused_moe_torch(
 
     Differentiable.
     """
-    (tokens, hidden), experts_per_token, experts = x.shape, expert_ids.shape[1], len(gate_up)
-    ids = expert_ids.reshape(-1).long()
-    outside = (ids < 0) | (ids >= experts)
-    order = ids.masked_fill(outside, experts).argsort(stable=True)
-    counts = ids[~outside].bincount(minlength=experts).tolist()
-    products = [x.new_empty(0, hidden)]
-    start = 0
-    for expert, count in enumerate(counts):
-        if count == 0:
-            continue
-        rows = x[order[start : start + count] // experts_per_token]
-        start += count
-        bias = None if gate_up_bias is None else gate_up_bias[expert]
-        pre_activation = linear_invariant_torch(rows, gate_up[expert], bias, out=x.new_empty(count, gate_up.shape[1]))
-        activated = activate_torch(pre_activation, activation)
-        bias = None if down_bias is None else down_bias[expert]
-        products.append(linear_invariant_torch(activated, down[expert], bias, out=x.new_empty(count, hidden)))
-    placed = x.new_full((len(ids), hidden), torch.nan).index_copy(0, order[:start], torch.cat(products))
-    placed = placed.view(tokens, experts_per_token, hidden)
-    total = torch.zeros(tokens, hidden, dtype=torch.float32, device=x.device)
-    for k in range(experts_per_token):
-        total = total + expert_weights[:, k, None] * placed[:, k].float()
-    return total.to(x.dtype)
+
+    def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tensor:
+        out = rows.new_empty(len(rows), weight.shape[1])
+        return linear_invariant_torch(rows, weight[expert], None if bias is None else bias[expert], out=out)
+
+    def compute(rows: Tensor, expert: int) -> Tensor:
+        activated = activate_torch(multiply(rows, gate_up, gate_up_bias, expert), activation)
+        return multiply(activated, down, down_bias, expert)
+
+    return sum_experts_torch(x, expert_ids, expert_weights, compute, experts=len(gate_up))
 
 
-def prepack_experts(weight: Tensor) -> Tensor | PackedExperts:
+def prepack_experts(weight: Tensor | QuantizedWeight) -> ExpertsWeight:
     """Return `weight` in the memory order that its device multiplies fastest; itself where that is its own order.
 
     Args:
@@ -122,6 +140,12 @@ def prepack_experts(weight: Tensor) -> Tensor | PackedExperts:
     Raises:
         ValueError: `weight` has another rank.
     """
+    if isinstance(weight, QuantizedWeight):
+        require_rank("weight", weight.values, "experts, out_features, in_features")
+        is_served = has_quantized_kernel(
+            weight.encoding, group_size=weight.group_size, in_features=weight.in_features, device=weight.device
+        )
+        return quantized_ops.pack_experts(weight) if is_served and weight.device.type == "cpu" else weight
     require_rank("weight", weight, "experts, out_features, in_features")
     detached = weight.detach()
     return moe_ops.pack_experts(detached) if weight.numel() and takes_cpu_kernel(detached) else weight
@@ -129,8 +153,8 @@ def prepack_experts(weight: Tensor) -> Tensor | PackedExperts:
 
 def fused_moe(
     x: Tensor,
-    gate_up: Tensor | PackedExperts,
-    down: Tensor | PackedExperts,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
@@ -143,7 +167,8 @@ def fused_moe(
 
     Args:
         x: [tokens, hidden], fp32, bf16 or fp16.
-        gate_up: [experts, 2 * intermediate, hidden], of the dtype and device of `x`: the gates, then the ups.
+        gate_up: [experts, 2 * intermediate, hidden], of the dtype and device of `x`: the gates, then the ups. May be
+            quantized.
         down: [experts, hidden, intermediate], likewise. Both, or neither, come from `prepack_experts`.
         expert_ids: [tokens, experts_per_token], int32 or int64, from `moe_router`; a row with an id that no expert has
             is NaN.
@@ -175,7 +200,8 @@ def fused_moe(
             require_dense_rows(name, bias)
     if out is not None:
         require_out("out", out, "x", x)
-    if isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts):
+    packed = (PackedExperts, PackedQuantizedExperts)
+    if isinstance(gate_up, packed) and isinstance(down, packed):
         return moe_ops.fused_moe(
             x,
             gate_up,
@@ -190,8 +216,34 @@ def fused_moe(
             out=out,
         )
     biases = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
-    if isinstance(gate_up, PackedExperts) or isinstance(down, PackedExperts):
+    if isinstance(gate_up, packed) or isinstance(down, packed):
         raise TypeError("One of `gate_up` and `down` is packed; pass both from `prepack_experts`, or both plain")
+    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
+        if takes_triton(x.detach()):
+            return fused_moe_quantized_triton(
+                x.detach(),
+                gate_up,
+                down,
+                expert_ids,
+                expert_weights,
+                activation=numbers,
+                gate_up_bias=gate_up_bias,
+                down_bias=down_bias,
+                out=x.new_empty(x.shape) if out is None else out,
+            )
+        result = fused_moe_quantized_torch(
+            x,
+            gate_up,
+            down,
+            expert_ids,
+            expert_weights,
+            activation=numbers,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
+        return result if out is None else out.copy_(result)
+    if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
+        raise TypeError("One of `gate_up` and `down` is quantized; pass both quantized, or both plain")
     if takes_triton(x, gate_up, down, expert_weights, *biases):
         return fused_moe_triton(
             x,
@@ -217,7 +269,7 @@ def fused_moe(
     return result if out is None else out.copy_(result)
 
 
-def _require_weights(x: Tensor, gate_up: Tensor | PackedExperts, down: Tensor | PackedExperts) -> tuple[int, int]:
+def _require_weights(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight) -> tuple[int, int]:
     """Check the experts' weights; return (experts, intermediate)."""
     hidden = x.shape[1]
     experts, width, inputs = _require_weight(x, "gate_up", gate_up)
@@ -234,8 +286,14 @@ def _require_weights(x: Tensor, gate_up: Tensor | PackedExperts, down: Tensor | 
     return experts, width // 2
 
 
-def _require_weight(x: Tensor, name: str, weight: Tensor | PackedExperts) -> tuple[int, int, int]:
+def _require_weight(x: Tensor, name: str, weight: ExpertsWeight) -> tuple[int, int, int]:
     """Check what does not depend on other weights; return its shape."""
+    if isinstance(weight, PackedQuantizedExperts):
+        return len(weight.panels), weight.out_features, weight.in_features
+    if isinstance(weight, QuantizedWeight):
+        require_rank(name, weight.values, "experts, out_features, in_features")
+        require_device(name, weight.values, "x", x.device)
+        return len(weight.values), weight.out_features, weight.in_features
     if isinstance(weight, PackedExperts):
         require_like(name, weight.panels, "x", x)
         return len(weight.panels), weight.out_features, weight.in_features

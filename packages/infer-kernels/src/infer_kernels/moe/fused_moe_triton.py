@@ -24,7 +24,7 @@ from torch import Tensor
 
 from infer_kernels.dense.product_tiles import ProductTile, choose_product_tile
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.moe.activation import SwiGLU, clamped
+from infer_kernels.moe.activation import SwiGLU, activate
 
 _PAIRS = 1024
 """Pairs that a program of the first two kernels looks at together."""
@@ -149,11 +149,7 @@ def _expert_products_kernel(
         if GATED:
             ups += tl.load(bias_at + outputs, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        gate = products.to(out.dtype.element_ty).to(tl.float32)
-        up = ups.to(out.dtype.element_ty).to(tl.float32)
-        gate, up = clamped(gate, float("-inf"), limit), clamped(up, -limit, limit)
-        activated = (gate * tl.sigmoid(alpha * gate)).to(out.dtype.element_ty).to(tl.float32)
-        products = activated * (up + up_offset)
+        products = activate(products, ups, alpha, limit, up_offset, out.dtype.element_ty)
     tl.store(
         out + pair[:, None] * out_stride + column[None, :],
         products.to(out.dtype.element_ty),
@@ -199,7 +195,7 @@ def fused_moe_triton(
     out: Tensor,
 ) -> Tensor:
     """Launch the kernels; unchecked."""
-    tokens, hidden = x.shape
+    hidden = x.shape[1]
     if out.numel() == 0:
         return out
     experts, _, intermediate = down.shape
@@ -210,21 +206,7 @@ def fused_moe_triton(
     activated, products = x.new_empty(pairs, intermediate), x.new_empty(pairs, hidden)
     expert_products_triton(x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=tile, activation=activation)
     expert_products_triton(activated, down, down_bias, products, pair_of_place, tiles, tile=tile, activation=None)
-    block = min(_WIDEST, next_power_of_2(hidden))
-    _sum_pairs_kernel[(tokens, cdiv(hidden, block))](
-        out,
-        products,
-        expert_ids,
-        expert_weights,
-        experts,
-        expert_ids.shape[1],
-        hidden,
-        out.stride(0),
-        BLOCK=block,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
-    return out
+    return sum_pairs_triton(products, expert_ids, expert_weights, experts=experts, out=out)
 
 
 def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -297,3 +279,28 @@ def expert_products_triton(
         num_stages=tile.num_stages,
         enable_fp_fusion=False,
     )
+
+
+def sum_pairs_triton(
+    products: Tensor, expert_ids: Tensor, expert_weights: Tensor, *, experts: int, out: Tensor
+) -> Tensor:
+    """Launch the last kernel: each token's products [pairs, hidden] times its weights, summed into `out`; unchecked.
+
+    `expert_ids` and `expert_weights` [tokens, experts_per_token] are contiguous.
+    """
+    tokens, hidden = out.shape
+    block = min(_WIDEST, next_power_of_2(hidden))
+    _sum_pairs_kernel[(tokens, cdiv(hidden, block))](
+        out,
+        products,
+        expert_ids,
+        expert_weights,
+        experts,
+        expert_ids.shape[1],
+        hidden,
+        out.stride(0),
+        BLOCK=block,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return out

@@ -1,9 +1,20 @@
 """Queries, keys and values between a projection and attention: QK-norm, rotation, the KV write. Knows no sequence."""
 
+from infer_kernels.qkv.kv_codes import KVScales, row_width
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import KVSlots, store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
 
-__all__ = ["KVSlots", "QKNorm", "Rotary", "apply_rope", "apply_rope_batched", "qk_norm_rope_store", "store_kv"]
+__all__ = [
+    "KVScales",
+    "KVSlots",
+    "QKNorm",
+    "Rotary",
+    "apply_rope",
+    "apply_rope_batched",
+    "qk_norm_rope_store",
+    "row_width",
+    "store_kv",
+]

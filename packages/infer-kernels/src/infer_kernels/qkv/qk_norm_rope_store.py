@@ -10,7 +10,8 @@ once, as much written, a table row per token:
 tokens * (2 * (q_heads + 2 * kv_heads) * head_dim * itemsize + 4 * rotary_dim).
 
 Precision: the rounding points of `rms_norm`, then `apply_rope`, then `store_kv`: a normalized head is rounded to the
-storage dtype, the rotation is fp32 and rounds once, values are copied.
+storage dtype, the rotation is fp32 and rounds once, values are copied. Codes of eight bits are made of what was rounded
+so (see `kv_codes.py`).
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -30,6 +31,7 @@ from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.norm.rms_norm import rms_norm_reference
+from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, head_dim_of
 from infer_kernels.qkv.qk_norm_rope_store_torch import qk_norm_rope_store_torch
 from infer_kernels.qkv.rope import (
     apply_rope_reference,
@@ -41,6 +43,7 @@ from infer_kernels.qkv.rope import (
 from infer_kernels.qkv.store_kv import (
     KVSlots,
     check_cache,
+    encode_fp8,
     require_storable,
     resolve_slots,
     store_kv_reference,
@@ -56,6 +59,7 @@ def qk_norm_rope_store_reference(
     *,
     rotary: Rotary | None = None,
     norm: QKNorm | None = None,
+    scales: KVScales = NO_SCALES,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(prepared queries, copies of both caches with the rows written); arguments as for `qk_norm_rope_store`."""
     kv_heads = k_cache.shape[1]
@@ -65,7 +69,7 @@ def qk_norm_rope_store_reference(
         k = rms_norm_reference(k, norm.k_weight, norm.eps, variant=norm.variant)
     if rotary is not None:
         q, k = apply_rope_reference(q, k, rotary.position_ids, rotary.cos_sin)
-    return q, *store_kv_reference(k, v, k_cache, v_cache, slots)
+    return q, *store_kv_reference(k, v, k_cache, v_cache, slots, scales=scales)
 
 
 @triton.jit
@@ -128,6 +132,8 @@ def _qk_norm_rope_store_kernel(
     q_weight: tl.tensor,  # [head_dim], or None
     k_weight: tl.tensor,  # [head_dim], or None
     eps: tl.tensor,
+    k_scale: tl.tensor,  # of an fp8 cache
+    v_scale: tl.tensor,
     q_rows: tl.tensor,  # tokens * q_heads, or 0 to leave the queries alone
     kv_rows: tl.tensor,  # tokens * kv_heads
     q_heads: tl.tensor,
@@ -213,10 +219,10 @@ def _qk_norm_rope_store_kernel(
         value = block * v_cache_stride_block + head * v_cache_stride_head + offset * v_cache_stride_token
         key_at = k_cache + key[:, None] + first
         value_at = v_cache + value[:, None] + first
-        tl.store(key_at, k1, mask=mask)
-        tl.store(key_at + distance, k2, mask=mask)
-        tl.store(value_at, v1, mask=mask)
-        tl.store(value_at + distance, v2, mask=mask)
+        tl.store(key_at, encode_fp8(k1, k_scale, k_cache), mask=mask)
+        tl.store(key_at + distance, encode_fp8(k2, k_scale, k_cache), mask=mask)
+        tl.store(value_at, encode_fp8(v1, v_scale, v_cache), mask=mask)
+        tl.store(value_at + distance, encode_fp8(v2, v_scale, v_cache), mask=mask)
 
 
 def qk_norm_rope_store_triton(
@@ -227,6 +233,7 @@ def qk_norm_rope_store_triton(
     *,
     rotary: Rotary | None,
     norm: QKNorm | None,
+    scales: KVScales,
     out: Tensor | None,
 ) -> Tensor:
     """Launch the kernel; arguments as for `qk_norm_rope_store`, unchecked. No `out` leaves the queries alone."""
@@ -251,6 +258,8 @@ def qk_norm_rope_store_triton(
         None if norm is None else norm.q_weight,
         None if norm is None else norm.k_weight,
         0.0 if norm is None else norm.eps,
+        scales.keys,
+        scales.values,
         q_rows,
         kv_rows,
         q_heads,
@@ -279,9 +288,9 @@ def qk_norm_rope_store_triton(
 
 
 def _fits_cpu_kernel(qkv: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether the C++ kernel reads these: one dtype, and heads whose elements lie side by side."""
+    """Whether the C++ kernel reads these: one dtype, or a cache of int8, and heads whose elements lie side by side."""
     is_dense = k_cache.stride(3) == v_cache.stride(3) == 1
-    return is_dense and qkv.dtype == k_cache.dtype and qkv.shape[2] <= ops.MOST_HEAD_DIM
+    return is_dense and k_cache.dtype in (qkv.dtype, torch.int8) and qkv.shape[2] <= ops.MOST_HEAD_DIM
 
 
 def qk_norm_rope_store(
@@ -292,6 +301,7 @@ def qk_norm_rope_store(
     *,
     rotary: Rotary | None = None,
     norm: QKNorm | None = None,
+    scales: KVScales = NO_SCALES,
     out: Tensor | None = None,
 ) -> Tensor:
     """Prepare a step's queries and keys, and write keys and values into their slots of the cache.
@@ -299,13 +309,15 @@ def qk_norm_rope_store(
     No gradient flows through it.
 
     Args:
-        qkv: [tokens, q_heads + 2 * kv_heads, head_dim], of the device of the caches, for a kernel of their dtype too;
-            may be strided. kv_heads and head_dim are those of `k_cache`, the other heads are queries.
+        qkv: [tokens, q_heads + 2 * kv_heads, head_dim], of the device of the caches, for a kernel of their dtype too
+            unless that is of eight bits; may be strided. kv_heads and head_dim are those of `k_cache`, the other heads
+            are queries.
         k_cache: as for `store_kv`.
         v_cache: as for `store_kv`.
         slots: as for `store_kv`.
         rotary: rotates queries and keys by position, whole heads or their first elements.
         norm: norms each head of queries and keys, before the rotation.
+        scales: of an fp8 cache.
         out: [tokens, q_heads, head_dim], of the dtype and device of `qkv`; must not share memory with it.
 
     Returns:
@@ -321,7 +333,7 @@ def qk_norm_rope_store(
     require_storable("qkv", qkv, k_cache)
     require_dense_rows("qkv", qkv)
     tokens, heads, _ = qkv.shape
-    _, kv_heads, _, head_dim = k_cache.shape
+    kv_heads, head_dim = k_cache.shape[1], head_dim_of(k_cache)
     require_shape("qkv", qkv, (tokens, heads, head_dim), "head_dim as of `k_cache`")
     if head_dim % 2:
         raise ValueError(f"`k_cache` has head_dim {head_dim}; pass an even one: heads are taken in halves")
@@ -341,9 +353,9 @@ def qk_norm_rope_store(
         if out is None and (rotary is not None or norm is not None):
             out = qkv.new_empty(tokens, q_heads, head_dim)
         return qk_norm_rope_store_triton(
-            qkv, k_cache, v_cache, slots.slots.contiguous(), rotary=rotary, norm=norm, out=out
+            qkv, k_cache, v_cache, slots.slots.contiguous(), rotary=rotary, norm=norm, scales=scales, out=out
         )
-    if takes_cpu_kernel(k_cache) and _fits_cpu_kernel(qkv, k_cache, v_cache):
+    if takes_cpu_kernel(qkv) and _fits_cpu_kernel(qkv, k_cache, v_cache):
         return ops.qk_norm_rope_store(
             qkv,
             k_cache,
@@ -358,6 +370,6 @@ def qk_norm_rope_store(
             out=out,
         )
     if not torch.is_grad_enabled():
-        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)
+        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, scales=scales, out=out)
     with torch.no_grad():
-        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, out=out)
+        return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, scales=scales, out=out)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.norm.rms_norm import normalize_rows
+from infer_kernels.qkv.kv_codes import KVScales
 from infer_kernels.qkv.rope import rotate_heads_torch
 from infer_kernels.qkv.store_kv import KVSlots, store_kv_torch
 from infer_kernels.qkv.transforms import QKNorm, Rotary
@@ -17,6 +18,7 @@ def qk_norm_rope_store_torch(
     *,
     rotary: Rotary | None,
     norm: QKNorm | None,
+    scales: KVScales,
     out: Tensor | None,
 ) -> Tensor:
     """The fastest plain PyTorch; arguments as for `qk_norm_rope_store`, unchecked."""
@@ -29,7 +31,7 @@ def qk_norm_rope_store_torch(
     if rotary is not None:
         both = rotate_heads_torch(both, *rotary.angles)
     q, k = both.narrow(1, 0, q_heads), both.narrow(1, q_heads, kv_heads)
-    store_kv_torch(k, v, k_cache, v_cache, slots)
+    store_kv_torch(k, v, k_cache, v_cache, slots, scales=scales)
     return q if out is None else out.copy_(q)
 
 

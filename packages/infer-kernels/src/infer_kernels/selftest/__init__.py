@@ -5,7 +5,7 @@ and its reference on the host, at shapes where kernels go wrong, and raises if t
 them; running them also compiles the model's kernels into Triton's cache.
 """
 
-from infer_kernels.selftest.check import CheckImpossibleError, ModelOps, MoeOps, SelfCheck
+from infer_kernels.selftest.check import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck
 from infer_kernels.selftest.model_checks import model_checks
 
-__all__ = ["CheckImpossibleError", "ModelOps", "MoeOps", "SelfCheck", "model_checks"]
+__all__ = ["CheckImpossibleError", "ModelOps", "MoeOps", "QuantizedOps", "SelfCheck", "model_checks"]

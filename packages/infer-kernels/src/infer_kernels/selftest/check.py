@@ -10,6 +10,7 @@ from torch import Tensor
 from infer_kernels.moe.activation import ActivationName, SwiGLU
 from infer_kernels.moe.router import Scoring
 from infer_kernels.norm import NormVariant
+from infer_kernels.quantization import Encoding
 
 EPS = 1e-6
 
@@ -42,11 +43,31 @@ class MoeOps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedOps:
+    """How a model's weights are quantized.
+
+    Attributes:
+        encoding: of the numbers.
+        group_size: inputs that share a scale; None: all of a row.
+        has_zeros: each group has a code of zero of its own.
+    """
+
+    encoding: Encoding
+    group_size: int | None = None
+    has_zeros: bool = False
+
+    def __str__(self) -> str:
+        """The encoding and its groups."""
+        groups = "rows" if self.group_size is None else f"groups of {self.group_size}"
+        return f"{self.encoding} in {groups}{' with zeros' if self.has_zeros else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOps:
     """The ops that a model uses, and their sizes.
 
     Attributes:
-        dtype: of weights, activations, keys and values.
+        dtype: of weights and activations.
         vocab_size: columns of the logits.
         hidden_size: elements of a token's hidden state.
         intermediate_size: elements inside an MLP.
@@ -68,6 +89,8 @@ class ModelOps:
         activation: the gated activation of the MLPs; None: they have another.
         embedding_scale: multiplies the rows of the embedding.
         moe: the mixtures of experts; None: there are none.
+        quantized: the formats of its quantized weights; layers, experts and embedding are checked in each.
+        kv_dtype: of a cache of eight bits; None: keys and values are of `dtype`.
     """
 
     dtype: torch.dtype
@@ -92,6 +115,8 @@ class ModelOps:
     activation: Literal["silu_and_mul", "gelu_tanh_and_mul"] | None = "silu_and_mul"
     embedding_scale: float = 1.0
     moe: MoeOps | None = None
+    quantized: tuple[QuantizedOps, ...] = ()
+    kv_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
 from infer_kernels.selftest.check import ModelOps, SelfCheck
+from infer_kernels.selftest.kv_code_checks import kv_code_checks
 from infer_kernels.selftest.moe_checks import moe_checks
+from infer_kernels.selftest.quantized_checks import quantized_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
 
@@ -18,8 +20,10 @@ def model_checks(ops: ModelOps, *, num_joins: int) -> list[SelfCheck]:
     return [
         *attention_checks(ops),
         *cache_checks(ops),
+        *kv_code_checks(ops),
         *row_checks(ops),
         *moe_checks(ops),
+        *quantized_checks(ops),
         *sampling_checks(ops),
         repeated_join_check(ops, times=num_joins),
         large_pool_check(ops),

@@ -5,7 +5,7 @@ modes, not on the batch. Adding an op is adding its cases to `SHIPPED_CASES`.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -26,8 +26,16 @@ from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
 from infer_kernels.testing.ahead_of_time import CompiledKernel, compile_afresh
-from infer_kernels.testing.shipped_attention import ATTENTION_CASES, SHORT_NAMES, WORK_LISTS, launch_work_list
+from infer_kernels.testing.shipped_attention import (
+    ATTENTION_CASES,
+    FIRST_FP8_CAPABILITY,
+    SHORT_NAMES,
+    WORK_LISTS,
+    launch_work_list,
+)
+from infer_kernels.testing.shipped_fp8_stores import fp8_stores
 from infer_kernels.testing.shipped_moe import moe_launches
+from infer_kernels.testing.shipped_quantized import quantized_launches
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -42,6 +50,7 @@ class LaunchCase:
         dtype: of the operands that are computed with.
         launch: calls the op on CPU tensors; to be called inside `compile_only`.
         kernel: which of the op's kernels is meant, by its name; None: it has one.
+        first_capability: 89 for what devices before sm_89 cannot run, and are never asked to.
     """
 
     op: str
@@ -49,6 +58,7 @@ class LaunchCase:
     dtype: torch.dtype
     launch: Callable[[], object]
     kernel: str | None = None
+    first_capability: int = 0
 
     def __str__(self) -> str:
         """The op and its label."""
@@ -72,12 +82,18 @@ def compile_launch(launch: Callable[[], object], capability: int, *, kernel: str
 
 
 def _case(
-    op: str, dtype: torch.dtype, label: str, launch: Callable[[], object], kernel: str | None = None
+    op: str,
+    dtype: torch.dtype,
+    label: str,
+    launch: Callable[[], object],
+    kernel: str | None = None,
+    *,
+    first_capability: int = 0,
 ) -> LaunchCase:
     label = f"{SHORT_NAMES[dtype]}, {label}"
     if kernel is not None:
         label += f", {kernel.removesuffix('_kernel').strip('_').replace('_', ' ')}"
-    return LaunchCase(op=op, label=label, dtype=dtype, launch=launch, kernel=kernel)
+    return LaunchCase(op=op, label=label, dtype=dtype, launch=launch, kernel=kernel, first_capability=first_capability)
 
 
 def _norms() -> Iterator[LaunchCase]:
@@ -234,6 +250,12 @@ def _stores() -> Iterator[LaunchCase]:
         )
 
 
+def _fp8_stores() -> Iterator[LaunchCase]:
+    for store in fp8_stores():
+        case = _case(store.op, store.dtype, store.label, store.launch)
+        yield replace(case, first_capability=FIRST_FP8_CAPABILITY)
+
+
 def _sampling() -> Iterator[LaunchCase]:
     def draw(dtype: torch.dtype, *, top_k: bool = False, top_p: bool = False, min_p: bool = False) -> object:
         column = torch.ones(3)
@@ -328,17 +350,33 @@ def _moe() -> Iterator[LaunchCase]:
         yield _case(case.op, case.dtype, case.label, case.launch, case.kernel)
 
 
+def _quantized() -> Iterator[LaunchCase]:
+    for each in quantized_launches():
+        yield _case(each.op, each.dtype, each.label, each.launch, each.kernel, first_capability=each.first_capability)
+
+
 SHIPPED_CASES: tuple[LaunchCase, ...] = (
     *_norms(),
     *_gated(),
     *_rope(),
     *_stores(),
-    *(LaunchCase(op=case.op, label=case.label, dtype=case.dtype, launch=case.launch) for case in ATTENTION_CASES),
+    *_fp8_stores(),
+    *(
+        LaunchCase(
+            op=case.op,
+            label=case.label,
+            dtype=case.dtype,
+            launch=case.launch,
+            first_capability=case.first_capability,
+        )
+        for case in ATTENTION_CASES
+    ),
     *(
         LaunchCase(op=op, label="one for all layers", dtype=torch.int32, launch=partial(launch_work_list, work))
         for op, work in WORK_LISTS.items()
     ),
     *_moe(),
+    *_quantized(),
     *_steps(),
     *_sampling(),
 )

@@ -13,6 +13,8 @@ from infer_kernels.attention import DeviceMetadata, paged_attention, plan_attent
 from infer_kernels.attention.triton.tile_configs import TileConfig
 from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
 
+FIRST_FP8_CAPABILITY = 89
+"""Triton converts float8_e4m3fn from sm_89 on."""
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -25,7 +27,8 @@ class AttentionCase:
         q_heads: query heads.
         kv_heads: key and value heads.
         head_dim: elements of a head.
-        dtype: of q and the caches.
+        dtype: of q, and of the caches if `cache_dtype` is not given.
+        cache_dtype: of caches of eight bits.
         block_size: tokens of a block.
         token_major: memory order [blocks, block_size, kv_heads, head_dim], which has no descriptors.
         window: see `paged_attention`.
@@ -38,6 +41,7 @@ class AttentionCase:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype = torch.bfloat16
+    cache_dtype: torch.dtype | None = None
     block_size: int = 64
     token_major: bool = False
     window: int | None = None
@@ -50,9 +54,20 @@ class AttentionCase:
         return "paged_prefill" if self.prefill else "paged_decode"
 
     @property
+    def cache_itemsize(self) -> int:
+        """Bytes of an element of the caches."""
+        return (self.cache_dtype or self.dtype).itemsize
+
+    @property
+    def first_capability(self) -> int:
+        """The first architecture that has it, as 10 * major + minor."""
+        return 80 if self.cache_dtype is None else FIRST_FP8_CAPABILITY
+
+    @property
     def label(self) -> str:
         """Dtype, shape and mode."""
         modes = {
+            "fp8 cache": self.cache_dtype is not None,
             "token-major": self.token_major,
             "window": self.window is not None,
             "soft cap": self.soft_cap is not None,
@@ -68,7 +83,7 @@ class AttentionCase:
         shape = (blocks, self.kv_heads, self.block_size, self.head_dim)
         if self.token_major:
             shape = (blocks, self.block_size, self.kv_heads, self.head_dim)
-        k_cache, v_cache = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
+        k_cache, v_cache = (torch.empty(shape, dtype=self.cache_dtype or self.dtype) for _ in range(2))
         if self.token_major:
             k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
         plan = plan_attention(
@@ -123,6 +138,15 @@ def _attention(*, prefill: bool) -> Iterator[AttentionCase]:
     yield make(q_heads=9, kv_heads=3, head_dim=64, dtype=torch.float32, has_sinks=True)
     yield make(q_heads=32, kv_heads=8, head_dim=128, dtype=torch.float32)
     yield make(q_heads=4, kv_heads=1, head_dim=256, dtype=torch.float32, window=512)
+    fp8 = partial(make, cache_dtype=torch.float8_e4m3fn)
+    yield fp8(q_heads=9, kv_heads=3, head_dim=64)
+    yield fp8(q_heads=32, kv_heads=8, head_dim=128)
+    yield fp8(q_heads=32, kv_heads=8, head_dim=128, block_size=16)
+    yield fp8(q_heads=32, kv_heads=8, head_dim=128, dtype=torch.float16)
+    yield fp8(q_heads=4, kv_heads=1, head_dim=256, block_size=32)
+    yield fp8(q_heads=8, kv_heads=4, head_dim=256, block_size=32, window=512, soft_cap=50.0)
+    yield fp8(q_heads=64, kv_heads=8, head_dim=64, window=128, has_sinks=True)
+    yield fp8(q_heads=9, kv_heads=3, head_dim=64, dtype=torch.float32)
 
 
 ATTENTION_CASES = (*_attention(prefill=False), *_attention(prefill=True))

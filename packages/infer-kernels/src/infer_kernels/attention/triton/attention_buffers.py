@@ -40,6 +40,7 @@ class AttentionBuffers:
         dtype: torch.dtype,
         windows: Iterable[int | None],
         device: torch.device | str,
+        cache_dtype: torch.dtype | None = None,
         max_splits: int | None = None,
     ) -> None:
         """Allocate for steps of up to so many sequences, rows of q, and tokens of a sequence.
@@ -51,9 +52,10 @@ class AttentionBuffers:
             q_heads: query heads.
             kv_heads: key and value heads; q_heads is a multiple.
             head_dim: elements of a head.
-            dtype: of q and the caches.
+            dtype: of q.
             windows: of all layers, None for a layer without one.
             device: where the kernels run.
+            cache_dtype: of the caches; None: `dtype`.
             max_splits: 256-token pieces of all decodes of a step together, as `num_splits` counts them; each takes
                 `q_heads * (head_dim + 2)` fp32 values. None: as many as all sequences have at full length.
 
@@ -89,7 +91,11 @@ class AttentionBuffers:
         self.device = self._semaphores.device  # "cuda" becomes the "cuda:0" that tensors say they are on
         group = q_heads // kv_heads
         tiles = prefill_config(
-            group=group, head_dim=head_dim, itemsize=dtype.itemsize, capability=describe_gpu(self.device).capability
+            group=group,
+            head_dim=head_dim,
+            itemsize=dtype.itemsize,
+            cache_itemsize=(cache_dtype or dtype).itemsize,
+            capability=describe_gpu(self.device).capability,
         )
         kinds: tuple[WorkList, ...] = (PrefillWorkList(tiles.rows // group), *map(DecodeWorkList, windows))
         self._lists = {

@@ -12,6 +12,10 @@ Keys past the end of a sequence, or in blocks before its window, may hold anythi
 reach there, and those load key by key. A block's id is loaded one iteration ahead of its keys: a load whose address
 comes from another load of the same iteration would keep the compiler from having several iterations' loads in flight.
 
+Codes of an fp8 cache become numbers of the dtype of the queries before a product, which is exact: products of fp8 have
+too few bits in their sums on some GPUs. The cache's scales are not needed here: that of the keys is part of `scale`,
+and that of the values multiplies the result, in `weighted_mean`.
+
 Precision: fp32 scores, maximum, sum and accumulator; probabilities are rounded to the dtype of v for the second
 product. fp32 inputs are multiplied in full precision, not TF32. Online softmax: Milakov and Gimelshein, 2018; Dao,
 2023.
@@ -118,6 +122,8 @@ def _online_softmax_loop(
             v_row = _cache_rows(tile_block, key, kv_head, v_strides, BLOCK_SIZE, TILE, WHOLE)
             keys = tl.load(k_cache + k_row[:, None] + column[None, :], mask=exists, other=0.0)
             values = tl.load(v_cache + v_row[:, None] + column[None, :], mask=exists, other=0.0)
+        if keys.dtype == tl.float8e4nv:
+            keys, values = keys.to(queries.dtype), values.to(queries.dtype)
         scores = tl.dot(queries, keys.T, input_precision=PRECISION)
         if CAPPED:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), finite at both ends.
@@ -159,6 +165,20 @@ def add_sinks(
     higher = tl.maximum(maximum, sink)
     decay = tl.exp2(maximum - higher)
     return total * decay + tl.exp2(sink - higher), accumulator * decay[:, None]
+
+
+@triton.jit
+def weighted_mean(
+    total: tl.tensor,  # fp32 [BLOCK_M], sum of the weights
+    accumulator: tl.tensor,  # fp32 [BLOCK_M, BLOCK_D], weighted sum of the values, or of their fp8 codes
+    v_scale: tl.tensor,  # of an fp8 cache
+    v_cache: tl.tensor,
+) -> tl.tensor:
+    """Return what a row attends to, fp32 [BLOCK_M, BLOCK_D]."""
+    mean = accumulator / total[:, None]
+    if v_cache.dtype.element_ty == tl.float8e4nv:
+        mean = mean * v_scale
+    return mean
 
 
 @triton.jit

@@ -23,7 +23,7 @@ Precision: that of `online_softmax.py`; splits are joined in fp32; one rounding 
 import triton
 import triton.language as tl
 
-from infer_kernels.attention.triton.online_softmax import UNSEEN, add_sinks, online_softmax
+from infer_kernels.attention.triton.online_softmax import UNSEEN, add_sinks, online_softmax, weighted_mean
 
 SPLIT = 256
 """Tokens of a split, a multiple of every tile."""
@@ -64,6 +64,7 @@ def paged_decode_kernel(
     scale: tl.tensor,
     soft_cap: tl.tensor,
     window: tl.tensor,
+    v_scale: tl.tensor,  # of an fp8 cache, the keys' being part of `scale`
     out_stride_token: tl.tensor,
     out_stride_head: tl.tensor,
     q_stride_token: tl.tensor,
@@ -128,7 +129,7 @@ def paged_decode_kernel(
             if first_split == last_split:
                 if sinks is not None:
                     total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, row < GROUP)
-                attended = accumulator / tl.where(total > 0.0, total, 1.0)[:, None]
+                attended = weighted_mean(tl.where(total > 0.0, total, 1.0), accumulator, v_scale, v_cache)
                 tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)
             else:
                 q_heads = kv_heads * GROUP
@@ -164,4 +165,5 @@ def paged_decode_kernel(
                         maximum = higher
                     if sinks is not None:
                         total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, row < GROUP)
-                    tl.store(out_at, (accumulator / total[:, None]).to(out.dtype.element_ty), mask=mask)
+                    attended = weighted_mean(total, accumulator, v_scale, v_cache)
+                    tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)

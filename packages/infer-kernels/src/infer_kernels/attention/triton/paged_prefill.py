@@ -18,7 +18,7 @@ Precision: that of `online_softmax.py`, one rounding at the end.
 import triton
 import triton.language as tl
 
-from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax
+from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax, weighted_mean
 
 
 @triton.jit(
@@ -43,6 +43,7 @@ def paged_prefill_kernel(
     scale: tl.tensor,
     soft_cap: tl.tensor,
     window: tl.tensor,
+    v_scale: tl.tensor,  # of an fp8 cache, the keys' being part of `scale`
     out_stride_token: tl.tensor,
     out_stride_head: tl.tensor,
     q_stride_token: tl.tensor,
@@ -101,6 +102,6 @@ def paged_prefill_kernel(
         )  # fmt: skip
         if sinks is not None:
             total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, used)
-        attended = accumulator / tl.where(total > 0.0, total, 1.0)[:, None]
+        attended = weighted_mean(tl.where(total > 0.0, total, 1.0), accumulator, v_scale, v_cache)
         out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + column[None, :]
         tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)

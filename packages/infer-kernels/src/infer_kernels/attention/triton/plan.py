@@ -61,6 +61,7 @@ class TritonAttentionPlan(AttentionPlan):
             group=q.shape[1] // k_cache.shape[1],
             head_dim=q.shape[2],
             itemsize=q.element_size(),
+            cache_itemsize=k_cache.element_size(),
             capability=self._gpu.capability,
         )
 
@@ -152,9 +153,10 @@ class TritonAttentionPlan(AttentionPlan):
             self._metadata.block_table,
             self._metadata.block_table.stride(0),
             k_cache.shape[1],
-            options.scale,
+            options.scale * options.scales.keys,
             options.soft_cap or 1.0,
             options.window or 0,
+            options.scales.values,
             *out.stride()[:2],
             *q.stride()[:2],
             *k_cache.stride()[:3],

@@ -33,20 +33,25 @@ class TileConfig:
 class ConfigTable(Protocol):
     """Chooses a configuration by what the model and the device are."""
 
-    def __call__(self, *, group: int, head_dim: int, itemsize: int, capability: tuple[int, int]) -> TileConfig:
+    def __call__(
+        self, *, group: int, head_dim: int, itemsize: int, cache_itemsize: int, capability: tuple[int, int]
+    ) -> TileConfig:
         """Return it; arguments as for `decode_config`."""
 
 
-def decode_config(*, group: int, head_dim: int, itemsize: int, capability: tuple[int, int]) -> TileConfig:
+def decode_config(
+    *, group: int, head_dim: int, itemsize: int, cache_itemsize: int, capability: tuple[int, int]
+) -> TileConfig:
     """The configuration of `paged_decode`.
 
     Args:
         group: query heads per key-value head.
         head_dim: elements of a head.
-        itemsize: bytes of an element of q and the caches.
+        itemsize: bytes of an element of q.
+        cache_itemsize: bytes of an element of the caches, 1 for fp8.
         capability: of the device, such as (9, 0).
     """
-    del capability
+    del cache_itemsize, capability
     width = next_power_of_2(head_dim)
     rows = max(16, next_power_of_2(group))
     if itemsize == 4:
@@ -60,13 +65,20 @@ def decode_config(*, group: int, head_dim: int, itemsize: int, capability: tuple
     )
 
 
-def prefill_config(*, group: int, head_dim: int, itemsize: int, capability: tuple[int, int]) -> TileConfig:
+def prefill_config(
+    *, group: int, head_dim: int, itemsize: int, cache_itemsize: int, capability: tuple[int, int]
+) -> TileConfig:
     """The configuration of `paged_prefill`; arguments as for `decode_config`."""
     hopper = capability[0] in (9, 10)  # 227 KiB of shared memory and warpgroup matrix products
     width = next_power_of_2(head_dim)
     if itemsize == 4:
         return _in_full_precision(width, max(32, next_power_of_2(group)))
-    if width == 256:
+    is_fp8 = cache_itemsize == 1  # codes become numbers in registers, on their way into shared memory
+    if width == 256 and hopper and is_fp8:
+        rows, keys, num_warps, num_stages = 128, 32, 8, 3
+    elif width == 128 and not hopper and is_fp8:
+        rows, keys, num_warps, num_stages = 64, 32, 8, 2
+    elif width == 256:
         rows, keys, num_warps, num_stages = 64, 32, 8, 3 if hopper or capability == (8, 0) else 2
     elif width == 128 and not hopper:
         # Two programs share an SM; only on sm_80 its memory has room for a third stage of both.

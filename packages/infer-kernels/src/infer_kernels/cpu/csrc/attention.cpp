@@ -8,8 +8,11 @@
 // decode's chunks are shared by the threads, a prompt's rows meet every tile together (Dao et al., "FlashAttention",
 // 2022).
 //
-// Scores and sums are fp32. Probabilities of a bf16 cache are rounded to bf16 before they meet the values. Scores are in
-// units of log 2, so that probabilities are powers of 2.
+// Scores and sums are fp32. Probabilities are rounded to bf16 before they meet the values where queries are bf16. Scores
+// are in units of log 2, so that probabilities are powers of 2.
+//
+// A cache may hold codes of eight bits, with a scale for each row. They meet queries and probabilities as whole numbers,
+// exactly: a key's scale multiplies its scores, and a value's scale its probabilities before they are rounded.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")  // 1.15 times as fast; the other sources gain nothing and would take twice as long to compile
 #endif
@@ -28,7 +31,8 @@ constexpr int MOST_HEAD_DIM = 256;
 constexpr float MINUS_INFINITY = -__builtin_inff();
 constexpr float LOG2_E = 1.44269504088896341f;
 
-template <class T>
+// T: of queries and results. K: of the cache, T or int8_t.
+template <class T, class K>
 struct Attention {
     Rows seqs;
     T* out;  // [tokens, q_heads, head_dim]
@@ -37,11 +41,11 @@ struct Attention {
     const T* q;
     int64_t q_stride_token;
     int64_t q_stride_head;
-    const T* keys;  // [blocks, kv_heads, block_size, head_dim]
+    const K* keys;  // [blocks, kv_heads, block_size, head_dim], or codes [..., head_dim + 4]
     int64_t k_stride_block;
     int64_t k_stride_head;
     int64_t k_stride_token;
-    const T* values;
+    const K* values;
     int64_t v_stride_block;
     int64_t v_stride_head;
     int64_t v_stride_token;
@@ -123,24 +127,29 @@ inline void copy_row(float* to, const T* from, int64_t size) {
     for (int64_t i = 0; i < size; i += 16) store_vector(to + i, load16(from + i));
 }
 
+template <class K>
+constexpr bool HAS_SCALES = std::is_same_v<K, int8_t>;
+
 // A thread's memory for one piece of work.
-template <class T, class C>
+template <class K, class C>
 struct Scratch {
-    TileRows<T> now, next;
+    TileRows<K> now, next;
     int64_t positions[TILE_ROWS];
     alignas(64) C queries[TILE_ROWS * MOST_HEAD_DIM];
     alignas(64) C keys[TILE * MOST_HEAD_DIM];
     alignas(64) C values[TILE * MOST_HEAD_DIM];
     alignas(64) C probabilities[SUMS / WIDE * TILE];  // of the rows that one product computes
     alignas(64) float scores[SUMS / WIDE * TILE];
+    alignas(64) float key_scales[TILE];  // of codes, times the scale of all scores
+    alignas(64) float value_scales[TILE];
     alignas(64) float sums[2][TILE_ROWS * (MOST_HEAD_DIM + 17)];
 };
 
 // The rows of one sequence and key-value head that are computed together, positions times the group's heads, and the keys
 // that they meet.
-template <class T>
+template <class T, class K>
 struct Piece {
-    const Attention<T>* a;
+    const Attention<T, K>* a;
     int64_t seq, head, first_row, positions;  // `first_row` of the sequence's rows in this step
     int64_t begin, end;                       // keys
     int64_t joined = -1;                      // of a decode's chunk: its number among those that are joined
@@ -156,7 +165,7 @@ struct Piece {
                (head * a->group() + row % a->group()) * head_stride;
     }
 
-    void load_queries(Scratch<T, C>& scratch) const {
+    void load_queries(Scratch<K, C>& scratch) const {
         for (int64_t row = 0; row < rows(); row++) {
             copy_row(scratch.queries + row * a->head_dim, a->q + offset(row, a->q_stride_token, a->q_stride_head), a->head_dim);
             scratch.positions[row] = position(row);
@@ -168,16 +177,16 @@ struct Piece {
 
     // Finds the rows of a tile. Keys that are not this piece's are zeros: no row of it sees them, and their memory may be
     // another sequence's, or nobody's.
-    void find(TileRows<T>& rows, int64_t tile) const {
-        static const T zeros[MOST_HEAD_DIM] = {};
+    void find(TileRows<K>& rows, int64_t tile) const {
+        static const K zeros[MOST_HEAD_DIM + 4] = {};
         std::fill_n(rows.keys, TILE, zeros);
         std::fill_n(rows.values, TILE, zeros);
         int64_t first = std::max(tile, begin), last = std::min(end, tile + TILE);
         const int32_t* blocks = a->block_table + seq * a->table_stride;
         int64_t column = first / a->block_size, place = first % a->block_size;
         for (int64_t key = first; key < last; column++, place = 0) {
-            const T* k = a->keys + blocks[column] * a->k_stride_block + head * a->k_stride_head;
-            const T* v = a->values + blocks[column] * a->v_stride_block + head * a->v_stride_head;
+            const K* k = a->keys + blocks[column] * a->k_stride_block + head * a->k_stride_head;
+            const K* v = a->values + blocks[column] * a->v_stride_block + head * a->v_stride_head;
             for (; place < a->block_size && key < last; place++, key++) {
                 rows.keys[key - tile] = k + place * a->k_stride_token;
                 rows.values[key - tile] = v + place * a->v_stride_token;
@@ -186,7 +195,7 @@ struct Piece {
     }
 
     // Adds a tile to `sums`, and asks for the memory of the next one, or of the first of the piece that comes `after`.
-    void add_tile(Scratch<T, C>& scratch, int64_t tile, const Piece& after, const Sums& sums) const {
+    void add_tile(Scratch<K, C>& scratch, int64_t tile, const Piece& after, const Sums& sums) const {
         find(scratch.now, tile);
         if (tile + TILE < end)
             find(scratch.next, tile + TILE);
@@ -196,14 +205,23 @@ struct Piece {
         pack_values(scratch.values, scratch.now.values, scratch.next.values, a->head_dim);
         int64_t size = a->head_dim;
         float scale = (float)(a->soft_cap != 0.0 ? a->scale / a->soft_cap : a->scale * LOG2_E);
+        if constexpr (HAS_SCALES<K>)
+            for (int key = 0; key < TILE; key++) {
+                scratch.key_scales[key] = scale_of(scratch.now.keys[key], size) * scale;
+                scratch.value_scales[key] = scale_of(scratch.now.values[key], size);
+            }
         for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
             for (int panel = 0; panel < TILE / PANEL; panel++) {
                 Floats scores[count][WIDE] = {};
                 add_product<count, WIDE>(scores, Inputs<C>{scratch.queries + first * size, size},
                                          scratch.keys + panel * panel_size<WIDE, C>(size), size);
                 for (int row = 0; row < count; row++)
-                    for (int i = 0; i < WIDE; i++)
-                        store_vector(scratch.scores + row * TILE + panel * PANEL + 16 * i, scores[row][i] * scale);
+                    for (int i = 0; i < WIDE; i++) {
+                        int at = panel * PANEL + 16 * i;
+                        Floats scales = splat(scale);
+                        if constexpr (HAS_SCALES<K>) scales = load_vector<Floats>(scratch.key_scales + at);
+                        store_vector(scratch.scores + row * TILE + at, scores[row][i] * scales);
+                    }
             }
             for (int row = 0; row < count; row++)
                 soften(scratch, row, first + row, tile, sums);
@@ -221,7 +239,7 @@ struct Piece {
     }
 
     // Turns the scores of a row, the one of that `index` in the scratch, into probabilities relative to the largest so far.
-    void soften(Scratch<T, C>& scratch, int index, int64_t row, int64_t tile, const Sums& sums) const {
+    void soften(Scratch<K, C>& scratch, int index, int64_t row, int64_t tile, const Sums& sums) const {
         static const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         int64_t last = scratch.positions[row] - tile, first = a->first_key(scratch.positions[row]) - tile;
         Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
@@ -252,8 +270,9 @@ struct Piece {
         }
         for (int i = 0; i < TILE / 16; i++) {
             Floats probability = exp2_16(scores[i] - now);
-            store16(probabilities + 16 * i, probability);
             total += probability;
+            if constexpr (HAS_SCALES<K>) probability *= load_vector<Floats>(scratch.value_scales + 16 * i);
+            store16(probabilities + 16 * i, probability);
         }
         store_vector(sums.totals + 16 * row, total);
     }
@@ -279,7 +298,7 @@ struct Piece {
     }
 
     // Computes all chunks of these rows, one after another.
-    void compute(Scratch<T, C>& scratch, const Piece& after) const {
+    void compute(Scratch<K, C>& scratch, const Piece& after) const {
         Sums all = sums_in(scratch.sums[0]), chunk = sums_in(scratch.sums[1]);
         load_queries(scratch);
         for (int64_t tile = first_tile(); tile < end; tile += TILE) {
@@ -293,7 +312,7 @@ struct Piece {
     }
 
     // Computes the one chunk of a decode that is joined with others afterwards.
-    void compute_chunk(Scratch<T, C>& scratch, const Piece& after, const Sums& sums) const {
+    void compute_chunk(Scratch<K, C>& scratch, const Piece& after, const Sums& sums) const {
         load_queries(scratch);
         clear(sums, rows(), width());
         for (int64_t tile = first_tile(); tile < end; tile += TILE) add_tile(scratch, tile, after, sums);
@@ -305,13 +324,13 @@ struct Piece {
 };
 
 // Turns the numbers that threads take, from the least to the largest, into pieces.
-template <class T>
+template <class T, class K>
 class Pieces {
    public:
-    explicit Pieces(const Attention<T>& a) : a_(a) {}
+    explicit Pieces(const Attention<T, K>& a) : a_(a) {}
 
     // The piece of that number; a piece without rows and keys where there are no more.
-    Piece<T> find(int64_t number) {
+    Piece<T, K> find(int64_t number) {
         int64_t seqs = a_.seqs.count();
         while (seq_ < seqs && number >= before_ + a_.pieces_of(seq_)) {
             before_ += a_.pieces_of(seq_);
@@ -333,30 +352,30 @@ class Pieces {
     }
 
    private:
-    const Attention<T>& a_;
+    const Attention<T, K>& a_;
     int64_t seq_ = 0, before_ = 0, joined_ = 0;  // pieces, and those to be joined, of the sequences before `seq_`
 };
 
-template <class T>
+template <class T, class K>
 void paged_attention(const void* arguments, Team& team, int thread) {
-    const auto& a = *static_cast<const Attention<T>*>(arguments);
+    const auto& a = *static_cast<const Attention<T, K>*>(arguments);
     using C = typename Operand<T>::Type;
-    static thread_local const std::unique_ptr<Scratch<T, C>> own(new Scratch<T, C>);
-    Scratch<T, C>& scratch = *own;
+    static thread_local const std::unique_ptr<Scratch<K, C>> own(new Scratch<K, C>);
+    Scratch<K, C>& scratch = *own;
     int64_t seqs = a.seqs.count(), num_pieces = 0, num_joined = 0;
     for (int64_t seq = 0; seq < seqs; seq++) {
         num_pieces += a.pieces_of(seq);
         if (a.is_joined(seq)) num_joined += a.pieces_of(seq);
     }
-    int64_t sums_size = Piece<T>{&a, 0, 0, 0, 1, 0, 0}.size_of_sums();
+    int64_t sums_size = Piece<T, K>{&a, 0, 0, 0, 1, 0, 0}.size_of_sums();
     team.reserve(num_joined * sums_size, thread);
 
-    Pieces<T> pieces(a);
+    Pieces<T, K> pieces(a);
     // The next piece is taken early, to ask for its memory.
     int64_t next = team.take();
-    Piece<T> after = pieces.find(next);
+    Piece<T, K> after = pieces.find(next);
     while (next < num_pieces) {
-        Piece<T> piece = after;
+        Piece<T, K> piece = after;
         after = pieces.find(next = team.take());
         if (a.seq_lens[piece.seq] == 0)
             piece.write_zeros();
@@ -372,7 +391,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
     for (int64_t seq = 0; seq < seqs; seq++) {
         if (!a.is_joined(seq)) continue;
         for (; taken < heads + a.kv_heads; taken = team.take()) {
-            Piece<T> piece{&a, seq, taken - heads, 0, 1, 0, 0};
+            Piece<T, K> piece{&a, seq, taken - heads, 0, 1, 0, 0};
             auto chunk = [&](int64_t part) {
                 return piece.sums_in(team.shared.data() + (from + part * a.kv_heads + piece.head) * sums_size);
             };
@@ -387,7 +406,10 @@ void paged_attention(const void* arguments, Team& team, int thread) {
 }  // namespace
 
 extern "C" {
-void paged_attention_fp32(const void* a, Team& team, int thread) { paged_attention<float>(a, team, thread); }
-void paged_attention_bf16(const void* a, Team& team, int thread) { paged_attention<bf16>(a, team, thread); }
-void paged_attention_fp16(const void* a, Team& team, int thread) { paged_attention<fp16>(a, team, thread); }
+void paged_attention_fp32(const void* a, Team& team, int thread) { paged_attention<float, float>(a, team, thread); }
+void paged_attention_bf16(const void* a, Team& team, int thread) { paged_attention<bf16, bf16>(a, team, thread); }
+void paged_attention_fp16(const void* a, Team& team, int thread) { paged_attention<fp16, fp16>(a, team, thread); }
+void paged_attention_int8_fp32(const void* a, Team& team, int thread) { paged_attention<float, int8_t>(a, team, thread); }
+void paged_attention_int8_bf16(const void* a, Team& team, int thread) { paged_attention<bf16, int8_t>(a, team, thread); }
+void paged_attention_int8_fp16(const void* a, Team& team, int thread) { paged_attention<fp16, int8_t>(a, team, thread); }
 }

@@ -2,14 +2,9 @@
 #include <algorithm>
 
 #include "dense.h"
-#include "team.h"
+#include "panel_loop.h"
 
 namespace {
-
-// Rows whose inputs stay in a core's cache while panel after panel meets them.
-constexpr int64_t CACHED_BYTES = 1 << 19;
-// From so many rows on, threads share the work of copying inputs. Before, each copies all of them, and waits for no other.
-constexpr int64_t SHARED_ROWS = 64;
 
 template <class T>
 struct Linear {
@@ -62,23 +57,11 @@ void linear(const void* arguments, Team& team, int thread) {
     int64_t rows = a.rows.count();
     int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
     int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
-    int64_t panels = (layer.outputs + PANEL - 1) / PANEL;
-    int64_t taken = std::max<int64_t>(1, panels / (team.size * 8));
-    int64_t pieces = (panels + taken - 1) / taken, items = (rows + row_block - 1) / row_block * pieces;
     const T* tiles = arrange_inputs(a, rows, row_block, team, thread);
-    for (int64_t item = team.take(), next_item; item < items; item = next_item) {
-        // The next piece is taken early, to ask for its weights, but not near the end, where the other threads may be done.
-        bool takes_early = item + 2 * team.size < items;
-        if (takes_early) next_item = team.take();
-        int64_t first_row = item / pieces * row_block, first = item % pieces * taken;
-        int64_t last = std::min(first + taken, panels) - 1, after = takes_early ? next_item % pieces * taken : last;
-        for (int64_t panel = first; panel <= last; panel++) {
-            int64_t next = panel < last ? panel + 1 : after;
-            multiply_panel(layer, tiles, panel, next == panel ? nullptr : layer.panel(next), first_row,
-                           std::min(row_block, rows - first_row));
-        }
-        if (!takes_early) next_item = team.take();
-    }
+    for_panels(team, rows, row_block, (layer.outputs + PANEL - 1) / PANEL,
+               [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
+                   multiply_panel(layer, tiles, panel, next < 0 ? nullptr : layer.panel(next), first_row, taken);
+               });
 }
 
 // A weight in panels.

@@ -12,26 +12,9 @@
 //
 // Routing is read from memory, and all scratch has room for any. A row meets the same arithmetic in every block.
 #include "dense.h"
-#include "team.h"
+#include "moe.h"
 
 namespace {
-
-constexpr int64_t BLOCK_ROWS = 96;
-
-struct Block {
-    int32_t expert;
-    int32_t first;  // place
-    int32_t rows;
-};
-
-// What `group` finds out, in memory that the caller lends.
-struct Routing {
-    int32_t* place_of_pair;  // [pairs]; -1 where the id is that of no expert
-    int32_t* pair_of_place;  // [pairs]
-    int32_t* sizes;          // the number of blocks and that of places
-    int32_t* ends;           // [experts]
-    Block* blocks;           // [pairs / BLOCK_ROWS + the lesser of experts and pairs]
-};
 
 struct Group {
     Rows tokens;
@@ -114,24 +97,20 @@ template <class T>
 void products(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const Products<T>*>(arguments);
     static thread_local std::vector<float> own;
-    int64_t blocks = a.routing.sizes[0], panels = (a.outputs + PANEL - 1) / PANEL;
-    int64_t taken = std::min(panels, std::max<int64_t>(1, blocks * panels / (team.size * 8)));
-    int64_t pieces = (panels + taken - 1) / taken, arranged = -1;
+    int64_t panels = (a.outputs + PANEL - 1) / PANEL;
     const T* tiles = nullptr;
-    for (int64_t item; (item = team.take()) < blocks * pieces;) {
-        const Block& block = a.routing.blocks[item / pieces];
-        if (item / pieces != arranged) tiles = arrange_block(a, block, own);
-        arranged = item / pieces;
-        Layer<T> layer{a.out + block.first * a.out_stride,
-                       a.out_stride,
-                       a.panels + block.expert * panels * panel_size<NARROW, T>(a.inputs),
-                       a.bias ? a.bias + block.expert * a.bias_stride : nullptr,
-                       a.inputs,
-                       a.outputs};
-        int64_t first = item % pieces * taken, last = std::min(first + taken, panels) - 1;
-        for (int64_t panel = first; panel <= last; panel++)
-            multiply_panel(layer, tiles, panel, panel < last ? layer.panel(panel + 1) : nullptr, 0, block.rows);
-    }
+    for_expert_panels(
+        team, a.routing, panels, [&](const Block& block) { tiles = arrange_block(a, block, own); },
+        [&](const Block& block, int64_t first, int64_t last) {
+            Layer<T> layer{a.out + block.first * a.out_stride,
+                           a.out_stride,
+                           a.panels + block.expert * panels * panel_size<NARROW, T>(a.inputs),
+                           a.bias ? a.bias + block.expert * a.bias_stride : nullptr,
+                           a.inputs,
+                           a.outputs};
+            for (int64_t panel = first; panel <= last; panel++)
+                multiply_panel(layer, tiles, panel, panel < last ? layer.panel(panel + 1) : nullptr, 0, block.rows);
+        });
 }
 
 template <class T>

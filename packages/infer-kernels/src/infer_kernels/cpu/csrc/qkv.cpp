@@ -1,6 +1,7 @@
 // From packed qkv to prepared queries and a written cache: QK-norm, rotation, store.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "team.h"
 #include "vectors.h"
@@ -9,7 +10,8 @@ namespace {
 
 constexpr int MOST_HEAD_DIM = 1024;
 
-template <class T>
+// T: of heads. K: of the cache, T or int8_t.
+template <class T, class K>
 struct Prepare {
     Rows rows;
     T* q;  // [tokens, q_heads, head_dim]; null: queries are left alone
@@ -18,11 +20,11 @@ struct Prepare {
     const T* qkv;  // [tokens, q_heads + 2 * kv_heads, head_dim]
     int64_t qkv_stride_token;
     int64_t qkv_stride_head;
-    T* keys;  // [blocks, kv_heads, block_size, head_dim]
+    K* keys;  // [blocks, kv_heads, block_size, head_dim], or codes [..., head_dim + 4]
     int64_t k_stride_block;
     int64_t k_stride_head;
     int64_t k_stride_token;
-    T* values;
+    K* values;
     int64_t v_stride_block;
     int64_t v_stride_head;
     int64_t v_stride_token;
@@ -47,8 +49,25 @@ int64_t integer_at(const void* from, int64_t bytes, int64_t index) {
     return bytes == 4 ? ((const int32_t*)from)[index] : ((const int64_t*)from)[index];
 }
 
+// A row of codes and its scale, as `encode_rows` of kv_codes.py.
 template <class T>
-void prepare_head(const Prepare<T>& a, T* out, const T* x, const T* weight, int64_t token) {
+void encode(int8_t* to, const T* x, int64_t size) {
+    Floats most{};
+    for (int64_t i = 0; i < size; i += 16) {
+        Floats values = load_some(x + i, size - i);
+        Floats magnitude = choose(values < 0.0f, -values, values);
+        most = choose(magnitude == magnitude, maximum(most, magnitude), splat(__builtin_inff()));  // NaN shows as infinity
+    }
+    float top = largest(most), scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    for (int64_t i = 0; i < size; i += 16) {
+        Floats values = load_some(x + i, size - i) * inverse + 12582912.0f - 12582912.0f;  // the nearest whole number
+        store_codes(to + i, choose(values == values, values, Floats{}), size - i);
+    }
+    std::memcpy(to + size, &scale, sizeof scale);
+}
+
+template <class T, class K>
+void prepare_head(const Prepare<T, K>& a, T* out, const T* x, const T* weight, int64_t token) {
     int64_t size = a.head_dim, half = a.rotary_dim / 2;
     float head[MOST_HEAD_DIM + 16];
     Floats squares{};
@@ -81,9 +100,9 @@ void prepare_head(const Prepare<T>& a, T* out, const T* x, const T* weight, int6
     for (int64_t i = a.rotary_dim; i < size; i += 16) store_some(out + i, load_some(head + i, size - i), size - i);
 }
 
-template <class T>
+template <class T, class K>
 void qk_norm_rope_store(const void* arguments, Team& team, int) {
-    const auto& a = *static_cast<const Prepare<T>*>(arguments);
+    const auto& a = *static_cast<const Prepare<T, K>*>(arguments);
     int64_t heads = a.q_heads + 2 * a.kv_heads, total = a.rows.count() * heads;
     int64_t taken = std::max<int64_t>(1, total / (team.size * 4));
     for (int64_t begin; (begin = team.take(taken)) < total;) {
@@ -99,12 +118,21 @@ void qk_norm_rope_store(const void* arguments, Team& team, int) {
             int64_t block = slot / a.block_size, offset = slot % a.block_size;
             head -= a.q_heads;
             if (head < a.kv_heads) {
-                T* to = a.keys + block * a.k_stride_block + head * a.k_stride_head + offset * a.k_stride_token;
-                prepare_head(a, to, x, a.k_weight, token);
+                K* to = a.keys + block * a.k_stride_block + head * a.k_stride_head + offset * a.k_stride_token;
+                if constexpr (std::is_same_v<K, T>) {
+                    prepare_head(a, to, x, a.k_weight, token);
+                } else {
+                    T key[MOST_HEAD_DIM];
+                    prepare_head(a, key, x, a.k_weight, token);
+                    encode(to, key, a.head_dim);
+                }
             } else {
                 head -= a.kv_heads;
-                T* to = a.values + block * a.v_stride_block + head * a.v_stride_head + offset * a.v_stride_token;
-                std::memcpy(to, x, a.head_dim * sizeof(T));
+                K* to = a.values + block * a.v_stride_block + head * a.v_stride_head + offset * a.v_stride_token;
+                if constexpr (std::is_same_v<K, T>)
+                    std::memcpy(to, x, a.head_dim * sizeof(T));
+                else
+                    encode(to, x, a.head_dim);
             }
         }
     }
@@ -113,7 +141,16 @@ void qk_norm_rope_store(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void qk_norm_rope_store_fp32(const void* a, Team& team, int thread) { qk_norm_rope_store<float>(a, team, thread); }
-void qk_norm_rope_store_bf16(const void* a, Team& team, int thread) { qk_norm_rope_store<bf16>(a, team, thread); }
-void qk_norm_rope_store_fp16(const void* a, Team& team, int thread) { qk_norm_rope_store<fp16>(a, team, thread); }
+void qk_norm_rope_store_fp32(const void* a, Team& team, int thread) { qk_norm_rope_store<float, float>(a, team, thread); }
+void qk_norm_rope_store_bf16(const void* a, Team& team, int thread) { qk_norm_rope_store<bf16, bf16>(a, team, thread); }
+void qk_norm_rope_store_fp16(const void* a, Team& team, int thread) { qk_norm_rope_store<fp16, fp16>(a, team, thread); }
+void qk_norm_rope_store_int8_fp32(const void* a, Team& team, int thread) {
+    qk_norm_rope_store<float, int8_t>(a, team, thread);
+}
+void qk_norm_rope_store_int8_bf16(const void* a, Team& team, int thread) {
+    qk_norm_rope_store<bf16, int8_t>(a, team, thread);
+}
+void qk_norm_rope_store_int8_fp16(const void* a, Team& team, int thread) {
+    qk_norm_rope_store<fp16, int8_t>(a, team, thread);
+}
 }

@@ -10,7 +10,7 @@ namespace {
 constexpr int PANEL = 16 * WIDE;
 constexpr int TILE = 64;
 
-// Where the keys and values of a tile lie.
+// Where the keys and values of a tile lie: elements, or codes of eight bits with their scale behind them.
 template <class T>
 struct TileRows {
     const T* keys[TILE];
@@ -29,7 +29,7 @@ void pack_keys(C* panels, const T* const (&keys)[TILE], const T* const (&next)[T
             int64_t at = word * PER_WORD;
             Words rows[16];
             for (int i = 0; i < 16; i++) {
-                rows[i] = load_words(keys[first + i] + at, head_dim - at);
+                rows[i] = load_words_as<C>(keys[first + i] + at, head_dim - at);
                 __builtin_prefetch(next[first + i] + at, 0, 2);
             }
             transpose(rows);
@@ -52,6 +52,22 @@ inline void pack_values(bf16* panels, const bf16* const (&values)[TILE], const b
     }
 }
 
+// Codes as pairs of bf16.
+inline void pack_values(bf16* panels, const int8_t* const (&values)[TILE], const int8_t* const (&next)[TILE],
+                        int64_t head_dim) {
+    for (int64_t key = 0; key < TILE; key += 2) {
+        const int8_t *even = values[key], *odd = values[key + 1];
+        for (int64_t i = 0; i < head_dim; i += 16) {
+            if (i % 64 == 0) {  // a line of each row
+                __builtin_prefetch(next[key] + i, 0, 2);
+                __builtin_prefetch(next[key + 1] + i, 0, 2);
+            }
+            bf16* panel = panels + i / PANEL * panel_size<WIDE, bf16>(TILE);
+            store_vector(panel + key * PANEL + i % PANEL * 2, bf16_pairs(widen_codes(even + i), widen_codes(odd + i)));
+        }
+    }
+}
+
 template <class T>
 inline void pack_values(float* panels, const T* const (&values)[TILE], const T* const (&next)[TILE], int64_t head_dim) {
     for (int64_t key = 0; key < TILE; key++)
@@ -60,6 +76,13 @@ inline void pack_values(float* panels, const T* const (&values)[TILE], const T* 
             float* panel = panels + i / PANEL * panel_size<WIDE, float>(TILE);
             store_vector(panel + key * PANEL + i % PANEL, load16(values[key] + i));
         }
+}
+
+// The scale of a row of codes, which follows its `head_dim` codes.
+inline float scale_of(const int8_t* codes, int64_t head_dim) {
+    float scale;
+    std::memcpy(&scale, codes + head_dim, sizeof scale);
+    return scale;
 }
 
 }  // namespace

@@ -153,6 +153,31 @@ static inline void store16(fp16* at, Floats value) {
 #endif
 }
 
+// Sixteen codes as words, whose lower halves are those of even places; two of each word become a pair of bf16. Codes are
+// whole numbers up to 127, which bf16 has exactly.
+static inline Words bf16_pairs(Ints low, Ints high) {
+    Words low_bits = (Words)__builtin_convertvector(low, Floats), high_bits = (Words)__builtin_convertvector(high, Floats);
+    return low_bits >> 16 | (high_bits & 0xffff0000u);
+}
+
+static inline Ints widen_codes(const int8_t* at) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at));
+#else
+    typedef int8_t Codes __attribute__((vector_size(16)));
+    return __builtin_convertvector(load_vector<Codes>(at), Ints);
+#endif
+}
+
+// Whole numbers up to 127 as codes, the first `count` of sixteen.
+static inline void store_codes(int8_t* at, Floats value, int64_t count) {
+    typedef int8_t Codes __attribute__((vector_size(16)));
+    Codes codes = __builtin_convertvector(__builtin_convertvector(value, Ints), Codes);
+    std::memcpy(at, &codes, count < 16 ? count : 16);
+}
+
+static inline Floats load16(const int8_t* at) { return __builtin_convertvector(widen_codes(at), Floats); }
+
 // The first `count` of sixteen; the others are zeros.
 template <class T>
 static inline Floats load_some(const T* at, int64_t count) {
@@ -227,6 +252,26 @@ static inline Words load_words(const bf16* at, int64_t count) {
 }
 static inline Words load_words(const float* at, int64_t count) { return (Words)load_some(at, count); }
 static inline Words load_words(const fp16* at, int64_t count) { return (Words)load_some(at, count); }
+
+// The same of codes: as floats, or as pairs of bf16.
+template <class C>
+static inline Words load_words_as(const int8_t* at, int64_t count) {
+    if constexpr (sizeof(C) == 4) {
+        return (Words)load_some(at, count);
+    } else {
+        int8_t padded[32] = {};
+        if (count < 32) {
+            std::memcpy(padded, at, count);
+            at = padded;
+        }
+        Ints pairs = (Ints)widen(load_vector<Halves>(at));
+        return bf16_pairs(pairs << 24 >> 24, pairs << 16 >> 24);
+    }
+}
+template <class C, class T>
+static inline Words load_words_as(const T* at, int64_t count) {
+    return load_words(at, count);
+}
 
 // Sums and maxima of the sixteen, always in this order: each with that 8, then 4, 2 and 1 places away.
 template <class Operation>

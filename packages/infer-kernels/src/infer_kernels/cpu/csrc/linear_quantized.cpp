@@ -1,0 +1,179 @@
+// Dense layers and embeddings whose weights have eight or four bits; and the packing of these weights (see quantized.h).
+#include "panel_loop.h"
+#include "quantized.h"
+
+namespace {
+
+template <class T>
+struct LinearQuantized {
+    Rows rows;
+    T* out;
+    int64_t out_stride;
+    const T* x;
+    int64_t x_stride;
+    const uint8_t* panels;
+    const T* bias;  // [outputs], or null
+    int64_t outputs;
+    QuantizedLayout layout;
+};
+
+// Returns the quantized inputs of all rows.
+template <class T>
+QuantizedRows quantize_inputs(const LinearQuantized<T>& a, int64_t rows, Team& team, int thread) {
+    static thread_local std::vector<float> own;
+    size_t needed = quantized_size(a.layout, rows);
+    bool is_shared = rows >= SHARED_ROWS;
+    if (is_shared)
+        team.reserve(needed, thread);
+    else if (own.size() < needed)
+        own.resize(needed);
+    QuantizedRows quantized = place_quantized(a.layout, rows, is_shared ? team.shared.data() : own.data());
+    for (int64_t row = is_shared ? thread : 0; row < rows; row += is_shared ? team.size : 1)
+        quantize_row(a.layout, quantized, row, a.x + row * a.x_stride);
+    if (is_shared) team.barrier();
+    return quantized;
+}
+
+template <class T>
+void linear_quantized(const void* arguments, Team& team, int thread) {
+    const auto& a = *static_cast<const LinearQuantized<T>*>(arguments);
+    int64_t rows = a.rows.count(), panel_bytes = a.layout.panel_bytes();
+    QuantizedRows x = quantize_inputs(a, rows, team, thread);
+    QuantizedProducts products(a.layout, rows);
+    QuantizedLayer<T> layer{a.out, a.out_stride, a.panels, a.bias, a.outputs};
+    int64_t cached = CACHED_BYTES / x.stride / MOST_QUANTIZED_ROWS * MOST_QUANTIZED_ROWS;
+    int64_t row_block = std::max<int64_t>(4 * MOST_QUANTIZED_ROWS, cached);
+    for_panels(team, rows, row_block, (a.outputs + PANEL - 1) / PANEL,
+               [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
+                   const uint8_t* asked = next < 0 ? nullptr : a.panels + next * panel_bytes;
+                   layer.multiply(a.layout, x, panel, asked, first_row, taken);
+               });
+}
+
+// A weight in panels.
+struct PackQuantized {
+    Rows panels;
+    uint8_t* packed;
+    const uint8_t* values;  // [outputs, inputs], or half as many bytes
+    int64_t values_stride;
+    const float* scales;  // [outputs, groups]
+    int64_t scales_stride;
+    const uint8_t* zeros;  // [outputs, groups] of int8 signed, of int4 unsigned; or null
+    int64_t zeros_stride;
+    int64_t outputs;
+    QuantizedLayout layout;
+};
+
+// Four bytes of `values` from `at` on, less than four near the end of a group.
+uint32_t load_codes(const uint8_t* at, int64_t count) {
+    uint32_t word = 0;
+    std::memcpy(&word, at, std::min<int64_t>(4, std::max<int64_t>(0, count)));
+    return word;
+}
+
+// Eight codes, two a byte, the first of each in the lower half, as four bytes whose lower halves are the first four.
+uint32_t split_halves(uint32_t pairs) {
+    auto spread = [](uint32_t four) {
+        return (four & 0xf) | (four & 0xf0) << 4 | (four & 0xf00) << 8 | (four & 0xf000) << 12;
+    };
+    return spread(pairs & 0xffff) | spread(pairs >> 16) << 4;
+}
+
+void pack_quantized(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const PackQuantized*>(arguments);
+    const QuantizedLayout& layout = a.layout;
+    bool is_int8 = layout.encoding == Encoding::INT8;
+    int64_t per_byte = is_int8 ? 1 : 2;
+    for (int64_t panel; (panel = team.take()) < a.panels.count();) {
+        uint8_t* to = a.packed + panel * layout.panel_bytes();
+        std::memset(to, 0, layout.panel_bytes());
+        int64_t first_output = panel * PANEL, count = std::min<int64_t>(PANEL, a.outputs - first_output);
+        for (int64_t group = 0; group < layout.groups(); group++) {
+            int64_t first = group * layout.group_size, size = std::min(layout.group_size, layout.inputs - first);
+            int64_t words = layout.padded_inputs(group) / (4 * per_byte), bytes = (size + per_byte - 1) / per_byte;
+            for (int64_t word = 0; word < words; word++, to += PANEL * 4) {
+                for (int64_t i = 0; i < count; i++) {
+                    const uint8_t* row = a.values + (first_output + i) * a.values_stride + first / per_byte;
+                    uint32_t codes = load_codes(row + 4 * word, bytes - 4 * word);
+                    codes = is_int8 ? codes ^ 0x80808080u : split_halves(codes);
+                    std::memcpy(to + 4 * i, &codes, 4);
+                }
+            }
+            for (int64_t i = 0; i < count; i++) {
+                float scale = a.scales[(first_output + i) * a.scales_stride + group];
+                if (layout.encoding == Encoding::E2M1) scale *= 0.5f;  // codes are twice the numbers
+                std::memcpy(to + 4 * i, &scale, 4);
+                if (a.zeros) {
+                    uint8_t zero = a.zeros[(first_output + i) * a.zeros_stride + group];
+                    uint16_t stored = is_int8 ? zero ^ 0x80 : zero;
+                    std::memcpy(to + PANEL * 4 + 2 * i, &stored, 2);
+                }
+            }
+            to += layout.scale_bytes();
+        }
+    }
+}
+
+template <class T>
+struct EmbeddingQuantized {
+    Rows rows;
+    T* out;
+    int64_t out_stride;
+    const void* ids;
+    int64_t id_bytes;  // 4 or 8
+    const uint8_t* panels;
+    int64_t vocab;
+    double scale;
+    QuantizedLayout layout;
+};
+
+template <class T>
+void embedding_quantized(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const EmbeddingQuantized<T>*>(arguments);
+    const QuantizedLayout& layout = a.layout;
+    int64_t panel_bytes = layout.panel_bytes();
+    for_rows(team, a.rows.count(), [&](int64_t row) {
+        int64_t id = a.id_bytes == 4 ? ((const int32_t*)a.ids)[row] : ((const int64_t*)a.ids)[row];
+        T* out = a.out + row * a.out_stride;
+        bool is_known = id >= 0 && id < a.vocab;  // a step that is replayed cannot raise an error
+        const uint8_t* at = a.panels + (is_known ? id / PANEL * panel_bytes : 0);
+        for (int64_t group = 0; group < layout.groups(); group++) {
+            int64_t first = group * layout.group_size, size = std::min(layout.group_size, layout.inputs - first);
+            int64_t lane = is_known ? id % PANEL : 0, codes = layout.code_bytes(layout.padded_inputs(group));
+            const uint8_t* scales = at + codes;
+            float scale;
+            std::memcpy(&scale, scales + 4 * lane, 4);
+            int32_t zero = layout.zero_code();
+            if (layout.has_zeros) {
+                uint16_t stored;
+                std::memcpy(&stored, scales + PANEL * 4 + 2 * lane, 2);
+                zero = stored;
+            }
+            for (int64_t k = 0; k < size; k += 16) {
+                Floats values{};
+                for (int64_t i = 0; i < std::min<int64_t>(16, size - k); i++)
+                    values[i] = (float)(layout.code_at(at, lane, k + i) - zero);
+                values = is_known ? values * scale * (float)a.scale : splat(__builtin_nanf(""));
+                store_some(out + first + k, values, size - k);
+            }
+            at += codes + layout.scale_bytes();
+        }
+    });
+}
+
+}  // namespace
+
+#define EXPORT(DTYPE, T)                                                       \
+    void linear_quantized_##DTYPE(const void* arguments, Team& team, int thread) { \
+        linear_quantized<T>(arguments, team, thread);                          \
+    }                                                                          \
+    void embedding_quantized_##DTYPE(const void* arguments, Team& team, int thread) { \
+        embedding_quantized<T>(arguments, team, thread);                       \
+    }
+
+extern "C" {
+EXPORT(fp32, float)
+EXPORT(bf16, bf16)
+EXPORT(fp16, fp16)
+void pack_quantized_fp32(const void* arguments, Team& team, int thread) { pack_quantized(arguments, team, thread); }
+}

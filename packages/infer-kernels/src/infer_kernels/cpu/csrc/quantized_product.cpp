@@ -1,0 +1,270 @@
+// The product of up to 32 rows of eight bits with a panel of eight or four bits (see quantized.h).
+#include "quantized.h"
+
+#if defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HAS_TILES 1
+#endif
+
+namespace {
+
+constexpr int MOST_ROWS = SUMS / NARROW;  // whose sums stay in registers
+constexpr int64_t TILED_ROWS = 8;         // from so many rows on, matrix instructions are faster where a CPU has them
+
+#if !defined(__AVX512VNNI__) && defined(__AVX2__)
+// Multiplies the bytes 0 and 2, then 1 and 3 of each word as pairs of 16 bits.
+inline __m256i add_bytes256(__m256i sum, __m256i weights, uint32_t inputs) {
+    const __m256i mask = _mm256_set1_epi16(0xff);
+    auto at = [&](int place) { return (uint32_t)(uint16_t)(int16_t)(int8_t)(inputs >> 8 * place); };
+    __m256i even = _mm256_set1_epi32((int)(at(0) | at(2) << 16)), odd = _mm256_set1_epi32((int)(at(1) | at(3) << 16));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(weights, mask), even));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_srli_epi16(weights, 8), odd));
+}
+#endif
+
+// Adds four products to each sum: unsigned bytes of four inputs for sixteen outputs, and the four signed inputs of a row.
+inline Ints add_bytes(Ints sum, Words weights, uint32_t inputs) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32((int)inputs));
+#elif defined(__AVX2__)
+    __m256i sums[2], parts[2];
+    std::memcpy(sums, &sum, 64);
+    std::memcpy(parts, &weights, 64);
+    for (int i = 0; i < 2; i++) sums[i] = add_bytes256(sums[i], parts[i], inputs);
+    std::memcpy(&sum, sums, 64);
+    return sum;
+#else
+    for (int i = 0; i < 4; i++) sum += (Ints)((weights >> 8 * i) & 0xff) * (int32_t)(int8_t)(inputs >> 8 * i);
+    return sum;
+#endif
+}
+
+// The bytes that are multiplied, of codes in the lower halves of bytes.
+template <Encoding ENCODING>
+inline Words decode_halves(Words halves) {
+    if constexpr (ENCODING == Encoding::E2M1) {
+#if defined(__AVX512BW__)
+        __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)E2M1_CODES));
+        return (Words)_mm512_shuffle_epi8(table, (__m512i)halves);
+#else
+        uint8_t bytes[64];
+        std::memcpy(bytes, &halves, 64);
+        for (uint8_t& byte : bytes) byte = E2M1_CODES[byte];
+        std::memcpy(&halves, bytes, 64);
+#endif
+    }
+    return halves;
+}
+
+// What follows a group's codes.
+struct GroupScales {
+    Floats scales[2];
+    Ints zeros[2];
+
+    GroupScales(const QuantizedLayout& layout, const uint8_t* at) {
+        for (int i = 0; i < 2; i++) scales[i] = load16((const float*)at + 16 * i);
+        for (int i = 0; i < 2; i++) zeros[i] = Ints{} + layout.zero_code();
+        if (layout.has_zeros)
+            for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(at + PANEL * 4 + 32 * i));
+    }
+
+    Floats scaled(Ints sum, int32_t x_sum, int part) const {
+        return __builtin_convertvector(sum - zeros[part] * x_sum, Floats) * scales[part];
+    }
+};
+
+template <Encoding ENCODING, int ROWS>
+void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
+                   int64_t first_row, float* out) {
+    constexpr int CHAINS = ROWS <= 3 ? 2 : 1;  // of whole numbers, whose order does not matter
+    int64_t groups = layout.groups();
+    const int8_t* rows = x.codes + first_row * x.stride;
+    Floats totals[ROWS][NARROW] = {};
+    for (int64_t group = 0; group < groups; group++) {
+        Ints sums[CHAINS][ROWS][NARROW] = {};
+        const int8_t* at = rows + group * layout.group_size;
+        auto add = [&](int chain, const Words (&weights)[NARROW], int64_t first) {
+#pragma GCC unroll 12
+            for (int row = 0; row < ROWS; row++) {
+                uint32_t inputs;
+                std::memcpy(&inputs, at + row * x.stride + first, 4);
+#pragma GCC unroll 2
+                for (int i = 0; i < NARROW; i++) sums[chain][row][i] = add_bytes(sums[chain][row][i], weights[i], inputs);
+            }
+        };
+        int64_t steps = layout.padded_inputs(group) / 8;
+        for (int64_t step = 0; step < steps; step++, at += 8) {
+            Words first[NARROW], second[NARROW];
+            if constexpr (ENCODING == Encoding::INT8) {
+                for (int i = 0; i < NARROW; i++) first[i] = load_vector<Words>(panel + 64 * i);
+                for (int i = 0; i < NARROW; i++) second[i] = load_vector<Words>(panel + 128 + 64 * i);
+                panel += 256;
+            } else {
+                for (int i = 0; i < NARROW; i++) {
+                    Words pairs = load_vector<Words>(panel + 64 * i);
+                    first[i] = decode_halves<ENCODING>(pairs & 0x0f0f0f0fu);
+                    second[i] = decode_halves<ENCODING>((pairs >> 4) & 0x0f0f0f0fu);
+                }
+                panel += 128;
+            }
+            if (next) {
+                constexpr int LINES = ENCODING == Encoding::INT8 ? 4 : 2;
+                for (int i = 0; i < LINES; i++) __builtin_prefetch(next + 64 * i, 0, 2);
+                next += 64 * LINES;
+            }
+            add(0, first, 0);
+            add(CHAINS - 1, second, 4);
+        }
+        GroupScales scales(layout, panel);
+        panel += layout.scale_bytes();
+        for (int row = 0; row < ROWS; row++) {
+            int32_t x_sum = x.sums[(first_row + row) * groups + group];
+            for (int i = 0; i < NARROW; i++) {
+                Ints sum = sums[0][row][i];
+                if constexpr (CHAINS > 1) sum += sums[1][row][i];
+                totals[row][i] += scales.scaled(sum, x_sum, i);
+            }
+        }
+    }
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < NARROW; i++) store16(out + row * PANEL + 16 * i, totals[row][i] * x.scales[first_row + row]);
+}
+
+template <Encoding ENCODING>
+void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next,
+                           const QuantizedRows& x, int64_t first_row, int64_t rows, float* sums) {
+    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
+        const uint8_t* asked = start + num_rows == rows ? next : nullptr;
+        multiply_rows<ENCODING, num_rows>(layout, panel, asked, x, first_row + start, sums + start * PANEL);
+    });
+}
+
+#if HAS_TILES
+// The tiles: 0 to 3 sums [16 rows][16 outputs], 4 and 5 inputs [16 rows][64], 6 and 7 codes [64 / 4][16 outputs][4].
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Some compilers do not know that tiles are loaded from memory, and might leave stores for later.
+inline void wait_for_stores() { asm volatile("" ::: "memory"); }
+
+bool may_use_tiles() {
+    // Linux gives the tiles' registers to processes that ask for them: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA.
+    static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return granted;
+}
+
+template <Encoding ENCODING>
+void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
+                    int64_t first_row, int64_t rows, float* out) {
+    constexpr int64_t UNPACKED = 64 * PANEL;  // bytes of the codes of 64 inputs
+    alignas(64) uint8_t unpacked[UNPACKED];
+    alignas(64) int32_t sums[4][16 * 16];
+    alignas(64) float totals[MOST_QUANTIZED_ROWS * PANEL];
+    int64_t groups = layout.groups();
+    bool has_second = rows > 16;
+    const int8_t* inputs = x.codes + first_row * x.stride;
+    for (int64_t group = 0; group < groups; group++) {
+        const int8_t* at = inputs + group * layout.group_size;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t left = layout.padded_inputs(group); left > 0; left -= 64, at += 64) {
+            const uint8_t* codes = panel;
+            if constexpr (ENCODING == Encoding::INT8) {
+                panel += UNPACKED;
+            } else {
+#pragma GCC unroll 4
+                for (int64_t i = 0; i < UNPACKED / 2; i += 128) {
+                    for (int part = 0; part < 128; part += 64) {
+                        Words pairs = load_vector<Words>(panel + i + part);
+                        store_vector(unpacked + 2 * i + part, decode_halves<ENCODING>(pairs & 0x0f0f0f0fu));
+                        store_vector(unpacked + 2 * i + 128 + part, decode_halves<ENCODING>((pairs >> 4) & 0x0f0f0f0fu));
+                    }
+                }
+                wait_for_stores();
+                codes = unpacked;
+                panel += UNPACKED / 2;
+            }
+            _tile_loadd(4, at, x.stride);
+            _tile_loadd(6, codes, 128);
+            _tile_dpbsud(0, 4, 6);
+            _tile_loadd(7, codes + 64, 128);
+            _tile_dpbsud(1, 4, 7);
+            if (has_second) {
+                _tile_loadd(5, at + 16 * x.stride, x.stride);
+                _tile_dpbsud(2, 5, 6);
+                _tile_dpbsud(3, 5, 7);
+            }
+            if (next) {
+                constexpr int64_t BYTES = ENCODING == Encoding::INT8 ? UNPACKED : UNPACKED / 2;
+                for (int64_t i = 0; i < BYTES; i += 64) __builtin_prefetch(next + i, 0, 2);
+                next += BYTES;
+            }
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        if (has_second) {
+            _tile_stored(2, sums[2], 64);
+            _tile_stored(3, sums[3], 64);
+        }
+        GroupScales scales(layout, panel);
+        panel += layout.scale_bytes();
+        bool is_first = group == 0, is_last = group == groups - 1;
+        for (int64_t row = 0; row < rows; row++) {
+            int32_t x_sum = x.sums[(first_row + row) * groups + group];
+            for (int i = 0; i < NARROW; i++) {
+                Ints sum = load_vector<Ints>(sums[row / 16 * 2 + i] + row % 16 * 16);
+                float* total = totals + row * PANEL + 16 * i;
+                Floats added = (is_first ? Floats{} : load16(total)) + scales.scaled(sum, x_sum, i);
+                if (is_last)
+                    store16(out + row * PANEL + 16 * i, added * x.scales[first_row + row]);
+                else
+                    store16(total, added);
+            }
+        }
+    }
+}
+
+bool takes_tiles(const QuantizedLayout& layout, int64_t rows) {
+    return rows >= TILED_ROWS && layout.step() == 64 && may_use_tiles();
+}
+#endif
+
+template <Encoding ENCODING>
+void multiply(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
+              int64_t first_row, int64_t rows, float* sums) {
+#if HAS_TILES
+    if (takes_tiles(layout, rows)) return multiply_tiles<ENCODING>(layout, panel, next, x, first_row, rows, sums);
+#endif
+    multiply_in_registers<ENCODING>(layout, panel, next, x, first_row, rows, sums);
+}
+
+}  // namespace
+
+void multiply_quantized(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
+                        int64_t first_row, int64_t rows, float* sums) {
+    switch (layout.encoding) {
+        case Encoding::INT8: return multiply<Encoding::INT8>(layout, panel, next, x, first_row, rows, sums);
+        case Encoding::INT4: return multiply<Encoding::INT4>(layout, panel, next, x, first_row, rows, sums);
+        case Encoding::E2M1: return multiply<Encoding::E2M1>(layout, panel, next, x, first_row, rows, sums);
+    }
+}
+
+QuantizedProducts::QuantizedProducts(const QuantizedLayout& layout, int64_t rows) : has_tiles_(false) {
+#if HAS_TILES
+    has_tiles_ = takes_tiles(layout, rows);
+    static constexpr TileConfig config;
+    if (has_tiles_) _tile_loadconfig(&config);
+#endif
+}
+
+QuantizedProducts::~QuantizedProducts() {
+#if HAS_TILES
+    if (has_tiles_) _tile_release();
+#endif
+}

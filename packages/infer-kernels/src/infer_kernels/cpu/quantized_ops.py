@@ -1,0 +1,143 @@
+"""Weights of four and eight bits on a CPU: arguments as the C++ structs of `csrc/linear_quantized.cpp`. Unchecked."""
+
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from infer_kernels.cpu.calls import empty, run
+from infer_kernels.cpu.packed_weight import PANEL, PackedQuantizedExperts, PackedQuantizedWeight
+from infer_kernels.integers import cdiv
+from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
+
+_LINE = 64
+_ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2}
+"""As in `csrc/quantized.h`."""
+LAYOUT = "qqqq"
+_PACK = Struct("PPqPqPqq" + LAYOUT)
+_LINEAR = Struct("PqPqPPq" + LAYOUT)
+_EMBEDDING = Struct("PqPqPqd" + LAYOUT)
+
+
+def can_pack(encoding: Encoding, *, group_size: int, in_features: int) -> bool:
+    """Return whether the kernels multiply weights of `encoding` with groups of `group_size`.
+
+    Sums of a row of more inputs than 2**16 may be too large for 32 bits.
+    """
+    return encoding in _ENCODINGS and (group_size >= in_features or group_size % 8 == 0) and in_features <= 1 << 16
+
+
+def pack(weight: QuantizedWeight) -> PackedQuantizedWeight:
+    """Return a packed copy of `weight` [out_features, in_features]."""
+    out_features, in_features = weight.shape
+    panels = _empty_panels(weight, out_features)
+    _pack_into(panels, weight)
+    return PackedQuantizedWeight(
+        panels=panels,
+        out_features=out_features,
+        in_features=in_features,
+        encoding=weight.encoding,
+        group_size=weight.group_size,
+        has_zeros=weight.zeros is not None,
+    )
+
+
+def pack_experts(weight: QuantizedWeight) -> PackedQuantizedExperts:
+    """Return a packed copy of `weight` [experts, out_features, in_features]."""
+    experts, out_features, in_features = weight.shape
+    panels = _empty_panels(weight, experts, out_features)
+    for expert in range(experts):
+        _pack_into(panels[expert], weight.item(expert))
+    return PackedQuantizedExperts(
+        panels=panels,
+        out_features=out_features,
+        in_features=in_features,
+        encoding=weight.encoding,
+        group_size=weight.group_size,
+        has_zeros=weight.zeros is not None,
+    )
+
+
+def linear(x: Tensor, weight: PackedQuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Return x [..., in_features], quantized row by row, @ weight.T + bias."""
+    rows = x.numel() // weight.in_features
+    flat = x.reshape(rows, weight.in_features)
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    out = empty((rows, weight.out_features), x.dtype)
+    arguments = _LINEAR.pack(
+        out.data_ptr(),
+        out.stride(0),
+        flat.data_ptr(),
+        flat.stride(0),
+        weight.panels.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        weight.out_features,
+        *layout_arguments(weight),
+    )
+    run("linear_quantized", x.dtype, rows, arguments, work=weight.panels.numel())
+    return out.view(*x.shape[:-1], weight.out_features)
+
+
+def embedding(ids: Tensor, weight: PackedQuantizedWeight, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return the rows `ids` [tokens] of a weight [rows, hidden], times `scale`, in `dtype`."""
+    ids = ids if ids.is_contiguous() else ids.contiguous()
+    out = empty((len(ids), weight.in_features), dtype)
+    arguments = _EMBEDDING.pack(
+        out.data_ptr(),
+        out.stride(0),
+        ids.data_ptr(),
+        ids.element_size(),
+        weight.panels.data_ptr(),
+        weight.out_features,
+        scale,
+        *layout_arguments(weight),
+    )
+    run("embedding_quantized", dtype, len(ids), arguments, work=out.numel())
+    return out
+
+
+def layout_arguments(weight: PackedQuantizedWeight | PackedQuantizedExperts) -> tuple[int, int, int, int]:
+    """Return the fields of `QuantizedLayout` in `csrc/quantized.h`."""
+    return weight.in_features, weight.group_size, _ENCODINGS[weight.encoding], weight.has_zeros
+
+
+def _empty_panels(weight: QuantizedWeight, *rows: int) -> Tensor:
+    """Return memory for the panels of `weight`, [..., out_features, in_features] with these `rows`."""
+    *experts, out_features = rows
+    return torch.empty(*experts, cdiv(out_features, PANEL), _panel_bytes(weight), dtype=torch.uint8)
+
+
+def _panel_bytes(weight: QuantizedWeight) -> int:
+    """Return the bytes of a panel: `QuantizedLayout::panel_bytes` in `csrc/quantized.h`."""
+    inputs, group_size = weight.in_features, weight.group_size
+    groups = cdiv(inputs, group_size)
+    step = _LINE if groups == 1 or group_size % _LINE == 0 else 8
+    last = inputs - (groups - 1) * group_size
+    padded = (groups - 1) * cdiv(min(group_size, inputs), step) * step + cdiv(last, step) * step
+    code_bytes = padded * PANEL // (1 if weight.encoding == "int8" else 2)
+    return code_bytes + groups * PANEL * (4 if weight.zeros is None else 6)
+
+
+def _pack_into(panels: Tensor, weight: QuantizedWeight) -> None:
+    values, scales, zeros = (
+        each if each is None or each.stride(-1) == 1 or each.shape[-1] == 1 else each.contiguous()
+        for each in (weight.values, weight.scales, weight.zeros)
+    )
+    assert values is not None
+    assert scales is not None
+    arguments = _PACK.pack(
+        panels.data_ptr(),
+        values.data_ptr(),
+        values.stride(0),
+        scales.data_ptr(),
+        scales.stride(0),
+        0 if zeros is None else zeros.data_ptr(),
+        0 if zeros is None else zeros.stride(0),
+        weight.out_features,
+        weight.in_features,
+        weight.group_size,
+        _ENCODINGS[weight.encoding],
+        zeros is not None,
+    )
+    run("pack_quantized", torch.float32, len(panels), arguments, work=panels.numel())

@@ -1,0 +1,77 @@
+"""Dense layers whose weights have four or eight bits: which kernel multiplies.
+
+    CPU, packed by `prepack`             C++; inputs are quantized to int8 row by row (`quantization.quantized_rows`)
+    CUDA, fp8, capability 8.9 or more    Triton; inputs are quantized to fp8 row by row (`quantization.linear_fp8`)
+    CUDA otherwise                       Triton; inputs stay as they are (`quantization.linear_quantized`)
+    elsewhere                            weights are dequantized in pieces, and multiplied by the library
+
+Which one it is depends on the device and the weight alone, never on the number of rows.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from infer_kernels.checks import require_dense_rows, require_device, require_float, require_like, require_shape
+from infer_kernels.cpu import quantized_ops
+from infer_kernels.cpu.library import library
+from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
+from infer_kernels.dispatch import takes_triton
+from infer_kernels.quantization.linear_fp8 import linear_fp8_triton, takes_fp8_products
+from infer_kernels.quantization.linear_quantized import linear_quantized_torch, linear_quantized_triton
+from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
+
+
+def multiply_quantized(
+    x: Tensor, weight: QuantizedWeight | PackedQuantizedWeight, bias: Tensor | None, *, is_invariant: bool = False
+) -> Tensor:
+    """`linear`, or with `is_invariant` `linear_invariant`, with a quantized weight; no gradient flows."""
+    require_float("x", x)
+    require_device("weight", weight.values if isinstance(weight, QuantizedWeight) else weight.panels, "x", x.device)
+    if x.dim() == 0 or x.shape[-1] != weight.in_features:
+        raise ValueError(
+            f"`x` has shape {list(x.shape)}; pass [..., {weight.in_features}], as many as `weight` has inputs"
+        )
+    if bias is not None:
+        require_shape("bias", bias, (weight.out_features,), "as many as `weight` has outputs")
+        require_like("bias", bias, "x", x)
+        require_dense_rows("bias", bias)
+    if isinstance(weight, PackedQuantizedWeight):
+        return quantized_ops.linear(x, weight, bias)
+    rows = prod(x.shape[:-1])
+    flat = x.detach().reshape(rows, weight.in_features)
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    out = flat.new_empty(rows, weight.out_features)
+    if not takes_triton(flat):
+        linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
+    elif weight.encoding == "fp8_e4m3" and weight.group_size % 32 == 0 and takes_fp8_products(x.device):
+        linear_fp8_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
+    else:
+        linear_quantized_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
+    return out.view(*x.shape[:-1], weight.out_features)
+
+
+def prepack_quantized(weight: QuantizedWeight) -> QuantizedWeight | PackedQuantizedWeight:
+    """Return `weight` in panels where the C++ kernels multiply it."""
+    is_served = has_quantized_kernel(
+        weight.encoding, group_size=weight.group_size, in_features=weight.in_features, device=weight.device
+    )
+    return quantized_ops.pack(weight) if weight.values.numel() and weight.device.type == "cpu" and is_served else weight
+
+
+def has_quantized_kernel(encoding: Encoding, *, group_size: int | None, in_features: int, device: torch.device) -> bool:
+    """Return whether `device` multiplies such weights as they are, without dequantizing them into memory.
+
+    Args:
+        encoding: of the weight.
+        group_size: inputs that share a scale; None: all of a row.
+        in_features: inputs.
+        device: where it would be.
+    """
+    group_size = group_size or in_features
+    if device.type == "cuda":
+        return group_size % 16 == 0 or group_size >= in_features
+    is_cpu = device.type == "cpu" and library() is not None
+    return is_cpu and quantized_ops.can_pack(encoding, group_size=group_size, in_features=in_features)

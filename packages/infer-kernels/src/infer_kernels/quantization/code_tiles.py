@@ -1,0 +1,156 @@
+"""Tiles of codes as numbers, and their products with tiles of inputs: what the kernels of quantized weights share.
+
+    codes [outputs, inputs] -> numbers of the dtype of x -> tl.dot with x [inputs, rows], summed in fp32 -> times scales
+
+A number is a code less its zero, before the scale: of at most eight significant bits, so exact in bf16 and fp16. Scales
+meet the fp32 sums of each group, and nothing is rounded between a code and its product.
+
+Codes lie in memory as bytes, whatever the encoding. Numbers are made of them by integer operations, an exact product
+or sum in fp32, and a conversion that rounds nothing:
+
+    int4, int8    the bits of 2^23 with the code below them, less 2^23 and the zero
+    e2m1          exponent and mantissa where fp32 has its own, times 2^126, the distance of the two biases
+    fp8_e4m3      likewise, times 2^120; from sm_89 on by the device's own instruction
+
+Two codes of a byte become neighbours by `tl.interleave`. The tensor cores' operand asks each thread for neighbouring
+inputs, so Triton lets the thread load the byte that holds them: numbers pass through no shared memory (but where groups
+have zeros of their own), and inputs of x are read at stride 1. The other way, two products over even and odd inputs,
+reads x at stride 2.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.gpu import describe_gpu
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
+
+_MAGIC_BITS = tl.constexpr(0x4B000000)
+_MAGIC = tl.constexpr(8388608.0)
+_E2M1_SCALE = tl.constexpr(2.0**126)
+_E4M3_SCALE = tl.constexpr(2.0**120)
+
+
+def as_bytes(weight: QuantizedWeight) -> Tensor:
+    """Return the values as uint8, in the same memory."""
+    return weight.values.view(torch.uint8)
+
+
+def codes_of(weight: QuantizedWeight) -> str:
+    """Return what the kernels call the codes: the encoding, or "fp8_device" where the device converts e4m3 itself."""
+    is_converted = weight.encoding == "fp8_e4m3" and takes_fp8_conversion(weight.device)
+    return "fp8_device" if is_converted else weight.encoding
+
+
+def takes_fp8_conversion(device: torch.device) -> bool:
+    """Whether the device has an instruction that makes a number of an e4m3 code."""
+    return describe_gpu(device).capability >= (8, 9)
+
+
+@triton.jit
+def numbers_of_codes(
+    codes: tl.tensor,  # [outputs, bytes] uint8
+    zero: tl.tensor,  # fp32, [outputs, 1] or one: of the code whose number is 0; of int8 the code plus 128
+    dtype: tl.constexpr,
+    CODES: tl.constexpr,
+) -> tl.tensor:
+    """Numbers [outputs, inputs] of `dtype`, still to be multiplied by their scales."""
+    bits = codes.to(tl.uint32)
+    if CODES == "int4":
+        first = ((bits & 15) | _MAGIC_BITS).to(tl.float32, bitcast=True) - (_MAGIC + zero)
+        second = ((bits >> 4) | _MAGIC_BITS).to(tl.float32, bitcast=True) - (_MAGIC + zero)
+        numbers = tl.interleave(first.to(dtype), second.to(dtype))
+    elif CODES == "int8":
+        # The sign bit flipped: code + 128.
+        numbers = (((bits ^ 0x80) | _MAGIC_BITS).to(tl.float32, bitcast=True) - (_MAGIC + zero)).to(dtype)
+    elif CODES == "e2m1":
+        first = (((bits & 0x7) << 22) | ((bits & 0x8) << 28)).to(tl.float32, bitcast=True) * _E2M1_SCALE
+        second = (((bits & 0x70) << 18) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True) * _E2M1_SCALE
+        numbers = tl.interleave(first.to(dtype), second.to(dtype))
+    elif CODES == "fp8_e4m3":
+        wide = (((bits & 0x7F) << 20) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True) * _E4M3_SCALE
+        numbers = tl.where((bits & 0x7F) == 0x7F, float("nan"), wide).to(dtype)
+    else:
+        tl.static_assert(CODES == "fp8_device")
+        # By way of fp16, whose conversions are single instructions; it holds all numbers of e4m3.
+        numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(dtype)
+    return numbers
+
+
+@triton.jit
+def load_zeros(
+    at: tl.tensor,  # pointers to uint8 (int4) or int8 (int8)
+    mask: tl.tensor,
+    CODES: tl.constexpr,
+) -> tl.tensor:
+    """Zeros as `numbers_of_codes` takes them, fp32."""
+    zeros = tl.load(at, mask=mask, other=0).to(tl.float32)
+    if CODES == "int8":
+        zeros += 128.0
+    return zeros
+
+
+@triton.jit
+def multiply_codes(
+    x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
+    in_rows: tl.tensor,  # [1, rows]: which there are
+    values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
+    scales_at: tl.tensor,  # [outputs]: likewise, fp32
+    zeros_at: tl.tensor,  # [outputs]: likewise, or None
+    in_outputs: tl.tensor,  # [outputs]: which there are
+    first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
+    end: tl.tensor,  # of these inputs
+    in_features: tl.tensor,
+    group_size: tl.tensor,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,  # divides group_size if GROUPED
+    STEPS: tl.constexpr,  # products of an iteration
+    WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
+    GROUPED: tl.constexpr,  # a scale for each group of inputs, not one for all
+    CODES: tl.constexpr,
+) -> tl.tensor:
+    """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
+    per_byte: tl.constexpr = 2 if CODES == "int4" or CODES == "e2m1" else 1
+    inner, byte = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // per_byte)
+    num_bytes = (in_features + per_byte - 1) // per_byte
+    x_tile_at = x_at + inner[:, None]
+    tile_at = values_at[:, None] + byte[None, :]
+    accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    # Scales and zeros are loaded one product ahead: the pipeline of loads takes those of products alone.
+    group = first // group_size if GROUPED else 0
+    scale = tl.load(scales_at + group, mask=in_outputs, other=0.0)
+    if zeros_at is not None:
+        zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
+    elif CODES == "int4":
+        zero = 8.0
+    else:
+        zero = 128.0
+    for start in range(first, end, STEPS * BLOCK_INNER):
+        for step in tl.static_range(STEPS):
+            at = start + step * BLOCK_INNER
+            if WHOLE:
+                tile_mask, x_mask = in_outputs[:, None], in_rows
+            else:
+                tile_mask = in_outputs[:, None] & (at // per_byte + byte < num_bytes)[None, :]
+                x_mask = in_rows & (at + inner < in_features)[:, None]
+            codes = tl.load(tile_at + at // per_byte, mask=tile_mask, other=0)
+            x_tile = tl.load(x_tile_at + at, mask=x_mask, other=0.0)
+            numbers = numbers_of_codes(codes, zero, dtype, CODES)
+            if GROUPED:
+                group = min(at + BLOCK_INNER, in_features - 1) // group_size
+                next_scale = tl.load(scales_at + group, mask=in_outputs, other=0.0)
+                if zeros_at is not None:
+                    zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
+                products = tl.dot(numbers, x_tile, input_precision="ieee")
+                accumulator += products * scale[:, None]
+                scale = next_scale
+            else:
+                accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
+    if not GROUPED:
+        accumulator *= scale[:, None]
+    return accumulator

@@ -1,0 +1,126 @@
+"""Tile shapes of products with quantized weights: by the device, the dtype of x, the weight, and the rows."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from infer_kernels.gpu import describe_gpu
+from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
+
+_INVARIANT_ROWS = 64
+"""Rows of a tile where bits must not depend on how many there are."""
+_PROGRAMS_PER_SM = 4
+"""That are wanted of a product of few rows: loads of as many are in flight, and hide each other's waits."""
+_LEAST_INNER = 512
+"""Inputs that are worth a program of their own."""
+_MAX_SPLITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedTile:
+    """What a program computes at once.
+
+    Attributes:
+        outputs: rows of the weight.
+        rows: of x.
+        inner: inputs of a product.
+        steps: products of an iteration.
+        num_warps: of a program.
+        num_stages: iterations whose loads may be in flight.
+    """
+
+    outputs: int
+    rows: int
+    inner: int
+    steps: int = 1
+    num_warps: int
+    num_stages: int
+
+    @property
+    def span(self) -> int:
+        """Inputs of an iteration."""
+        return self.inner * self.steps
+
+
+def _tile(outputs: int, rows: int, inner: int, num_warps: int, num_stages: int) -> QuantizedTile:
+    return QuantizedTile(outputs=outputs, rows=rows, inner=inner, num_warps=num_warps, num_stages=num_stages)
+
+
+_FEW = {16: _tile(64, 16, 128, 4, 4), 32: _tile(64, 32, 128, 4, 3)}
+_HALF_PRECISION = {
+    8: {**_FEW, 64: _tile(128, 64, 64, 8, 3), 128: _tile(128, 128, 32, 8, 3)},
+    9: {**_FEW, 64: _tile(128, 64, 64, 8, 4), 128: _tile(128, 128, 64, 8, 4)},
+}
+"""Tiles for bf16 and fp16, by the major version of the compute capability and by rows as a power of two. Others take
+those of 8, which fit them.
+"""
+
+_FULL_PRECISION = _tile(64, 32, 32, 4, 2)
+"""For fp32, which is multiplied without tensor cores."""
+
+_UNALIGNED = _tile(32, 32, 32, 8, 2)
+"""For rows that do not start on multiples of 16 bytes of codes: loaded one by one, which takes registers."""
+
+_FEW_FP8 = {16: _tile(64, 16, 128, 4, 4), 32: _tile(64, 32, 128, 4, 4), 64: _tile(128, 64, 128, 8, 3)}
+_FP8 = {
+    8: {**_FEW_FP8, 128: _tile(128, 128, 64, 8, 3)},
+    9: {**_FEW_FP8, 128: _tile(128, 128, 128, 8, 3)},
+}
+"""For products of fp8 with fp8, likewise. Sums over more than 128 inputs are added in fp32."""
+
+
+def choose_quantized_tile(
+    weight: QuantizedWeight, dtype: torch.dtype, *, rows: int, is_invariant: bool
+) -> QuantizedTile:
+    """Return the tile of a product of `rows` rows of `dtype`; with `is_invariant` the same for any number."""
+    rows = _rows_of_tile(rows, is_invariant=is_invariant)
+    if not _is_aligned(weight):
+        tile = _UNALIGNED
+    elif dtype.itemsize == 4:
+        tile = _FULL_PRECISION
+    else:
+        major, _ = describe_gpu(weight.device).capability
+        tile = _HALF_PRECISION.get(major, _HALF_PRECISION[8])[rows]
+    return _fit_groups(replace(tile, rows=min(rows, tile.rows)), weight)
+
+
+def choose_fp8_tile(weight: QuantizedWeight, *, rows: int, is_invariant: bool) -> QuantizedTile:
+    """Return the tile of a product of rows in fp8 with a weight in fp8; with `is_invariant` the same for any number."""
+    rows = _rows_of_tile(rows, is_invariant=is_invariant)
+    if not _is_aligned(weight):
+        return _fit_groups(replace(_UNALIGNED, rows=min(rows, _UNALIGNED.rows)), weight)
+    major, _ = describe_gpu(weight.device).capability
+    return _fit_groups(_FP8.get(major, _FP8[8])[rows], weight)
+
+
+def choose_splits(weight: QuantizedWeight, tile: QuantizedTile, *, rows: int) -> tuple[int, int]:
+    """Return in how many parts the inputs are multiplied by programs of their own, and the iterations of each.
+
+    A weight of few outputs would leave multiprocessors without work, where few rows make few programs.
+    """
+    iterations = cdiv(weight.in_features, tile.span)
+    if rows > _INVARIANT_ROWS:
+        return 1, iterations
+    programs = cdiv(weight.out_features, tile.outputs) * cdiv(next_power_of_2(rows), tile.rows)
+    wanted = _PROGRAMS_PER_SM * describe_gpu(weight.device).num_sms // programs
+    splits = max(1, min(wanted, _MAX_SPLITS, weight.in_features // _LEAST_INNER))
+    each = cdiv(iterations, splits)
+    return cdiv(iterations, each), each
+
+
+def _rows_of_tile(rows: int, *, is_invariant: bool) -> int:
+    return _INVARIANT_ROWS if is_invariant else min(128, max(16, next_power_of_2(rows)))
+
+
+def _is_aligned(weight: QuantizedWeight) -> bool:
+    """Whether rows of codes, and of x, start on multiples of 16 bytes where their tensors do."""
+    return weight.values.stride(-2) % 16 == 0 and weight.in_features % 16 == 0
+
+
+def _fit_groups(tile: QuantizedTile, weight: QuantizedWeight) -> QuantizedTile:
+    """Return `tile` with products that do not reach beyond a group of inputs, of which an iteration has more."""
+    if weight.scales.shape[-1] == 1:
+        return tile
+    inner = min(tile.inner, weight.group_size & -weight.group_size)
+    return replace(tile, inner=inner, steps=tile.inner // inner)

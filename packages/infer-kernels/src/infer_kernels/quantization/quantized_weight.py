@@ -1,0 +1,267 @@
+"""`QuantizedWeight`: a weight of four or eight bits a number, with a scale for each row or group of a row's inputs.
+
+    w[o, i] = (code[o, i] - zero[o, i // group_size]) * scale[o, i // group_size]
+
+    encoding    bits    values                                              codes
+    int8        8       int8 [..., out_features, in_features]               -128 to 127
+    fp8_e4m3    8       float8_e4m3fn [..., out_features, in_features]      up to 448
+    int4        4       uint8 [..., out_features, in_features / 2]          0 to 15, less 8 where there are no zeros
+    e2m1        4       uint8 [..., out_features, in_features / 2]          0, 0.5, 1, 1.5, 2, 3, 4, 6, and negatives
+
+Four bits: two numbers a byte, the first in the lower half. e2m1 with groups of 32 whose scales are powers of two is
+MXFP4 (Open Compute Project, "OCP Microscaling Formats (MX) Specification", 1.0, 2023).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from infer_kernels.integers import cdiv
+
+Encoding = Literal["int8", "int4", "e2m1", "fp8_e4m3"]
+"""How the numbers of a quantized weight are stored."""
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Numbers of the codes 0 to 15: a sign, two bits of exponent, one of mantissa."""
+INT4_ZERO = 8
+"""The code of zero where an int4 weight has no zeros."""
+_VALUE_DTYPES = {
+    "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "int4": torch.uint8,
+    "e2m1": torch.uint8,
+}
+_FP8_MAX = 448.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedWeight:
+    """A weight [..., out_features, in_features] in the row-major order of the table above.
+
+    Attributes:
+        encoding: of `values`.
+        values: [..., out_features, in_features], or half as many bytes of two codes each.
+        scales: fp32 [..., out_features, groups].
+        zeros: of int4 uint8, of int8 int8 [..., out_features, groups]: the code of zero; None: 8 and 0.
+        in_features: inputs.
+        group_size: inputs that share a scale, the last group may have fewer; `in_features` for a scale for each row.
+    """
+
+    encoding: Encoding
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    in_features: int
+    group_size: int
+
+    @classmethod
+    def empty(
+        cls,
+        *shape: int,
+        encoding: Encoding,
+        group_size: int | None = None,
+        has_zeros: bool = False,
+        device: torch.device,
+    ) -> "QuantizedWeight":
+        """Return a weight of `shape`, [..., out_features, in_features], whose numbers are still to be filled in.
+
+        Args:
+            shape: as it computes.
+            encoding: of the numbers.
+            group_size: inputs that share a scale; None: all of a row.
+            has_zeros: whether each group has a code of zero of its own.
+            device: of the tensors.
+        """
+        *rows, in_features = shape
+        group_size = group_size or in_features
+        columns = in_features if encoding in ("int8", "fp8_e4m3") else cdiv(in_features, 2)
+        groups = (*rows, cdiv(in_features, group_size))
+        zeros_dtype = torch.int8 if encoding == "int8" else torch.uint8
+        return cls(
+            encoding=encoding,
+            values=torch.empty(*rows, columns, dtype=_VALUE_DTYPES[encoding], device=device),
+            scales=torch.empty(groups, dtype=torch.float32, device=device),
+            zeros=torch.empty(groups, dtype=zeros_dtype, device=device) if has_zeros else None,
+            in_features=in_features,
+            group_size=group_size,
+        )
+
+    @property
+    def out_features(self) -> int:
+        """Outputs."""
+        return self.values.shape[-2]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[..., out_features, in_features]."""
+        return (*self.values.shape[:-1], self.in_features)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.values.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        tensors = (self.values, self.scales, *(() if self.zeros is None else (self.zeros,)))
+        return sum(each.numel() * each.element_size() for each in tensors)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
+        """Return what `change`, which selects along the dimensions before `in_features`, makes of all tensors."""
+        return replace(
+            self,
+            values=change(self.values),
+            scales=change(self.scales),
+            zeros=None if self.zeros is None else change(self.zeros),
+        )
+
+    def item(self, index: int) -> "QuantizedWeight":
+        """Return a view of the weight of that index of a stack [items, ..., out_features, in_features]."""
+        return self.map_rows(lambda tensor: tensor[index])
+
+    def rows(self, start: int, size: int) -> "QuantizedWeight":
+        """Return a view of `size` outputs from `start` on."""
+        return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
+
+    def columns(self, start: int, size: int) -> "QuantizedWeight":
+        """Return `size` inputs from `start` on; groups become smaller where they are cut.
+
+        Raises:
+            ValueError: of four bits, `start` is odd.
+        """
+        is_whole_row = self.scales.shape[-1] == 1
+        group_size = size if is_whole_row else gcd(self.group_size, start) if start else self.group_size
+        regrouped = self if is_whole_row else self.with_group_size(group_size)
+        per_byte = 1 if self.encoding in ("int8", "fp8_e4m3") else 2
+        if start % per_byte:
+            raise ValueError(f"`start` is {start}; two inputs share a byte, pass an even number")
+        first = 0 if is_whole_row else start // group_size
+        groups = cdiv(size, group_size)
+        return replace(
+            regrouped,
+            values=regrouped.values.narrow(-1, start // per_byte, cdiv(size, per_byte)),
+            scales=regrouped.scales.narrow(-1, first, groups),
+            zeros=None if regrouped.zeros is None else regrouped.zeros.narrow(-1, first, groups),
+            in_features=size,
+            group_size=group_size,
+        )
+
+    def with_group_size(self, group_size: int) -> "QuantizedWeight":
+        """Return the same numbers with smaller groups, whose scales repeat.
+
+        Raises:
+            ValueError: `group_size` does not divide that of the weight.
+        """
+        if group_size == self.group_size:
+            return self
+        if self.group_size % group_size and self.scales.shape[-1] > 1:
+            raise ValueError(f"`group_size` is {group_size}, which does not divide {self.group_size}")
+        first = torch.arange(0, self.in_features, group_size, device=self.device) // self.group_size
+        return replace(
+            self,
+            scales=self.scales.index_select(-1, first),
+            zeros=None if self.zeros is None else self.zeros.index_select(-1, first),
+            group_size=group_size,
+        )
+
+    def copy_(self, source: "QuantizedWeight") -> None:
+        """Take the numbers of `source`, of the same shape and encoding; groups must divide those of `source`.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        if source.shape != self.shape or source.encoding != self.encoding:
+            raise ValueError(
+                f"`source` is {source.encoding} {list(source.shape)}; pass {self.encoding} {list(self.shape)}"
+            )
+        source = source.with_group_size(self.group_size)
+        self.values.copy_(source.values)
+        self.scales.copy_(source.scales)
+        if self.zeros is not None:
+            default = INT4_ZERO if self.encoding == "int4" else 0
+            self.zeros.copy_(torch.full_like(self.zeros, default) if source.zeros is None else source.zeros)
+        elif source.zeros is not None:
+            raise ValueError("`source` has zeros; pass one without")
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the numbers, [..., out_features, in_features]: computed in fp32, rounded once to `dtype`."""
+        codes = self._codes()
+        scales, zeros = self.scales, self.zeros
+        if scales.shape[-1] > 1:
+            scales = scales.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]
+            if zeros is not None:
+                zeros = zeros.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]
+        if zeros is not None:
+            codes = codes - zeros
+        elif self.encoding == "int4":
+            codes = codes - INT4_ZERO
+        return (codes * scales).to(dtype)
+
+    def _codes(self) -> Tensor:
+        """Return the codes as fp32 [..., out_features, in_features]."""
+        if self.encoding in ("int8", "fp8_e4m3"):
+            return self.values.float()
+        pairs = torch.stack([self.values & 15, self.values >> 4], dim=-1).flatten(-2)[..., : self.in_features]
+        if self.encoding == "int4":
+            return pairs.float()
+        return torch.tensor(E2M1_VALUES, device=self.device)[pairs.int()]
+
+
+def quantize_int8(weight: Tensor) -> QuantizedWeight:
+    """Return `weight` [..., out_features, in_features] as int8 with a scale for each row: the largest becomes 127."""
+    numbers = weight.float()
+    scales = numbers.abs().amax(dim=-1, keepdim=True) / 127.0
+    values = (numbers / _where_positive(scales)).round_().to(torch.int8)
+    return QuantizedWeight(
+        encoding="int8", values=values, scales=scales, in_features=weight.shape[-1], group_size=weight.shape[-1]
+    )
+
+
+def quantize_fp8(weight: Tensor) -> QuantizedWeight:
+    """Return `weight` [..., out_features, in_features] as fp8_e4m3 with a scale for each row: the largest is 448."""
+    numbers = weight.float()
+    scales = numbers.abs().amax(dim=-1, keepdim=True) / _FP8_MAX
+    values = (numbers / _where_positive(scales)).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+    return QuantizedWeight(
+        encoding="fp8_e4m3", values=values, scales=scales, in_features=weight.shape[-1], group_size=weight.shape[-1]
+    )
+
+
+def quantize_int4(weight: Tensor, *, group_size: int) -> QuantizedWeight:
+    """Return `weight` [..., out_features, in_features] as int4 with a scale for each group of inputs.
+
+    The number of a group that is largest in magnitude becomes code 0, -8 times the scale, whatever its sign: so all
+    sixteen codes are used.
+    """
+    in_features = weight.shape[-1]
+    groups = cdiv(in_features, group_size)
+    padding = groups * group_size - in_features
+    numbers = functional.pad(weight.float(), (0, padding)).view(*weight.shape[:-1], groups, group_size)
+    largest = numbers.gather(-1, numbers.abs().argmax(dim=-1, keepdim=True))
+    scales = largest / -float(INT4_ZERO)
+    codes = (numbers / torch.where(scales == 0, 1.0, scales)).round_().add_(INT4_ZERO).clamp_(0, 15)
+    codes = codes.flatten(-2)[..., :in_features].to(torch.uint8)
+    return QuantizedWeight(
+        encoding="int4",
+        values=pack_pairs(codes),
+        scales=scales.squeeze(-1),
+        in_features=in_features,
+        group_size=group_size,
+    )
+
+
+def pack_pairs(codes: Tensor) -> Tensor:
+    """Return codes [..., columns] uint8 of 0 to 15 as [..., columns / 2] uint8, the first of two in the lower half."""
+    if codes.shape[-1] % 2:
+        codes = functional.pad(codes, (0, 1))
+    return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def _where_positive(scales: Tensor) -> Tensor:
+    return torch.where(scales == 0, 1.0, scales)

@@ -1,0 +1,42 @@
+"""Random quantized weights of every encoding for tests, as files may hold them."""
+
+import torch
+
+from infer_kernels.quantization import Encoding, QuantizedWeight
+
+
+def random_quantized(
+    *shape: int,
+    encoding: Encoding,
+    group_size: int | None = None,
+    has_zeros: bool = False,
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> QuantizedWeight:
+    """Return a weight of `shape`, [..., out_features, in_features], that keeps the size of what it multiplies.
+
+    Args:
+        shape: as it computes.
+        encoding: of its numbers; all finite codes occur.
+        group_size: inputs that share a scale; None: all of a row.
+        has_zeros: whether each group has a code of zero of its own; of int4 and int8.
+        device: of the weight; None: the host.
+        seed: of the numbers, which do not depend on the device.
+    """
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    weight = QuantizedWeight.empty(
+        *shape, encoding=encoding, group_size=group_size, has_zeros=has_zeros, device=torch.device("cpu")
+    )
+    raw = torch.randint(0, 256, weight.values.shape, generator=generator, dtype=torch.uint8)
+    if encoding == "fp8_e4m3":
+        raw[(raw & 0x7F) == 0x7F] = 0  # NaN
+    if encoding in ("int4", "e2m1") and shape[-1] % 2:
+        raw[..., -1] |= 0xF0  # padding may hold anything
+    weight.values.view(torch.uint8).copy_(raw)
+    if weight.zeros is not None:
+        low, high = (0, 16) if encoding == "int4" else (-128, 128)
+        weight.zeros.copy_(torch.randint(low, high, weight.zeros.shape, generator=generator))
+    weight.scales.copy_(0.5 + torch.rand(weight.scales.shape, generator=generator))
+    size = weight.dequantize().square().mean().sqrt().clamp(min=1e-6) * max(1, shape[-1]) ** 0.5
+    weight.scales.div_(size)
+    return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))

@@ -1,0 +1,176 @@
+"""The kernels of quantized weights in the configurations that ship, as launches to be compiled."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
+from infer_kernels.quantization import (
+    Encoding,
+    QuantizedWeight,
+    embedding_quantized_triton,
+    linear_fp8_triton,
+    linear_quantized_triton,
+)
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+OUT_FEATURES = 4096
+
+
+class QuantizedLaunch(NamedTuple):
+    """One kernel in one configuration; the fields are those of a `LaunchCase`, and where it runs.
+
+    Attributes:
+        first_capability: devices before it are never asked.
+    """
+
+    op: str
+    dtype: torch.dtype
+    label: str
+    launch: Callable[[], object]
+    kernel: str | None = None
+    first_capability: int = 0
+
+
+class _Format(NamedTuple):
+    encoding: Encoding
+    group_size: int | None = None
+    has_zeros: bool = False
+
+    def __str__(self) -> str:
+        groups = "rows" if self.group_size is None else f"groups of {self.group_size}"
+        return f"{self.encoding}, {groups}{', zeros' if self.has_zeros else ''}"
+
+    def empty(self, *shape: int) -> QuantizedWeight:
+        return QuantizedWeight.empty(
+            *shape,
+            encoding=self.encoding,
+            group_size=self.group_size,
+            has_zeros=self.has_zeros,
+            device=torch.device("cpu"),
+        )
+
+
+_FORMATS = (
+    _Format("int8"),
+    _Format("int8", 128, has_zeros=True),
+    _Format("int4", 128),
+    _Format("int4", 128, has_zeros=True),
+    _Format("int4", 32),
+    _Format("e2m1", 32),
+    _Format("e2m1", 16),
+    _Format("fp8_e4m3"),
+    _Format("fp8_e4m3", 128),
+)
+_INT4, _MXFP4, _FP8 = _FORMATS[2], _FORMATS[5], _FORMATS[7]
+
+
+def quantized_launches() -> Iterator[QuantizedLaunch]:
+    """Yield them in the order of a model."""
+    yield from _embeddings()
+    yield from _layers()
+    yield from _fp8_layers()
+    yield from _experts()
+
+
+def _embeddings() -> Iterator[QuantizedLaunch]:
+    ids = torch.zeros(3, dtype=torch.int32)
+    for format_, dtype, hidden in (
+        (_FORMATS[0], BF16, 4096),
+        (_FORMATS[3], BF16, 4096),
+        (_MXFP4, FP16, 2880),
+        (_FP8, FP32, 1000),
+    ):
+        launch = partial(embedding_quantized_triton, ids, format_.empty(100, hidden), dtype=dtype)
+        yield QuantizedLaunch("embedding_quantized", dtype, f"{format_}, hidden {hidden}", launch)
+
+
+def _layers() -> Iterator[QuantizedLaunch]:
+    kernel = "_linear_quantized_kernel"
+    for format_ in _FORMATS:
+        for rows in (16, 32, 64, 128):
+            launch = partial(_layer, format_, BF16, rows, 4096)
+            yield QuantizedLaunch("linear_quantized", BF16, f"{format_}, {rows} rows of 4096", launch, kernel)
+        for dtype, in_features in ((FP32, 4096), (BF16, 1000)):
+            launch = partial(_layer, format_, dtype, 128, in_features, biased=True)
+            yield QuantizedLaunch("linear_quantized", dtype, f"{format_}, 128 rows of {in_features}", launch, kernel)
+    for format_, in_features in ((_INT4, 4096), (_INT4, 11008), (_Format("int4", 128), 4160), (_FP8, 4096)):
+        label = f"{format_}, batch-invariant, {in_features}"
+        launch = partial(_layer, format_, FP16, 3, in_features, biased=True, is_invariant=True)
+        yield QuantizedLaunch("linear_quantized", FP16, label, launch, kernel)
+    for dtype in (BF16, FP16, FP32):
+        launch = partial(_layer, _FORMATS[0], dtype, 16, 4096, biased=True)
+        yield QuantizedLaunch("linear_quantized", dtype, "any", launch, "_join_splits_kernel")
+
+
+def _fp8_layers() -> Iterator[QuantizedLaunch]:
+    make = partial(QuantizedLaunch, "linear_fp8", first_capability=89)
+    kernel = "_linear_fp8_kernel"
+    for format_ in (_FP8, _FORMATS[8]):
+        for rows in (16, 32, 64, 128):
+            yield make(BF16, f"{format_}, {rows} rows of 4096", partial(_fp8_layer, format_, BF16, rows, 4096), kernel)
+    yield make(BF16, f"{_FP8}, 128 rows of 1000", partial(_fp8_layer, _FP8, BF16, 128, 1000), kernel)
+    for dtype in (BF16, FP32):
+        yield make(dtype, "4096", partial(_fp8_layer, _FP8, dtype, 16, 4096), "_quantize_rows_fp8_kernel")
+
+
+def _experts() -> Iterator[QuantizedLaunch]:
+    for format_, dtype, hidden, intermediate in (
+        *((each, BF16, 2048, 768) for each in _FORMATS),
+        (_MXFP4, BF16, 2880, 2880),
+        (_INT4, FP16, 2048, 768),
+        (_MXFP4, FP32, 2880, 2880),
+        (_FORMATS[0], BF16, 1000, 300),
+    ):
+        for activation, inputs, outputs in ((SwiGLU(), hidden, intermediate), (None, intermediate, hidden)):
+            launch = partial(_products, format_, inputs, outputs, dtype, activation=activation)
+            kind = "down" if activation is None else "gates and ups"
+            yield QuantizedLaunch("fused_moe_quantized", dtype, f"{format_}, {inputs} to {outputs}, {kind}", launch)
+
+
+def _layer(
+    format_: _Format,
+    dtype: torch.dtype,
+    rows: int,
+    in_features: int,
+    *,
+    biased: bool = False,
+    is_invariant: bool = False,
+) -> None:
+    linear_quantized_triton(
+        torch.empty(rows, in_features, dtype=dtype),
+        format_.empty(OUT_FEATURES, in_features),
+        torch.empty(OUT_FEATURES, dtype=dtype) if biased else None,
+        out=torch.empty(rows, OUT_FEATURES, dtype=dtype),
+        is_invariant=is_invariant,
+    )
+
+
+def _fp8_layer(format_: _Format, dtype: torch.dtype, rows: int, in_features: int) -> None:
+    linear_fp8_triton(
+        torch.empty(rows, in_features, dtype=dtype),
+        format_.empty(OUT_FEATURES, in_features),
+        torch.empty(OUT_FEATURES, dtype=dtype),
+        out=torch.empty(rows, OUT_FEATURES, dtype=dtype),
+        is_invariant=False,
+    )
+
+
+def _products(format_: _Format, inputs: int, outputs: int, dtype: torch.dtype, *, activation: SwiGLU | None) -> None:
+    pairs, tokens = 12, 3
+    width = outputs if activation is None else 2 * outputs
+    weight = format_.empty(2, width, inputs)
+    tile, _ = choose_expert_tiles(weight, weight, dtype)
+    quantized_expert_products_triton(
+        torch.empty(pairs if activation is None else tokens, inputs, dtype=dtype),
+        weight,
+        torch.empty(2, width, dtype=dtype),
+        torch.empty(pairs, outputs, dtype=dtype),
+        torch.zeros(pairs, dtype=torch.int32),
+        torch.zeros(3, 2, dtype=torch.int32),
+        tile=tile,
+        activation=activation,
+    )

@@ -1,0 +1,90 @@
+"""Rows quantized to fp8 and their products with weights in fp8, interpreted."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_kernels.quantization import QuantizedWeight
+from infer_kernels.quantization.linear_fp8 import (
+    linear_fp8_reference,
+    linear_fp8_triton,
+    quantize_rows_fp8_reference,
+    quantize_rows_fp8_triton,
+)
+from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.quantized_weights import random_quantized
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def multiply(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, is_invariant: bool = False) -> Tensor:
+    out = torch.full((len(x), weight.out_features), torch.nan, dtype=x.dtype)
+    assert linear_fp8_triton(x, weight, bias, out=out, is_invariant=is_invariant) is out
+    return out
+
+
+@parametrize_pairwise(rows=[0, 1, 13], in_features=[1, 33, 1024, 1500], dtype=DTYPES)
+def test_rows_have_the_codes_and_scales_of_the_reference(rows: int, in_features: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(rows, in_features + 3) * torch.rand(rows, 1) * 100).to(dtype)[:, :in_features]
+    codes, scales = quantize_rows_fp8_triton(x)
+    expected_codes, expected_scales = quantize_rows_fp8_reference(x)
+    assert torch.equal(scales, expected_scales)
+    assert torch.equal(codes.view(torch.uint8), expected_codes.view(torch.uint8))
+
+
+def test_rows_of_zeros_stay_zeros_and_rows_without_a_number_become_none() -> None:
+    x = torch.randn(4, 40)
+    x[1], x[2, 7] = 0.0, torch.nan
+    codes, scales = quantize_rows_fp8_triton(x)
+    assert float(scales[1]) == 0.0
+    assert (codes[1].float() == 0.0).all()
+    y = multiply(x, random_quantized(5, 40, encoding="fp8_e4m3"))
+    assert (y[1] == 0.0).all()
+    assert y[2].isnan().all()
+    assert y[[0, 3]].isfinite().all()
+
+
+@parametrize_pairwise(
+    dtype=DTYPES,
+    features=[(1, 1), (33, 130), (80, 37), (384, 129), (416, 3)],
+    group_size=[None, 32, 96, 128],
+    rows=[0, 1, 17, 65],
+    with_bias=[True, False],
+    is_invariant=[True, False],
+)
+def test_layer_equals_reference(
+    dtype: torch.dtype,
+    features: tuple[int, int],
+    group_size: int | None,
+    rows: int,
+    *,
+    with_bias: bool,
+    is_invariant: bool,
+) -> None:
+    in_features, out_features = features
+    weight = random_quantized(out_features, in_features, encoding="fp8_e4m3", group_size=group_size)
+    x = torch.randn(rows, in_features).to(dtype)
+    bias = torch.randn(out_features).to(dtype) if with_bias else None
+    assert_within_roundings(multiply(x, weight, bias, is_invariant=is_invariant), linear_fp8_reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_size", [None, 128])
+def test_rows_of_any_slice_equal_rows_of_the_whole(group_size: int | None, dtype: torch.dtype) -> None:
+    # So many inputs that programs would divide them where bits may depend on the number of rows.
+    weight = random_quantized(37, 1056, encoding="fp8_e4m3", group_size=group_size)
+    x, bias = (torch.randn(70, 1056) * torch.logspace(-2, 2, 70)[:, None]).to(dtype), torch.randn(37).to(dtype)
+    whole = multiply(x, weight, bias, is_invariant=True)
+    for start, stop in ((0, 1), (69, 70), (3, 10), (5, 69), (0, 65), (63, 65)):
+        assert torch.equal(multiply(x[start:stop], weight, bias, is_invariant=True), whole[start:stop])
+    # With a tile for each number of rows, too, a row's numbers do not depend on the other rows.
+    first = multiply(x[:7], weight, bias)
+    assert torch.equal(multiply(torch.cat([x[:3], 100 * x[60:64]]), weight, bias)[:3], first[:3])
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_inputs_may_be_divided_over_programs(rows: int) -> None:
+    weight = random_quantized(5, 2000, encoding="fp8_e4m3", group_size=128)
+    x, bias = torch.randn(rows, 2000).half(), torch.randn(5).half()
+    assert_within_roundings(multiply(x, weight, bias), linear_fp8_reference(x, weight, bias))
