@@ -36,6 +36,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+METHODS = "; it must be one of `compressed-tensors`, `fp8`, `gptq`, `awq`, `mxfp4`."
 GEMMA: dict[str, Any] = LLAMA | {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512}
 
 
@@ -150,7 +151,11 @@ def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
         ({"dtype": "float8_e4m3fn"}, "`dtype` is 'float8_e4m3fn'; it must be `float32`"),
         ({"attention_bias": True}, "`attention_bias` is True; it must be false"),
         ({"hidden_act": "relu"}, "`hidden_act` is 'relu'; it must be `silu`"),
-        ({"quantization_config": {"bits": 4}}, "`quantization_config.quant_method` is '?'; checkpoints of `llama`"),
+        ({"quantization_config": {"bits": 4}}, "`quantization_config.quant_method` is None" + METHODS),
+        (
+            {"quantization_config": {"quant_method": "modelopt"}},
+            "`quantization_config.quant_method` is 'modelopt'" + METHODS,
+        ),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "`quantization_config.quant_method` is 'mxfp4'"),
         (
             {"rope_scaling": {"type": "dynamic"}},
@@ -199,7 +204,10 @@ BIAS, ACTIVATION = {"attention_bias": True}, {"hidden_act": "gelu"}
         (MOE | {"num_experts_per_tok": 5}, "`num_experts_per_tok` is 5; it must be at most 4, the number of experts"),
         (MOE | {"num_experts": None}, "`num_local_experts` is missing"),
         (MOE | {"mlp_only_layers": [1, -1]}, "`mlp_only_layers` is [1, -1]; it must be a list of whole numbers"),
-        (MOE | {"quantization_config": {"quant_method": "gptq"}}, "`quantization_config.quant_method` is 'gptq'"),
+        (
+            MOE | {"quantization_config": {"quant_method": "mxfp4"}},
+            "is 'mxfp4'; it must be another one: `mxfp4` is read of",
+        ),
         ({"model_type": "smollm3"} | BIAS, "`attention_bias` is True"),
         ({"model_type": "smollm3", "mlp_bias": True}, "`mlp_bias` is True"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "`no_rope_layers` is [1, 0]; it must be 16 numbers"),
@@ -215,7 +223,7 @@ BIAS, ACTIVATION = {"attention_bias": True}, {"hidden_act": "gelu"}
         (OSS | {"attention_bias": False}, "`attention_bias` is False; it must be true"),
         (OSS | ACTIVATION, "`hidden_act` is 'gelu'"),
         (OSS | {"swiglu_limit": -1.0}, "`swiglu_limit` is -1.0; it must be a number above 0"),
-        (OSS | {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method` is 'bitsandbytes'"),
+        (OSS | {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method` is 'bitsandbytes'" + METHODS),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "`use_bidirectional_attention` is True"),
         ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "`hidden_activation` is 'gelu'"),
     ],
@@ -318,3 +326,16 @@ def test_an_eos_that_is_no_token_id_is_an_error(tmp_path: Path, eos: object) -> 
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     with pytest.raises(CheckpointError, match=r"generation_config\.json: `eos_token_id` is"):
         GenerationConfig.from_folder(tmp_path)
+
+
+def test_how_weights_are_quantized_is_read_of_both_fields(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA).quantization is None
+    for fields, method in (
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"compression_config": {"format": "pack-quantized"}}, "compressed-tensors"),
+    ):
+        quantization = read(tmp_path, LLAMA | fields).quantization
+        assert quantization is not None
+        assert quantization.method == method
+    assert read(tmp_path, LLAMA | {"quantization_config": None}).quantization is None

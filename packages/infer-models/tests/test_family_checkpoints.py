@@ -13,11 +13,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from infer_kernels.cpu.library import library
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
 from infer_models.config.wrappers import TEXT_DEFAULTS
-from infer_models.mxfp4 import dequantize_mxfp4
+from infer_models.mxfp4 import read_mxfp4
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_tiny
+from infer_models.testing.ranks import run_ranks
+from infer_models.weight_storage import Quantization
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])
@@ -25,8 +28,8 @@ WRAPPED = [family for family, tiny in TINY_FAMILIES.items() if tiny.wrapper is n
 PLAIN = [family for family in TINY_FAMILIES if family not in WRAPPED]
 
 
-def load(folder: Path, shard: Shard | None = None) -> CausalLM:
-    return load_model(folder, device=CPU, dtype=torch.float32, shard=shard)
+def load(folder: Path, shard: Shard | None = None, *, quantization: Quantization = "auto") -> CausalLM:
+    return load_model(folder, device=CPU, dtype=torch.float32, shard=shard, quantization=quantization)
 
 
 @torch.no_grad()
@@ -155,8 +158,8 @@ def test_fields_beside_the_text_model_are_those_of_the_whole(tmp_path: Path) -> 
     assert ModelConfig.from_folder(tmp_path).dtype == "bfloat16"
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     assert GenerationConfig.from_folder(tmp_path).eos_token_ids == (2,)
-    edit_config(tmp_path, lambda fields: fields.update(quantization_config={"quant_method": "fp8"}))
-    with pytest.raises(CheckpointError, match=r"`quantization_config\.quant_method` is 'fp8'"):
+    edit_config(tmp_path, lambda fields: fields.update(quantization_config={"quant_method": "hqq"}))
+    with pytest.raises(CheckpointError, match=r"quantization_config\.quant_method` is 'hqq'; it must be one of `compr"):
         load(tmp_path)
 
 
@@ -187,11 +190,11 @@ def test_mxfp4_is_what_transformers_makes_of_it() -> None:
     blocks = torch.randint(256, (3, 6, 2, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(100, 150, (3, 6, 2), dtype=torch.uint8, generator=generator)
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
-    actual = torch.stack([dequantize_mxfp4(*item) for item in zip(blocks, scales, strict=True)])
+    actual = torch.stack([read_mxfp4(*item).dequantize() for item in zip(blocks, scales, strict=True)])
     assert torch.equal(actual, expected)
     every = torch.arange(256, dtype=torch.uint8).view(1, 16, 16)
     zero_exponents = torch.full((1, 16), 127, dtype=torch.uint8)
-    numbers = dequantize_mxfp4(every, zero_exponents)
+    numbers = read_mxfp4(every, zero_exponents).dequantize()
     assert set(numbers.flatten().tolist()) == {s * v for s in (1, -1) for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)}
 
 
@@ -215,19 +218,67 @@ def save_mxfp4(folder: Path) -> Any:
     return twin
 
 
+@torch.inference_mode()
+def logits_of_twin(twin: Any) -> Tensor:
+    logits: Tensor = twin(IDS[None]).logits[0]
+    return logits
+
+
+def packed(model: CausalLM) -> CausalLM:
+    model.prepack()
+    return model
+
+
 def test_experts_in_mxfp4_are_dequantized_on_every_rank(tmp_path: Path) -> None:
     twin = save_mxfp4(tmp_path)
-    model = load(tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(logits_of(model), twin(IDS[None]).logits[0], rtol=0, atol=1e-4)
+    model = load(tmp_path, quantization="none")
+    torch.testing.assert_close(logits_of(model), logits_of_twin(twin), rtol=0, atol=1e-4)
     assert model.num_parameters == twin.num_parameters()
     experts: Any = model.get_submodule("model.layers.1.mlp.experts")
     for rank in range(2):
-        part: Any = load(tmp_path, Shard(rank=rank, size=2)).get_submodule("model.layers.1.mlp.experts")
+        shard = Shard(rank=rank, size=2)
+        part: Any = load(tmp_path, shard, quantization="none").get_submodule("model.layers.1.mlp.experts")
         own = slice(48 * rank, 48 * rank + 48)
         gates, ups = experts.gate_up_proj.chunk(2, dim=1)
         assert torch.equal(part.gate_up_proj, torch.cat([gates[:, own], ups[:, own]], dim=1))
         assert torch.equal(part.down_proj, experts.down_proj[:, :, own])
+    logits = run_ranks(2, lambda shard: logits_of(load(tmp_path, shard, quantization="none")))[0]
+    torch.testing.assert_close(logits, logits_of_twin(twin), rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+def test_experts_in_mxfp4_stay_so_on_every_rank_where_kernels_multiply_by_them(tmp_path: Path) -> None:
+    expected = logits_of_twin(save_mxfp4(tmp_path))
+    dense: Any = load(tmp_path, quantization="none").get_submodule("model.layers.1.mlp.experts")
+    gates, ups = dense.gate_up_proj.chunk(2, dim=1)
+    for size, groups in ((1, (32, 32)), (2, (32, 16))):  # the second rank's inner elements start amid a block, at 48
+        for rank in range(size):
+            part: Any = load(tmp_path, Shard(rank=rank, size=size)).get_submodule("model.layers.1.mlp.experts")
+            own = slice(96 // size * rank, 96 // size * (rank + 1))
+            assert (part.gate_up_proj.encoding, part.down_proj.encoding) == ("e2m1", "e2m1")
+            if rank == size - 1:
+                assert (part.gate_up_proj.group_size, part.down_proj.group_size) == groups
+            assert torch.equal(part.gate_up_proj.dequantize(), torch.cat([gates[:, own], ups[:, own]], dim=1))
+            assert torch.equal(part.down_proj.dequantize(), dense.down_proj[:, :, own])
+    for logits in (
+        logits_of(packed(load(tmp_path))),
+        run_ranks(2, lambda shard: logits_of(packed(load(tmp_path, shard))))[0],
+    ):
+        error = (logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+        assert error <= 3.5e-2  # inputs of products have eight bits
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+@pytest.mark.parametrize("name", ["gate_up_proj", "down_proj"])
+def test_a_scale_in_mxfp4_that_is_no_number_is_named(tmp_path: Path, name: str, quantization: Quantization) -> None:
+    save_mxfp4(tmp_path)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    tensor = f"model.layers.2.mlp.experts.{name}_scales"
+    stored[tensor][4, 7, 1] = 255
+    save_file(stored, path)
+    with pytest.raises(CheckpointError, match=rf"Tensor `{tensor}` has a scale that is no number, in item 4"):
+        load(tmp_path, quantization=quantization)
 
 
 def test_a_model_of_quantized_experts_cannot_be_saved(tmp_path: Path) -> None:

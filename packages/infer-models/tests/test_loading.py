@@ -53,7 +53,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, dtype=torch.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        weights = {name: each.target for name, each in load(tmp_path, dtype).stored_weights().items()}
+        weights = {name: each.stored() for name, each in load(tmp_path, dtype).stored_weights().items()}
         assert weights.keys() == stored.keys()
         assert all(torch.equal(weights[name], stored[name].to(dtype)) for name in stored)
 

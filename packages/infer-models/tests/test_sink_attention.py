@@ -54,7 +54,7 @@ def sink_llama(folder: Path, shard: Shard | None = None) -> SinkLlama:
     for name, each in model.stored_weights().items():
         if name.endswith(".sinks"):
             sinks = torch.randn(each.shape, generator=torch.Generator().manual_seed(len(name)))
-            each.target.copy_(each.of(sinks))
+            each.fill(sinks)
     return model
 
 
@@ -108,8 +108,8 @@ def test_ranks_hold_the_sinks_of_their_heads_and_compute_what_the_whole_does(tmp
     whole = sink_llama(tmp_path)
     models = run_ranks(size, lambda shard: sink_llama(tmp_path / str(shard.rank), shard))
     name = "model.layers.0.self_attn.sinks"
-    of_ranks = [model.stored_weights()[name].target for model in models]
-    assert torch.equal(torch.cat(of_ranks), whole.stored_weights()[name].target)
+    of_ranks = [model.stored_weights()[name].stored() for model in models]
+    assert torch.equal(torch.cat(of_ranks), whole.stored_weights()[name].stored())
     logits = run_ranks(size, lambda shard: logits_of(sink_llama(tmp_path / str(shard.rank), shard)))[0]
     torch.testing.assert_close(logits, logits_of(whole), rtol=0, atol=1e-4)
 

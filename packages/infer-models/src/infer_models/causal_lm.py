@@ -1,15 +1,25 @@
 """`CausalLM`: the interface that every family's model has to an engine."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from infer_kernels import Largest
+from infer_kernels import Largest, QuantizedWeight
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers import Experts, LinearBase, LMHead, ShardedLayer, whole_weights
+from infer_models.kv_scales import KV_SCALE_TENSORS
+from infer_models.layers import (
+    Experts,
+    LinearBase,
+    LMHead,
+    OwnWeight,
+    ShardedLayer,
+    VocabParallelEmbedding,
+    whole_weights,
+)
 from infer_models.weights import StoredWeight
 
 
@@ -22,10 +32,11 @@ class CausalLM(nn.Module):
         config: the architecture.
         attention_specs: one for each layer, of this rank's heads.
         num_parameters: weights of the whole model, tied ones counted once.
-        ignored_tensors: patterns (as of `fnmatch`) of names that the family's checkpoints carry needlessly.
+        ignored_tensors: patterns (as of `fnmatch`) of names that are no weights, or that the family's checkpoints carry
+            needlessly.
     """
 
-    ignored_tensors: ClassVar[tuple[str, ...]] = ("*.rotary_emb.inv_freq",)
+    ignored_tensors: ClassVar[tuple[str, ...]] = ("*.rotary_emb.inv_freq", *KV_SCALE_TENSORS)
 
     def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:
         """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""
@@ -41,11 +52,23 @@ class CausalLM(nn.Module):
     def prepack(self) -> None:
         """Reorder all matrices as their device multiplies them fastest.
 
-        This cannot be undone: the model can then be neither trained nor saved. A tied LM head gets a copy.
+        This cannot be undone: the model can then be neither trained nor saved. A tied LM head gets a copy, unless it is
+        quantized.
         """
+        holders: defaultdict[int, list[LinearBase | VocabParallelEmbedding]] = defaultdict(list)
         for module in self.modules():
-            if isinstance(module, LinearBase | Experts):
+            if isinstance(module, LinearBase | VocabParallelEmbedding):
+                holders[id(module.weight)].append(module)
+            elif isinstance(module, Experts):
                 module.prepack()
+        for first, *others in holders.values():
+            is_quantized = isinstance(first.weight, QuantizedWeight)
+            first.prepack()
+            for other in others:
+                if is_quantized:
+                    setattr(other, "weight", first.weight)  # noqa: B010 - of a tied head, whose type is wider
+                else:
+                    other.prepack()
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView, logits_indices: Tensor | None = None
@@ -86,12 +109,17 @@ class CausalLM(nn.Module):
             {name: each for _, stored in self.stored_by_parameter() for name, each in stored.items()}
         )
 
-    def stored_by_parameter(self) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
-        """Yield each parameter with the tensors that it consists of: one, or those of a packed one in their order."""
-        seen: set[nn.Parameter] = set()
+    def stored_by_parameter(self) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
+        """Yield each weight with the tensors that it consists of: one, or those of a packed one in their order."""
+        for _, weight, tensors in self.stored_by_module():
+            yield weight, tensors
+
+    def stored_by_module(self) -> Iterator[tuple[nn.Module, OwnWeight, Mapping[str, StoredWeight]]]:
+        """Yield the same with the module that holds the weight, the first one where it is tied."""
+        seen: set[int] = set()
         for path, module in self.named_modules():
             stored = module.stored_weights(path) if isinstance(module, ShardedLayer) else whole_weights(module, path)
-            for parameter, tensors in stored:
-                if parameter not in seen:
-                    seen.add(parameter)
-                    yield parameter, tensors
+            for weight, tensors in stored:
+                if id(weight) not in seen:
+                    seen.add(id(weight))
+                    yield module, weight, tensors

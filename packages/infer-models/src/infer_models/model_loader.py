@@ -13,6 +13,7 @@ from infer_models.config import ModelConfig
 from infer_models.families import FAMILIES
 from infer_models.layers import ParameterFactory
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
+from infer_models.weight_storage import Quantization, allocate_weights
 
 
 def load_model(
@@ -24,6 +25,7 @@ def load_model(
     batch_invariant: bool = False,
     shard: Shard | None = None,
     max_seq_len: int | None = None,
+    quantization: Quantization = "auto",
 ) -> CausalLM:
     """Build the model that `config.json` describes and fill it.
 
@@ -37,10 +39,15 @@ def load_model(
         shard: the part of the model that this process is to hold, of those that compute it together; None: the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as `config.json` allows.
             LongRoPE has other frequencies for long sequences than for short ones, and tables of angles end here.
+        quantization: how matrices are kept. `auto`: as the checkpoint has them, dequantized where no kernel multiplies
+            by such weights; `none`: in `dtype`; `int8`, `int4`, `fp8`: quantized while they are read. Of `int4`,
+            embeddings and LM head have eight bits, of `fp8` those of `dtype`; routers of experts always those of
+            `dtype`.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
-        ValueError: `load_format` is none of the two, or the model cannot be divided so.
+        ValueError: `load_format` is none of the two, the model cannot be divided so, or no kernel of `device`
+            multiplies by weights that `quantization` asks for.
     """
     config = ModelConfig.from_folder(folder)
     if load_format == "dummy":
@@ -53,8 +60,11 @@ def load_model(
         linear=linear_invariant if batch_invariant else linear,
         shard=shard,
         max_seq_len=max_seq_len,
+        defers_matrices=config.quantization is not None or quantization in ("int8", "int4", "fp8"),
     )
     model = FAMILIES[config.model_type](config, factory)
+    if factory.defers_matrices:
+        allocate_weights(model, quantization=quantization, device=device, dtype=dtype)
     match load_format:
         case "auto":
             load_weights(model, folder)

@@ -1,4 +1,4 @@
-"""MXFP4: weights of four bits in blocks of 32 that share a power of two.
+"""MXFP4: weights of four bits in blocks of 32 that share a power of two; e2m1 in groups of 32 of `QuantizedWeight`.
 
     blocks [..., columns / 32, 16] uint8    two numbers a byte, the first in the lower four bits: a sign, two bits of
                                             exponent, one of mantissa
@@ -11,29 +11,38 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from infer_models.weights import StoredWeight
+from infer_kernels import QuantizedWeight
+from infer_models.errors import CheckpointError
+from infer_models.quantization.storage import Storage
+from infer_models.weights import StoredWeight, assign, item_of
 
 BLOCK = 32
 """Numbers that share a scale."""
-_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_ROWS_AT_ONCE = 512
+STORAGE = Storage(encoding="e2m1", group_size=BLOCK)
+"""How such weights are kept where a kernel multiplies them."""
+_NAN_EXPONENT = 255
 
 
-def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Return the numbers of blocks [rows, columns / 32, 16], in fp32 [rows, columns].
+def read_mxfp4(blocks: Tensor, scales: Tensor) -> QuantizedWeight:
+    """Return the weight [rows, columns] of blocks [rows, columns / 32, 16].
 
     Args:
         blocks: uint8, see above.
         scales: uint8 [rows, columns / 32].
     """
-    numbers = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)], device=blocks.device)
-    pairs = torch.stack([numbers.repeat(16), numbers.repeat_interleave(16)], dim=1)  # of each byte: [256, 2]
-    values = pairs[blocks.int()].flatten(-2)
-    return torch.ldexp(values, scales.int()[..., None] - 127).flatten(-2)
+    powers = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
+    return QuantizedWeight(
+        encoding="e2m1",
+        values=blocks.flatten(-2),
+        scales=powers,
+        in_features=BLOCK * scales.shape[-1],
+        group_size=BLOCK,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +52,16 @@ class Mxfp4Weight:
     Attributes:
         target: the parameter, of a rank a part of it.
         blocks_shape: [items, rows, columns / 32, 16].
-        arrange: turns an item [rows, columns] of the checkpoint's numbers into this rank's item of `target`.
+        arrange: turns an item [rows, columns] of the checkpoint into this rank's item of `target`.
+        first_column: of this rank.
         blocks_name: of the tensor with the blocks.
         scales_name: of the tensor with the scales.
     """
 
-    target: Tensor
+    target: Tensor | QuantizedWeight
     blocks_shape: tuple[int, ...]
-    arrange: Callable[[Tensor], Tensor]
+    arrange: Callable[[QuantizedWeight], QuantizedWeight]
+    first_column: int
     blocks_name: str
     scales_name: str
 
@@ -60,12 +71,14 @@ class Mxfp4Weight:
         return MappingProxyType({name: Mxfp4Part(weight=self, shape=shape) for name, shape in shapes.items()})
 
     def fill_item(self, index: int, blocks: Tensor, scales: Tensor) -> None:
-        """Dequantize an item, blocks [rows, columns / 32, 16] and scales [rows, columns / 32], into `target`."""
-        rows = [
-            dequantize_mxfp4(*part).to(self.target.dtype)
-            for part in zip(torch.split(blocks, _ROWS_AT_ONCE), torch.split(scales, _ROWS_AT_ONCE), strict=True)
-        ]
-        self.target[index].copy_(self.arrange(torch.cat(rows)))
+        """Copy an item, blocks [rows, columns / 32, 16] and scales [rows, columns / 32], into `target`.
+
+        Raises:
+            CheckpointError: a scale is no number.
+        """
+        if bool((scales == _NAN_EXPONENT).any()):
+            raise CheckpointError(f"Tensor `{self.scales_name}` has a scale that is no number, in item {index}.")
+        assign(item_of(self.target, index), self.arrange(read_mxfp4(blocks, scales)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +87,7 @@ class Mxfp4Part:
 
     weight: Mxfp4Weight
     shape: tuple[int, ...]
+    dtypes: ClassVar[tuple[str, ...]] = ("U8",)
 
     @property
     def num_weights(self) -> int:
@@ -81,7 +95,7 @@ class Mxfp4Part:
         return 2 * math.prod(self.shape) if self.shape == self.weight.blocks_shape else 0
 
     @property
-    def target(self) -> Tensor:
+    def target(self) -> Tensor | QuantizedWeight:
         """The parameter."""
         return self.weight.target
 
@@ -93,13 +107,13 @@ class Mxfp4Part:
         """
         raise ValueError(f"One tensor of two, {list(whole.shape)}, is no weight.")
 
-    def fill(self, whole: Tensor) -> None:
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
         """Raise, as `of`.
 
         Raises:
             ValueError: always.
         """
-        self.of(whole)
+        raise ValueError(f"One tensor of two, {list(whole.shape)}, is no weight.")
 
     def stored(self) -> Tensor:
         """Raise: quantized weights are not written.

@@ -3,12 +3,95 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from infer_kernels import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
 from infer_models.tensor_parallel import Share
+
+FLOATS = ("F64", "F32", "BF16", "F16")
+"""What plain weights may be stored as, in the words of safetensors."""
+_NUMBERS_AT_ONCE = 1 << 20
+
+
+def assign(target: Tensor | QuantizedWeight, source: Tensor | QuantizedWeight) -> None:
+    """Copy `source` [..., in_features] into `target`, quantizing or dequantizing where they are stored differently.
+
+    That takes memory for about a million numbers.
+    """
+    if isinstance(target, Tensor) and isinstance(source, Tensor):
+        target.copy_(source)
+        return
+    if isinstance(target, QuantizedWeight) and isinstance(source, QuantizedWeight) and _are_alike(target, source):
+        target.copy_(source)
+        return
+    if len(source.shape) > 2:
+        for index in range(source.shape[0]):
+            assign(item_of(target, index), item_of(source, index))
+        return
+    num_rows = max(1, _NUMBERS_AT_ONCE // source.shape[-1])
+    for start in range(0, source.shape[0], num_rows):
+        size = min(num_rows, source.shape[0] - start)
+        rows = select_rows(source, start, size)
+        numbers = rows.dequantize() if isinstance(rows, QuantizedWeight) else rows
+        into = select_rows(target, start, size)
+        if isinstance(into, Tensor):
+            into.copy_(numbers)
+        else:
+            into.copy_(_quantize(numbers.to(into.device), into))
+
+
+def select_rows(weight: Tensor | QuantizedWeight, start: int, size: int) -> Tensor | QuantizedWeight:
+    """Return a view of `size` rows of a weight [rows, ...], from `start` on."""
+    return weight.rows(start, size) if isinstance(weight, QuantizedWeight) else weight[start : start + size]
+
+
+def split_rows(weight: Tensor | QuantizedWeight, sizes: Sequence[int]) -> list[Tensor | QuantizedWeight]:
+    """Return views of the parts of a weight [rows, ...], which have so many rows each."""
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [select_rows(weight, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def item_of(weight: Tensor | QuantizedWeight, index: int) -> Tensor | QuantizedWeight:
+    """Return the item of that index of a weight [items, ...]."""
+    return weight.item(index) if isinstance(weight, QuantizedWeight) else weight[index]
+
+
+def _plain(weight: Tensor | QuantizedWeight) -> Tensor:
+    """Return `weight`.
+
+    Raises:
+        ValueError: it is quantized.
+    """
+    if isinstance(weight, Tensor):
+        return weight
+    raise ValueError("A model with quantized weights cannot be saved.")
+
+
+def _are_alike(target: QuantizedWeight, source: QuantizedWeight) -> bool:
+    """Whether `target` can hold the codes of `source`."""
+    is_divided = source.group_size % target.group_size == 0 or source.scales.shape[-1] == 1
+    return target.encoding == source.encoding and is_divided and (target.zeros is not None or source.zeros is None)
+
+
+def _quantize(numbers: Tensor, like: QuantizedWeight) -> QuantizedWeight:
+    """Quantize numbers [rows, in_features] as `like` is.
+
+    Raises:
+        ValueError: nothing is ever quantized so.
+    """
+    is_by_row = like.group_size >= like.in_features
+    match like.encoding:
+        case "int8" if is_by_row:
+            return quantize_int8(numbers)
+        case "fp8_e4m3" if is_by_row:
+            return quantize_fp8(numbers)
+        case "int4":
+            return quantize_int4(numbers, group_size=like.group_size)
+        case _:
+            raise ValueError(f"Weights are not quantized to {like.encoding} with groups of {like.group_size}.")
 
 
 class StoredWeight(Protocol):
@@ -19,18 +102,22 @@ class StoredWeight(Protocol):
         """The shape of the checkpoint's tensor."""
 
     @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What the checkpoint's tensor may be stored as, in the words of safetensors."""
+
+    @property
     def num_weights(self) -> int:
         """Numbers that the checkpoint's tensor holds."""
 
     @property
-    def target(self) -> Tensor:
+    def target(self) -> Tensor | QuantizedWeight:
         """What the parameter holds of it; it may be a copy."""
 
     def of(self, whole: Tensor) -> Tensor:
         """Return what belongs into `target` of `whole`, the checkpoint's tensor."""
 
-    def fill(self, whole: Tensor) -> None:
-        """Copy that into the parameter."""
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
+        """Copy what belongs into `target` of `whole`, the checkpoint's tensor, into the parameter."""
 
     def stored(self) -> Tensor:
         """Return the checkpoint's tensor, of a parameter that holds all of it; it may be a view."""
@@ -45,8 +132,9 @@ class WeightSlice:
         shares: of each dimension of the checkpoint's tensor, what `target` holds.
     """
 
-    target: Tensor
+    target: Tensor | QuantizedWeight
     shares: tuple[Share, ...]
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,13 +150,23 @@ class WeightSlice:
         """Return the block of `whole`, the checkpoint's tensor."""
         return whole[tuple(slice(share.start, share.start + share.size) for share in self.shares)]
 
-    def fill(self, whole: Tensor) -> None:
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
         """Copy the block of `whole`, the checkpoint's tensor, into `target`."""
-        self.target.copy_(self.of(whole))
+        if isinstance(whole, Tensor):
+            return assign(self.target, self.of(whole))
+        rows, columns = self.shares
+        block = whole.rows(rows.start, rows.size)
+        return assign(
+            self.target, block if columns.size == columns.total else block.columns(columns.start, columns.size)
+        )
 
     def stored(self) -> Tensor:
-        """Return `target`."""
-        return self.target
+        """Return `target`.
+
+        Raises:
+            ValueError: it is quantized.
+        """
+        return _plain(self.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +178,7 @@ class FusedWeight:
     """
 
     parts: Sequence[WeightSlice]
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,13 +193,13 @@ class FusedWeight:
     @property
     def target(self) -> Tensor:
         """A copy of what the layers hold, below each other."""
-        return torch.cat([part.target for part in self.parts])
+        return torch.cat([part.stored() for part in self.parts])
 
     def of(self, whole: Tensor) -> Tensor:
         """Return this rank's rows of each layer, below each other."""
         return torch.cat([part.of(whole) for part in self.parts])
 
-    def fill(self, whole: Tensor) -> None:
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
         """Copy each layer's part of `whole`, the checkpoint's tensor."""
         for part in self.parts:
             part.fill(whole)
@@ -121,10 +220,11 @@ class ArrangedWeight:
         restore: turns an item of `target` into the checkpoint's, where `target` holds all of it.
     """
 
-    target: Tensor
+    target: Tensor | QuantizedWeight
     shape: tuple[int, ...]
     arrange: Callable[[Tensor], Tensor]
     restore: Callable[[Tensor], Tensor]
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
 
     @property
     def num_weights(self) -> int:
@@ -135,11 +235,20 @@ class ArrangedWeight:
         """Return this rank's items of `whole`, the checkpoint's tensor."""
         return torch.stack([self.arrange(item) for item in whole])
 
-    def fill(self, whole: Tensor) -> None:
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
         """Copy this rank's items of `whole`, the checkpoint's tensor."""
+        assert isinstance(whole, Tensor)
         for index, item in enumerate(whole):
-            self.target[index].copy_(self.arrange(item))
+            self.fill_item(index, item)
+
+    def fill_item(self, index: int, item: Tensor) -> None:
+        """Copy this rank's part of one item of the checkpoint's tensor."""
+        assign(item_of(self.target, index), self.arrange(item))
 
     def stored(self) -> Tensor:
-        """Return the checkpoint's tensor."""
-        return torch.stack([self.restore(item).contiguous() for item in self.target])
+        """Return the checkpoint's tensor.
+
+        Raises:
+            ValueError: it is quantized.
+        """
+        return torch.stack([self.restore(item).contiguous() for item in _plain(self.target)])

@@ -14,6 +14,9 @@ from infer_models.config.json_fields import JsonFields
 from infer_models.config.wrappers import OTHER_TENSORS, name_of_text_tensor
 from infer_models.errors import CheckpointError
 from infer_models.mxfp4 import Mxfp4Part
+from infer_models.quantization.scheme import read_quantization
+from infer_models.quantization.stored_format import StoredFormat, TensorSpec
+from infer_models.weight_storage import stored_formats
 from infer_models.weights import ArrangedWeight, FusedWeight, StoredWeight, WeightSlice
 
 _SINGLE_FILE = "model.safetensors"
@@ -30,31 +33,41 @@ class _Source(NamedTuple):
 
 
 def load_weights(model: CausalLM, folder: Path) -> None:
-    """Copy every tensor of the checkpoint into the model, one at a time, straight to its device and dtype.
+    """Copy every tensor of the checkpoint into the model, one at a time, straight to its device and storage.
 
     A rank of a divided model takes its part of each. Everything that headers can tell is checked before the first
-    weight is copied; beside the model no more than 32 MiB of weights are in memory.
+    weight is copied; beside the model no more than 64 MiB of plain weights, or the tensors of one quantized weight, are
+    in memory.
 
     Raises:
-        CheckpointError: there are no safetensors, a file is damaged, a tensor is missing, unexpected or of another
-            shape than `config.json` makes it.
+        CheckpointError: there are no safetensors, a file is damaged, a tensor is missing, unexpected, of another shape
+            than `config.json` makes it, or has values that it cannot have.
     """
     weights = model.stored_weights()
+    formats = stored_formats(model)
     with ExitStack() as stack:
-        sources = _open_checked(model, weights, folder, stack)
-        # As they lie on the disk: one sequential read of each file.
-        places = {name: (each.file.path, each.file.tensors[each.name].start) for name, each in sources.items()}
-        for name in sorted(weights, key=places.__getitem__):
+        sources = _open_checked(model, weights, formats, folder, stack)
+
+        def place(name: str) -> tuple[Path, int]:
+            """Where the weight lies: files are read from their start to their end."""
+            first = sources[next(iter(_tensors_of(name, weights[name], formats.get(name))))]
+            return first.file.path, first.file.tensors[first.name].start
+
+        for name in sorted(weights, key=place):
+            weight, stored_format = weights[name], formats.get(name)
+            if stored_format is not None:
+                _load_quantized(name, weight, stored_format, sources)
+                continue
             source = sources[name]
-            match weights[name]:
-                case WeightSlice() as weight:
+            match weight:
+                case WeightSlice():
                     source.file.read_into(source.name, weight)
                 case FusedWeight(parts=parts):
                     for part in parts:
                         source.file.read_into(source.name, part)
-                case ArrangedWeight() as arranged:
+                case ArrangedWeight():
                     for index, item in enumerate(source.file.items(source.name)):
-                        arranged.target[index].copy_(arranged.arrange(item))
+                        weight.fill_item(index, item)
                 case Mxfp4Part(weight=packed):
                     if name != packed.blocks_name:
                         continue  # the scales, which are read with the blocks
@@ -64,6 +77,30 @@ def load_weights(model: CausalLM, folder: Path) -> None:
                         packed.fill_item(index, blocks, exponents)
                 case other:
                     other.fill(torch.stack(tuple(source.file.items(source.name))))
+
+
+def _load_quantized(
+    name: str, weight: StoredWeight, stored_format: StoredFormat, sources: Mapping[str, _Source]
+) -> None:
+    """Read all tensors of a quantized weight and fill its parameter."""
+    tensors = {
+        each: sources[each].file.read(sources[each].name)
+        for each in _tensors_of(name, weight, stored_format)
+        if each in sources
+    }
+    weight.fill(stored_format.decode(name.removesuffix(".weight"), _matrix(weight.shape), tensors))
+
+
+def _tensors_of(name: str, weight: StoredWeight, stored_format: StoredFormat | None) -> Mapping[str, TensorSpec]:
+    """Return the tensors, by their names, that the weight `name` consists of."""
+    if stored_format is None:
+        return {name: TensorSpec(shape=weight.shape, dtypes=weight.dtypes)}
+    return stored_format.tensors(name.removesuffix(".weight"), _matrix(weight.shape))
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    out_features, in_features = shape
+    return out_features, in_features
 
 
 def check_weights(model: CausalLM, folder: Path) -> int:
@@ -76,14 +113,21 @@ def check_weights(model: CausalLM, folder: Path) -> int:
         CheckpointError: as for `load_weights`.
     """
     with ExitStack() as stack:
-        sources = _open_checked(model, model.stored_weights(), folder, stack)
+        sources = _open_checked(model, model.stored_weights(), stored_formats(model), folder, stack)
         return len({source.file.path for source in sources.values()})
 
 
 def _open_checked(
-    model: CausalLM, weights: Mapping[str, StoredWeight], folder: Path, stack: ExitStack
+    model: CausalLM,
+    weights: Mapping[str, StoredWeight],
+    formats: Mapping[str, StoredFormat],
+    folder: Path,
+    stack: ExitStack,
 ) -> dict[str, _Source]:
     """Return the file of each tensor, by the model's name of it, once all headers are as `model` needs them."""
+    wanted: dict[str, TensorSpec] = {}
+    for name, weight in weights.items():
+        wanted |= _tensors_of(name, weight, formats.get(name))
     paths = _find_files(folder)
     found: dict[str, _Source] = {}
     for path in paths:
@@ -93,20 +137,17 @@ def _open_checked(
             if name in found:
                 raise CheckpointError(f"{path}: tensor `{stored}` is also in {found[name].file.path.name}.")
             found[name] = _Source(file, stored)
-    _check_names(model, weights, found, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
-    sources = {name: found[name] for name in weights}
-    for name, weight in weights.items():
-        if isinstance(weight, Mxfp4Part):
-            sources[name].file.check(sources[name].name, weight, dtypes=("U8",))
-        else:
-            sources[name].file.check(sources[name].name, weight)
+    _check_names(model, wanted, found, where=paths[0] if len(paths) == 1 else folder / _INDEX_FILE)
+    sources = {name: found[name] for name in wanted if name in found}
+    for name, source in sources.items():
+        source.file.check(source.name, wanted[name].shape, wanted[name].dtypes)
     return sources
 
 
 def _check_names(
-    model: CausalLM, weights: Mapping[str, StoredWeight], found: Mapping[str, _Source], *, where: Path
+    model: CausalLM, wanted: Mapping[str, TensorSpec], found: Mapping[str, _Source], *, where: Path
 ) -> None:
-    missing = [name for name in weights if name not in found]
+    missing = [name for name, each in wanted.items() if each.is_required and name not in found]
     if missing:
         raise CheckpointError(f"{where}: {_name_some(missing)} missing, which the model of `config.json` needs.")
     ignored = model.ignored_tensors
@@ -114,8 +155,11 @@ def _check_names(
         ignored = (*ignored, "lm_head.weight")
     if model.config.wrapper is not None:
         ignored = (*ignored, *OTHER_TENSORS)
+    scheme = read_quantization(model.config.quantization)
+    if scheme is not None:
+        ignored = (*ignored, *scheme.ignored_tensors)
     unexpected = [
-        name for name in found if name not in weights and not any(fnmatchcase(name, pattern) for pattern in ignored)
+        name for name in found if name not in wanted and not any(fnmatchcase(name, pattern) for pattern in ignored)
     ]
     if unexpected:
         path = found[unexpected[0]].file.path

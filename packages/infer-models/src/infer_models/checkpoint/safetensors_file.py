@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
 
+from infer_kernels import QuantizedWeight
 from infer_models.errors import CheckpointError
-from infer_models.weights import StoredWeight, WeightSlice
+from infer_models.weights import FLOATS, WeightSlice, assign, select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -30,7 +31,12 @@ _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
 }  # fmt: skip
-_FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.uint8, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +92,16 @@ class SafetensorsFile:
         """Close the file."""
         self._file.close()
 
-    def check(self, name: str, wanted: StoredWeight, *, dtypes: "Collection[str]" = tuple(_FLOATS)) -> None:
-        """Raise unless the tensor `name` is the one of which `wanted` holds something.
+    def check(self, name: str, shape: tuple[int, ...], dtypes: "Collection[str]") -> None:
+        """Raise unless the tensor `name` has the shape, where one number may be stored as [1], and one of the dtypes.
 
         Raises:
-            CheckpointError: the tensor has another shape, or a dtype that is none of `dtypes`, by default floats.
+            CheckpointError: it has others.
         """
         stored = self.tensors[name]
-        if stored.shape != wanted.shape:
+        if stored.shape != shape and (shape or stored.shape != (1,)):
             raise CheckpointError(
-                f"{self.path}: tensor `{name}` has shape {list(stored.shape)} but `config.json` makes it "
-                f"{list(wanted.shape)}."
+                f"{self.path}: tensor `{name}` has shape {list(stored.shape)} but `config.json` makes it {list(shape)}."
             )
         if stored.dtype not in dtypes:
             raise CheckpointError(
@@ -104,25 +109,26 @@ class SafetensorsFile:
             )
 
     def read_into(self, name: str, wanted: WeightSlice) -> None:
-        """Copy a part of the tensor `name` into its target, converting to its dtype and device, 32 MiB at a time.
+        """Copy a part of the tensor `name` into its target, converting to its device and storage, 32 MiB at a time.
 
         Of rows that are wanted in part, the whole is read.
 
         Raises:
             CheckpointError: as `check`, or the file cannot be read.
         """
-        self.check(name, wanted)
+        self.check(name, wanted.shape, wanted.dtypes)
         stored = self.tensors[name]
-        dtype = _FLOATS[stored.dtype]
+        dtype = _DTYPES[stored.dtype]
         rows, *columns = wanted.shares
+        is_quantized = isinstance(wanted.target, QuantizedWeight)
         # A tensor of which whole rows are wanted is one row of so many elements: pieces may end anywhere.
-        is_flat = all(share.size == share.total for share in columns)
+        is_flat = not is_quantized and all(share.size == share.total for share in columns)
         row_items = 1 if is_flat else columns[0].total
         items_of_row = math.prod(share.total for share in columns)
         num_bytes = rows.size * items_of_row * dtype.itemsize
         piece_bytes = max(1, _STAGING_BYTES // (row_items * dtype.itemsize)) * row_items * dtype.itemsize
         staging = torch.empty(min(num_bytes, piece_bytes), dtype=torch.uint8)
-        target = wanted.target.view(-1) if is_flat else wanted.target
+        target = wanted.target.view(-1) if isinstance(wanted.target, torch.Tensor) and is_flat else wanted.target
         self._file.seek(stored.start + rows.start * items_of_row * dtype.itemsize)
         for done in range(0, num_bytes, piece_bytes):
             piece = staging[: num_bytes - done]
@@ -131,22 +137,51 @@ class SafetensorsFile:
             if not is_flat:
                 read = read.view(-1, row_items)[:, columns[0].start : columns[0].start + columns[0].size]
             first = done // (row_items * dtype.itemsize)
-            target[first : first + len(read)].copy_(read)
+            assign(select_rows(target, first, len(read)), read)
+
+    def read(self, name: str) -> "Tensor":
+        """Return the tensor `name` as it is stored.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        stored = self.tensors[name]
+        data = torch.empty(stored.num_bytes, dtype=torch.uint8)
+        self._file.seek(stored.start)
+        self._fill(data.numpy().data, f"tensor `{name}`")
+        return data.view(_DTYPES[stored.dtype]).view(stored.shape)
 
     def items(self, name: str) -> "Iterator[Tensor]":
-        """Yield the items of the tensor `name` along its first dimension, floats or bytes, as they are stored.
+        """Yield the items of the tensor `name` along its first dimension, as they are stored.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
         stored = self.tensors[name]
         num_items, *shape = stored.shape
-        dtype = _FLOATS.get(stored.dtype, torch.uint8)
+        dtype = _DTYPES[stored.dtype]
         for index in range(num_items):
             item = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
             self._file.seek(stored.start + index * len(item))
             self._fill(item.numpy().data, f"tensor `{name}`")
             yield item.view(dtype).view(shape)
+
+    def number(self, name: str) -> float:
+        """Return the one number of the tensor `name`, a float of any shape with one element.
+
+        Raises:
+            CheckpointError: it has more numbers or none, or is of another dtype, or the file cannot be read.
+        """
+        stored = self.tensors[name]
+        if math.prod(stored.shape) != 1 or stored.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{self.path}: tensor `{name}` is {stored.dtype} {list(stored.shape)}; it must be one number, of "
+                f"one of {', '.join(FLOATS)}."
+            )
+        item = torch.empty(stored.num_bytes, dtype=torch.uint8)
+        self._file.seek(stored.start)
+        self._fill(item.numpy().data, f"tensor `{name}`")
+        return float(item.view(_DTYPES[stored.dtype])[0])
 
     def _read_header(self) -> dict[str, StoredTensor]:
         file_bytes = self._file.seek(0, 2)

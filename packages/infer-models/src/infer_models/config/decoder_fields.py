@@ -34,7 +34,6 @@ def read_decoder(
     default_theta: float = DEFAULT_THETA,
     tied_by_default: bool = False,
     default_dtype: str = "float32",
-    quantization: str | None = None,
 ) -> ModelConfig:
     """Read what families with RMSNorm and RoPE have in common, as of a model without windows, caps and scales.
 
@@ -44,7 +43,6 @@ def read_decoder(
         default_theta: the family's base of rotary frequencies.
         tied_by_default: whether the family ties the LM head to the embedding where the file does not say.
         default_dtype: of weights, where the file does not say.
-        quantization: the one `quant_method` that the family reads.
 
     Raises:
         CheckpointError: a field is missing or has a value that is not supported.
@@ -68,7 +66,6 @@ def read_decoder(
         attention_scale=heads.head_dim**-0.5,
         windows=(None,) * num_layers,
         ropes=(rope,) * num_layers,
-        quantization=read_quantization(fields, quantization),
     )
 
 
@@ -130,23 +127,6 @@ def read_dtype(fields: JsonFields, *, default: str = "float32") -> str:
     if dtype not in ("float32", "bfloat16", "float16"):
         raise fields.invalid(name, "`float32`, `bfloat16` or `float16`")
     return dtype
-
-
-def read_quantization(fields: JsonFields, supported: str | None = None) -> str | None:
-    """Read how weights are packed; None: they are not.
-
-    Raises:
-        CheckpointError: in another way than `supported`.
-    """
-    if "quantization_config" not in fields:
-        return None
-    method = fields.nested("quantization_config").text("quant_method", "?")
-    if method != supported:
-        raise CheckpointError(
-            f"{fields.path}: `quantization_config.quant_method` is {method!r}; checkpoints of "
-            f"`{fields.text('model_type')}` that are quantized so are not supported."
-        )
-    return method
 
 
 def refuse(fields: JsonFields, *names: str) -> None:

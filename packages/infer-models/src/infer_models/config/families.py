@@ -10,7 +10,6 @@ from infer_models.config.decoder_fields import (
     read_decoder,
     read_dtype,
     read_heads,
-    read_quantization,
     read_windows,
     refuse,
     require,
@@ -192,9 +191,7 @@ def read_gemma3(fields: JsonFields) -> ModelConfig:
 def read_gpt_oss(fields: JsonFields) -> ModelConfig:
     """gpt-oss: experts in every layer, every second layer sliding, attention sinks, biases."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(
-        fields, default_head_dim=64, default_theta=150_000.0, default_dtype="bfloat16", quantization="mxfp4"
-    )
+    config = read_decoder(fields, default_head_dim=64, default_theta=150_000.0, default_dtype="bfloat16")
     if not fields.flag("attention_bias", default=True):
         raise fields.invalid("attention_bias", "true: models without biases are not supported")
     types = [SLIDING if layer % 2 == 0 else FULL for layer in range(config.num_layers)]
@@ -236,7 +233,6 @@ def read_nanogpt(fields: JsonFields) -> ModelConfig:
         attention_scale=heads.head_dim**-0.5,
         windows=(None,) * num_layers,
         ropes=(None,) * num_layers,
-        quantization=read_quantization(fields),
     )
 
 

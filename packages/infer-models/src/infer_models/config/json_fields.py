@@ -115,6 +115,22 @@ class JsonFields:
             raise self.invalid(name, "a list of strings")
         return value
 
+    def whole_number(self, name: str, default: int | None = None) -> int:
+        """Return a whole number, which may be negative."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.invalid(name, "a whole number")
+        return value
+
+    def value(self, name: str) -> Any:
+        """Return what the field holds, of whatever type, for fields that have several; None where it is absent."""
+        return self._fields.get(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields that are not null."""
+        return tuple(self._fields)
+
     def text_values(self) -> list[str]:
         """Return all values, which are strings, whatever their names."""
         return [self.text(name) for name in self._fields]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from infer_models.attention import AttentionSpec
 from infer_models.config.json_fields import JsonFields
+from infer_models.config.quantization import QuantizationConfig, read_quantization_config
 from infer_models.config.rope import RopeParameters
 from infer_models.config.wrappers import WRAPPERS, text_fields
 
@@ -75,7 +76,7 @@ class ModelConfig:
         ropes: each layer's rotary frequencies, None where it leaves queries and keys unrotated.
         moe: the experts of a mixture; None: all layers have an MLP.
         wrapper: `model_type` of the multimodal model whose text model this is; None: there is no other.
-        quantization: how the checkpoint's weights are packed: `mxfp4`; None: they are not.
+        quantization: how the checkpoint's weights are quantized; None: they are not.
     """
 
     model_type: str
@@ -100,7 +101,7 @@ class ModelConfig:
     ropes: tuple[RopeParameters | None, ...]
     moe: MoEConfig | None = None
     wrapper: str | None = None
-    quantization: str | None = None
+    quantization: QuantizationConfig | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -119,7 +120,7 @@ class ModelConfig:
         if read is None:
             known = [*READERS, *(WRAPPERS if wrapper is None else ())]
             raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
-        return replace(read(fields), wrapper=wrapper)
+        return replace(read(fields), wrapper=wrapper, quantization=read_quantization_config(fields))
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

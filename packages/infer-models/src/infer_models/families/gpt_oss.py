@@ -17,10 +17,19 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import SwiGLU
+from infer_kernels import QuantizedWeight, SwiGLU
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
-from infer_models.layers import Experts, LMHead, ParameterFactory, Router, SinkAttention, pre_norm_decoder
+from infer_models.layers import (
+    Experts,
+    LMHead,
+    OwnWeight,
+    ParameterFactory,
+    Router,
+    SinkAttention,
+    detached,
+    pre_norm_decoder,
+)
 from infer_models.mxfp4 import Mxfp4Weight
 from infer_models.weights import ArrangedWeight, StoredWeight
 
@@ -33,31 +42,31 @@ class OssExperts(Experts):
         assert config.moe is not None
         gate = SwiGLU(alpha=config.moe.swiglu_alpha, limit=config.moe.swiglu_limit, up_offset=1.0)
         super().__init__(config, factory, activation=gate, bias=True)
-        self.is_mxfp4 = config.quantization == "mxfp4"
+        self.is_mxfp4 = config.quantization is not None and config.quantization.method == "mxfp4"
 
-    def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
+    def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
         """Yield weights and biases, each a tensor or, in MXFP4, a pair of tensors."""
-        assert isinstance(self.gate_up_proj, nn.Parameter)
-        assert isinstance(self.down_proj, nn.Parameter)
+        gate_up, down = self.unpacked_weights()
         assert self.gate_up_bias is not None
         assert self.down_bias is not None
         experts, hidden, inner = self.num_experts, self.hidden_size, self.inner.total
-        for name, weight, rows, columns, arrange, restore in (
-            ("gate_up_proj", self.gate_up_proj, 2 * inner, hidden, self._split, _interleave),
-            ("down_proj", self.down_proj, hidden, inner, self._columns, _as_it_is),
+        for name, weight, rows, columns, first_column, arrange, arrange_codes, restore in (
+            ("gate_up_proj", gate_up, 2 * inner, hidden, 0, self._split, self._split_codes, _interleave),
+            ("down_proj", down, hidden, inner, self.inner.start, self._columns, self._columns_of_codes, _as_it_is),
         ):
             if self.is_mxfp4:
                 packed = Mxfp4Weight(
-                    target=weight.detach(),
+                    target=detached(weight),
                     blocks_shape=(experts, rows, columns // 32, 16),
-                    arrange=arrange,
+                    arrange=arrange_codes,
+                    first_column=first_column,
                     blocks_name=f"{path}.{name}_blocks",
                     scales_name=f"{path}.{name}_scales",
                 )
                 yield weight, packed.tensors()
             else:
                 arranged = ArrangedWeight(
-                    target=weight.detach(),
+                    target=detached(weight),
                     shape=(experts, columns, rows),
                     arrange=partial(_after_transposing, arrange),
                     restore=partial(_transposing, restore),
@@ -78,6 +87,14 @@ class OssExperts(Experts):
     def _columns(self, weight: Tensor) -> Tensor:
         """Return this rank's columns of a weight [hidden, inner]."""
         return weight[:, self.inner.start : self.inner.start + self.inner.size]
+
+    def _split_codes(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """Do as `_split` with a weight [2 * inner, hidden]."""
+        return weight.map_rows(self._split)
+
+    def _columns_of_codes(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """Do as `_columns`."""
+        return weight.columns(self.inner.start, self.inner.size)
 
 
 def _as_it_is(item: Tensor) -> Tensor:

@@ -7,7 +7,14 @@ from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedL
 from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.moe import Experts, Router, SparseMLP
 from infer_models.layers.norm import LayerNorm, RMSNorm
-from infer_models.layers.parameters import ParameterFactory, ShardedLayer, whole_weights
+from infer_models.layers.parameters import (
+    OwnWeight,
+    ParameterFactory,
+    ShardedLayer,
+    detached,
+    own_weights,
+    whole_weights,
+)
 from infer_models.layers.rotary import RotaryTable, RotaryTables
 
 __all__ = [
@@ -21,6 +28,7 @@ __all__ = [
     "LMHead",
     "LayerNorm",
     "LinearBase",
+    "OwnWeight",
     "PackedLinear",
     "ParameterFactory",
     "QKNormAttention",
@@ -33,6 +41,8 @@ __all__ = [
     "SinkAttention",
     "SparseMLP",
     "VocabParallelEmbedding",
+    "detached",
+    "own_weights",
     "pre_norm_decoder",
     "whole_weights",
 ]

@@ -3,7 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import Largest, embedding, greedy, linear, linear_argmax
+from infer_kernels import (
+    Largest,
+    QuantizedWeight,
+    embedding,
+    embedding_quantized,
+    greedy,
+    linear,
+    linear_argmax,
+    prepack,
+)
+from infer_kernels.cpu import PackedQuantizedWeight
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import LinearBase
 from infer_models.layers.parameters import ParameterFactory, ShardedLayer
@@ -28,7 +38,15 @@ class Embedding(nn.Module):
 
 
 class VocabParallelEmbedding(ShardedLayer):
-    """One learned row for each token id; each rank has the rows of some ids."""
+    """One learned row for each token id; each rank has the rows of some ids.
+
+    Attributes:
+        weight: [rows, hidden_size], a parameter or quantized, or what `prepack` made of it.
+        dtype: of hidden states.
+    """
+
+    role = "vocabulary"
+    weight: nn.Parameter | QuantizedWeight | PackedQuantizedWeight
 
     def __init__(self, factory: ParameterFactory, vocab_size: int, hidden_size: int, *, scale: float = 1.0) -> None:
         """The whole weight is [vocab_size, hidden_size]; rows are multiplied by `scale` when they are read."""
@@ -36,24 +54,39 @@ class VocabParallelEmbedding(ShardedLayer):
         self.rows = factory.shard.divide(vocab_size)
         self.shares = {"weight": (self.rows, Share.whole(hidden_size))}
         self.weight = factory.matrix(self.rows.size, hidden_size)
+        self.dtype = factory.dtype
         self.scale = scale
         self.shard = factory.shard
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids [tokens], int32 or int64, to [tokens, hidden]."""
         if self.shard.size == 1:
-            return embedding(ids, self.weight, scale=self.scale)
+            return self._look_up(ids)
         own = ids - self.rows.start
         is_elsewhere = (own < 0) | (own >= self.rows.size)
-        hidden = embedding(own.masked_fill(is_elsewhere, 0), self.weight, scale=self.scale)
+        hidden = self._look_up(own.masked_fill(is_elsewhere, 0))
         return self.shard.all_reduce(hidden.masked_fill_(is_elsewhere[:, None], 0))
+
+    def prepack(self) -> None:
+        """Reorder a quantized weight as its device reads it fastest; this cannot be undone."""
+        if isinstance(self.weight, QuantizedWeight):
+            packed = prepack(self.weight)
+            assert isinstance(packed, QuantizedWeight | PackedQuantizedWeight)
+            self.weight = packed
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        if isinstance(self.weight, nn.Parameter):
+            return embedding(ids, self.weight, scale=self.scale)
+        return embedding_quantized(ids, self.weight, scale=self.scale, dtype=self.dtype)
 
 
 class LMHead(LinearBase):
     """Hidden states to logits; each rank computes those of some token ids, and rank 0 joins them.
 
-    Its weight may be the embedding's own parameter.
+    Its weight may be the embedding's own.
     """
+
+    role = "vocabulary"
 
     def __init__(
         self,
@@ -65,7 +98,10 @@ class LMHead(LinearBase):
     ) -> None:
         """The whole weight is [vocab, hidden], that of `embed_tokens` where `config` ties them; the bias is [vocab]."""
         rows = embed_tokens.rows
-        weight = embed_tokens.weight if config.tie_word_embeddings else factory.matrix(rows.size, config.hidden_size)
+        weight = factory.matrix(rows.size, config.hidden_size)
+        if config.tie_word_embeddings:
+            assert isinstance(embed_tokens.weight, nn.Parameter)
+            weight = embed_tokens.weight
         super().__init__(weight, factory.linear, shares={**embed_tokens.shares, "bias": (rows,)})
         self.bias = factory.vector(rows.size, fill=0.0) if bias else None
         self.divisor = config.logits_scaling

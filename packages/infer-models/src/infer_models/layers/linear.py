@@ -2,25 +2,31 @@
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor, nn
 
-from infer_kernels import prepack
-from infer_kernels.cpu import PackedWeight
-from infer_models.layers.parameters import LinearFunction, ParameterFactory, ShardedLayer
+from infer_kernels import QuantizedWeight, prepack
+from infer_models.layers.parameters import (
+    DenseWeight,
+    LinearFunction,
+    OwnWeight,
+    ParameterFactory,
+    ShardedLayer,
+    detached,
+    own_weights,
+)
 from infer_models.tensor_parallel import Share
-from infer_models.weights import FusedWeight, StoredWeight, WeightSlice
+from infer_models.weights import FusedWeight, StoredWeight, WeightSlice, split_rows
 
 
 class LinearBase(ShardedLayer):
     """A layer that multiplies by a weight.
 
     Attributes:
-        weight: [out_features, in_features], or what `prepack` made of it.
+        weight: [out_features, in_features], a parameter or quantized, or what `prepack` made of it.
         linear: what multiplies by it.
     """
 
-    weight: nn.Parameter | PackedWeight
+    weight: DenseWeight
     linear: LinearFunction
 
     def __init__(
@@ -36,9 +42,11 @@ class LinearBase(ShardedLayer):
         """Reorder the weight as its device multiplies it fastest; this cannot be undone."""
         if isinstance(self.weight, nn.Parameter):
             packed = prepack(self.weight.detach())
-            if isinstance(packed, PackedWeight):
+            if not isinstance(packed, Tensor):
                 del self.weight  # a parameter, which a packed weight is not
                 self.weight = packed
+        elif isinstance(self.weight, QuantizedWeight):
+            self.weight = prepack(self.weight)
 
 
 class ColumnParallelLinear(LinearBase):
@@ -115,15 +123,15 @@ class PackedLinear(LinearBase):
         """Map x [tokens, in_features] to [tokens, sum of the sizes of `parts`]."""
         return self.linear(x, self.weight, self.bias)
 
-    def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
+    def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
         """Yield the weight and the bias with their parts' tensors."""
         place = path.rpartition(".")[0]
-        for leaf, parameter in self.named_parameters(recurse=False):
-            columns = [Share.whole(size) for size in parameter.shape[1:]]
-            rows = torch.split(parameter.detach(), [part.size for part in self.parts.values()])
+        for leaf, weight in own_weights(self):
+            columns = [Share.whole(size) for size in weight.shape[1:]]
+            rows = split_rows(detached(weight), [part.size for part in self.parts.values()])
             if not self.is_fused:
                 yield (
-                    parameter,
+                    weight,
                     {
                         f"{place}.{name}.{leaf}": WeightSlice(target=target, shares=(part, *columns))
                         for (name, part), target in zip(self.parts.items(), rows, strict=True)
@@ -135,4 +143,4 @@ class PackedLinear(LinearBase):
                 share = Share(start + part.start, part.size, total)
                 slices.append(WeightSlice(target=target, shares=(share, *columns)))
                 start += part.total
-            yield parameter, {f"{path}.{leaf}": FusedWeight(parts=slices)}
+            yield weight, {f"{path}.{leaf}": FusedWeight(parts=slices)}

@@ -5,17 +5,19 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from infer_kernels import ExpertChoice, SwiGLU, fused_moe, moe_router, prepack_experts
-from infer_kernels.cpu import PackedExperts
+from infer_kernels import ExpertChoice, QuantizedWeight, SwiGLU, fused_moe, moe_router, prepack_experts
+from infer_kernels.cpu import PackedExperts, PackedQuantizedExperts
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import LinearBase
-from infer_models.layers.parameters import ParameterFactory, ShardedLayer
+from infer_models.layers.parameters import OwnWeight, ParameterFactory, ShardedLayer, detached
 from infer_models.tensor_parallel import Share
-from infer_models.weights import StoredWeight, WeightSlice
+from infer_models.weights import StoredWeight, WeightSlice, item_of, split_rows
 
 
 class Router(LinearBase):
     """Chooses each token's experts; every rank computes all of it."""
+
+    role = "exact"
 
     def __init__(
         self,
@@ -50,14 +52,15 @@ class Experts(ShardedLayer):
 
     Attributes:
         inner: this rank's inner elements of an expert.
-        gate_up_proj: [experts, 2 * inner, hidden], the gates, then the ups; or what `prepack` made of it.
-        down_proj: [experts, hidden, inner], or what `prepack` made of it.
+        gate_up_proj: [experts, 2 * inner, hidden], the gates, then the ups: a parameter or quantized, or what `prepack`
+            made of it.
+        down_proj: [experts, hidden, inner], likewise.
         gate_up_bias: [experts, 2 * inner], or None.
         down_bias: [experts, hidden], or None; all ranks hold it, and the first one adds it.
     """
 
-    gate_up_proj: nn.Parameter | PackedExperts
-    down_proj: nn.Parameter | PackedExperts
+    gate_up_proj: nn.Parameter | PackedExperts | QuantizedWeight | PackedQuantizedExperts
+    down_proj: nn.Parameter | PackedExperts | QuantizedWeight | PackedQuantizedExperts
 
     def __init__(
         self, config: ModelConfig, factory: ParameterFactory, *, activation: SwiGLU, bias: bool = False
@@ -92,29 +95,32 @@ class Experts(ShardedLayer):
         """Reorder the weights as their device multiplies them fastest; this cannot be undone."""
         for name in ("gate_up_proj", "down_proj"):
             weight = getattr(self, name)
-            if isinstance(weight, nn.Parameter):
-                packed = prepack_experts(weight.detach())
-                if isinstance(packed, PackedExperts):
-                    delattr(self, name)  # a parameter, which packed experts are not
+            if isinstance(weight, nn.Parameter | QuantizedWeight):
+                packed = prepack_experts(detached(weight))
+                if not isinstance(packed, Tensor):
+                    delattr(self, name)  # perhaps a parameter, which packed experts are not
                     setattr(self, name, packed)
 
-    def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
+    def unpacked_weights(self) -> tuple[OwnWeight, OwnWeight]:
+        """Return both stacks, which must not be prepacked."""
+        assert isinstance(self.gate_up_proj, nn.Parameter | QuantizedWeight)
+        assert isinstance(self.down_proj, nn.Parameter | QuantizedWeight)
+        return self.gate_up_proj, self.down_proj
+
+    def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
         """Yield both stacks with the tensors of all experts."""
-        assert isinstance(self.gate_up_proj, nn.Parameter)
-        assert isinstance(self.down_proj, nn.Parameter)
+        gate_up_proj, down_proj = self.unpacked_weights()
         hidden = Share.whole(self.hidden_size)
         gate_up: dict[str, StoredWeight] = {}
-        for expert, weight in enumerate(self.gate_up_proj.detach()):
-            for name, target in zip(("gate_proj", "up_proj"), weight.chunk(2), strict=True):
+        down: dict[str, StoredWeight] = {}
+        for expert in range(self.num_experts):
+            halves = split_rows(item_of(detached(gate_up_proj), expert), [self.inner.size] * 2)
+            for name, target in zip(("gate_proj", "up_proj"), halves, strict=True):
                 gate_up[f"{path}.{expert}.{name}.weight"] = WeightSlice(target=target, shares=(self.inner, hidden))
-        yield self.gate_up_proj, gate_up
-        yield (
-            self.down_proj,
-            {
-                f"{path}.{expert}.down_proj.weight": WeightSlice(target=weight, shares=(hidden, self.inner))
-                for expert, weight in enumerate(self.down_proj.detach())
-            },
-        )
+            target = item_of(detached(down_proj), expert)
+            down[f"{path}.{expert}.down_proj.weight"] = WeightSlice(target=target, shares=(hidden, self.inner))
+        yield gate_up_proj, gate_up
+        yield down_proj, down
 
 
 class SparseMLP(nn.Module):

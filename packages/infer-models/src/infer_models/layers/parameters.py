@@ -3,21 +3,27 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from infer_kernels.cpu import PackedWeight
+from infer_kernels import QuantizedWeight
+from infer_kernels.cpu import PackedQuantizedWeight, PackedWeight
 from infer_models.config import ModelConfig
 from infer_models.tensor_parallel import Shard, Share
 from infer_models.weights import StoredWeight, WeightSlice
+
+OwnWeight = nn.Parameter | QuantizedWeight
+"""A weight that a module holds, before `prepack`."""
+DenseWeight = Tensor | PackedWeight | QuantizedWeight | PackedQuantizedWeight
+"""What a linear layer multiplies by."""
 
 
 class LinearFunction(Protocol):
     """What a linear layer computes: `infer_kernels.linear` or `linear_invariant`."""
 
-    def __call__(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
 
 
@@ -31,6 +37,7 @@ class ParameterFactory:
         linear: multiplies by the weights.
         shard: which part of the model this is; by default the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as the model takes.
+        defers_matrices: matrices and stacks get no memory until `allocate_weights` has chosen how they are stored.
     """
 
     device: torch.device
@@ -38,6 +45,7 @@ class ParameterFactory:
     linear: LinearFunction
     shard: Shard = field(default_factory=Shard)
     max_seq_len: int | None = None
+    defers_matrices: bool = False
 
     def max_positions(self, config: ModelConfig) -> int:
         """Return how many positions a model of `config` will be computed for."""
@@ -46,12 +54,12 @@ class ParameterFactory:
 
     def matrix(self, rows: int, columns: int) -> nn.Parameter:
         """Return a parameter [rows, columns] whose elements are still to be loaded or drawn."""
-        storage = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
+        storage = torch.empty(rows, columns, dtype=self.dtype, device=self._device_of_matrices)
         return nn.Parameter(storage, requires_grad=False)
 
     def stack(self, count: int, rows: int, columns: int) -> nn.Parameter:
         """Return a parameter [count, rows, columns] whose elements are still to be loaded or drawn."""
-        storage = torch.empty(count, rows, columns, dtype=self.dtype, device=self.device)
+        storage = torch.empty(count, rows, columns, dtype=self.dtype, device=self._device_of_matrices)
         return nn.Parameter(storage, requires_grad=False)
 
     def vector(self, size: int, *, fill: float) -> nn.Parameter:
@@ -59,18 +67,25 @@ class ParameterFactory:
         storage = torch.full((size,), fill, dtype=self.dtype, device=self.device)
         return nn.Parameter(storage, requires_grad=False)
 
+    @property
+    def _device_of_matrices(self) -> torch.device:
+        return torch.device("meta") if self.defers_matrices else self.device
+
 
 class ShardedLayer(nn.Module):
     """A layer with parameters of which each rank holds a share.
 
     Attributes:
         shares: by the name of such a parameter, the share of each of its dimensions.
+        role: what its matrices are for, by which their precision is chosen where a model is quantized on the fly:
+            `dense` products, `vocabulary` (embeddings and logits), or `exact` (what small errors change much).
     """
 
+    role: ClassVar[Literal["dense", "vocabulary", "exact"]] = "dense"
     shares: Mapping[str, tuple[Share, ...]]
 
-    def stored_weights(self, path: str) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
-        """Yield each own parameter with the checkpoint's tensors that it consists of.
+    def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
+        """Yield each own weight with the checkpoint's tensors that it consists of.
 
         Args:
             path: the layer's name in checkpoints.
@@ -78,10 +93,21 @@ class ShardedLayer(nn.Module):
         yield from whole_weights(self, path, self.shares)
 
 
+def own_weights(module: nn.Module) -> Iterator[tuple[str, OwnWeight]]:
+    """Yield the weights that `module` itself holds, by their names."""
+    yield from ((name, value) for name, value in vars(module).items() if isinstance(value, QuantizedWeight))
+    yield from module.named_parameters(recurse=False)
+
+
 def whole_weights(
     module: nn.Module, path: str, shares: Mapping[str, tuple[Share, ...]] = MappingProxyType({})
-) -> Iterator[tuple[nn.Parameter, Mapping[str, StoredWeight]]]:
-    """Yield each own parameter of a module as one tensor of a checkpoint, held whole where `shares` has no other."""
-    for leaf, parameter in module.named_parameters(recurse=False):
-        held = shares.get(leaf) or tuple(Share.whole(size) for size in parameter.shape)
-        yield parameter, {f"{path}.{leaf}": WeightSlice(target=parameter.detach(), shares=held)}
+) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
+    """Yield each own weight of a module as one tensor of a checkpoint, held whole where `shares` has no other."""
+    for leaf, weight in own_weights(module):
+        held = shares.get(leaf) or tuple(Share.whole(size) for size in weight.shape)
+        yield weight, {f"{path}.{leaf}": WeightSlice(target=detached(weight), shares=held)}
+
+
+def detached(weight: OwnWeight) -> Tensor | QuantizedWeight:
+    """Return `weight` for writing into it."""
+    return weight.detach() if isinstance(weight, nn.Parameter) else weight

@@ -9,6 +9,7 @@ from infer_models.testing.checkpoints import (
     save_tiny_qwen3,
     save_tiny_twin,
 )
+from infer_models.testing.quantized import PLAIN_LAYERS, QUANTIZED_CHECKPOINTS, QuantizedTwin, save_quantized
 from infer_models.testing.tiny_families import (
     LLAMA3_SCALING,
     LONGROPE_SCALING,
@@ -22,10 +23,14 @@ __all__ = [
     "CHAT_STYLES",
     "LLAMA3_SCALING",
     "LONGROPE_SCALING",
+    "PLAIN_LAYERS",
+    "QUANTIZED_CHECKPOINTS",
     "TINY_FAMILIES",
     "YARN_SCALING",
+    "QuantizedTwin",
     "TinyFamily",
     "save_chat_style",
+    "save_quantized",
     "save_tiny",
     "save_tiny_gemma3",
     "save_tiny_llama",

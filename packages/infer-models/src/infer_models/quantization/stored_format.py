@@ -1,0 +1,62 @@
+"""`StoredFormat` and `QuantizationScheme`: how the layers of a quantized checkpoint lie in its files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from infer_kernels import QuantizedWeight
+from infer_models.quantization.storage import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor that a quantized weight consists of.
+
+    Attributes:
+        shape: of the tensor.
+        dtypes: that it may have, as safetensors spell them.
+        is_required: whether a checkpoint must have it.
+    """
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    is_required: bool = True
+
+
+class StoredFormat(Protocol):
+    """How one layer's weight lies in a checkpoint."""
+
+    @property
+    def storage(self) -> Storage | None:
+        """What `decode` returns; None: a dense fp32 tensor, because no kernel multiplies by such weights."""
+
+    def tensors(self, name: str, shape: tuple[int, int]) -> Mapping[str, TensorSpec]:
+        """Return the tensors, by their full names, of the layer `name` with a weight [out_features, in_features]."""
+
+    def decode(self, name: str, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> Tensor | QuantizedWeight:
+        """Return the weight of the layer `name`.
+
+        Raises:
+            CheckpointError: a tensor has values that no such weight has; the message names the tensor.
+        """
+
+
+class QuantizationScheme(Protocol):
+    """How a checkpoint is quantized."""
+
+    @property
+    def method(self) -> str:
+        """The `quant_method` of `config.json`."""
+
+    @property
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Patterns (as of `fnmatch`) of names that such checkpoints carry needlessly."""
+
+    @property
+    def has_kv_scales(self) -> bool:
+        """Whether the checkpoint has scales of keys and values in FP8: `k_scale` and `v_scale` of each attention."""
+
+    def format_of(self, name: str) -> StoredFormat | None:
+        """Return how the layer `name` is stored, such as `model.layers.0.self_attn.q_proj`; None: plainly."""

@@ -1,0 +1,209 @@
+"""Chooses how each weight of a model is kept in memory, and allocates it."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Literal
+
+import torch
+from torch import nn
+
+from infer_kernels import QuantizedWeight, has_quantized_kernel
+from infer_models.causal_lm import CausalLM
+from infer_models.layers import Experts, LinearBase, OwnWeight, ShardedLayer, VocabParallelEmbedding, own_weights
+from infer_models.mxfp4 import STORAGE, Mxfp4Part
+from infer_models.quantization.scheme import read_quantization
+from infer_models.quantization.storage import Storage
+from infer_models.quantization.stored_format import QuantizationScheme, StoredFormat
+from infer_models.weights import StoredWeight, WeightSlice
+
+logger = logging.getLogger("infer_models")
+
+Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
+"""How weights are kept: as the checkpoint has them where a kernel multiplies them, as numbers of the model's dtype, or
+quantized while they are read."""
+
+INT4_GROUP_SIZE = 128
+"""Inputs that share a scale where weights are quantized to int4 on the fly."""
+_ON_THE_FLY = {
+    "int8": Storage(encoding="int8"),
+    "int4": Storage(encoding="int4", group_size=INT4_GROUP_SIZE),
+    "fp8": Storage(encoding="fp8_e4m3"),
+}
+_VOCABULARY = Storage(encoding="int8")
+"""Of embeddings and LM heads: four bits would cost more than they save."""
+
+
+def allocate_weights(
+    model: CausalLM,
+    *,
+    quantization: Quantization,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory: torch.device | None = None,
+) -> None:
+    """Give every matrix of a model that was built without memory for them (`ParameterFactory.defers_matrices`) its own.
+
+    Args:
+        model: whose config says how its checkpoint is quantized.
+        quantization: as for `load_model`.
+        device: that multiplies.
+        dtype: of what is not quantized.
+        memory: where the weights go; None: to `device`.
+
+    Raises:
+        ValueError: no kernel of `device` multiplies what `quantization` asks for.
+    """
+    _require_kernel(quantization, device)
+    scheme = read_quantization(model.config.quantization)
+    plan = _Plan(quantization=quantization, scheme=scheme, device=device)
+    allocated: dict[int, OwnWeight] = {}
+    for module, weight, stored in list(model.stored_by_module()):
+        if weight.device.type == "meta":
+            storage = plan.choose(module, weight, stored)
+            allocated[id(weight)] = _allocate(weight, storage, device=memory or device, dtype=dtype)
+    for module in model.modules():
+        for name, weight in list(own_weights(module)):
+            if id(weight) in allocated:
+                delattr(module, name)  # a parameter, which a quantized weight is not
+                setattr(module, name, allocated[id(weight)])
+    if plan.dequantized and model.config.quantization is not None:
+        plan.warn(model.config.quantization.method, dtype)
+
+
+def _require_kernel(quantization: Quantization, device: torch.device) -> None:
+    storage = _ON_THE_FLY.get(quantization)
+    if storage is None:
+        return
+    others = [
+        name
+        for name, each in _ON_THE_FLY.items()
+        if has_quantized_kernel(each.encoding, group_size=each.group_size, in_features=1024, device=device)
+    ]
+    if quantization not in others:
+        better = " or ".join(f"`{name}`" for name in others) or "`auto`, which leaves the weights as they are"
+        raise ValueError(
+            f"`quantization` is `{quantization}`, but no kernel for {device.type} on this machine multiplies by such "
+            f"weights; use {better}."
+        )
+
+
+def weight_bytes(model: CausalLM) -> int:
+    """Return what the weights of a model take that was not prepacked, in bytes."""
+    return sum(
+        weight.num_bytes if isinstance(weight, QuantizedWeight) else weight.numel() * weight.element_size()
+        for weight, _ in model.stored_by_parameter()
+    )
+
+
+def stored_formats(model: CausalLM) -> dict[str, StoredFormat]:
+    """Return how the quantized ones of a model's weights lie in its checkpoint, by their names; others lie plainly."""
+    scheme = read_quantization(model.config.quantization)
+    formats: dict[str, StoredFormat] = {}
+    if scheme is None:
+        return formats
+    for module, _, stored in model.stored_by_module():
+        for name in stored:
+            found = _format_of(scheme, module, name)
+            if found is not None:
+                formats[name] = found
+    return formats
+
+
+def _is_product(module: nn.Module, weight: OwnWeight) -> bool:
+    """Whether `weight` is what `module` multiplies by or looks up in; biases of experts are matrices too."""
+    if isinstance(module, Experts):
+        return any(weight is each for each in module.unpacked_weights())
+    return isinstance(module, LinearBase | VocabParallelEmbedding) and weight is module.weight
+
+
+def _format_of(scheme: QuantizationScheme, module: nn.Module, name: str) -> StoredFormat | None:
+    """Return how the weight `name` of `module` is stored; only weights of products ever are."""
+    is_product = isinstance(module, LinearBase | Experts) and name.endswith(".weight")
+    return scheme.format_of(name.removesuffix(".weight")) if is_product else None
+
+
+def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.device, dtype: torch.dtype) -> OwnWeight:
+    if storage is None:
+        return nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device), requires_grad=False)
+    return QuantizedWeight.empty(
+        *weight.shape,
+        encoding=storage.encoding,
+        group_size=storage.group_size,
+        has_zeros=storage.has_zeros,
+        device=device,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Plan:
+    """What is chosen for each weight, and what that costs."""
+
+    quantization: Quantization
+    scheme: QuantizationScheme | None
+    device: torch.device
+    dequantized: int = 0  # numbers
+
+    def choose(self, module: nn.Module, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> Storage | None:
+        """Return how a weight is kept; None: as numbers of the model's dtype."""
+        if not isinstance(module, ShardedLayer) or not _is_product(module, weight):
+            return None
+        if self.quantization in ("auto", "none"):
+            is_quantized, storages = self._stored_as(module, stored)
+            storage = storages.pop() if len(storages) == 1 and self.quantization == "auto" else None
+            storage = storage and self._where_served(storage, weight, stored)
+            if storage is None and is_quantized:
+                self.dequantized += math.prod(weight.shape)
+            return storage
+        match module.role:
+            case "dense":
+                return self._where_served(_ON_THE_FLY[self.quantization], weight, stored)
+            case "vocabulary" if self.quantization != "fp8":
+                return self._where_served(_VOCABULARY, weight, stored)
+            case _:
+                return None
+
+    def warn(self, method: str, dtype: torch.dtype) -> None:
+        """Log what dequantized weights cost."""
+        kept = self.dequantized * dtype.itemsize / 2**30
+        why = (
+            "as asked"
+            if self.quantization == "none"
+            else f"because no kernel of {self.device.type} multiplies by weights that are stored so"
+        )
+        logger.warning(
+            "%s weights are dequantized to %s, %s: they take %.2f GiB, where 8 bits would take %.2f GiB%s",
+            method,
+            str(dtype).removeprefix("torch."),
+            why,
+            kept,
+            self.dequantized / 2**30,
+            "" if self.quantization == "none" else "; `quantization=int8` keeps 8 bits",
+        )
+
+    def _stored_as(self, module: nn.Module, stored: Mapping[str, StoredWeight]) -> tuple[bool, set[Storage | None]]:
+        """Return whether a part of a weight is quantized in the checkpoint, and how the parts could be kept."""
+        if all(isinstance(each, Mxfp4Part) for each in stored.values()):
+            return True, {STORAGE}
+        if self.scheme is None:
+            return False, {None}
+        formats = {_format_of(self.scheme, module, name) for name in stored}
+        return formats != {None}, {None if each is None else each.storage for each in formats}
+
+    def _where_served(self, storage: Storage, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> Storage | None:
+        """Return `storage`, with smaller groups where ranks cut them; None where no kernel multiplies it."""
+        in_features = weight.shape[-1]
+        group_size = storage.group_size
+        if group_size is not None:
+            for each in stored.values():
+                if isinstance(each, WeightSlice) and self.quantization == "auto":
+                    group_size = gcd(group_size, each.shares[-1].start)
+                elif isinstance(each, Mxfp4Part):
+                    group_size = gcd(group_size, each.weight.first_column)
+            storage = replace(storage, group_size=group_size)
+        is_served = has_quantized_kernel(
+            storage.encoding, group_size=group_size, in_features=in_features, device=self.device
+        )
+        return storage if is_served else None

@@ -1,0 +1,222 @@
+"""What a `quantization_config` says: which layers are quantized, how, and what is refused by name."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer_models import CheckpointError
+from infer_models.config.json_fields import JsonFields
+from infer_models.config.quantization import read_quantization_config
+from infer_models.quantization import QuantizationScheme, read_quantization
+from infer_models.quantization.packed_format import PackedFormat
+from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
+from infer_models.testing import QUANTIZED_CHECKPOINTS
+from infer_models.testing.quantized import read_scheme
+
+Q_PROJ, DOWN, GATE = (f"model.layers.3.{end}" for end in ("self_attn.q_proj", "mlp.down_proj", "mlp.gate"))
+W4: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+FP8: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+
+
+def compressed(
+    weights: dict[str, Any] | None = None, *, group: dict[str, Any] | None = None, **fields: Any
+) -> dict[str, Any]:
+    own = {"targets": ["Linear"], "weights": W4 | (weights or {})} | (group or {})
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": own},
+    } | fields
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+FINE_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def quantized(scheme: QuantizationScheme, *names: str) -> list[bool]:
+    return [scheme.format_of(name) is not None for name in names]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        (compressed(ignore=["lm_head", Q_PROJ]), [Q_PROJ, "lm_head"]),
+        (compressed(ignore=["re:.*lm_head", r"re:.*\.self_attn\..*"]), [Q_PROJ, "lm_head"]),
+        (compressed(ignore=["model.language_model.layers.3.self_attn.q_proj", "language_model.lm_head"]), [Q_PROJ]),
+        (compressed(ignore=["re:language_model.model.layers.3.self_attn.*"]), [Q_PROJ]),
+        (compressed(group={"targets": [r"re:.*mlp\..*_proj$"]}), [Q_PROJ, GATE, "lm_head"]),
+        (compressed(group={"targets": [DOWN]}), [Q_PROJ, "lm_head", "model.layers.13.mlp.down_proj"]),
+        (compressed(), [GATE]),
+        (FINE_FP8, ["lm_head", GATE]),
+        (FINE_FP8 | {"modules_to_not_convert": ["model.layers.3.self_attn"]}, [Q_PROJ, "lm_head"]),
+        (FINE_FP8 | {"ignored_layers": [Q_PROJ]}, [Q_PROJ]),
+        (GPTQ, ["lm_head", GATE]),
+        (GPTQ | {"modules_in_block_to_quantize": [["mlp.down_proj"], ["mlp.up_proj"]]}, [Q_PROJ, "lm_head"]),
+        (GPTQ | {"modules_in_block_to_quantize": ["mlp.down_proj"]}, [Q_PROJ]),
+        (GPTQ | {"dynamic": {r"-:.*self_attn\.q_proj": {}}}, [Q_PROJ]),
+        (AWQ, ["lm_head", GATE]),
+        (AWQ | {"modules_to_not_convert": ["self_attn"]}, [Q_PROJ]),
+        (AWQ | {"modules_to_not_convert": ["gate", "model.language_model.layers.3.self_attn"]}, [GATE, Q_PROJ]),
+    ],
+)
+def test_some_layers_are_stored_plainly(fields: dict[str, Any], names: list[str]) -> None:
+    scheme = read_scheme(fields)
+    assert not any(quantized(scheme, *names))
+    assert quantized(scheme, DOWN) == [True]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        compressed(ignore=["model.layers.3.self_attn", "q_proj", "re:self_attn"]),
+        FINE_FP8 | {"modules_to_not_convert": ["model.layers.1", "gate", "q"]},
+        AWQ | {"modules_to_not_convert": ["layers.33", "down", "own_proj", "attn.q", "("]},
+        GPTQ | {"dynamic": {}},
+    ],
+)
+def test_other_layers_are_not(fields: dict[str, Any]) -> None:
+    assert all(quantized(read_scheme(fields), Q_PROJ, DOWN, "model.layers.13.mlp.gate_proj"))
+
+
+def test_the_lm_head_may_be_quantized() -> None:
+    assert quantized(read_scheme(GPTQ | {"lm_head": True}), "lm_head") == [True]
+    assert quantized(read_scheme(compressed()), "lm_head") == [True]
+
+
+def test_names_and_expressions_come_before_classes() -> None:
+    fields = compressed(
+        format="mixed-precision",
+        config_groups={
+            "group_0": {"targets": ["Linear"], "format": "pack-quantized", "weights": W4},
+            "group_1": {"targets": [r"re:.*down_proj"], "format": "float-quantized", "weights": FP8},
+        },
+    )
+    scheme = read_scheme(fields)
+    assert scheme.format_of(Q_PROJ) == PackedFormat(bits=4, group_size=32)
+    assert scheme.format_of(DOWN) == ScaledFormat(encoding="fp8_e4m3", grid=ScaleGrid())
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({}, PackedFormat(bits=4, group_size=32)),
+        ({"num_bits": 8, "strategy": "channel", "group_size": None}, PackedFormat(bits=8)),
+        ({"strategy": "tensor", "group_size": None}, PackedFormat(bits=4, is_one_scale=True)),
+        ({"strategy": "group", "group_size": -1}, PackedFormat(bits=4)),
+        ({"strategy": None}, PackedFormat(bits=4, group_size=32)),
+        ({"symmetric": False, "actorder": "weight"}, PackedFormat(bits=4, group_size=32, has_zeros=True)),
+        ({"actorder": "static"}, PackedFormat(bits=4, group_size=32)),
+        ({"actorder": False}, PackedFormat(bits=4, group_size=32)),
+        *(({"actorder": each}, PackedFormat(bits=4, group_size=32, is_reordered=True)) for each in ("group", True)),
+    ],
+)
+def test_packed_weights_of_compressed_tensors(weights: dict[str, Any], expected: PackedFormat) -> None:
+    assert read_scheme(compressed(weights)).format_of(Q_PROJ) == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "weights", "expected"),
+    [
+        ("float-quantized", FP8, ScaleGrid()),
+        ("float-quantized", FP8 | {"strategy": "tensor"}, ScaleGrid(rows=None)),
+        ("float-quantized", FP8 | {"strategy": "block", "block_structure": [128, 64]}, ScaleGrid(rows=128, columns=64)),
+        ("float-quantized", FP8 | {"strategy": "block", "block_structure": "64x32"}, ScaleGrid(rows=64, columns=32)),
+        ("naive-quantized", FP8, ScaleGrid()),
+        ("int-quantized", {"num_bits": 8, "strategy": "channel"}, ScaleGrid()),
+        ("int-quantized", {"num_bits": 4}, ScaleGrid(columns=32)),
+        ("naive-quantized", {"num_bits": 8, "strategy": "tensor"}, ScaleGrid(rows=None)),
+    ],
+)
+def test_bytes_of_compressed_tensors(layout: str, weights: dict[str, Any], expected: ScaleGrid) -> None:
+    found = read_scheme(compressed(weights, format=layout)).format_of(Q_PROJ)
+    assert isinstance(found, ScaledFormat)
+    assert found.grid == expected
+    assert found.encoding == ("fp8_e4m3" if weights.get("type") == "float" else "int8")
+
+
+def test_the_configuration_may_be_inside_that_of_compression() -> None:
+    inner = compressed()
+    del inner["quant_method"]
+    for compression in (inner, {"quantization_config": inner, "sparsity_config": {"format": "dense"}}):
+        whole = JsonFields(Path("config.json"), {"model_type": "llama", "compression_config": compression})
+        scheme = read_quantization(read_quantization_config(whole))
+        assert scheme is not None
+        assert scheme.format_of(Q_PROJ) == PackedFormat(bits=4, group_size=32)
+
+
+@pytest.mark.parametrize("scheme", [None, {"num_bits": 8, "type": "float", "strategy": "tensor"}])
+def test_scales_of_the_kv_cache_are_known(scheme: dict[str, Any] | None) -> None:
+    assert read_scheme(compressed(kv_cache_scheme=scheme)).has_kv_scales == (scheme is not None)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED_CHECKPOINTS)
+def test_schemes_are_values(kind: str) -> None:
+    first, second = (read_scheme(QUANTIZED_CHECKPOINTS[kind].config()) for _ in range(2))
+    assert first == second
+    assert len({first, second, first.format_of(Q_PROJ), second.format_of(Q_PROJ)}) == 2
+    assert first.method == QUANTIZED_CHECKPOINTS[kind].config()["quant_method"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method` is 'bitsandbytes'; it must be one of `compressed-tensors`"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method` is 'modelopt'"),
+        *(({"quant_method": each}, f"quant_method` is '{each}'") for each in ("hqq", "torchao", "quark", "eetq")),
+        (compressed(format="nvfp4-pack-quantized"), "format` is 'nvfp4-pack-quantized'; it must be one of"),
+        (compressed(format="marlin-24"), "format` is 'marlin-24'"),
+        (compressed(format="mixed-precision"), "group_0.format` is None; it must be one of"),
+        (compressed(quantization_status="frozen"), "quantization_status` is 'frozen'"),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format` is 'sparse-24-bitmask'"),
+        (compressed(transform_config={"config_groups": {}}), "transform_config` is {'config_groups': {}}"),
+        (compressed(kv_cache_scheme={"num_bits": 8, "type": "int"}), "kv_cache_scheme` is"),
+        (compressed(kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "channel"}), "strategy` is 'channel'"),
+        (compressed(config_groups={"W4A16": ["Linear"]}), "config_groups.W4A16` is"),
+        (compressed(ignore=["re:("]), "ignore` is"),
+        (compressed(group={"targets": []}), "targets` is"),
+        (compressed(group={"weights": None}), "weights` is None"),
+        (compressed(group={"output_activations": FP8}), "output_activations` is"),
+        (compressed(group={"input_activations": {"num_bits": 4}}), "input_activations.num_bits` is 4"),
+        (compressed({"num_bits": 3}), "weights.num_bits` is 3; it must be 4 or 8"),
+        (
+            compressed({"type": "float"}),
+            "weights.type` is 'float'; it must be `int` where `format` is `pack-quantized`",
+        ),
+        (compressed({"strategy": "tensor_group"}), "weights.strategy` is 'tensor_group'"),
+        (compressed({"strategy": "block", "block_structure": [8, 8]}), "weights.strategy` is 'block'"),
+        (compressed({"group_size": 0, "strategy": "group"}), "weights.group_size` is 0"),
+        (compressed({"dynamic": True}), "weights.dynamic` is True"),
+        (compressed({"actorder": "random"}), "weights.actorder` is 'random'"),
+        (compressed({"actorder": "group"}, format="int-quantized"), "weights.actorder` is 'group'"),
+        (compressed({"num_bits": 16}, format="int-quantized"), "weights.num_bits` is 16"),
+        (compressed(FP8 | {"num_bits": 4}, format="float-quantized"), "weights.num_bits` is 4; it must be 8"),
+        (compressed(FP8 | {"symmetric": False}, format="float-quantized"), "weights.symmetric` is False"),
+        (compressed(FP8 | {"strategy": "block"}, format="float-quantized"), "block_structure` is None"),
+        (compressed(FP8 | {"strategy": "block", "block_structure": [8]}, format="float-quantized"), "is [8]"),
+        (compressed(FP8 | {"strategy": "block", "block_structure": "8xa"}, format="float-quantized"), "is '8xa'"),
+        (FINE_FP8 | {"fmt": "e5m2"}, "fmt` is 'e5m2'"),
+        (FINE_FP8 | {"activation_scheme": "none"}, "activation_scheme` is 'none'"),
+        (FINE_FP8 | {"expert_dtype": "fp4"}, "expert_dtype` is 'fp4'"),
+        (FINE_FP8 | {"modules_to_convert": ["embed_tokens"]}, "modules_to_convert` is"),
+        (FINE_FP8 | {"weight_block_size": [128, 0]}, "weight_block_size` is [128, 0]"),
+        (GPTQ | {"bits": 3}, "bits` is 3; it must be 4 or 8"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format` is 'marlin'"),
+        (GPTQ | {"group_size": 0}, "group_size` is 0"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic` is"),
+        (GPTQ | {"dynamic": {"-:(": {}}}, "dynamic` is"),
+        (GPTQ | {"modules_in_block_to_quantize": "down"}, "modules_in_block_to_quantize` is 'down'"),
+        (GPTQ | {"modules_in_block_to_quantize": [[1]]}, "modules_in_block_to_quantize` is [[1]]"),
+        (GPTQ | {"sym": "yes"}, "sym` is 'yes'"),
+        (AWQ | {"bits": 8}, "bits` is 8; it must be 4"),
+        (AWQ | {"version": "gemv"}, "version` is 'gemv'; it must be `gemm`"),
+        (AWQ | {"version": "exllama"}, "version` is 'exllama'"),
+        (AWQ | {"backend": "llm-awq"}, "backend` is 'llm-awq'"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read_scheme(fields)
