@@ -40,6 +40,19 @@ def test_salts_have_no_hash_in_common() -> None:
     assert hashes_of(tokens, salt="tenant") == hashes_of(tokens, salt="tenant")
 
 
+def test_formats_of_the_cache_have_no_hash_in_common() -> None:
+    tokens = list(range(16))
+    formats = ["bfloat16", "int8", "float8_e4m3fn", "float8_e4m3fn [(0.5, 1.0)]", "float8_e4m3fn [(1.0, 0.5)]"]
+    hashes = [BlockHashes(4, salt="tenant", kv_format=each).upto(tokens, 16) for each in formats]
+    assert len({each for found in hashes for each in found}) == 4 * len(formats)
+    assert hashes[0] == BlockHashes(4, salt="tenant", kv_format="bfloat16").upto(tokens, 16)
+
+
+def test_a_salt_is_not_taken_for_a_part_of_the_format() -> None:
+    one, other = BlockHashes(1, salt="b", kv_format="a"), BlockHashes(1, salt="", kv_format="ab")
+    assert one.upto([1], 1) != other.upto([1], 1)
+
+
 def test_block_sizes_have_no_hash_in_common() -> None:
     tokens = [7] * 24
     assert not set(hashes_of(tokens, 2)) & set(hashes_of(tokens, 4))

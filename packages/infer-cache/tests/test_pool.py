@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from infer_cache import KVPool
+from infer_kernels import KVScales
 
 SIZES = {"kv_heads": 4, "block_size": 5, "head_dim": 16}
 
@@ -23,6 +24,7 @@ def pool(
         num_blocks=num_blocks,
         dtype=dtype,
         device=torch.device(device),
+        scales=None,
         **{**SIZES, **(sizes or {})},
     )
 
@@ -103,3 +105,45 @@ def test_a_head_of_a_block_is_one_piece_on_a_gpu() -> None:
     cache = pool(dtype=torch.float16, device="cuda")
     assert cache.key_cache(0).is_contiguous()
     assert cache.value_cache(0).device.type == "cuda"
+
+
+def test_a_pool_of_eight_bits_takes_half_of_bf16_and_int8_a_scale_for_each_row() -> None:
+    sizes = {
+        dtype: KVPool.bytes_per_block(num_layers=2, kv_heads=4, block_size=5, head_dim=64, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int8)
+    }
+    assert sizes[torch.float8_e4m3fn] * 2 == sizes[torch.bfloat16]
+    assert sizes[torch.int8] == sizes[torch.float8_e4m3fn] // 64 * 68
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        made = KVPool(
+            group_of_layer=[0, 0],
+            num_blocks=[3],
+            kv_heads=4,
+            block_size=5,
+            head_dim=64,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+        taken = sum(made.key_cache(layer).nbytes + made.value_cache(layer).nbytes for layer in (0, 1))
+        assert taken == 3 * sizes[dtype]
+
+
+def test_the_format_names_the_dtype_and_scales_that_are_not_1() -> None:
+    def pool_of(dtype: torch.dtype, *scales: KVScales) -> KVPool:
+        return KVPool(
+            group_of_layer=[0, 0],
+            num_blocks=[1],
+            kv_heads=1,
+            block_size=1,
+            head_dim=16,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            scales=scales or None,
+        )
+
+    fp8 = torch.float8_e4m3fn
+    assert pool_of(torch.int8).kv_format == "int8"
+    assert pool_of(fp8).kv_format == pool_of(fp8, KVScales(), KVScales()).kv_format == "float8_e4m3fn"
+    assert pool_of(fp8, KVScales(), KVScales(keys=0.5)).kv_format == "float8_e4m3fn [(1.0, 1.0), (0.5, 1.0)]"
+    with pytest.raises(ValueError, match=r"`scales` are of 1 layers; pass one for each of 2"):
+        pool_of(fp8, KVScales())

@@ -3,8 +3,9 @@
     hash 0 = SHA-256(root, tokens of block 0)    hash 1 = SHA-256(hash 0, tokens of block 1)    ...
 
 Two blocks have the same hash only if all tokens before them are equal too, as their keys and values depend on those.
-The root comes from a salt: tenants with different salts never share a block, and cannot tell by timing what others have
-sent. The hash is a cryptographic one, because a collision would give one request another's context.
+The root comes from a salt and from the format of the cache. Tenants with different salts never share a block, and
+cannot tell by timing what others have sent. In another dtype, or with other scales, a block would be other bytes. The
+hash is a cryptographic one, because a collision would give one request another's context.
 """
 
 import hashlib
@@ -17,10 +18,16 @@ class BlockHashes:
 
     __slots__ = ("_block_size", "_hashes", "_root")
 
-    def __init__(self, block_size: int, *, salt: str = "") -> None:
-        """Hash blocks of `block_size` tokens; only sequences with the same `salt` have hashes in common."""
+    def __init__(self, block_size: int, *, salt: str = "", kv_format: str = "") -> None:
+        """Hash blocks of `block_size` tokens.
+
+        Args:
+            block_size: tokens of a block.
+            salt: only sequences with the same one have hashes in common.
+            kv_format: how the cache holds keys and values, from `KVPool.kv_format`; likewise.
+        """
         self._block_size = block_size
-        self._root = hashlib.sha256(salt.encode()).digest()
+        self._root = hashlib.sha256(f"{len(kv_format)} {kv_format}{salt}".encode()).digest()
         self._hashes: list[bytes] = []
 
     def upto(self, token_ids: Sequence[int], num_tokens: int) -> list[bytes]:

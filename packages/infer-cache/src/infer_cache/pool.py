@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from infer_kernels import KVScales, row_width
+
 
 class KVPool:
     """Keys and values of all layers in blocks, zeros at the start. Layers of a group have equally many blocks.
 
     Keys and values of a layer are contiguous tensors [blocks, kv_heads, block_size, head_dim]: each head of each block
-    is one piece of memory.
+    is one piece of memory. In int8 a head has its scale behind its elements, see `infer_kernels.row_width`.
     """
 
     def __init__(
@@ -25,6 +27,7 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: Sequence[KVScales] | None = None,
     ) -> None:
         """Allocate the memory, once; groups of no blocks are legal.
 
@@ -34,11 +37,13 @@ class KVPool:
             kv_heads: key and value heads of a layer.
             block_size: tokens of a block.
             head_dim: elements of a head.
-            dtype: of keys and values.
+            dtype: of keys and values: a float type, float8_e4m3fn, or int8 on a CPU.
             device: of keys and values.
+            scales: by layer, what fp8 codes are multiplied by; None: 1.
 
         Raises:
-            ValueError: a size is out of range, or a layer's group has no number of blocks.
+            ValueError: a size is out of range, a layer's group has no number of blocks, or there are not as many
+                `scales` as layers.
         """
         sizes = {
             "num_layers": len(group_of_layer),
@@ -56,12 +61,22 @@ class KVPool:
                 f"`group_of_layer` is {list(group_of_layer)} but `num_blocks` is of {len(num_blocks)} groups; number "
                 "the groups from 0."
             )
+        self._scales = (KVScales(),) * len(group_of_layer) if scales is None else tuple(scales)
+        if len(self._scales) != len(group_of_layer):
+            raise ValueError(f"`scales` are of {len(self._scales)} layers; pass one for each of {len(group_of_layer)}.")
+        self._dtype = dtype
         self._block_size = block_size
         self._group_of_layer = tuple(group_of_layer)
         self._num_blocks = tuple(num_blocks)
 
         def allocate_group(group: int) -> Tensor:
-            shape = (self._group_of_layer.count(group), num_blocks[group], kv_heads, block_size, head_dim)
+            shape = (
+                self._group_of_layer.count(group),
+                num_blocks[group],
+                kv_heads,
+                block_size,
+                row_width(head_dim, dtype),
+            )
             if device.type == "cpu":
                 # Fresh pages of the operating system: a page takes memory when it is first written. Small pages,
                 # because a block of one layer is far from the same block of the next layer.
@@ -79,7 +94,7 @@ class KVPool:
     @staticmethod
     def bytes_per_block(*, num_layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
         """Return the bytes that one block takes: keys and values of all layers."""
-        return 2 * num_layers * kv_heads * block_size * head_dim * dtype.itemsize
+        return 2 * num_layers * kv_heads * block_size * row_width(head_dim, dtype) * dtype.itemsize
 
     @property
     def block_size(self) -> int:
@@ -96,14 +111,26 @@ class KVPool:
         """By group, the blocks of each of its layers."""
         return self._num_blocks
 
+    @property
+    def kv_format(self) -> str:
+        """What the memory of a block depends on besides its tokens: the dtype, and scales that are not 1."""
+        name = str(self._dtype).removeprefix("torch.")
+        if all(scales == KVScales() for scales in self._scales):
+            return name
+        return f"{name} {[(scales.keys, scales.values) for scales in self._scales]}"
+
     def group(self, layer: int) -> int:
         """Return which group a layer belongs to."""
         return self._group_of_layer[layer]
 
+    def scales(self, layer: int) -> KVScales:
+        """Return what a layer's fp8 codes are multiplied by."""
+        return self._scales[layer]
+
     def key_cache(self, layer: int) -> Tensor:
-        """Return a layer's keys, [blocks, kv_heads, block_size, head_dim]: the memory itself, no copy."""
+        """Return a layer's keys, [blocks, kv_heads, block_size, row width]: the memory itself, no copy."""
         return self._key_caches[layer]
 
     def value_cache(self, layer: int) -> Tensor:
-        """Return a layer's values, [blocks, kv_heads, block_size, head_dim]: the memory itself, no copy."""
+        """Return a layer's values, [blocks, kv_heads, block_size, row width]: the memory itself, no copy."""
         return self._value_caches[layer]

@@ -49,7 +49,8 @@ class PagedCacheView:
         group = self._pool.group(layer)
         key_cache = self._pool.key_cache(layer)
         value_cache = self._pool.value_cache(layer)
-        q = qk_norm_rope_store(qkv, key_cache, value_cache, self._slots[group], rotary=rotary, norm=norm)
+        scales = self._pool.scales(layer)
+        q = qk_norm_rope_store(qkv, key_cache, value_cache, self._slots[group], rotary=rotary, norm=norm, scales=scales)
         return paged_attention(
             q,
             key_cache,
@@ -59,4 +60,5 @@ class PagedCacheView:
             window=spec.window,
             soft_cap=spec.soft_cap,
             sinks=sinks,
+            scales=scales,
         )

@@ -9,6 +9,7 @@ Imports torch only when a core is built in this process.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,7 +208,7 @@ def build_core(
     core = assemble_core(
         parts if wrap_parts is None else wrap_parts(parts),
         eos_token_ids=loaded.eos_token_ids,
-        share_prefix=choose_sharing(config),
+        share_prefix=choose_sharing(config, kv_format=loaded.kv_format),
         grammars=grammars,
         schedules_ahead=config.schedules_ahead(on_gpu=loaded.info.device.startswith("cuda")),
     )
@@ -278,11 +279,11 @@ def build_scheduler(
             return ContinuousScheduler(kv_cache_manager, limits, POLICIES[config.scheduler_policy])
 
 
-def choose_sharing(config: EngineConfig) -> PrefixSharing:
-    """Return the function that decides which requests share blocks."""
+def choose_sharing(config: EngineConfig, *, kv_format: str = "") -> PrefixSharing:
+    """Return the function that decides which requests share blocks; `kv_format` is that of `KVPool`."""
     if config.resolved_kv_cache_backend == "contiguous":
         return share_with_none
-    return share_with_all if config.caches_prefixes else share_with_siblings
+    return partial(share_with_all if config.caches_prefixes else share_with_siblings, kv_format=kv_format)
 
 
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:

@@ -23,7 +23,7 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter
 
 from infer_engine.protocol import Engine, EngineConfig, EngineStartError
-from infer_engine.protocol.config import DType
+from infer_engine.protocol.config import DType, KVCacheDType, Quantization
 from infer_server.banner import banner
 from infer_server.command import discard_unwritable_output, print_if_possible, run_command, with_environment_keys
 from infer_server.doctor.parts import DEFAULT_TIMEOUT_S
@@ -76,6 +76,8 @@ def _examine(
     model: str | None = None,
     device: str = "auto",
     dtype: DType = "auto",
+    quantization: Quantization = "auto",
+    kv_cache_dtype: KVCacheDType = "auto",
     timeout: float = DEFAULT_TIMEOUT_S,
     print_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     out: Path | None = None,
@@ -92,6 +94,10 @@ def _examine(
         `auto`, `cuda`, `cuda:N` or `cpu`. `auto`: a GPU if there is one.
     dtype
         Type of weights and activations. `auto`: the checkpoint's own.
+    quantization
+        How weights are kept, for the memory and the kernels; the small engine keeps those of its dtype.
+    kv_cache_dtype
+        Type of keys and values, for the memory and the kernels; the small engine keeps those of its activations.
     timeout
         Seconds for everything; what takes longer is killed and reported.
     print_json
@@ -100,14 +106,23 @@ def _examine(
         File to write the whole report to, as JSON.
     """
     try:
-        EngineConfig(model=model, device=device, dtype=dtype)
+        EngineConfig(model=model, device=device, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     except ValueError as error:
         raise EngineStartError(str(error)) from error
     if not (math.isfinite(timeout) and timeout > 0):
         raise EngineStartError(f"`timeout` is {timeout}; it must be a positive number of seconds.")
     from infer_server.doctor.command import run_doctor  # noqa: PLC0415 - not for `--help`
 
-    return run_doctor(model=model, device=device, dtype=dtype, timeout_s=timeout, print_json=print_json, out=out)
+    return run_doctor(
+        model=model,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        timeout_s=timeout,
+        print_json=print_json,
+        out=out,
+    )
 
 
 def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine: EngineFactory | None) -> int:

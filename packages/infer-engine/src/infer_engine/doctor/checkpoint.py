@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 
 import torch
 
@@ -12,10 +13,12 @@ from infer_engine.model_runner.loading import usable_vocab_size
 from infer_engine.model_runner.rank_loading import LoadedRank
 from infer_engine.protocol import CheckpointUnusableError
 from infer_engine.sizing import KVMemory, kv_memory
+from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CheckpointError, GenerationConfig
 from infer_models.checkpoint import check_weights
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.text import ChatTemplateError, Tokenizer
+from infer_models.weight_storage import weight_bytes
 
 SAMPLE_TEXT = "Hello, world."
 _LOGIT_COPIES = 6
@@ -38,15 +41,30 @@ def examine_checkpoint(reporter: Reporter) -> None:
     windows = {str(window): config.windows.count(window) for window in dict.fromkeys(config.windows)}
     reporter.details(model={"name": read.name, **shape, "layers_by_window": windows})
     reporter.ok("config.json", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}")
-    model = without_weights(read)
-    weights_bytes = model.num_parameters * read.dtype.itemsize
+    try:
+        model = without_weights(read)
+    except (CheckpointError, ValueError) as error:
+        reporter.fail("quantization", str(error), fix="choose another `--quantization`, or another checkpoint")
+        reporter.finish("the weights cannot be kept so")
+        return
+    weights_bytes = weight_bytes(model)
     _examine_weights(reporter, read, model)
     _examine_tokenizer(reporter, read)
     _examine_memory(reporter, read, model, weights_bytes)
     reporter.finish(
         f"{read.name}: {config.model_type}, {model.num_parameters / 1e6:.4g} million parameters, "
-        f"{size(weights_bytes)} in {str(read.dtype).removeprefix('torch.')}"
+        f"{size(weights_bytes)} in {', '.join(_kinds_of_weights(model))}"
     )
+
+
+def _kinds_of_weights(model: CausalLM) -> list[str]:
+    """Return the types that the weights have in memory, the most common first."""
+    kinds = Counter(
+        weight.encoding if isinstance(weight, QuantizedWeight) else str(weight.dtype).removeprefix("torch.")
+        for weight, _ in model.stored_by_parameter()
+        if len(weight.shape) > 1
+    )
+    return [kind for kind, _ in kinds.most_common()]
 
 
 def _examine_weights(reporter: Reporter, read: ReadModel, model: CausalLM) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from infer_engine.doctor.model_ops import ops_of
-from infer_engine.doctor.model_reading import read_model
+from infer_engine.doctor.model_ops import ops_of, quantized_ops_of
+from infer_engine.doctor.model_reading import read_model, without_weights
 from infer_engine.doctor.reporter import Reporter, describe
+from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.sizing import choose_block_size, resolve_device
 from infer_kernels.cpu.library import SWITCH, is_switched_off, library
 from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
@@ -26,6 +27,8 @@ def examine_kernels(reporter: Reporter) -> None:
     try:
         read = read_model(reporter)
         device = resolve_device(reporter.request.device)
+        kv_dtype = choose_kv_cache_dtype(read.engine_config, device=device, dtype=read.dtype)
+        quantized = quantized_ops_of(without_weights(read))
     except (CheckpointError, ValueError) as error:
         reporter.skip("kernels", str(error))
         reporter.finish("not checked")
@@ -37,7 +40,13 @@ def examine_kernels(reporter: Reporter) -> None:
         reporter.skip("Triton kernels", "the CPU computes")
         _report_library(reporter)
     block_size = choose_block_size(read.engine_config, head_dim=read.config.head_dim)
-    ops = ops_of(read.config, dtype=read.dtype, block_size=block_size)
+    ops = ops_of(
+        read.config,
+        dtype=read.dtype,
+        block_size=block_size,
+        quantized=quantized,
+        kv_dtype=None if kv_dtype == read.dtype else kv_dtype,
+    )
     checks = model_checks(ops, num_joins=NUM_JOINS_ON_GPU if on_gpu else NUM_JOINS_ON_CPU)
     own = share_of(checks, index=reporter.request.share_index, count=reporter.request.num_shares)
     num_right = run_checks(reporter, own, device)

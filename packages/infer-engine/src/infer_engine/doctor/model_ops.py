@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from infer_kernels.selftest import ModelOps, MoeOps
-from infer_models import ModelConfig
+from infer_kernels import QuantizedWeight
+from infer_kernels.selftest import ModelOps, MoeOps, QuantizedOps
+from infer_models import CausalLM, ModelConfig
 
 FAMILY_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -50,8 +51,32 @@ A registered family is taken for one like Qwen 3.
 """
 
 
-def ops_of(config: ModelConfig, *, dtype: torch.dtype, block_size: int) -> ModelOps:
-    """Return the ops of a model of `config`, computed in `dtype` over blocks of `block_size` tokens."""
+def quantized_ops_of(model: CausalLM) -> tuple[QuantizedOps, ...]:
+    """Return the formats of a model's quantized weights."""
+    found = [
+        QuantizedOps(
+            encoding=weight.encoding,
+            group_size=None if weight.scales.shape[-1] == 1 else weight.group_size,
+            has_zeros=weight.zeros is not None,
+        )
+        for weight, _ in model.stored_by_parameter()
+        if isinstance(weight, QuantizedWeight)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def ops_of(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    block_size: int,
+    quantized: tuple[QuantizedOps, ...] = (),
+    kv_dtype: torch.dtype | None = None,
+) -> ModelOps:
+    """Return the ops of a model of `config`, computed in `dtype` over blocks of `block_size` tokens.
+
+    `quantized` are the formats of its weights, `kv_dtype` is that of a cache of eight bits; None: `dtype`.
+    """
     rotary_dims = {rope.rotary_dim for rope in config.ropes if rope is not None}
     ops = ModelOps(
         dtype=dtype,
@@ -68,6 +93,8 @@ def ops_of(config: ModelConfig, *, dtype: torch.dtype, block_size: int) -> Model
         has_rotary=bool(rotary_dims),
         rotary_dim=next(iter(rotary_dims), None),
         embedding_scale=config.embedding_scale,
+        quantized=quantized,
+        kv_dtype=kv_dtype,
         **FAMILY_OPS.get(config.model_type, {}),
     )
     if config.moe is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from infer_engine.doctor.reporter import Reporter
+from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.rank_loading import LoadedRank, group_layers
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
@@ -16,6 +17,9 @@ from infer_models import CausalLM, ModelConfig
 from infer_models.families import FAMILIES
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
 from infer_models.layers import ParameterFactory
+from infer_models.weight_storage import allocate_weights
+
+META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class ReadModel:
         name: as the user knows it.
         folder: the checkpoint.
         config: its architecture.
-        engine_config: that of an engine with defaults.
+        engine_config: that of an engine with defaults but for what the request says.
         dtype: of weights and activations.
     """
 
@@ -53,30 +57,48 @@ def read_model(reporter: Reporter) -> ReadModel:
         name=name,
         folder=folder,
         config=config,
-        engine_config=EngineConfig(model=request.model, device=request.device, dtype=request.dtype),  # type: ignore[arg-type]  # checked by it
+        engine_config=EngineConfig(
+            model=request.model,
+            device=request.device,
+            dtype=request.dtype,  # type: ignore[arg-type]  # checked by it
+            quantization=request.quantization,  # type: ignore[arg-type]  # as above
+            kv_cache_dtype=request.kv_cache_dtype,  # type: ignore[arg-type]  # as above
+        ),
         dtype=getattr(torch, config.dtype if request.dtype == "auto" else request.dtype),
     )
 
 
 def without_weights(read: ReadModel) -> CausalLM:
-    """Return the model with weights that have shapes and take no memory, for its names and sizes."""
+    """Return the model with weights that have shapes and take no memory, for its names and sizes.
+
+    Raises:
+        CheckpointError: `quantization_config` has a value that is not supported.
+        ValueError: there is no such device, or none of its kernels multiplies what the request asks for.
+    """
     config = replace(read.config, ropes=(None,) * read.config.num_layers)  # tables of angles would be computed
-    factory = ParameterFactory(device=torch.device("meta"), dtype=read.dtype, linear=linear)
-    return FAMILIES[config.model_type](config, factory)
+    factory = ParameterFactory(device=META, dtype=read.dtype, linear=linear)
+    model = FAMILIES[config.model_type](config, factory)
+    device, quantization = resolve_device(read.engine_config.device), read.engine_config.quantization
+    if config.quantization is not None or quantization not in ("auto", "none"):
+        allocate_weights(model, quantization=quantization, device=device, dtype=read.dtype, memory=META)
+    return model
 
 
 def sized_rank(read: ReadModel, model: CausalLM) -> LoadedRank:
     """Return what sizes the KV cache of `model`, as an engine with defaults would.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: there is no such device, or it has no kernels for the cache's dtype.
     """
     device = resolve_device(read.engine_config.device)
+    kv_dtype = choose_kv_cache_dtype(read.engine_config, device=device, dtype=read.dtype)
     return LoadedRank(
         rank_model=RankModel(model, device=device),
         model_config=read.config,
         config=read.engine_config,
         dtype=read.dtype,
+        kv_dtype=kv_dtype,
+        kv_scales=None,
         limits=size_step(read.engine_config, device=device, model_max_seq_len=read.config.max_position_embeddings),
         groups=group_layers(read.engine_config, read.config),
         block_size=choose_block_size(read.engine_config, head_dim=read.config.head_dim),

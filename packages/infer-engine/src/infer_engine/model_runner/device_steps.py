@@ -55,6 +55,7 @@ def allocate_device_steps(loaded: LoadedRank) -> DeviceSteps:
             max_tokens=loaded.max_step_tokens,
             max_seq_len=loaded.longest_seq_len,
             dtype=loaded.dtype,
+            cache_dtype=loaded.kv_dtype,
             device=device,
         ),
         batch_invariant=loaded.config.batch_invariant,
@@ -69,6 +70,7 @@ def _allocate_attention_buffers(
     max_tokens: int,
     max_seq_len: int,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionBuffers:
     """Return buffers for steps of up to so many sequences, tokens, and tokens of a sequence.
@@ -87,6 +89,7 @@ def _allocate_attention_buffers(
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         dtype=dtype,
+        cache_dtype=cache_dtype,
         windows=list(dict.fromkeys(each.window for each in specs)),
         device=device,
         max_splits=max(2 * max_seqs, longest + max_seqs, min(max_seqs * longest, most_splits)),

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from infer_cache import KVPool
 from infer_engine.core.step_runner import StepRunner
 from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
+from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.memory_profile import measure_step_bytes
 from infer_engine.model_runner.rank_loading import LoadedRank, load_rank
 from infer_engine.model_runner.runner import ModelRunner, use_device
@@ -40,6 +43,7 @@ class LoadedRunner:
         limits: limits of a step.
         num_blocks: number of KV blocks, by group of layers.
         windows: sliding window, or None, by group of layers.
+        kv_format: how blocks hold keys and values, a part of their hashes.
         eos_token_ids: tokens that end a sequence.
         info: a description of the loaded model.
         close: ends the processes of other ranks.
@@ -49,6 +53,7 @@ class LoadedRunner:
     limits: SchedulerLimits
     num_blocks: tuple[int, ...]
     windows: tuple[int | None, ...]
+    kv_format: str
     eos_token_ids: frozenset[int]
     info: EngineInfo
     close: Callable[[], None]
@@ -72,6 +77,7 @@ def load_model_runner(
     size = config.tensor_parallel_size
     if device.type == "cuda":
         require_launcher()
+    choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
     if size == 1:
         loaded = load_rank(config, folder, device=device)
         return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
@@ -154,6 +160,7 @@ def _build_runner(
         limits=limits,
         num_blocks=kv.num_blocks,
         windows=loaded.groups.windows,
+        kv_format=pool.kv_format,
         eos_token_ids=eos_token_ids,
         info=info,
         close=(lambda: None) if followers is None else followers.close,

@@ -10,10 +10,12 @@ from infer_cache import KVPool, LayerGroups
 from infer_engine.model_runner.cache_views import HostPlannedViews
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import KVMemory, KVSizes, choose_block_size, size_kv_cache, size_step
+from infer_kernels import KVScales
 from infer_models import AttentionSpec, ModelConfig, load_model
 from infer_models.tensor_parallel import Shard
 
@@ -26,7 +28,9 @@ class LoadedRank:
         rank_model: the weights, and how they compute.
         model_config: the whole model's.
         config: the engine's.
-        dtype: of weights, activations, keys and values.
+        dtype: of weights and activations.
+        kv_dtype: of keys and values in the cache.
+        kv_scales: by layer, of an fp8 cache; None: of another one.
         limits: limits of a step.
         groups: the layers whose blocks are allocated together.
         block_size: tokens of a KV block.
@@ -36,6 +40,8 @@ class LoadedRank:
     model_config: ModelConfig
     config: EngineConfig
     dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kv_scales: tuple[KVScales, ...] | None
     limits: SchedulerLimits
     groups: LayerGroups
     block_size: int
@@ -68,7 +74,7 @@ class LoadedRank:
                     kv_heads=self._attention.kv_heads,
                     block_size=self.block_size,
                     head_dim=self._attention.head_dim,
-                    dtype=self.dtype,
+                    dtype=self.kv_dtype,
                 )
                 for num_layers in self.groups.num_layers
             ],
@@ -84,8 +90,9 @@ class LoadedRank:
             kv_heads=self._attention.kv_heads,
             block_size=self.block_size,
             head_dim=self._attention.head_dim,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device=self.rank_model.device,
+            scales=self.kv_scales,
         )
 
     def allocate_input_buffers(
@@ -122,6 +129,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     model_config = ModelConfig.from_folder(folder)
     limits = size_step(config, device=device, model_max_seq_len=model_config.max_position_embeddings)
     dtype: torch.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
+    kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     model = load_model(
         folder,
         device=device,
@@ -130,6 +138,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         batch_invariant=config.batch_invariant,
         shard=shard,
         max_seq_len=config.max_seq_len,
+        quantization=config.quantization,
     )
     model.prepack()
     return LoadedRank(
@@ -137,6 +146,10 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         model_config=model_config,
         config=config,
         dtype=dtype,
+        kv_dtype=kv_dtype,
+        kv_scales=choose_kv_scales(
+            config, folder, model_config, kv_dtype=kv_dtype, rank=0 if shard is None else shard.rank
+        ),
         limits=limits,
         groups=group_layers(config, model_config),
         block_size=choose_block_size(config, head_dim=model_config.head_dim),

@@ -8,9 +8,11 @@ from typing import Literal, get_args
 from infer_engine.protocol.values import number, one_of, optional, refusal, switch, text, whole_number
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 BatchingMode = Literal["static", "continuous"]
 SchedulerPolicy = Literal["fcfs", "prefill_first", "decode_round_robin", "priority"]
+KVCacheDType = Literal["auto", "fp8_e4m3", "int8"]
 KVCacheBackend = Literal["contiguous", "paged"]
 RoutingPolicy = Literal["prefix", "least_loaded", "random"]
 ToolCallFormatChoice = Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args", "json"]
@@ -37,6 +39,8 @@ class EngineConfig:
     Attributes:
         model: Folder of a checkpoint, or a Hub id. Left out: the bundled demo model.
         dtype: Type of weights and activations. `auto`: the checkpoint's own.
+        quantization: How weights are kept. `auto`: as the checkpoint has them, quantized or not. `none`: dequantized.
+            `int8`, `int4`, and on a GPU `fp8`: quantized while they are read.
         device: `auto`, `cuda`, `cuda:N` or `cpu`. `auto`: a GPU if there is one.
         load_format: `auto` reads safetensors; `dummy` makes random weights from `config.json` alone.
         max_seq_len: Prompt plus generated tokens of one request. Left out: the model's maximum, cut to what fits the KV
@@ -55,6 +59,8 @@ class EngineConfig:
         batch_wait_timeout_s: Seconds that a forming batch waits to fill, with static batching.
         kv_cache_backend: `paged` gives blocks on demand and needs continuous batching; `contiguous` gives every request
             of the batch a fixed slot of `max_seq_len` tokens. `auto`: paged, with static batching contiguous.
+        kv_cache_dtype: Type of keys and values in the cache. `auto`: that of the activations. In eight bits the cache
+            holds twice the tokens, a little less exactly: `fp8_e4m3` on a GPU from Ada on, `int8` on a CPU.
         block_size: Tokens of one KV block, paged only. Left out: 64, or 32 where head_dim is 256.
         kv_cache_memory: Memory for keys and values, such as `4GiB`. Left out: what `gpu_memory_utilization` leaves, or
             a quarter of the free memory on a CPU.
@@ -98,6 +104,7 @@ class EngineConfig:
 
     model: str | None = None
     dtype: DType = "auto"
+    quantization: Quantization = "auto"
     device: str = "auto"
     load_format: LoadFormat = "auto"
     max_seq_len: int | None = None
@@ -109,6 +116,7 @@ class EngineConfig:
     scheduler_policy: SchedulerPolicy = "fcfs"
     batch_wait_timeout_s: float = DEFAULT_BATCH_WAIT_TIMEOUT_S
     kv_cache_backend: KVCacheBackendChoice = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
     num_kv_blocks: int | None = None
@@ -138,6 +146,7 @@ class EngineConfig:
         self._check_prefix_caching()
         self._check_chunk_size()
         self._check_cache_size()
+        self._check_cache_dtype()
         self._check_async_scheduling()
         self._check_graphs()
         self._check_replicas()
@@ -241,6 +250,17 @@ class EngineConfig:
                 fix="leave one of them out",
             )
 
+    def _check_cache_dtype(self) -> None:
+        on_cpu, on_gpu = self.device == "cpu", self.device.startswith("cuda")
+        if (self.kv_cache_dtype == "fp8_e4m3" and on_cpu) or (self.kv_cache_dtype == "int8" and on_gpu):
+            other = "int8" if on_cpu else "fp8_e4m3"
+            raise self._conflict(
+                "kv_cache_dtype",
+                "device",
+                why="which has no kernels for it",
+                fix=f"set `kv_cache_dtype` to `{other}` or leave it out",
+            )
+
     def _check_async_scheduling(self) -> None:
         if not self.use_async_scheduling:
             return
@@ -328,6 +348,7 @@ _TIMEOUT = f"a finite number of seconds, %s and at most {MAX_TIMEOUT_S}"
 _CHECKS = {
     "model": optional(text(r".*\S.*", "a folder or a Hub id, as a string")),
     "dtype": one_of(*get_args(DType)),
+    "quantization": one_of(*get_args(Quantization)),
     "device": text(r"auto|cpu|cuda(:[0-9]{1,9})?", "`auto`, `cpu`, `cuda` or `cuda:N`"),
     "load_format": one_of(*get_args(LoadFormat)),
     "max_seq_len": optional(_COUNT),
@@ -339,6 +360,7 @@ _CHECKS = {
     "scheduler_policy": one_of(*get_args(SchedulerPolicy)),
     "batch_wait_timeout_s": number(_TIMEOUT % "at least 0", lambda value: 0 <= value <= MAX_TIMEOUT_S),
     "kv_cache_backend": one_of(*get_args(KVCacheBackendChoice)),
+    "kv_cache_dtype": one_of(*get_args(KVCacheDType)),
     "block_size": optional(_COUNT),
     "kv_cache_memory": optional(parse_bytes),
     "num_kv_blocks": optional(_COUNT),

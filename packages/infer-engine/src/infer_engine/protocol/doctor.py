@@ -21,6 +21,8 @@ class DoctorRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         model: as for `EngineConfig`; None: the demo model.
         device: as for `EngineConfig`.
         dtype: as for `EngineConfig`.
+        quantization: as for `EngineConfig`.
+        kv_cache_dtype: as for `EngineConfig`.
         seconds: after them the part begins nothing more.
         share_index: which of `num_shares` processes this is, among which the checks are divided.
         num_shares: processes that perform this part side by side.
@@ -32,6 +34,8 @@ class DoctorRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seconds: float
     share_index: int = 0
     num_shares: int = 1
+    quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="finding"):

@@ -48,11 +48,18 @@ def examined(
     seconds: float = 600.0,
     share_index: int = 0,
     num_shares: int = 1,
+    kv_cache_dtype: str = "auto",
 ) -> Examined:
     """Run `part` for a request of the other arguments, and return what it found."""
     found, reporter = reporter_of(
         DoctorRequest(
-            model=model, device=device, dtype=dtype, seconds=seconds, share_index=share_index, num_shares=num_shares
+            model=model,
+            device=device,
+            dtype=dtype,
+            seconds=seconds,
+            share_index=share_index,
+            num_shares=num_shares,
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
     part(reporter)

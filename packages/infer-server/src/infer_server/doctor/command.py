@@ -10,7 +10,15 @@ EXIT_FAILED = 1
 
 
 def run_doctor(
-    *, model: str | None, device: str, dtype: str, timeout_s: float, print_json: bool, out: Path | None
+    *,
+    model: str | None,
+    device: str,
+    dtype: str,
+    quantization: str,
+    kv_cache_dtype: str,
+    timeout_s: float,
+    print_json: bool,
+    out: Path | None,
 ) -> int:
     """Examine and print; write the report to `out` too if it is given. Return 1 if something failed, else 0.
 
@@ -25,7 +33,15 @@ def run_doctor(
 
     if not print_json:
         print_if_possible(HEADER)
-    report = examine(model=model, device=device, dtype=dtype, timeout_s=timeout_s, on_part=show)
+    report = examine(
+        model=model,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        timeout_s=timeout_s,
+        on_part=show,
+    )
     text = as_json(report)
     print_if_possible(text if print_json else f"\n{closing(report)}")
     _write(out, f"{text}\n")

@@ -45,6 +45,8 @@ def examine(
     model: str | None,
     device: str,
     dtype: str,
+    quantization: str = "auto",
+    kv_cache_dtype: str = "auto",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_part: Callable[[PartResult], None] = lambda _: None,
 ) -> Report:
@@ -54,6 +56,8 @@ def examine(
         model: as for `EngineConfig`.
         device: as for `EngineConfig`.
         dtype: as for `EngineConfig`.
+        quantization: as for `EngineConfig`.
+        kv_cache_dtype: as for `EngineConfig`.
         timeout_s: seconds for everything.
         on_part: called with each part when it is done.
     """
@@ -66,7 +70,12 @@ def examine(
             started_s = time.monotonic()
             deadline_s = began_s + part.ends_at * timeout_s
             request = DoctorRequest(
-                model=model, device=device, dtype=dtype, seconds=max(0.0, deadline_s - started_s - part.margin_s)
+                model=model,
+                device=device,
+                dtype=dtype,
+                seconds=max(0.0, deadline_s - started_s - part.margin_s),
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
             )
             num_processes = _num_processes(facts) if part.name == "kernels" else 1
             found = list(_run_processes(part.name, request, num_processes, Path(folder), deadline_s))
@@ -115,14 +124,7 @@ def _run_processes(
     processes: list[PartProcess] = []
     try:
         for index in range(count):
-            shared = DoctorRequest(
-                model=request.model,
-                device=request.device,
-                dtype=request.dtype,
-                seconds=request.seconds,
-                share_index=index,
-                num_shares=count,
-            )
+            shared = msgspec.structs.replace(request, share_index=index, num_shares=count)
             processes.append(PartProcess(name, shared, folder))
         for process in processes:
             yield process.result(deadline_s)

@@ -271,9 +271,13 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 
 
 def _rows_of(cache: Tensor, slots: Tensor, *, write: float | None = None) -> Tensor:
-    """Return a copy of the keys or values at `slots`, [tokens, kv_heads, head_dim]; or write a number there."""
+    """Return a copy of the keys or values at `slots`, [tokens, kv_heads, head_dim]; or write a number there.
+
+    Codes of fp8 are returned as bf16, which has all of them and which PyTorch compares on every device.
+    """
     block_size = cache.shape[2]
     at = (slots // block_size, slice(None), slots % block_size)
     if write is not None:
         cache[at] = write
-    return cache[at]
+    rows = cache[at]
+    return rows.bfloat16() if rows.dtype == torch.float8_e4m3fn else rows

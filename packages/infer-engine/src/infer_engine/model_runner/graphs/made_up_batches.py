@@ -22,6 +22,8 @@ _CHUNK_STARTS = (0, 65, 130)
 """Where chunks of prompts begin."""
 _BLOCKS_PER_ROW = 4
 _BLOCKS_AT_ONCE = 4096
+_FP8_NAN = 0x7F
+"""Bits of float8_e4m3fn's NaN, but for the sign."""
 
 
 class MadeUpBatches:
@@ -93,13 +95,16 @@ class MadeUpBatches:
         """Let the blocks of the batches hold noise, and all others NaN."""
         generator = torch.Generator(self._pool.key_cache(0).device).manual_seed(0)
         for used, unused in self._caches():
-            used.normal_(generator=generator)
+            if used.dtype == torch.float8_e4m3fn:  # which PyTorch cannot draw
+                used.copy_(torch.empty_like(used, dtype=torch.bfloat16).normal_(generator=generator))
+            else:
+                used.normal_(generator=generator)
             for part in unused:
                 part.fill_(torch.nan)
 
     def are_others_untouched(self) -> bool:
         """Return whether the blocks that no batch has still hold NaN."""
-        return all(bool(part.isnan().all()) for _, unused in self._caches() for part in unused)
+        return all(bool(_is_nan(part).all()) for _, unused in self._caches() for part in unused)
 
     def clear(self) -> None:
         """Let all blocks be zeros."""
@@ -145,3 +150,10 @@ class MadeUpBatches:
         for group, (ids, window) in enumerate(zip(spare, self._windows, strict=True)):
             first = first_block_in_window(start, window=window, block_size=self._block_size)
             yield TableEdit(group, first, [ids.pop() for _ in range(-(-length // self._block_size) - first)])
+
+
+def _is_nan(cache: Tensor) -> Tensor:
+    """Return where a cache holds NaN, without a copy that is larger than itself."""
+    if cache.dtype != torch.float8_e4m3fn:
+        return cache.isnan()
+    return cache.view(torch.uint8).bitwise_and(_FP8_NAN) == _FP8_NAN
