@@ -1,8 +1,12 @@
 """Steps on a CPU beside their floors: shares follow from times, and a share that is too small fails."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from infer_bench.cpu import steps
+from infer_bench.cpu.steps import Measured
 from infer_bench.shapes import SHAPES
 
 TINY = SHAPES["llama-30m"] | {
@@ -28,3 +32,28 @@ def test_a_share_that_is_too_small_fails(capsys: pytest.CaptureFixture[str], mon
     assert "| floor: products |" in (captured := capsys.readouterr()).out
     assert "wanted" in captured.err
     assert steps.main([*arguments, "0"]) == 0
+
+
+def test_each_quantization_is_compared_with_the_first() -> None:
+    measured = {
+        "none": Measured(milliseconds={"1 sequence": TIMES}, weight_bytes=9_000_000, share_of_bf16=1.02),
+        "int8": Measured(
+            milliseconds={"1 sequence": TIMES | {"forward pass": 3.0}}, weight_bytes=4_500_000, share_of_bf16=0.51
+        ),
+    }
+    assert steps.speedups(measured) == {"none": {"1 sequence": 1.0}, "int8": {"1 sequence": 2.0}}
+    assert "| int8 | 4.5 MB | 0.510 | 2.00 |" in steps.quantization_table(measured)
+
+
+def test_a_result_has_the_memory_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "llama-30m", TINY)
+    flags = ["--shape", "llama-30m", "--rounds", "1", "--steps", "2", "--quantization", "none", "none"]
+    assert steps.main([*flags, "--out", str(tmp_path)]) == 0
+    saved = json.loads((tmp_path / "cpu-steps-llama-30m.json").read_text())
+    assert list(saved["measured"]) == ["none"]
+    found = saved["measured"]["none"]
+    assert set(found["milliseconds"]) == {"1 sequence", "16 sequences", "prompt of 1024"}
+    vocabulary = 2 * 8192 * 128  # a packed head that is tied is a copy, without a compiler it is none
+    plain = found["weight_bytes"] / found["share_of_bf16"]
+    assert found["weight_bytes"] - plain in (pytest.approx(0), pytest.approx(vocabulary))
+    assert saved["speedups"]["none"]["1 sequence"] == 1.0

@@ -21,9 +21,12 @@ BENCHMARKS = {
     "soak": ("soak.run", "an hour of mixed and hostile traffic with killed cores: memory, latency, balance"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
     "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
+    "quantized-peers": ("serving.quantized_peers", "quantized weights over HTTP, beside none and beside peers' own"),
+    "quantization-loss": ("offline.quantization_loss", "what quantized weights cost in held-out loss"),
     "cpu-steps": ("cpu.steps", "where the time of a step goes on a CPU, beside its floors"),
     "write-checkpoint": ("checkpoints", "writes a checkpoint with random weights and a tokenizer"),
     "kernels-cpu": ("kernels.cpu", "the CPU kernels against the naive forms"),
+    "kv-cache": ("kernels.kv_cache", "attention on a CPU over int8 keys and values, beside bf16"),
     "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
     "prefill-configs": (
         "kernels.prefill_configs",

@@ -83,7 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def describe(configs: Sequence[TileConfig], case: AttentionCase, arch: int) -> str:
     """Return the compiler's table; a candidate that does not fit shared memory says so."""
     ships = prefill_config(
-        group=case.q_heads // case.kv_heads, head_dim=case.head_dim, itemsize=2, capability=divmod(arch, 10)
+        group=case.q_heads // case.kv_heads,
+        head_dim=case.head_dim,
+        itemsize=2,
+        cache_itemsize=2,
+        capability=divmod(arch, 10),
     )
     rows = []
     for config in configs:

@@ -22,7 +22,7 @@ Written by `nox -s kernel_report -- --write`: every kernel of `infer-kernels` in
 compiled without a GPU with torch {torch} and triton {triton}. Nothing here is a measurement of time.
 
 A cell holds registers per thread, KiB of shared memory per program, and warps x stages. Bytes that a thread spills
-(registers that did not fit and live in memory) follow in bold where there are any.
+(registers that did not fit and live in memory) follow in bold where there are any. fp8 caches need sm_89.
 """
 
 
@@ -52,16 +52,22 @@ def describe(cases: Sequence[LaunchCase], capabilities: Sequence[int]) -> str:
     rows = []
     for number, case in enumerate(cases):
         print(f"\r{number + 1} of {len(cases)}: {case!s:100}", end="", file=sys.stderr)
-        compiled = [compile_launch(case.launch, capability, kernel=case.kernel) for capability in capabilities]
-        cells = [describe_kernel(kernel) for kernel in compiled]
+        cells = [describe_case(case, capability) for capability in capabilities]
         rows.append([f"`{case.op}`", case.label, *cells])
     print(file=sys.stderr)
     head = ["op", "configuration", *(f"sm_{capability}" for capability in capabilities)]
     return INTRODUCTION.format(torch=version("torch"), triton=version("triton")) + "\n" + table(head, rows)
 
 
+def describe_case(case: LaunchCase, capability: int) -> str:
+    """Return one cell, empty where the device is never asked."""
+    if capability < case.first_capability:
+        return ""
+    return describe_kernel(compile_launch(case.launch, capability, kernel=case.kernel))
+
+
 def describe_kernel(kernel: CompiledKernel) -> str:
-    """Return one cell."""
+    """Return what the compiler made of a kernel."""
     shared = f"{kernel.shared_memory / 1024:.1f}".removesuffix(".0")
     spills = f", **spills {kernel.spilled_bytes}**" if kernel.spilled_bytes else ""
     return f"{kernel.registers}, {shared}, {kernel.num_warps} x {kernel.num_stages}{spills}"

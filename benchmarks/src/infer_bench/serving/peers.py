@@ -30,8 +30,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -57,24 +58,33 @@ Turn = dict[str, float]
 """What one side did in one round: of rates more is better, of milliseconds less is."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """What all sides did.
+
+    Attributes:
+        turns: every round, by side.
+        texts: the answers of the warm-up, by side.
+    """
+
+    turns: dict[str, list[Turn]]
+    texts: dict[str, list[str]]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, print the tables and save the result."""
     args = read_arguments(arguments)
     folder = resolve_checkpoint(args.model)
     ours = [sys.executable, "-m", "infer_server", "--model", str(folder), "--device", args.device]
     commands = {OURS: [*ours, "--no-access-log", "--port", "{port}", *args.serve], **args.peer}
-    turns: dict[str, list[Turn]] = {side: [] for side in commands}
-    texts: dict[str, list[str]] = {}
-    for number in range(args.rounds):
-        for side in commands if number % 2 == 0 else reversed(commands):
-            print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
-            began_s = time.monotonic()
-            with running(commands[side], start_s=args.start_s) as url:
-                idle = {"start, s": time.monotonic() - began_s, IDLE_MEMORY: idle_memory_gb(url, folder)}
-                warm_up = asyncio.run(ask(url, batch("warm-up", args.scale)))
-                take_turn(url, "warm-up", args.scale)
-                turns[side].append(take_turn(url, f"{number}", args.scale) | idle)
-            texts.setdefault(side, [result.text for result in warm_up])
+    race = run_race(
+        commands,
+        num_rounds=args.rounds,
+        scale=args.scale,
+        start_s=args.start_s,
+        idle=lambda url: {IDLE_MEMORY: idle_memory_gb(url, folder)},
+    )
+    turns, texts = race.turns, race.texts
     print(f"\n{tables(turns)}")
     agreements = {peer: compare_texts(texts[OURS], texts[peer]) for peer in args.peer}
     for peer, agreement in agreements.items():
@@ -88,6 +98,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "agreements": {peer: agreement.as_json() for peer, agreement in agreements.items()},
         }
         save(f"peers-{Path(args.model).resolve().name}", result, args.out)
+
+
+def run_race(
+    commands: Mapping[str, Sequence[str]],
+    *,
+    num_rounds: int,
+    scale: float,
+    start_s: float,
+    idle: Callable[[str], Turn],
+) -> Race:
+    """Let every side take its turn in every round, alone on the machine; the order turns with every round.
+
+    Args:
+        commands: of the servers, with `{port}`, by side.
+        num_rounds: turns of every side.
+        scale: factor on the lengths of prompts and answers.
+        start_s: seconds that a server has to start.
+        idle: what to note of a server, given its URL, before it is asked.
+
+    Raises:
+        RuntimeError: a server did not start, or did not answer as it was asked to.
+    """
+    race = Race(turns={side: [] for side in commands}, texts={})
+    for number in range(num_rounds):
+        for side in commands if number % 2 == 0 else reversed(list(commands)):
+            print(f"round {number + 1} of {num_rounds}: {side}", file=sys.stderr)
+            began_s = time.monotonic()
+            with running(commands[side], start_s=start_s) as url:
+                noted = {"start, s": time.monotonic() - began_s, **idle(url)}
+                warm_up = asyncio.run(ask(url, batch("warm-up", scale)))
+                take_turn(url, "warm-up", scale)
+                race.turns[side].append(take_turn(url, f"{number}", scale) | noted)
+            race.texts.setdefault(side, [result.text for result in warm_up])
+    return race
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -222,19 +266,28 @@ def ratios(ours: Turn, theirs: Turn) -> Turn:
 def tables(turns: Mapping[str, Sequence[Turn]]) -> str:
     """Return the report in Markdown: medians with their spread, and ours over each peer's."""
     found = {side: medians(rounds) for side, rounds in turns.items()}
+    better = {peer: ratios(found[OURS], found[peer]) for peer in turns if peer != OURS}
+    spreads = spread_table(turns)
+    return f"{spreads}\n\n{ratio_table(f'{OURS}, times better than', better)}" if better else spreads
+
+
+def spread_table(turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Return every number's median, with the least and most of all rounds, a column for each side."""
+    found = {side: medians(rounds) for side, rounds in turns.items()}
+    num_rounds = max(len(rounds) for rounds in turns.values())
     rows = []
-    for name in found[OURS]:
+    for name in next(iter(found.values())):
         values = {side: [turn[name] for turn in rounds] for side, rounds in turns.items()}
-        digits = 2 if name == IDLE_MEMORY else 1
+        digits = 2 if name.endswith("GB") else 1
         cells = (
             f"{found[side][name]:.{digits}f} ({min(each):.{digits}f} - {max(each):.{digits}f})"
             for side, each in values.items()
         )
         rows.append([name, *cells])
-    spreads = table([f"median (least - most of {len(turns[OURS])} rounds)", *turns], rows)
-    peers = [side for side in turns if side != OURS]
-    if not peers:
-        return spreads
-    better = [ratios(found[OURS], found[peer]) for peer in peers]
-    rows = [[name, *(f"{each[name]:.2f}" for each in better)] for name in found[OURS]]
-    return f"{spreads}\n\n{table([f'{OURS}, times better than', *peers], rows)}"
+    return table([f"median (least - most of {num_rounds} rounds)", *turns], rows)
+
+
+def ratio_table(head: str, better: Mapping[str, Turn]) -> str:
+    """Return a column for each of `better`: how many times better, number by number."""
+    names = next(iter(better.values()))
+    return table([head, *better], [[name, *(f"{each[name]:.2f}" for each in better.values())] for name in names])

@@ -1,0 +1,109 @@
+"""The held-out loss of quantized weights: the text's last tenth, the loss itself, and ratios that fail."""
+
+import json
+import math
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from infer_bench.offline import quantization_loss
+from infer_bench.offline.quantization_loss import Loss, held_out_loss, held_out_part, load_packed, loss_table
+from infer_bench.results import ROOT
+from infer_models.hub import demo_model_folder
+from infer_models.text import Tokenizer
+
+PLAY = "\n\n".join(f"ROMEO:\nSpeech {number}: what light through yonder window breaks?" for number in range(400)) + "\n"
+IDS = torch.tensor(Tokenizer.from_folder(demo_model_folder()).encode(PLAY)[:200])
+
+
+@pytest.fixture(scope="module")
+def train_demo() -> ModuleType:
+    """The script that trained the demo model."""
+    spec = spec_from_file_location("train_demo", ROOT / "examples" / "train_demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules["train_demo"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Path:
+    """A text with a tenth to hold out."""
+    (tmp_path / "play.txt").write_text(PLAY, encoding="utf-8")
+    return tmp_path / "play.txt"
+
+
+def test_the_held_out_part_is_what_the_demo_model_was_not_trained_on(train_demo: ModuleType) -> None:
+    training_text, held_out_text = train_demo.split(PLAY)
+    assert held_out_part(PLAY) == held_out_text
+    assert training_text + held_out_text == PLAY
+    assert held_out_part("one paragraph of words") == "rds"
+
+
+@pytest.mark.parametrize(("num_tokens", "context"), [(2, 2), (97, 1000), (200, 64), (193, 64)])
+def test_the_loss_is_that_of_transformers_window_by_window(num_tokens: int, context: int) -> None:
+    ids = IDS[:num_tokens]
+    theirs = AutoModelForCausalLM.from_pretrained(demo_model_folder(), dtype=torch.float32)
+    total = 0.0
+    for start in range(0, num_tokens - 1, context):
+        row = ids[start : start + context + 1]
+        with torch.no_grad():
+            logits = theirs(row[None, :-1]).logits[0]
+        total += torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum").item()
+    model = load_packed(demo_model_folder(), "none", device=torch.device("cpu"))
+    expected = total / (num_tokens - 1)
+    assert held_out_loss(model, ids, context=context) == pytest.approx(expected, rel=1e-2, abs=5e-3)  # bf16
+
+
+def test_losses_are_saved_with_their_ratios(play: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--text", str(play), "--quantization", "none", "--tokens", "100", "--out", str(tmp_path)]
+    assert quantization_loss.main(flags) == 0
+    saved = json.loads((tmp_path / "quantization-loss-demo.json").read_text())
+    assert saved["num_tokens"] == 100
+    assert saved["losses"]["none"]["ratio"] == 1.0
+    assert 0.5 < saved["losses"]["none"]["nats_per_token"] < math.log(1024)
+    assert 6e6 < saved["losses"]["none"]["weight_bytes"] < 8e6
+    assert "| none | " in capsys.readouterr().out
+
+
+def test_a_ratio_above_what_is_allowed_fails(play: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--quick", "--text", str(play), "--quantization", "none", "--tokens", "50"]
+    assert quantization_loss.main([*flags, "--most", "none=0.99"]) == 1
+    assert "none: the loss is 1.0000 times, wanted 0.99" in capsys.readouterr().err
+    assert quantization_loss.main([*flags, "--most", "none=1"]) == 0
+
+
+def test_a_table_has_ratios_to_the_first_quantization() -> None:
+    losses = {
+        "none": Loss(nats_per_token=2.0, ratio=1.0, weight_bytes=8_000_000),
+        "int4": Loss(nats_per_token=2.1, ratio=1.05, weight_bytes=2_000_000),
+    }
+    assert "| int4 | 2.1000 | 1.0500 | 2.00 MB | 0.250 |" in loss_table(losses)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "--text"),
+        ("--text t --most int3=1", "int3 is none of none, int8, int4"),
+        ("--text t --context 1", "must be at least 2"),
+        ("--text t --tokens 0", "must be at least 2"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        quantization_loss.main(flags.split())
+    assert message in capsys.readouterr().err
+
+
+def test_a_text_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "short.txt").write_text("a", encoding="utf-8")
+    assert quantization_loss.main(["--text", str(tmp_path / "short.txt")]) == 2
+    assert "a loss needs two" in capsys.readouterr().err
