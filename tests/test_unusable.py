@@ -66,8 +66,8 @@ def damage_processor(folder: Path) -> None:
         (partial(change_config, model_type="mamba"), ["config.json", "`model_type` is 'mamba'", "`qwen3_moe`"]),
         (partial(change_config, attention_bias=True), ["config.json", "`attention_bias` is True"]),
         (
-            partial(change_config, quantization_config={"quant_method": "gptq"}),
-            ["config.json", "`quantization_config.quant_method` is 'gptq'", "`llama`"],
+            partial(change_config, quantization_config={"quant_method": "bitsandbytes"}),
+            ["config.json", "`quantization_config.quant_method` is 'bitsandbytes'", "`gptq`"],
         ),
         (partial(change_config, model_type="llava"), ["config.json", "`text_config` is None"]),
         (partial(wrap_config, model_type="opt"), ["config.json", "`text_config.model_type` is 'opt'", "`llama`"]),
@@ -102,6 +102,13 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(tmp_path: Path) -> None
     [line] = completed.stderr.splitlines()
     assert str(port) in line
     assert "in use" in line
+
+
+def test_a_quantization_without_a_kernel_is_one_line_that_says_what_to_use(folder: Path) -> None:
+    completed = run_server("--model", str(folder), "--port", "0", "--device", "cpu", "--quantization", "fp8")
+    assert completed.returncode == 2
+    [line] = completed.stderr.splitlines()
+    assert "`quantization` is `fp8`, but no kernel for cpu" in line
 
 
 def test_a_folder_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
