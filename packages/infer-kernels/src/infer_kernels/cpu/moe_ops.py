@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
+from infer_kernels.cpu.huge_pages import empty_in_huge_pages
 from infer_kernels.cpu.ops import pack_into
 from infer_kernels.cpu.packed_weight import PackedExperts, PackedQuantizedExperts, panels_shape
 from infer_kernels.cpu.quantized_ops import LAYOUT, layout_arguments
@@ -26,7 +27,7 @@ _SUM = Struct("PqPPqq" + _ROUTING)
 def pack_experts(weight: Tensor) -> PackedExperts:
     """Return a packed copy of `weight` [experts, out_features, in_features]."""
     experts, out_features, in_features = weight.shape
-    panels = weight.new_empty(experts, *panels_shape(out_features, in_features, weight.dtype))
+    panels = empty_in_huge_pages((experts, *panels_shape(out_features, in_features, weight.dtype)), weight.dtype)
     for expert in range(experts):
         pack_into(panels[expert], weight[expert])
     return PackedExperts(panels=panels, out_features=out_features, in_features=in_features)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
+from infer_kernels.cpu.huge_pages import empty_in_huge_pages
 from infer_kernels.cpu.packed_weight import PackedWeight, panels_shape
 
 MOST_HEAD_DIM = 1024
@@ -27,7 +28,7 @@ _ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqddP")
 def pack(weight: Tensor) -> PackedWeight:
     """Return a packed copy of `weight` [out_features, in_features]."""
     out_features, in_features = weight.shape
-    panels = weight.new_empty(panels_shape(out_features, in_features, weight.dtype))
+    panels = empty_in_huge_pages(panels_shape(out_features, in_features, weight.dtype), weight.dtype)
     pack_into(panels, weight)
     return PackedWeight(panels=panels, out_features=out_features, in_features=in_features)
 

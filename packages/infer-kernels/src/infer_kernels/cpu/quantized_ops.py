@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
+from infer_kernels.cpu.huge_pages import empty_in_huge_pages
 from infer_kernels.cpu.packed_weight import PANEL, PackedQuantizedExperts, PackedQuantizedWeight
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
@@ -105,7 +106,7 @@ def layout_arguments(weight: PackedQuantizedWeight | PackedQuantizedExperts) -> 
 def _empty_panels(weight: QuantizedWeight, *rows: int) -> Tensor:
     """Return memory for the panels of `weight`, [..., out_features, in_features] with these `rows`."""
     *experts, out_features = rows
-    return torch.empty(*experts, cdiv(out_features, PANEL), _panel_bytes(weight), dtype=torch.uint8)
+    return empty_in_huge_pages((*experts, cdiv(out_features, PANEL), _panel_bytes(weight)), torch.uint8)
 
 
 def _panel_bytes(weight: QuantizedWeight) -> int:
