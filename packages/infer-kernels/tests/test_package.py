@@ -21,6 +21,7 @@ OPS = [
     "apply_rope_batched",
     "count_tokens",
     "embedding",
+    "embedding_quantized",
     "fused_moe",
     "gelu_tanh_and_mul",
     "greedy",
@@ -50,18 +51,31 @@ OTHERS = [
     "Largest",
     "NormVariant",
     "QKNorm",
+    "QuantizedWeight",
     "Rotary",
     "SwiGLU",
     "TopLogprobs",
     "causal_attention",
+    "has_quantized_kernel",
     "linear",
     "plan_attention",
     "plan_attention_on_device",
     "prepack",
     "prepack_experts",
+    "quantize_fp8",
+    "quantize_int4",
+    "quantize_int8",
     "row_width",
 ]
-CPU = ["CapturedStep", "NotCapturableError", "PackedExperts", "PackedWeight", "library"]
+CPU = [
+    "CapturedStep",
+    "NotCapturableError",
+    "PackedExperts",
+    "PackedQuantizedExperts",
+    "PackedQuantizedWeight",
+    "PackedWeight",
+    "library",
+]
 
 
 def test_public_surface_is_pinned() -> None:
@@ -72,7 +86,7 @@ def test_public_surface_is_pinned() -> None:
 def test_every_op_has_a_reference() -> None:
     parts_of_sample = ["kept_tokens", "uniform"]
     # What ops run where a weight is quantized.
-    quantized = ["embedding_quantized", "fused_moe_quantized", "linear_fp8", "linear_quantized", "quantize_rows_fp8"]
+    quantized = ["fused_moe_quantized", "linear_fp8", "linear_quantized", "quantize_rows_fp8"]
     expected = [*OPS, *parts_of_sample, *quantized]
     assert sorted(infer_kernels.reference.__all__) == sorted(f"{op}_reference" for op in expected)
 

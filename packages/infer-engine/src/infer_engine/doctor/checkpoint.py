@@ -38,6 +38,7 @@ def examine_checkpoint(reporter: Reporter) -> None:
         return
     config = read.config
     shape = {name: value for name, value in dataclasses.asdict(config).items() if name not in ("windows", "ropes")}
+    shape["quantization"] = None if config.quantization is None else config.quantization.method
     windows = {str(window): config.windows.count(window) for window in dict.fromkeys(config.windows)}
     reporter.details(model={"name": read.name, **shape, "layers_by_window": windows})
     reporter.ok("config.json", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.checks import require_dense_rows, require_like, require_rank, require_shape
-from infer_kernels.cpu import ops
+from infer_kernels.cpu import ops, quantized_ops
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight, PackedWeight
 from infer_kernels.dense.quantized import multiply_quantized, prepack_quantized
 from infer_kernels.dispatch import takes_cpu_kernel
@@ -40,7 +40,7 @@ def prepack(weight: Tensor | QuantizedWeight) -> DenseWeight:
     """
     if isinstance(weight, QuantizedWeight):
         require_rank("weight", weight.values, "out_features, in_features")
-        return prepack_quantized(weight)
+        return prepack_quantized(weight, pack=quantized_ops.pack)
     require_rank("weight", weight, "out_features, in_features")
     detached = weight.detach()
     return ops.pack(detached) if weight.numel() and takes_cpu_kernel(detached) else weight

@@ -8,7 +8,9 @@
 Which one it is depends on the device and the weight alone, never on the number of rows.
 """
 
+from collections.abc import Callable
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +19,12 @@ from infer_kernels.checks import require_dense_rows, require_device, require_flo
 from infer_kernels.cpu import quantized_ops
 from infer_kernels.cpu.library import library
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
-from infer_kernels.dispatch import takes_triton
+from infer_kernels.dispatch import TRITON_DEVICES, takes_triton
 from infer_kernels.quantization.linear_fp8 import linear_fp8_triton, takes_fp8_products
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch, linear_quantized_triton
 from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
+
+Packed = TypeVar("Packed")
 
 
 def multiply_quantized(
@@ -53,12 +57,14 @@ def multiply_quantized(
     return out.view(*x.shape[:-1], weight.out_features)
 
 
-def prepack_quantized(weight: QuantizedWeight) -> QuantizedWeight | PackedQuantizedWeight:
-    """Return `weight` in panels where the C++ kernels multiply it."""
+def prepack_quantized(
+    weight: QuantizedWeight, *, pack: Callable[[QuantizedWeight], Packed]
+) -> QuantizedWeight | Packed:
+    """Return what `pack` makes of `weight` where the C++ kernels multiply it, else `weight`."""
     is_served = has_quantized_kernel(
         weight.encoding, group_size=weight.group_size, in_features=weight.in_features, device=weight.device
     )
-    return quantized_ops.pack(weight) if weight.values.numel() and weight.device.type == "cpu" and is_served else weight
+    return pack(weight) if weight.values.numel() and is_served and _has_panels(weight.device) else weight
 
 
 def has_quantized_kernel(encoding: Encoding, *, group_size: int | None, in_features: int, device: torch.device) -> bool:
@@ -71,7 +77,11 @@ def has_quantized_kernel(encoding: Encoding, *, group_size: int | None, in_featu
         device: where it would be.
     """
     group_size = group_size or in_features
-    if device.type == "cuda":
+    if device.type in TRITON_DEVICES:
         return group_size % 16 == 0 or group_size >= in_features
-    is_cpu = device.type == "cpu" and library() is not None
-    return is_cpu and quantized_ops.can_pack(encoding, group_size=group_size, in_features=in_features)
+    return _has_panels(device) and quantized_ops.can_pack(encoding, group_size=group_size, in_features=in_features)
+
+
+def _has_panels(device: torch.device) -> bool:
+    """Whether `device` multiplies panels, as C++ kernels do."""
+    return device.type == "cpu" and device.type not in TRITON_DEVICES and library() is not None

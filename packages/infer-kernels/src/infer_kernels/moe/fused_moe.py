@@ -34,7 +34,7 @@ from infer_kernels.checks import (
 from infer_kernels.cpu import moe_ops, quantized_ops
 from infer_kernels.cpu.packed_weight import PackedExperts, PackedQuantizedExperts
 from infer_kernels.dense.linear_invariant import linear_invariant_torch
-from infer_kernels.dense.quantized import has_quantized_kernel
+from infer_kernels.dense.quantized import prepack_quantized
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_torch, fused_moe_quantized_triton
@@ -142,10 +142,7 @@ def prepack_experts(weight: Tensor | QuantizedWeight) -> ExpertsWeight:
     """
     if isinstance(weight, QuantizedWeight):
         require_rank("weight", weight.values, "experts, out_features, in_features")
-        is_served = has_quantized_kernel(
-            weight.encoding, group_size=weight.group_size, in_features=weight.in_features, device=weight.device
-        )
-        return quantized_ops.pack_experts(weight) if is_served and weight.device.type == "cpu" else weight
+        return prepack_quantized(weight, pack=quantized_ops.pack_experts)
     require_rank("weight", weight, "experts, out_features, in_features")
     detached = weight.detach()
     return moe_ops.pack_experts(detached) if weight.numel() and takes_cpu_kernel(detached) else weight

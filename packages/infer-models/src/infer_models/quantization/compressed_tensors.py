@@ -85,8 +85,8 @@ def read_compressed_tensors(fields: JsonFields) -> CompressedTensorsScheme:
         fields = fields.nested("quantization_config")
     if fields.nested("transform_config").names:
         raise fields.invalid("transform_config", "empty: transforms of activations are not supported")
-    if fields.text("quantization_status", "compressed") != "compressed":
-        raise fields.invalid("quantization_status", "`compressed`")
+    if fields.text("quantization_status", "compressed") not in ("compressed", "frozen"):  # of older files in FP8
+        raise fields.invalid("quantization_status", "`compressed` or `frozen`")
     layout = fields.text("format")
     if layout not in (*_FORMATS, _ONE_FOR_EACH_GROUP):
         raise fields.invalid("format", "one of " + ", ".join(f"`{each}`" for each in (*_FORMATS, _ONE_FOR_EACH_GROUP)))
