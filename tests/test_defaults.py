@@ -32,6 +32,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "scheduler_policy": "fcfs",
     "batch_wait_timeout_s": 0.05,
     "kv_cache_backend": "auto",
+    "quantization": "auto",
     "kv_cache_dtype": "auto",
     "gpu_memory_utilization": 0.9,
     "kv_reserve": 0.2,

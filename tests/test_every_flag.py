@@ -22,6 +22,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "batching_mode": ("static", "static"),
     "scheduler_policy": ("prefill_first", "prefill_first"),
     "kv_cache_backend": ("contiguous", "contiguous"),
+    "quantization": ("int4", "int4"),
     "kv_cache_dtype": ("int8", "int8"),
     "block_size": ("16", 16),
     "kv_cache_memory": ("1GiB", "1GiB"),
