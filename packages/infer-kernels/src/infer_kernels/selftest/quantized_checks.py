@@ -7,9 +7,12 @@ from typing import Any
 import torch
 
 from infer_kernels import quantization, reference
+from infer_kernels.cpu import PackedQuantizedWeight
+from infer_kernels.dense import linear, prepack
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.moe import fused_moe_quantized
 from infer_kernels.moe.activation import choose_activation
+from infer_kernels.quantization.quantized_rows import linear_quantized_rows_reference
 from infer_kernels.selftest.check import ModelOps, MoeOps, QuantizedOps, SelfCheck, draw, product_roundings
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.experts import random_experts
@@ -22,6 +25,9 @@ MAX_TABLE_ROWS = 1024
 MOST_EXPERTS = 16
 WIDTH, WIDTH_REMAINDER = 256, 64
 """An expert inside is this wide, and as much wider as its own width is more than a multiple of the second."""
+
+_HOPPER_SUM = 2.0**-11
+"""What a sum of 128 products may be off: Hopper's accumulators hold 14 bits of it."""
 
 
 def quantized_checks(ops: ModelOps) -> Iterator[SelfCheck]:
@@ -38,6 +44,11 @@ def quantized_checks(ops: ModelOps) -> Iterator[SelfCheck]:
                         label=f"{form}, {sizes}{mode}",
                         run=partial(check, is_invariant=is_invariant),
                     )
+                yield SelfCheck(
+                    op="linear",
+                    label=f"{form}, {sizes}",
+                    run=partial(_check_packed, ops.dtype, form, rows=rows, in_features=in_features),
+                )
                 if form.encoding == "fp8_e4m3" and (form.group_size or 32) % 32 == 0:
                     yield SelfCheck(
                         op="linear_fp8",
@@ -90,6 +101,23 @@ def _check_linear(
     assert_within_roundings(out.cpu(), expected, roundings=product_roundings(dtype, in_features))
 
 
+def _check_packed(dtype: torch.dtype, form: QuantizedOps, device: torch.device, *, rows: int, in_features: int) -> None:
+    """Compare the layer as a model computes it: on a CPU with C++ kernels inputs are quantized too."""
+    x, bias = draw(rows, in_features, dtype=dtype), draw(MAX_OUTPUTS, dtype=dtype)
+    packed = prepack(_draw_weight(form, MAX_OUTPUTS, in_features, device=device))
+    actual = linear(x.to(device), packed, bias.to(device)).cpu()
+    host = _draw_weight(form, MAX_OUTPUTS, in_features, device=torch.device("cpu"))
+    roundings = product_roundings(dtype, in_features)
+    if isinstance(packed, PackedQuantizedWeight):
+        expected = linear_quantized_rows_reference(x, host, bias)
+    elif form.encoding == "fp8_e4m3" and quantization.takes_fp8_products(device):
+        expected = reference.linear_fp8_reference(x, host, bias)
+        roundings = max(roundings, _HOPPER_SUM / torch.finfo(dtype).eps)
+    else:
+        expected = reference.linear_quantized_reference(x, host, bias)
+    assert_within_roundings(actual, expected, roundings=roundings)
+
+
 def _check_linear_fp8(
     dtype: torch.dtype, form: QuantizedOps, device: torch.device, *, rows: int, in_features: int
 ) -> None:
@@ -102,8 +130,7 @@ def _check_linear_fp8(
         quantization.linear_fp8_torch(x.to(device), weight, bias.to(device), out=out)
     host = _draw_weight(form, MAX_OUTPUTS, in_features, device=torch.device("cpu"))
     expected = reference.linear_fp8_reference(x, host, bias)
-    # Hopper's accumulators hold 14 bits of a sum of 128 products.
-    roundings = max(product_roundings(dtype, in_features), 2.0**-11 / torch.finfo(dtype).eps)
+    roundings = max(product_roundings(dtype, in_features), _HOPPER_SUM / torch.finfo(dtype).eps)
     assert_within_roundings(out.cpu(), expected, roundings=roundings)
 
 
