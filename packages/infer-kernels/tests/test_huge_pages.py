@@ -15,6 +15,7 @@ from infer_kernels.cpu.huge_pages import empty_in_huge_pages
 def test_it_holds_what_is_written(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     memory = empty_in_huge_pages(shape, dtype)
     assert (memory.shape, memory.dtype) == (shape, dtype)
+    assert memory.untyped_storage().nbytes() == memory.numel() * dtype.itemsize
     values = torch.randint(100, shape).to(dtype)
     memory.copy_(values)
     assert torch.equal(memory, values)

@@ -20,7 +20,7 @@ def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if num_bytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(tuple(shape), dtype=dtype)
     pages = mmap.mmap(-1, num_bytes + _HUGE_PAGE)  # what is never touched takes no memory
-    memory = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the mapping
-    start = -memory.data_ptr() % _HUGE_PAGE
+    start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
     pages.madvise(mmap.MADV_HUGEPAGE, start, num_bytes // _HUGE_PAGE * _HUGE_PAGE)
-    return memory[start : start + num_bytes].view(dtype).view(tuple(shape))
+    memory = torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes, offset=start)  # keeps the mapping
+    return memory.view(dtype).view(tuple(shape))
