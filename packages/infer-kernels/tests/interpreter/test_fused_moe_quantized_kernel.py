@@ -44,12 +44,11 @@ def compute(
 @parametrize_pairwise(
     encoding=ENCODINGS,
     dtype=DTYPES,
-    experts=[(1, 1), (5, 5), (7, 2)],
-    widths=[(1, 1), (16, 32), (33, 17), (144, 16), (80, 96)],
+    experts=[(1, 1), (7, 2)],
+    widths=[(1, 1), (33, 17), (80, 96)],
     group_size=[None, 16, 32],
-    tokens=[0, 1, 13, 67],
+    tokens=[0, 13, 67],
     activation=ACTIVATIONS,
-    with_bias=[True, False],
 )
 def test_sum_of_experts_equals_reference(
     encoding: Encoding,
@@ -59,9 +58,8 @@ def test_sum_of_experts_equals_reference(
     group_size: int | None,
     tokens: int,
     activation: ActivationName,
-    *,
-    with_bias: bool,
 ) -> None:
+    with_bias = tokens != 13
     plain = random_experts(
         tokens=tokens,
         experts=experts[0],
