@@ -170,7 +170,7 @@ def test_schemes_are_values(kind: str) -> None:
         (compressed(format="nvfp4-pack-quantized"), "format` is 'nvfp4-pack-quantized'; it must be one of"),
         (compressed(format="marlin-24"), "format` is 'marlin-24'"),
         (compressed(format="mixed-precision"), "group_0.format` is None; it must be one of"),
-        (compressed(quantization_status="frozen"), "quantization_status` is 'frozen'"),
+        (compressed(quantization_status="initialized"), "quantization_status` is 'initialized'"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format` is 'sparse-24-bitmask'"),
         (compressed(transform_config={"config_groups": {}}), "transform_config` is {'config_groups': {}}"),
         (compressed(kv_cache_scheme={"num_bits": 8, "type": "int"}), "kv_cache_scheme` is"),
