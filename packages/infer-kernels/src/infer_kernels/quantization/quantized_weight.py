@@ -130,22 +130,20 @@ class QuantizedWeight:
         return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
 
     def columns(self, start: int, size: int) -> "QuantizedWeight":
-        """Return `size` inputs from `start` on; groups become smaller where they are cut.
-
-        Raises:
-            ValueError: of four bits, `start` is odd.
-        """
+        """Return `size` inputs from `start` on; groups become smaller where they are cut."""
         is_whole_row = self.scales.shape[-1] == 1
         group_size = size if is_whole_row else gcd(self.group_size, start) if start else self.group_size
         regrouped = self if is_whole_row else self.with_group_size(group_size)
-        per_byte = 1 if self.encoding in ("int8", "fp8_e4m3") else 2
-        if start % per_byte:
-            raise ValueError(f"`start` is {start}; two inputs share a byte, pass an even number")
-        first = 0 if is_whole_row else start // group_size
-        groups = cdiv(size, group_size)
+        first, groups = (0, 1) if is_whole_row else (start // group_size, cdiv(size, group_size))
+        if self.encoding in ("int8", "fp8_e4m3"):
+            values = self.values.narrow(-1, start, size)
+        elif start % 2 == 0:
+            values = self.values.narrow(-1, start // 2, cdiv(size, 2))
+        else:  # inputs that shared a byte no longer do
+            values = pack_pairs(self._pairs().narrow(-1, start, size))
         return replace(
             regrouped,
-            values=regrouped.values.narrow(-1, start // per_byte, cdiv(size, per_byte)),
+            values=values,
             scales=regrouped.scales.narrow(-1, first, groups),
             zeros=None if regrouped.zeros is None else regrouped.zeros.narrow(-1, first, groups),
             in_features=size,
@@ -207,10 +205,14 @@ class QuantizedWeight:
         """Return the codes as fp32 [..., out_features, in_features]."""
         if self.encoding in ("int8", "fp8_e4m3"):
             return self.values.float()
-        pairs = torch.stack([self.values & 15, self.values >> 4], dim=-1).flatten(-2)[..., : self.in_features]
+        pairs = self._pairs()
         if self.encoding == "int4":
             return pairs.float()
         return torch.tensor(E2M1_VALUES, device=self.device)[pairs.int()]
+
+    def _pairs(self) -> Tensor:
+        """Return codes of four bits one by one, uint8 [..., out_features, in_features]."""
+        return torch.stack([self.values & 15, self.values >> 4], dim=-1).flatten(-2)[..., : self.in_features]
 
 
 def quantize_int8(weight: Tensor) -> QuantizedWeight:
