@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -59,18 +59,27 @@ def allocate_weights(
     _require_kernel(quantization, device)
     scheme = read_quantization(model.config.quantization)
     plan = _Plan(quantization=quantization, scheme=scheme, device=device)
+    chosen = [
+        (module, weight, plan.choose(module, weight, stored))
+        for module, weight, stored in model.stored_by_module()
+        if weight.device.type == "meta"
+    ]
+    # Kernels multiply by both stacks of experts in one way: quantized, or as numbers of the model's dtype.
+    plain_experts = {id(module) for module, _, choice in chosen if isinstance(module, Experts) and choice.is_dense}
     allocated: dict[int, OwnWeight] = {}
-    for module, weight, stored in list(model.stored_by_module()):
-        if weight.device.type == "meta":
-            storage = plan.choose(module, weight, stored)
-            allocated[id(weight)] = _allocate(weight, storage, device=memory or device, dtype=dtype)
+    dequantized = 0  # numbers
+    for module, weight, choice in chosen:
+        storage = None if id(module) in plain_experts else choice.storage
+        allocated[id(weight)] = _allocate(weight, storage, device=memory or device, dtype=dtype)
+        if storage is None and choice.is_stored_quantized:
+            dequantized += math.prod(weight.shape)
     for module in model.modules():
         for name, weight in list(own_weights(module)):
             if id(weight) in allocated:
                 delattr(module, name)  # a parameter, which a quantized weight is not
                 setattr(module, name, allocated[id(weight)])
-    if plan.dequantized and model.config.quantization is not None:
-        plan.warn(model.config.quantization.method, dtype)
+    if dequantized and model.config.quantization is not None:
+        plan.warn(model.config.quantization.method, dtype, dequantized)
 
 
 def _require_kernel(quantization: Quantization, device: torch.device) -> None:
@@ -137,37 +146,53 @@ def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.devic
     )
 
 
-@dataclass(slots=True, kw_only=True)
+class _Choice(NamedTuple):
+    """How a weight is kept.
+
+    Attributes:
+        storage: None: as numbers of the model's dtype.
+        is_product: the weight is multiplied by, or looked up in.
+        is_stored_quantized: a part of it is quantized in the checkpoint.
+    """
+
+    storage: Storage | None
+    is_product: bool = True
+    is_stored_quantized: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """A weight that could be quantized is not."""
+        return self.is_product and self.storage is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is chosen for each weight, and what that costs."""
+    """By what is chosen how each weight is kept."""
 
     quantization: Quantization
     scheme: QuantizationScheme | None
     device: torch.device
-    dequantized: int = 0  # numbers
 
-    def choose(self, module: nn.Module, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> Storage | None:
-        """Return how a weight is kept; None: as numbers of the model's dtype."""
+    def choose(self, module: nn.Module, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> _Choice:
+        """Return how a weight is kept, by itself."""
         if not isinstance(module, ShardedLayer) or not _is_product(module, weight):
-            return None
+            return _Choice(None, is_product=False)
         if self.quantization in ("auto", "none"):
             is_quantized, storages = self._stored_as(module, stored)
             storage = storages.pop() if len(storages) == 1 and self.quantization == "auto" else None
             storage = storage and self._where_served(storage, weight, stored)
-            if storage is None and is_quantized:
-                self.dequantized += math.prod(weight.shape)
-            return storage
+            return _Choice(storage, is_stored_quantized=is_quantized)
         match module.role:
             case "dense":
-                return self._where_served(_ON_THE_FLY[self.quantization], weight, stored)
+                return _Choice(self._where_served(_ON_THE_FLY[self.quantization], weight, stored))
             case "vocabulary" if self.quantization != "fp8":
-                return self._where_served(_VOCABULARY, weight, stored)
+                return _Choice(self._where_served(_VOCABULARY, weight, stored))
             case _:
-                return None
+                return _Choice(None)
 
-    def warn(self, method: str, dtype: torch.dtype) -> None:
-        """Log what dequantized weights cost."""
-        kept = self.dequantized * dtype.itemsize / 2**30
+    def warn(self, method: str, dtype: torch.dtype, dequantized: int) -> None:
+        """Log what `dequantized` numbers cost."""
+        kept = dequantized * dtype.itemsize / 2**30
         why = (
             "as asked"
             if self.quantization == "none"
@@ -179,7 +204,7 @@ class _Plan:
             str(dtype).removeprefix("torch."),
             why,
             kept,
-            self.dequantized / 2**30,
+            dequantized / 2**30,
             "" if self.quantization == "none" else "; `quantization=int8` keeps 8 bits",
         )
 

@@ -191,3 +191,20 @@ def test_quantizing_takes_little_more_memory_than_the_quantized_weights(tmp_path
     extra, held = map(int, output.split())
     assert held > 2**26
     assert extra < 2**26
+
+
+def test_experts_are_quantized_together_or_not_at_all(tmp_path: Path) -> None:
+    """No kernel of CUDA multiplies by one stack of codes and one of numbers."""
+    downs = tuple(f"model.layers.{layer}.mlp.experts.{expert}.down_proj" for layer in range(3) for expert in range(8))
+    twin = save_quantized(tmp_path, "gptq", family="qwen3_moe", plain_layers=("lm_head", *downs))
+    assert not any("down_proj" in name for name in twin.quantized)
+    model = load(tmp_path, "auto")
+    for name, module in model.named_modules():
+        if name.endswith("mlp.experts"):
+            stacks: Any = module
+            assert isinstance(stacks.gate_up_proj, torch.nn.Parameter)
+            assert isinstance(stacks.down_proj, torch.nn.Parameter)
+    with torch.no_grad():
+        expected = twin.model(IDS[None]).logits[0]
+    model = load(tmp_path, "none")
+    torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-4)
