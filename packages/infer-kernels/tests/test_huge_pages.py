@@ -25,9 +25,8 @@ def test_it_holds_what_is_written(shape: tuple[int, ...], dtype: torch.dtype) ->
     assert torch.equal(view, values.flatten()[-2:])  # a view keeps it
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="only Linux gives huge pages on request")
 def test_large_memory_starts_on_a_huge_page() -> None:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        pytest.skip("no huge pages on request here")
     assert empty_in_huge_pages((5 << 20,), torch.uint8).data_ptr() % (2 << 20) == 0
 
 

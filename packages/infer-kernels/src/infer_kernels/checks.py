@@ -72,3 +72,13 @@ def require_out(name: str, out: Tensor, like_name: str, like: Tensor) -> None:
     require_shape(name, out, like.shape, f"the shape of `{like_name}`")
     require_like(name, out, like_name, like)
     require_dense_rows(name, out)
+
+
+def require_layer_input(x: Tensor, bias: Tensor | None, *, in_features: int, out_features: int) -> None:
+    """Raise unless `x` [..., in_features] and `bias` [out_features] fit a dense layer with a packed weight."""
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise ValueError(f"`x` has shape {list(x.shape)}; pass [..., {in_features}], as many as `weight` has inputs")
+    if bias is not None:
+        require_shape("bias", bias, (out_features,), "as many as `weight` has outputs")
+        require_like("bias", bias, "x", x)
+        require_dense_rows("bias", bias)

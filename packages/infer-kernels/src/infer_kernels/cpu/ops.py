@@ -42,13 +42,16 @@ def pack_into(panels: Tensor, weight: Tensor) -> None:
     run("pack", weight.dtype, len(panels), arguments, work=panels.numel())
 
 
+def flat_rows(x: Tensor, in_features: int) -> Tensor:
+    """Return x [..., in_features] as [rows, in_features] whose elements lie side by side."""
+    flat = x.reshape(x.numel() // in_features, in_features)
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     """Return x [..., in_features] @ weight.T + bias."""
-    rows = x.numel() // weight.in_features
-    flat = x.reshape(rows, weight.in_features)
-    if flat.stride(1) != 1:
-        flat = flat.contiguous()
-    out = empty((rows, weight.out_features), x.dtype)
+    flat = flat_rows(x, weight.in_features)
+    out = empty((len(flat), weight.out_features), x.dtype)
     arguments = _LINEAR.pack(
         out.data_ptr(),
         out.stride(0),
@@ -59,7 +62,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         weight.in_features,
         weight.out_features,
     )
-    run("linear", x.dtype, rows, arguments, work=weight.panels.numel())
+    run("linear", x.dtype, len(flat), arguments, work=weight.panels.numel())
     return out.view(*x.shape[:-1], weight.out_features)
 
 

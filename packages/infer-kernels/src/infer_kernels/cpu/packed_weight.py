@@ -23,103 +23,72 @@ def panels_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedWeight:
+class Panels:
+    """What all packed weights have.
+
+    Attributes:
+        panels: on the CPU.
+        out_features: outputs, of experts those of one.
+        in_features: inputs, likewise.
+    """
+
+    panels: Tensor
+    out_features: int
+    in_features: int
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return self.panels.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FloatPanels(Panels):
+    """Panels of numbers."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weight."""
+        return self.panels.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedPanels(Panels):
+    """Panels of codes, uint8 [..., panels, bytes of a panel]; see `csrc/quantized.h`.
+
+    Attributes:
+        encoding: of the codes.
+        group_size: inputs that share a scale.
+        has_zeros: whether each group has a code of zero of its own.
+    """
+
+    encoding: Encoding
+    group_size: int
+    has_zeros: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeight(_FloatPanels):
     """A weight [out_features, in_features] that only `linear` and `linear_invariant` can read.
 
-    Attributes:
-        panels: bf16 [panels, pairs of inputs, 32, 2]; fp16 and fp32 [panels, inputs, 32, 1]. What is beyond the last
-            output or input is zero.
-        out_features: outputs.
-        in_features: inputs.
+    Its panels are bf16 [panels, pairs of inputs, 32, 2], or fp16 and fp32 [panels, inputs, 32, 1]. What is beyond the
+    last output or input is zero.
     """
-
-    panels: Tensor
-    out_features: int
-    in_features: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the weight."""
-        return self.panels.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        return self.panels.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedExperts:
+class PackedExperts(_FloatPanels):
     """A weight [experts, out_features, in_features] that only `fused_moe` can read.
 
-    Attributes:
-        panels: [experts, ...], each expert's as those of a `PackedWeight`.
-        out_features: outputs of an expert.
-        in_features: inputs of an expert.
+    Its panels are [experts, ...], each expert's as those of a `PackedWeight`.
     """
-
-    panels: Tensor
-    out_features: int
-    in_features: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the weight."""
-        return self.panels.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        return self.panels.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedQuantizedWeight:
-    """A quantized weight [out_features, in_features] that only dense layers and embeddings can read.
-
-    Attributes:
-        panels: uint8 [panels, bytes of a panel]; see `csrc/quantized.h`.
-        out_features: outputs.
-        in_features: inputs.
-        encoding: of the codes.
-        group_size: inputs that share a scale.
-        has_zeros: whether each group has a code of zero of its own.
-    """
-
-    panels: Tensor
-    out_features: int
-    in_features: int
-    encoding: Encoding
-    group_size: int
-    has_zeros: bool
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        return self.panels.device
+class PackedQuantizedWeight(QuantizedPanels):
+    """A quantized weight [out_features, in_features] that only dense layers and embeddings can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedQuantizedExperts:
-    """A quantized weight [experts, out_features, in_features] that only `fused_moe` can read.
-
-    Attributes:
-        panels: uint8 [experts, panels, bytes of a panel], each expert's as those of a `PackedQuantizedWeight`.
-        out_features: outputs of an expert.
-        in_features: inputs of an expert.
-        encoding: of the codes.
-        group_size: inputs that share a scale.
-        has_zeros: whether each group has a code of zero of its own.
-    """
-
-    panels: Tensor
-    out_features: int
-    in_features: int
-    encoding: Encoding
-    group_size: int
-    has_zeros: bool
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        return self.panels.device
+class PackedQuantizedExperts(QuantizedPanels):
+    """A quantized weight [experts, out_features, in_features] that only `fused_moe` can read."""

@@ -1,16 +1,19 @@
 """Weights of four and eight bits on a CPU: arguments as the C++ structs of `csrc/linear_quantized.cpp`. Unchecked."""
 
 from struct import Struct
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.cpu.huge_pages import empty_in_huge_pages
-from infer_kernels.cpu.packed_weight import PANEL, PackedQuantizedExperts, PackedQuantizedWeight
+from infer_kernels.cpu.ops import flat_rows
+from infer_kernels.cpu.packed_weight import PANEL, PackedQuantizedExperts, PackedQuantizedWeight, QuantizedPanels
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
 
+Packed = TypeVar("Packed", bound=QuantizedPanels)
 _LINE = 64
 _ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2}
 """As in `csrc/quantized.h`."""
@@ -30,42 +33,24 @@ def can_pack(encoding: Encoding, *, group_size: int, in_features: int) -> bool:
 
 def pack(weight: QuantizedWeight) -> PackedQuantizedWeight:
     """Return a packed copy of `weight` [out_features, in_features]."""
-    out_features, in_features = weight.shape
-    panels = _empty_panels(weight, out_features)
+    panels = _empty_panels(weight, weight.out_features)
     _pack_into(panels, weight)
-    return PackedQuantizedWeight(
-        panels=panels,
-        out_features=out_features,
-        in_features=in_features,
-        encoding=weight.encoding,
-        group_size=weight.group_size,
-        has_zeros=weight.zeros is not None,
-    )
+    return _describe(PackedQuantizedWeight, panels, weight)
 
 
 def pack_experts(weight: QuantizedWeight) -> PackedQuantizedExperts:
     """Return a packed copy of `weight` [experts, out_features, in_features]."""
-    experts, out_features, in_features = weight.shape
-    panels = _empty_panels(weight, experts, out_features)
+    experts = weight.shape[0]
+    panels = _empty_panels(weight, experts, weight.out_features)
     for expert in range(experts):
         _pack_into(panels[expert], weight.item(expert))
-    return PackedQuantizedExperts(
-        panels=panels,
-        out_features=out_features,
-        in_features=in_features,
-        encoding=weight.encoding,
-        group_size=weight.group_size,
-        has_zeros=weight.zeros is not None,
-    )
+    return _describe(PackedQuantizedExperts, panels, weight)
 
 
 def linear(x: Tensor, weight: PackedQuantizedWeight, bias: Tensor | None) -> Tensor:
     """Return x [..., in_features], quantized row by row, @ weight.T + bias."""
-    rows = x.numel() // weight.in_features
-    flat = x.reshape(rows, weight.in_features)
-    if flat.stride(1) != 1:
-        flat = flat.contiguous()
-    out = empty((rows, weight.out_features), x.dtype)
+    flat = flat_rows(x, weight.in_features)
+    out = empty((len(flat), weight.out_features), x.dtype)
     arguments = _LINEAR.pack(
         out.data_ptr(),
         out.stride(0),
@@ -76,7 +61,7 @@ def linear(x: Tensor, weight: PackedQuantizedWeight, bias: Tensor | None) -> Ten
         weight.out_features,
         *layout_arguments(weight),
     )
-    run("linear_quantized", x.dtype, rows, arguments, work=weight.panels.numel())
+    run("linear_quantized", x.dtype, len(flat), arguments, work=weight.panels.numel())
     return out.view(*x.shape[:-1], weight.out_features)
 
 
@@ -98,9 +83,21 @@ def embedding(ids: Tensor, weight: PackedQuantizedWeight, scale: float, dtype: t
     return out
 
 
-def layout_arguments(weight: PackedQuantizedWeight | PackedQuantizedExperts) -> tuple[int, int, int, int]:
+def layout_arguments(weight: QuantizedPanels) -> tuple[int, int, int, int]:
     """Return the fields of `QuantizedLayout` in `csrc/quantized.h`."""
     return weight.in_features, weight.group_size, _ENCODINGS[weight.encoding], weight.has_zeros
+
+
+def _describe(kind: type[Packed], panels: Tensor, weight: QuantizedWeight) -> Packed:
+    """Return `panels` with what `weight` is."""
+    return kind(
+        panels=panels,
+        out_features=weight.out_features,
+        in_features=weight.in_features,
+        encoding=weight.encoding,
+        group_size=weight.group_size,
+        has_zeros=weight.zeros is not None,
+    )
 
 
 def _empty_panels(weight: QuantizedWeight, *rows: int) -> Tensor:

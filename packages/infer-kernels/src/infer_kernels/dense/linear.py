@@ -14,7 +14,7 @@ Weights of four and eight bits: `infer_kernels.dense.quantized`.
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.checks import require_dense_rows, require_like, require_rank, require_shape
+from infer_kernels.checks import require_layer_input, require_like, require_rank, require_shape
 from infer_kernels.cpu import ops, quantized_ops
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight, PackedWeight
 from infer_kernels.dense.quantized import multiply_quantized, prepack_quantized
@@ -80,12 +80,5 @@ def linear(x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor
 def multiply_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     """`linear` with a prepacked weight; no gradient flows."""
     require_like("weight", weight.panels, "x", x)
-    if x.dim() == 0 or x.shape[-1] != weight.in_features:
-        raise ValueError(
-            f"`x` has shape {list(x.shape)}; pass [..., {weight.in_features}], as many as `weight` has inputs"
-        )
-    if bias is not None:
-        require_shape("bias", bias, (weight.out_features,), "as many as `weight` has outputs")
-        require_like("bias", bias, "x", x)
-        require_dense_rows("bias", bias)
+    require_layer_input(x, bias, in_features=weight.in_features, out_features=weight.out_features)
     return ops.linear(x, weight, bias)

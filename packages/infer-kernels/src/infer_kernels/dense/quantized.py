@@ -9,15 +9,15 @@ Which one it is depends on the device and the weight alone, never on the number 
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_device, require_float, require_like, require_shape
+from infer_kernels.checks import require_device, require_float, require_layer_input
 from infer_kernels.cpu import quantized_ops
 from infer_kernels.cpu.library import library
+from infer_kernels.cpu.ops import flat_rows
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
 from infer_kernels.dispatch import TRITON_DEVICES, takes_triton
 from infer_kernels.quantization.linear_fp8 import linear_fp8_triton, takes_fp8_products
@@ -33,21 +33,11 @@ def multiply_quantized(
     """`linear`, or with `is_invariant` `linear_invariant`, with a quantized weight; no gradient flows."""
     require_float("x", x)
     require_device("weight", weight.values if isinstance(weight, QuantizedWeight) else weight.panels, "x", x.device)
-    if x.dim() == 0 or x.shape[-1] != weight.in_features:
-        raise ValueError(
-            f"`x` has shape {list(x.shape)}; pass [..., {weight.in_features}], as many as `weight` has inputs"
-        )
-    if bias is not None:
-        require_shape("bias", bias, (weight.out_features,), "as many as `weight` has outputs")
-        require_like("bias", bias, "x", x)
-        require_dense_rows("bias", bias)
+    require_layer_input(x, bias, in_features=weight.in_features, out_features=weight.out_features)
     if isinstance(weight, PackedQuantizedWeight):
         return quantized_ops.linear(x, weight, bias)
-    rows = prod(x.shape[:-1])
-    flat = x.detach().reshape(rows, weight.in_features)
-    if flat.stride(1) != 1:
-        flat = flat.contiguous()
-    out = flat.new_empty(rows, weight.out_features)
+    flat = flat_rows(x.detach(), weight.in_features)
+    out = flat.new_empty(len(flat), weight.out_features)
     if not takes_triton(flat):
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
     elif weight.encoding == "fp8_e4m3" and weight.group_size % 32 == 0 and takes_fp8_products(x.device):

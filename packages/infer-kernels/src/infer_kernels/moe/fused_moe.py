@@ -17,6 +17,8 @@ multiplied in full precision, not TF32.
 A token with an id that no expert has is NaN, because a step that is replayed cannot raise an error.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -215,54 +217,22 @@ def fused_moe(
     biases = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
     if isinstance(gate_up, packed) or isinstance(down, packed):
         raise TypeError("One of `gate_up` and `down` is packed; pass both from `prepack_experts`, or both plain")
+    shared: dict[str, Any] = {"activation": numbers, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
     if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        if takes_triton(x.detach()):
+        x = x.detach()
+        if takes_triton(x):
             return fused_moe_quantized_triton(
-                x.detach(),
-                gate_up,
-                down,
-                expert_ids,
-                expert_weights,
-                activation=numbers,
-                gate_up_bias=gate_up_bias,
-                down_bias=down_bias,
-                out=x.new_empty(x.shape) if out is None else out,
+                x, gate_up, down, expert_ids, expert_weights, **shared, out=x.new_empty(x.shape) if out is None else out
             )
-        result = fused_moe_quantized_torch(
-            x,
-            gate_up,
-            down,
-            expert_ids,
-            expert_weights,
-            activation=numbers,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
-        )
-        return result if out is None else out.copy_(result)
-    if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
+        result = fused_moe_quantized_torch(x, gate_up, down, expert_ids, expert_weights, **shared)
+    elif isinstance(gate_up, Tensor) and isinstance(down, Tensor):
+        if takes_triton(x, gate_up, down, expert_weights, *biases):
+            return fused_moe_triton(
+                x, gate_up, down, expert_ids, expert_weights, **shared, out=x.new_empty(x.shape) if out is None else out
+            )
+        result = fused_moe_torch(x, gate_up, down, expert_ids, expert_weights, **shared)
+    else:
         raise TypeError("One of `gate_up` and `down` is quantized; pass both quantized, or both plain")
-    if takes_triton(x, gate_up, down, expert_weights, *biases):
-        return fused_moe_triton(
-            x,
-            gate_up,
-            down,
-            expert_ids,
-            expert_weights,
-            activation=numbers,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
-            out=x.new_empty(x.shape) if out is None else out,
-        )
-    result = fused_moe_torch(
-        x,
-        gate_up,
-        down,
-        expert_ids,
-        expert_weights,
-        activation=numbers,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
-    )
     return result if out is None else out.copy_(result)
 
 

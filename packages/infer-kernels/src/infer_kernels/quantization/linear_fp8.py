@@ -3,10 +3,9 @@
     scale[r] = largest |x[r, i]| / 448,  code[r, i] = x[r, i] / scale[r], rounded to the nearest e4m3
     y[r, o] = scale[r] * sum over groups g of w_scale[o, g] * (sum over i in g of code[r, i] * w_code[o, i]) + bias[o]
 
-A weight in fp8 is multiplied in one of two ways. `linear_quantized` keeps x as it is, and reads half the bytes of a
-bf16 weight. This one rounds x to three bits of mantissa, and multiplies at twice the rate, where `takes_fp8_products`
-says that the device can: from sm_89 on. It is for checkpoints whose activations are meant to be in fp8; the first is
-for all others, and for devices before.
+A dense layer with a weight in fp8 computes so, at any number of rows, where `takes_fp8_products` says that the device
+can: from sm_89 on, at twice the rate of bf16. Before, and for experts, `linear_quantized` and `fused_moe_quantized` keep
+x as it is, and read half the bytes of a bf16 weight.
 
 Bytes moved: those of the weight at few rows; 1 + itemsize for each element of x to quantize it.
 
