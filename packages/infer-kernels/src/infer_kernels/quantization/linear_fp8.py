@@ -4,8 +4,8 @@
     y[r, o] = scale[r] * sum over groups g of w_scale[o, g] * (sum over i in g of code[r, i] * w_code[o, i]) + bias[o]
 
 A dense layer with a weight in fp8 computes so, at any number of rows, where `takes_fp8_products` says that the device
-can: from sm_89 on, at twice the rate of bf16. Before, and for experts, `linear_quantized` and `fused_moe_quantized` keep
-x as it is, and read half the bytes of a bf16 weight.
+can: from sm_89 on, at twice the rate of bf16. Before, and for experts, `linear_quantized` and `fused_moe_quantized`
+keep x as it is, and read half the bytes of a bf16 weight.
 
 Bytes moved: those of the weight at few rows; 1 + itemsize for each element of x to quantize it.
 
