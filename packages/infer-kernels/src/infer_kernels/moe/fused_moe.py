@@ -236,10 +236,6 @@ def fused_moe(
     return result if out is None else out.copy_(result)
 
 
-def _out_like(x: Tensor, out: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape) if out is None else out
-
-
 def _require_weights(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight) -> tuple[int, int]:
     """Check the experts' weights; return (experts, intermediate)."""
     hidden = x.shape[1]
