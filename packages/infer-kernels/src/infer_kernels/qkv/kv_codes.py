@@ -7,9 +7,8 @@
                                                                         four bytes, in fp32
 
 A row is one head of one token. fp8 codes are x / scale, clamped to the largest finite number, 448, and rounded to
-nearest even; NaN stays NaN. int8 codes are x * (127 / largest |x| of the row), rounded to nearest even (C++ may round
-once where PyTorch rounds twice), and the scale is that largest / 127. So a row's codes depend on that row alone. A row
-of NaN or infinities is not finite afterwards.
+nearest even; NaN stays NaN. int8 codes are x * (127 / largest |x| of the row), rounded to nearest even, and the scale is that
+largest / 127. So a row's codes depend on that row alone. A row of NaN or infinities is not finite afterwards.
 """
 
 import math
@@ -67,7 +66,7 @@ def encode_rows(rows: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
         return rows.to(dtype)
     numbers = rows.float()
     largest = numbers.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 0, INT8_MAX / largest, 0.0)
+    inverse = torch.where(largest > 0, torch.full_like(largest, INT8_MAX) / largest, 0.0)  # a number / x rounds twice
     codes = (numbers * inverse).round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
     scales = (largest / INT8_MAX).contiguous()
     return torch.cat((codes, scales.view(torch.int8)), dim=-1)

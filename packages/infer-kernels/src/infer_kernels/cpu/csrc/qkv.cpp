@@ -60,7 +60,7 @@ void encode(int8_t* to, const T* x, int64_t size) {
     }
     float top = largest(most), scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
     for (int64_t i = 0; i < size; i += 16) {
-        Floats values = load_some(x + i, size - i) * inverse + 12582912.0f - 12582912.0f;  // the nearest whole number
+        Floats values = nearest_whole(load_some(x + i, size - i) * inverse);
         store_codes(to + i, choose(values == values, values, Floats{}), size - i);
     }
     std::memcpy(to + size, &scale, sizeof scale);

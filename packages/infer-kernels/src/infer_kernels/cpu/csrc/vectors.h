@@ -169,6 +169,16 @@ static inline Ints widen_codes(const int8_t* at) {
 #endif
 }
 
+// The nearest whole number, ties to even; never one operation with the product that made `value`, which would round once.
+static inline Floats nearest_whole(Floats value) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    for (int i = 0; i < 16; i++) value[i] = __builtin_nearbyintf(value[i]);
+    return value;
+#endif
+}
+
 // Whole numbers up to 127 as codes, the first `count` of sixteen.
 static inline void store_codes(int8_t* at, Floats value, int64_t count) {
     typedef int8_t Codes __attribute__((vector_size(16)));
