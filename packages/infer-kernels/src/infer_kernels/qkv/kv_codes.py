@@ -7,8 +7,8 @@
                                                                         four bytes, in fp32
 
 A row is one head of one token. fp8 codes are x / scale, clamped to the largest finite number, 448, and rounded to
-nearest even; NaN stays NaN. int8 codes are x * (127 / largest |x| of the row), rounded to nearest even, and the scale is that
-largest / 127. So a row's codes depend on that row alone. A row of NaN or infinities is not finite afterwards.
+nearest even; NaN stays NaN. int8 codes are x * (127 / largest |x| of the row), rounded to nearest even, and the scale
+is that largest / 127. So a row's codes depend on that row alone. A row of NaN or infinities is not finite afterwards.
 """
 
 import math
