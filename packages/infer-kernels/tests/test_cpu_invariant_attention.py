@@ -114,6 +114,17 @@ def test_row_by_row_equals_whole_bit_for_bit(
     assert torch.equal(torch.cat(rows), whole)
 
 
+@parametrize_pairwise(dtype=DTYPES, group=[1, 2, 3, 4, 5], head_dim=[16, 48, 80, 128, 256])
+def test_a_decode_has_the_bits_of_its_row_in_a_prompt(dtype: torch.dtype, group: int, head_dim: int) -> None:
+    """The C++ kernel multiplies keys and values of few rows where they lie, and packs them for many."""
+    batch = random_paged_batch(
+        [(140, 140)], q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=16, dtype=dtype
+    )
+    whole = attend(batch)
+    for row in (0, 63, 64, 100, 139):
+        assert torch.equal(attend_part(batch, 0, row, row + 1, window=None)[0], whole[row])
+
+
 @parametrize_pairwise(threads=[1, 2], dtype=[torch.float32, torch.bfloat16], window=[None, 20])
 def test_a_sequence_alone_equals_itself_in_company_bit_for_bit(
     dtype: torch.dtype, window: int | None, threads: int

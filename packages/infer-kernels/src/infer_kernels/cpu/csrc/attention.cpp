@@ -16,70 +16,13 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")  // 1.15 times as fast; the other sources gain nothing and would take twice as long to compile
 #endif
-#include <algorithm>
 #include <cmath>
 #include <memory>
 
-#include "team.h"
-#include "tile.h"
+#include "attention.h"
+#include "tile_in_place.h"
 
 namespace {
-
-constexpr int CHUNK = 8 * TILE;
-constexpr int TILE_ROWS = 96;  // as `MOST_GROUP` of ops.py
-constexpr int MOST_HEAD_DIM = 256;
-constexpr float MINUS_INFINITY = -__builtin_inff();
-constexpr float LOG2_E = 1.44269504088896341f;
-
-// T: of queries and results. K: of the cache, T or int8_t.
-template <class T, class K>
-struct Attention {
-    Rows seqs;
-    T* out;  // [tokens, q_heads, head_dim]
-    int64_t out_stride_token;
-    int64_t out_stride_head;
-    const T* q;
-    int64_t q_stride_token;
-    int64_t q_stride_head;
-    const K* keys;  // [blocks, kv_heads, block_size, head_dim], or codes [..., head_dim + 4]
-    int64_t k_stride_block;
-    int64_t k_stride_head;
-    int64_t k_stride_token;
-    const K* values;
-    int64_t v_stride_block;
-    int64_t v_stride_head;
-    int64_t v_stride_token;
-    const int32_t* query_start;  // [seqs + 1]
-    const int32_t* seq_lens;     // [seqs]
-    const int32_t* block_table;  // [seqs, columns]
-    int64_t table_stride;
-    int64_t block_size;
-    int64_t q_heads;
-    int64_t kv_heads;
-    int64_t head_dim;
-    int64_t window;  // 0: none
-    double scale;
-    double soft_cap;  // 0: none
-    const T* sinks;   // [q_heads]; null: none
-
-    int64_t group() const { return q_heads / kv_heads; }
-    int64_t positions_per_tile() const { return std::max<int64_t>(1, TILE_ROWS / group()); }
-    int64_t rows_of(int64_t seq) const { return query_start[seq + 1] - query_start[seq]; }
-    int64_t first_key(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
-    int64_t chunks_of(int64_t seq) const {  // of a decode
-        int64_t position = seq_lens[seq] - 1;
-        return position / CHUNK - first_key(position) / CHUNK + 1;
-    }
-    // Whether a sequence is a decode of several chunks, which are computed apart and joined.
-    bool is_joined(int64_t seq) const { return rows_of(seq) == 1 && seq_lens[seq] > 0 && chunks_of(seq) > 1; }
-    // How many pieces of work a sequence is: a head's chunk of a decode, or a head's tile of rows of a prompt.
-    int64_t pieces_of(int64_t seq) const {
-        int64_t rows = rows_of(seq);
-        if (rows == 0) return 0;
-        if (seq_lens[seq] == 0) return kv_heads;
-        return kv_heads * (rows == 1 ? chunks_of(seq) : (rows + positions_per_tile() - 1) / positions_per_tile());
-    }
-};
 
 template <class T>
 struct Operand {
@@ -89,37 +32,6 @@ template <>
 struct Operand<bf16> {
     using Type = bf16;
 };
-
-// Running maxima, sums and weighted values of rows: [rows], [rows, 16], whose sixteen add up, and [rows, width].
-struct Sums {
-    float* largest;
-    float* totals;
-    float* values;
-};
-
-// Multiplies all of a row's sums, [size], and adds what is `after` times those of `later`.
-inline void combine(float* sums, float factor, const float* later, float after, int64_t size) {
-    for (int64_t i = 0; i < size; i += 16)
-        store_vector(sums + i, load_vector<Floats>(sums + i) * factor + load_vector<Floats>(later + i) * after);
-}
-
-// Adds the later `chunk` to `all`, for `rows` rows.
-void join(const Sums& all, const Sums& chunk, int64_t rows, int64_t width) {
-    for (int64_t row = 0; row < rows; row++) {
-        if (chunk.largest[row] == MINUS_INFINITY) continue;
-        float largest = std::max(all.largest[row], chunk.largest[row]);
-        Floats factors = exp2_16(Floats{all.largest[row] - largest, chunk.largest[row] - largest});
-        all.largest[row] = largest;
-        combine(all.totals + 16 * row, factors[0], chunk.totals + 16 * row, factors[1], 16);
-        combine(all.values + row * width, factors[0], chunk.values + row * width, factors[1], width);
-    }
-}
-
-void clear(const Sums& sums, int64_t rows, int64_t width) {
-    std::fill_n(sums.largest, rows, MINUS_INFINITY);
-    std::fill_n(sums.totals, rows * 16, 0.0f);
-    std::fill_n(sums.values, rows * width, 0.0f);
-}
 
 inline void copy_row(bf16* to, const bf16* from, int64_t size) { std::memcpy(to, from, size * sizeof(bf16)); }
 template <class T>
@@ -201,41 +113,44 @@ struct Piece {
             find(scratch.next, tile + TILE);
         else
             after.find(scratch.next, after.first_tile());
-        pack_keys(scratch.keys, scratch.now.keys, scratch.next.keys, a->head_dim);
-        pack_values(scratch.values, scratch.now.values, scratch.next.values, a->head_dim);
-        int64_t size = a->head_dim;
-        float scale = (float)(a->soft_cap != 0.0 ? a->scale / a->soft_cap : a->scale * LOG2_E);
+        bool is_packed = rows() > IN_PLACE_ROWS;
+        if (is_packed) {
+            pack_keys(scratch.keys, scratch.now.keys, scratch.next.keys, a->head_dim);
+            pack_values(scratch.values, scratch.now.values, scratch.next.values, a->head_dim);
+        }
         if constexpr (HAS_SCALES<K>)
             for (int key = 0; key < TILE; key++) {
-                scratch.key_scales[key] = scale_of(scratch.now.keys[key], size) * scale;
-                scratch.value_scales[key] = scale_of(scratch.now.values[key], size);
+                scratch.key_scales[key] = scale_of(scratch.now.keys[key], a->head_dim) * score_scale();
+                scratch.value_scales[key] = scale_of(scratch.now.values[key], a->head_dim);
             }
         for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
-            for (int panel = 0; panel < TILE / PANEL; panel++) {
-                Floats scores[count][WIDE] = {};
-                add_product<count, WIDE>(scores, Inputs<C>{scratch.queries + first * size, size},
-                                         scratch.keys + panel * panel_size<WIDE, C>(size), size);
-                for (int row = 0; row < count; row++)
-                    for (int i = 0; i < WIDE; i++) {
-                        int at = panel * PANEL + 16 * i;
-                        Floats scales = splat(scale);
-                        if constexpr (HAS_SCALES<K>) scales = load_vector<Floats>(scratch.key_scales + at);
-                        store_vector(scratch.scores + row * TILE + at, scores[row][i] * scales);
-                    }
+            const C* queries = scratch.queries + first * a->head_dim;
+            float* values = sums.values + first * width();
+            if constexpr (count <= IN_PLACE_ROWS) {
+                if (!is_packed) {
+                    multiply_keys<count>(scratch.scores, queries, scratch.now.keys, scratch.next.keys, a->head_dim);
+                    soften_all<count>(scratch, first, tile, sums);
+                    multiply_values<count>(values, width(), scratch.probabilities, scratch.now.values, scratch.next.values,
+                                           a->head_dim);
+                    return;
+                }
             }
-            for (int row = 0; row < count; row++)
-                soften(scratch, row, first + row, tile, sums);
-            for (int64_t i = 0; i < width(); i += PANEL) {
-                Floats products[count][WIDE];
-                float* into = sums.values + first * width() + i;
-                for (int row = 0; row < count; row++)
-                    for (int k = 0; k < WIDE; k++) products[row][k] = load_vector<Floats>(into + row * width() + 16 * k);
-                add_product<count, WIDE>(products, Inputs<C>{scratch.probabilities, TILE},
-                                         scratch.values + i / PANEL * panel_size<WIDE, C>(TILE), TILE);
-                for (int row = 0; row < count; row++)
-                    for (int k = 0; k < WIDE; k++) store_vector(into + row * width() + 16 * k, products[row][k]);
-            }
+            for (int panel = 0; panel < TILE / PANEL; panel++)
+                multiply_panel<count>(scratch.scores + panel * PANEL, TILE, Inputs<C>{queries, a->head_dim},
+                                      scratch.keys + panel * panel_size<WIDE, C>(a->head_dim), a->head_dim, true);
+            soften_all<count>(scratch, first, tile, sums);
+            for (int64_t i = 0; i < width(); i += PANEL)
+                multiply_panel<count>(values + i, width(), Inputs<C>{scratch.probabilities, TILE},
+                                      scratch.values + i / PANEL * panel_size<WIDE, C>(TILE), TILE, false);
         });
+    }
+
+    // What scores are multiplied by before a soft cap, or before they are powers of 2.
+    float score_scale() const { return (float)(a->soft_cap != 0.0 ? a->scale / a->soft_cap : a->scale * LOG2_E); }
+
+    template <int ROWS>
+    void soften_all(Scratch<K, C>& scratch, int64_t first_row, int64_t tile, const Sums& sums) const {
+        for (int row = 0; row < ROWS; row++) soften(scratch, row, first_row + row, tile, sums);
     }
 
     // Turns the scores of a row, the one of that `index` in the scratch, into probabilities relative to the largest so far.
@@ -244,7 +159,9 @@ struct Piece {
         int64_t last = scratch.positions[row] - tile, first = a->first_key(scratch.positions[row]) - tile;
         Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
         for (int i = 0; i < TILE / 16; i++) {
-            Floats score = load_vector<Floats>(scratch.scores + index * TILE + 16 * i);
+            Floats scales = splat(score_scale());
+            if constexpr (HAS_SCALES<K>) scales = load_vector<Floats>(scratch.key_scales + 16 * i);
+            Floats score = load_vector<Floats>(scratch.scores + index * TILE + 16 * i) * scales;
             if (a->soft_cap != 0.0) score = tanh16(score) * (float)(a->soft_cap * LOG2_E);
             if (last < TILE - 1 || first > 0) {
                 Floats key = lanes + 16.0f * i;

@@ -39,43 +39,42 @@ void pack_keys(C* panels, const T* const (&keys)[TILE], const T* const (&next)[T
     }
 }
 
+// Sixteen words of a tile's values from element `at` on: those of one key as fp32, or of two as pairs of bf16.
+template <class C, class T>
+inline Words load_value_words(const T* const (&values)[TILE], int key, int64_t at) {
+    if constexpr (sizeof(C) == 4) {
+        return (Words)load16(values[key] + at);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+        Words low = widen(load_vector<Halves>(values[key] + at)), high = widen(load_vector<Halves>(values[key + 1] + at));
+        return low | high << 16;
+    } else {
+        return bf16_pairs(widen_codes(values[key] + at), widen_codes(values[key + 1] + at));
+    }
+}
+
 // Panels of a tile's values: the head's elements are the outputs, the keys the inputs. Asks for the next tile's values.
-inline void pack_values(bf16* panels, const bf16* const (&values)[TILE], const bf16* const (&next)[TILE], int64_t head_dim) {
-    for (int64_t key = 0; key < TILE; key += 2) {
-        const bf16 *even = values[key], *odd = values[key + 1];
+template <class T, class C>
+void pack_values(C* panels, const T* const (&values)[TILE], const T* const (&next)[TILE], int64_t head_dim) {
+    constexpr int64_t PER_WORD = 4 / sizeof(C), PER_LINE = 64 / sizeof(T);
+    for (int key = 0; key < TILE; key += PER_WORD)
         for (int64_t i = 0; i < head_dim; i += 16) {
-            Words low = widen(load_vector<Halves>(even + i)), high = widen(load_vector<Halves>(odd + i));
-            __builtin_prefetch(next[key + i / 16 % 2] + i / 32 * 32, 0, 2);  // 32 of each row: a line
-            bf16* panel = panels + i / PANEL * panel_size<WIDE, bf16>(TILE);
-            store_vector(panel + key * PANEL + i % PANEL * 2, low | high << 16);
+            if (i % PER_LINE == 0)
+                for (int each = 0; each < PER_WORD; each++) __builtin_prefetch(next[key + each] + i, 0, 2);
+            C* panel = panels + i / PANEL * panel_size<WIDE, C>(TILE);
+            store_vector(panel + key * PANEL + i % PANEL * PER_WORD, load_value_words<C>(values, key, i));
         }
-    }
 }
 
-// Codes as pairs of bf16.
-inline void pack_values(bf16* panels, const int8_t* const (&values)[TILE], const int8_t* const (&next)[TILE],
-                        int64_t head_dim) {
-    for (int64_t key = 0; key < TILE; key += 2) {
-        const int8_t *even = values[key], *odd = values[key + 1];
-        for (int64_t i = 0; i < head_dim; i += 16) {
-            if (i % 64 == 0) {  // a line of each row
-                __builtin_prefetch(next[key] + i, 0, 2);
-                __builtin_prefetch(next[key + 1] + i, 0, 2);
-            }
-            bf16* panel = panels + i / PANEL * panel_size<WIDE, bf16>(TILE);
-            store_vector(panel + key * PANEL + i % PANEL * 2, bf16_pairs(widen_codes(even + i), widen_codes(odd + i)));
-        }
-    }
-}
-
-template <class T>
-inline void pack_values(float* panels, const T* const (&values)[TILE], const T* const (&next)[TILE], int64_t head_dim) {
-    for (int64_t key = 0; key < TILE; key++)
-        for (int64_t i = 0; i < head_dim; i += 16) {
-            __builtin_prefetch(next[key] + i, 0, 2);
-            float* panel = panels + i / PANEL * panel_size<WIDE, float>(TILE);
-            store_vector(panel + key * PANEL + i % PANEL, load16(values[key] + i));
-        }
+// Adds the products of ROWS rows of inputs with a panel to rows of `sums`, `stride` apart; or stores them.
+template <int ROWS, class C>
+inline void multiply_panel(float* sums, int64_t stride, Inputs<C> x, const C* panel, int64_t inputs, bool is_first) {
+    Floats products[ROWS][WIDE] = {};
+    if (!is_first)
+        for (int row = 0; row < ROWS; row++)
+            for (int i = 0; i < WIDE; i++) products[row][i] = load_vector<Floats>(sums + row * stride + 16 * i);
+    add_product<ROWS, WIDE>(products, x, panel, inputs);
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < WIDE; i++) store_vector(sums + row * stride + 16 * i, products[row][i]);
 }
 
 // The scale of a row of codes, which follows its `head_dim` codes.
