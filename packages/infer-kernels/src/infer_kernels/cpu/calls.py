@@ -3,7 +3,8 @@
 A recorded step is a list of kernels and their arguments over fixed memory, as a CUDA graph is on a GPU:
 
     recording    an op writes its arguments down and computes nothing; what it returns lies in memory of the step
-    replay       one C call runs all kernels in one parallel region, with a barrier after each
+    replay       one C call runs all kernels in one parallel region, with a barrier after each; threads that wait there
+                 ask memory for the weights that they will read next
 
 A step has several numbers of rows: that of its tokens, which most kernels compute, and that of its sequences, which
 attention does. It is recorded with the most rows of each kind, and replayed with any smaller numbers.
@@ -29,7 +30,7 @@ from infer_kernels.cpu.library import Library, library
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """What kernels are compiled for, and what their names end in."""
 _ROWS = Struct("qP")
-_CALL = Struct("PP")
+_CALL = Struct("PPPqq")
 _SERIAL_WORK = 1 << 14
 """Elements up to which one thread is faster than the start of several."""
 
@@ -60,7 +61,7 @@ class CapturedStep:
         self.max_rows = max_rows
         self._library = loaded
         self._num_rows = (ctypes.c_int64 * len(max_rows))()
-        self._calls: list[tuple[int, bytes]] = []
+        self._calls: list[tuple[int, bytes, Tensor | None]] = []
         self._table = b""
         self._memory: list[mmap.mmap] = []
         self._free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
@@ -80,8 +81,13 @@ class CapturedStep:
                 yield
         finally:
             _this_thread.recorded = None
-        addresses = [(kernel, _address(arguments)) for kernel, arguments in self._calls]
-        self._table = b"".join(_CALL.pack(*call) for call in addresses)
+        table = []
+        upcoming = (0, 0, 0)  # the weights of the next dense layer: address, panels, bytes of each
+        for kernel, arguments, panels in reversed(self._calls):
+            table.append(_CALL.pack(kernel, _address(arguments), *upcoming))
+            if panels is not None:
+                upcoming = (panels.data_ptr(), len(panels), panels[0].nbytes)
+        self._table = b"".join(reversed(table))
 
     def replay(self, *num_rows: int) -> None:
         """Compute the step for the first `num_rows` rows of its inputs, a number for each kind of rows.
@@ -95,13 +101,13 @@ class CapturedStep:
         self._num_rows[:] = list(num_rows)
         self._library.run_calls(_address(self._table), len(self._calls), torch.get_num_threads())
 
-    def add(self, kernel: str, rows: int, arguments: bytes) -> None:
+    def add(self, kernel: str, rows: int, arguments: bytes, panels: Tensor | None) -> None:
         """Record a call."""
         if rows not in self.max_rows:
             expected = " or ".join(map(str, self.max_rows))
             raise NotCapturableError(f"`{kernel}` has {rows} rows where the step has {expected}")
         counter = ctypes.addressof(self._num_rows) + self.max_rows.index(rows) * ctypes.sizeof(ctypes.c_int64)
-        self._calls.append((self._library.address(kernel), _ROWS.pack(0, counter) + arguments))
+        self._calls.append((self._library.address(kernel), _ROWS.pack(0, counter) + arguments, panels))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return memory of the step, used again for another op when nothing refers to the tensor any longer."""
@@ -157,7 +163,9 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype) if recorded is None else recorded.empty(shape, dtype)
 
 
-def run(kernel: str, dtype: torch.dtype, rows: int, arguments: bytes, *, work: int) -> None:
+def run(
+    kernel: str, dtype: torch.dtype, rows: int, arguments: bytes, *, work: int, panels: Tensor | None = None
+) -> None:
     """Run or record `kernel` for `dtype`.
 
     Args:
@@ -166,10 +174,11 @@ def run(kernel: str, dtype: torch.dtype, rows: int, arguments: bytes, *, work: i
         rows: of the batch.
         arguments: the rest of its struct.
         work: elements that it reads; few are left to one thread.
+        panels: of a dense layer's weight. Threads of a recorded step that wait ask memory for the next layer's.
     """
     name = f"{kernel}_{DTYPES[dtype]}"
     if _this_thread.recorded is not None:
-        _this_thread.recorded.add(name, rows, arguments)
+        _this_thread.recorded.add(name, rows, arguments, panels)
         return
     if rows == 0:
         return

@@ -62,7 +62,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         weight.in_features,
         weight.out_features,
     )
-    run("linear", x.dtype, len(flat), arguments, work=weight.panels.numel())
+    run("linear", x.dtype, len(flat), arguments, work=weight.panels.numel(), panels=weight.panels)
     return out.view(*x.shape[:-1], weight.out_features)
 
 

@@ -61,7 +61,7 @@ def linear(x: Tensor, weight: PackedQuantizedWeight, bias: Tensor | None) -> Ten
         weight.out_features,
         *layout_arguments(weight),
     )
-    run("linear_quantized", x.dtype, len(flat), arguments, work=weight.panels.numel())
+    run("linear_quantized", x.dtype, len(flat), arguments, work=weight.panels.numel(), panels=weight.panels)
     return out.view(*x.shape[:-1], weight.out_features)
 
 

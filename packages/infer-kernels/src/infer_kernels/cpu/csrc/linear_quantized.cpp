@@ -43,7 +43,7 @@ void linear_quantized(const void* arguments, Team& team, int thread) {
     QuantizedLayer<T> layer{a.out, a.out_stride, a.panels, a.bias, a.outputs};
     int64_t cached = CACHED_BYTES / x.stride / MOST_QUANTIZED_ROWS * MOST_QUANTIZED_ROWS;
     int64_t row_block = std::max<int64_t>(4 * MOST_QUANTIZED_ROWS, cached);
-    for_panels(team, rows, row_block, (a.outputs + PANEL - 1) / PANEL,
+    for_panels(team, thread, rows, row_block, {a.panels, (a.outputs + PANEL - 1) / PANEL, panel_bytes},
                [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
                    const uint8_t* asked = next < 0 ? nullptr : a.panels + next * panel_bytes;
                    layer.multiply(a.layout, x, panel, asked, first_row, taken);
@@ -150,9 +150,8 @@ void embedding_quantized(const void* arguments, Team& team, int) {
                 zero = stored;
             }
             for (int64_t k = 0; k < size; k += 16) {
-                Floats values{};
-                for (int64_t i = 0; i < std::min<int64_t>(16, size - k); i++)
-                    values[i] = (float)(layout.code_at(at, lane, k + i) - zero);
+                Ints code = layout.codes_at(at, lane, k, std::min<int64_t>(16, layout.padded_inputs(group) - k));
+                Floats values = __builtin_convertvector(code - zero, Floats);
                 values = is_known ? values * scale * (float)a.scale : splat(__builtin_nanf(""));
                 store_some(out + first + k, values, size - k);
             }

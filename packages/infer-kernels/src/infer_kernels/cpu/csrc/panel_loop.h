@@ -12,19 +12,20 @@ constexpr int64_t SHARED_ROWS = 64;
 // Calls `use(panel, next, first_row, rows)` for every panel and every block of `row_block` rows, each in one thread; `next`
 // is the panel that the thread will want afterwards, or -1 if that is not known, or the same.
 template <class Use>
-static inline void for_panels(Team& team, int64_t rows, int64_t row_block, int64_t panels, Use use) {
-    int64_t taken = std::max<int64_t>(1, panels / (team.size * 8));
+static inline void for_panels(Team& team, int thread, int64_t rows, int64_t row_block, const Weights& weights, Use use) {
+    int64_t panels = weights.count, taken = weights.piece(team.size);
     int64_t pieces = (panels + taken - 1) / taken, items = (rows + row_block - 1) / row_block * pieces;
-    for (int64_t item = team.take(), next_item; item < items; item = next_item) {
+    auto take = [&] { return team.size + team.take(); };
+    for (int64_t item = thread, next_item; item < items; item = next_item) {
         // The next piece is taken early, to ask for its weights, but not near the end, where the other threads may be done.
         bool takes_early = item + 2 * team.size < items;
-        if (takes_early) next_item = team.take();
+        if (takes_early) next_item = take();
         int64_t first_row = item / pieces * row_block, first = item % pieces * taken;
         int64_t last = std::min(first + taken, panels) - 1, after = takes_early ? next_item % pieces * taken : last;
         for (int64_t panel = first; panel <= last; panel++) {
             int64_t next = panel < last ? panel + 1 : after;
             use(panel, next == panel ? -1 : next, first_row, std::min(row_block, rows - first_row));
         }
-        if (!takes_early) next_item = team.take();
+        if (!takes_early) next_item = take();
     }
 }

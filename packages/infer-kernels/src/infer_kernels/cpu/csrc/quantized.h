@@ -40,12 +40,25 @@ struct QuantizedLayout {
     }
     // The code of zero of weights without zeros.
     int32_t zero_code() const { return encoding == Encoding::INT8 ? 128 : encoding == Encoding::INT4 ? 8 : 12; }
-    // The code of an output's input, counted in its group, whose codes start `at`.
-    int32_t code_at(const uint8_t* at, int64_t output, int64_t input) const {
-        if (encoding == Encoding::INT8) return at[input / 4 * PANEL * 4 + output * 4 + input % 4];
-        uint8_t pair = at[input / 8 * PANEL * 4 + output * 4 + input % 4];
-        uint8_t half = input % 8 < 4 ? pair & 15 : pair >> 4;
-        return encoding == Encoding::INT4 ? half : E2M1_CODES[half];
+    // Codes of an output, whose group's codes start `at`: those of sixteen inputs from `first` on, a multiple of sixteen, or
+    // of eight where the group has no more.
+    Ints codes_at(const uint8_t* at, int64_t output, int64_t first, int64_t count) const {
+        int64_t per_word = encoding == Encoding::INT8 ? 4 : 8;
+        typedef uint8_t Codes __attribute__((vector_size(16)));
+        Codes codes{};
+        for (int64_t i = 0; i < count; i += per_word) {
+            uint32_t word;
+            std::memcpy(&word, at + (first + i) / per_word * PANEL * 4 + output * 4, 4);
+            if (encoding == Encoding::INT8) {
+                std::memcpy((uint8_t*)&codes + i, &word, 4);
+                continue;
+            }
+            uint32_t halves[2] = {word & 0x0f0f0f0fu, (word >> 4) & 0x0f0f0f0fu};
+            std::memcpy((uint8_t*)&codes + i, halves, 8);
+        }
+        if (encoding == Encoding::E2M1)
+            for (int i = 0; i < 16; i++) codes[i] = E2M1_CODES[codes[i]];
+        return __builtin_convertvector(codes, Ints);
     }
     int64_t code_bytes(int64_t codes) const { return encoding == Encoding::INT8 ? codes * PANEL : codes * PANEL / 2; }
     int64_t scale_bytes() const { return PANEL * 4 + (has_zeros ? PANEL * 2 : 0); }

@@ -10,6 +10,7 @@ namespace {
 struct Call {
     Kernel kernel;
     const void* arguments;
+    Weights upcoming;  // of the next dense layer
 };
 
 thread_local std::vector<float> shared;  // of the thread that runs a step, seen by its team
@@ -31,6 +32,7 @@ void run_calls(const Call* calls, int64_t count, int threads) {
         int thread = 0;
 #endif
         for (int64_t i = 0; i < count; i++) {
+            team.expect(calls[i].upcoming, thread);
             calls[i].kernel(calls[i].arguments, team, thread);
             if (i + 1 < count) team.barrier();
         }
@@ -38,7 +40,7 @@ void run_calls(const Call* calls, int64_t count, int threads) {
 }
 
 void run_call(Kernel kernel, const void* arguments, int threads) {
-    Call call{kernel, arguments};
+    Call call{kernel, arguments, {}};
     run_calls(&call, 1, threads);
 }
 

@@ -10,6 +10,16 @@
 #include <immintrin.h>
 #endif
 
+// What a dense layer reads of memory: panels of weights, one after another.
+struct Weights {
+    const uint8_t* panels;  // null: none
+    int64_t count;
+    int64_t panel_bytes;
+
+    // How many panels a thread takes at a time.
+    int64_t piece(int threads) const { return std::max<int64_t>(1, count / (threads * 8)); }
+};
+
 class Team {
    public:
     explicit Team(std::vector<float>& shared) : shared(shared) {}
@@ -19,6 +29,14 @@ class Team {
 
     // Hands out the numbers from 0 on, each to one thread, since the last barrier.
     int64_t take(int64_t count = 1) { return next_.fetch_add(count, std::memory_order_relaxed); }
+
+    // Says which weights this thread will read next: while it waits at barriers it asks memory for its first piece of them.
+    void expect(const Weights& weights, int thread) {
+        if (weights.panels == expected_.panels) return;
+        int64_t bytes = weights.panels ? weights.piece(size) * weights.panel_bytes : 0;
+        const uint8_t* from = weights.panels + thread * bytes;
+        expected_ = {weights.panels, from, from + std::min(bytes, MOST_EXPECTED_BYTES)};
+    }
 
     // Waits for all threads. The one that comes last resets what `take` hands out.
     void barrier() {
@@ -34,7 +52,10 @@ class Team {
             return;
         }
         for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
-            if (spins < 4096) {
+            if (expected_.from < expected_.end) {
+                __builtin_prefetch(expected_.from, 0, 2);
+                expected_.from += LINE;
+            } else if (spins < 4096) {
 #if defined(__x86_64__)
                 _mm_pause();
 #endif
@@ -53,6 +74,14 @@ class Team {
     }
 
    private:
+    static constexpr int64_t LINE = 64;
+    static constexpr int64_t MOST_EXPECTED_BYTES = 1 << 19;  // of a core's own cache
+
+    struct Expected {
+        const uint8_t *panels, *from, *end;
+    };
+
+    static inline thread_local Expected expected_{};
     alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> round_{0};
