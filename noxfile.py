@@ -59,9 +59,9 @@ def tests(session: nox.Session, package: str) -> None:
 
 @nox.session
 def tests_full(session: nox.Session) -> None:
-    """What `tests` leaves out: whole grids of cases, long runs, and eight times the examples for every property."""
+    """What `tests` leaves out: more of the grids of cases, long runs, eight times the examples for every property."""
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
-    left_out = ("-m", "full or hypothesis")
+    left_out = ("-m", "(full or hypothesis) and not exhaustive")
     profile = {"HYPOTHESIS_PROFILE": "full"}
     run_tests(session, *left_out, INTERPRETER_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
     run_tests(session, *left_out, "packages", "tests", "benchmarks/tests", f"--ignore={INTERPRETER_TESTS}", env=profile)
@@ -84,7 +84,7 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def tests_long(session: nox.Session) -> None:
-    """All tests, with a hundred times the examples for every property."""
+    """All tests, whole grids of cases included, with a hundred times the examples for every property."""
     sync(session, "--group", "test", "--group", "server-test")
     profile = {"HYPOTHESIS_PROFILE": "long"}
     session.run(*PYTEST, "--timeout=3600", *session.posargs, env=profile)

@@ -2,7 +2,9 @@
 
 Most faults show with one value of one parameter, or with two values of two. A pairwise covering has every pair of
 values of every two parameters, in about as many combinations as the two longest axes multiply to. The rest of the grid
-is marked `full`: `pytest -m "not full"` leaves it out.
+is marked `full`: `pytest -m "not full"` leaves it out. Of a large grid most combinations are marked `exhaustive` too:
+`nox -s tests_full` takes a fifth, spread evenly (a fractional factorial design: Box, Hunter and Hunter, "Statistics for
+Experimenters", chapter 6), and `nox -s tests_long` all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +12,11 @@ from itertools import product
 
 import pytest
 from allpairspy import AllPairs  # type: ignore[import-untyped]  # the package has no types
+
+LARGE_GRID = 200
+"""Combinations from which on a grid is large."""
+SHARE = 5
+"""One of so many combinations of a large grid is not exhaustive: those whose indices add up to a multiple."""
 
 
 def parametrize_pairwise(**axes: Sequence[object]) -> pytest.MarkDecorator:
@@ -47,9 +54,12 @@ def _parametrize(axes: Mapping[str, Sequence[object]], covering: Iterable[tuple[
     """Parametrize by the whole grid; `covering` are the combinations of the quick run, as indices of values."""
     quick = set(covering)
     params = []
-    for indices in product(*(range(len(values)) for values in axes.values())):
+    grid = list(product(*(range(len(values)) for values in axes.values())))
+    for indices in grid:
         values = [values[index] for values, index in zip(axes.values(), indices, strict=True)]
-        marks = () if indices in quick else (pytest.mark.full,)
+        marks: list[pytest.MarkDecorator] = [] if indices in quick else [pytest.mark.full]
+        if marks and len(grid) >= LARGE_GRID and sum(indices) % SHARE:
+            marks.append(pytest.mark.exhaustive)
         params.append(pytest.param(*values, id="-".join(map(_name, values)), marks=marks))
     return pytest.mark.parametrize(tuple(axes), params)
 
