@@ -58,7 +58,7 @@ void linear(const void* arguments, Team& team, int thread) {
     int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
     int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
     const T* tiles = arrange_inputs(a, rows, row_block, team, thread);
-    for_panels(team, thread, rows, row_block, {nullptr, (layer.outputs + PANEL - 1) / PANEL, 0},
+    for_panels(team, thread, rows, row_block, (layer.outputs + PANEL - 1) / PANEL,
                [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
                    multiply_panel(layer, tiles, panel, next < 0 ? nullptr : layer.panel(next), first_row, taken);
                });

@@ -43,7 +43,7 @@ void linear_quantized(const void* arguments, Team& team, int thread) {
     QuantizedLayer<T> layer{a.out, a.out_stride, a.panels, a.bias, a.outputs};
     int64_t cached = CACHED_BYTES / x.stride / MOST_QUANTIZED_ROWS * MOST_QUANTIZED_ROWS;
     int64_t row_block = std::max<int64_t>(4 * MOST_QUANTIZED_ROWS, cached);
-    for_panels(team, thread, rows, row_block, {a.panels, (a.outputs + PANEL - 1) / PANEL, panel_bytes},
+    for_panels(team, thread, rows, row_block, (a.outputs + PANEL - 1) / PANEL,
                [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
                    const uint8_t* asked = next < 0 ? nullptr : a.panels + next * panel_bytes;
                    layer.multiply(a.layout, x, panel, asked, first_row, taken);

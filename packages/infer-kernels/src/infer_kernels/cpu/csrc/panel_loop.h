@@ -12,8 +12,8 @@ constexpr int64_t SHARED_ROWS = 64;
 // Calls `use(panel, next, first_row, rows)` for every panel and every block of `row_block` rows, each in one thread; `next`
 // is the panel that the thread will want afterwards, or -1 if that is not known, or the same.
 template <class Use>
-static inline void for_panels(Team& team, int thread, int64_t rows, int64_t row_block, const Weights& weights, Use use) {
-    int64_t panels = weights.count, taken = weights.piece(team.size);
+static inline void for_panels(Team& team, int thread, int64_t rows, int64_t row_block, int64_t panels, Use use) {
+    int64_t taken = team.panels_of_piece(panels);
     int64_t pieces = (panels + taken - 1) / taken, items = (rows + row_block - 1) / row_block * pieces;
     auto take = [&] { return team.size + team.take(); };
     for (int64_t item = thread, next_item; item < items; item = next_item) {

@@ -15,9 +15,6 @@ struct Weights {
     const uint8_t* panels;  // null: none
     int64_t count;
     int64_t panel_bytes;
-
-    // How many panels a thread takes at a time.
-    int64_t piece(int threads) const { return std::max<int64_t>(1, count / (threads * 8)); }
 };
 
 class Team {
@@ -30,10 +27,13 @@ class Team {
     // Hands out the numbers from 0 on, each to one thread, since the last barrier.
     int64_t take(int64_t count = 1) { return next_.fetch_add(count, std::memory_order_relaxed); }
 
+    // How many of a layer's panels a thread takes at a time; the first such piece is that of thread 0, and so on.
+    int64_t panels_of_piece(int64_t panels) const { return std::max<int64_t>(1, panels / (size * 8)); }
+
     // Says which weights this thread will read next: while it waits at barriers it asks memory for its first piece of them.
     void expect(const Weights& weights, int thread) {
         if (weights.panels == expected_.panels) return;
-        int64_t bytes = weights.panels ? weights.piece(size) * weights.panel_bytes : 0;
+        int64_t bytes = panels_of_piece(weights.count) * weights.panel_bytes;
         const uint8_t* from = weights.panels + thread * bytes;
         expected_ = {weights.panels, from, from + std::min(bytes, MOST_EXPECTED_BYTES)};
     }
