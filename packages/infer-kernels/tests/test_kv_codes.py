@@ -202,6 +202,27 @@ def test_int8_bits_do_not_depend_on_chunks_or_company(cut: int, seed: int) -> No
     assert torch.equal(torch.cat([first, second, alone]), whole)
 
 
+@parametrize_pairwise(dtype=DTYPES, group=[1, 2, 3, 4, 5], head_dim=[16, 48, 80, 128])
+def test_a_decode_over_int8_has_the_bits_of_its_row_in_a_prompt(dtype: torch.dtype, group: int, head_dim: int) -> None:
+    batch = random_paged_batch([(70, 70)], q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=8, dtype=dtype)
+    k_cache, v_cache = (encode_rows(cache, torch.int8, 1.0) for cache in (batch.k_cache, batch.v_cache))
+
+    def attend(first: int, stop: int) -> Tensor:
+        plan = plan_attention(
+            query_start=torch.tensor([0, stop - first], dtype=torch.int32),
+            seq_lens=torch.tensor([stop], dtype=torch.int32),
+            block_table=batch.block_table,
+            block_size=8,
+            device="cpu",
+            batch_invariant=True,
+        )
+        return paged_attention(batch.q[first:stop], k_cache, v_cache, plan, scale=0.25)
+
+    whole = attend(0, 70)
+    for row in (0, 63, 64, 69):
+        assert torch.equal(attend(row, row + 1)[0], whole[row])
+
+
 def test_rows_of_int8_without_room_for_a_scale_are_refused() -> None:
     cache, other = (torch.zeros(2, 1, 4, width, dtype=torch.int8) for width in (4, 16))
     rows = torch.zeros(1, 1, 16)

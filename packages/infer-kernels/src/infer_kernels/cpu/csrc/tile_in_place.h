@@ -1,5 +1,5 @@
-// Products of a few rows with a tile's keys and values where they lie. Packing them takes longer than to multiply so few
-// rows. Every sum is the same chain as over a packed tile, so that its bits are.
+// Products of a few rows with a tile's keys and values where they lie: packing a tile takes longer than multiplying so few
+// rows. Each sum adds its terms in the order of a packed tile, so its bits are the same.
 #pragma once
 
 #include "tile.h"
@@ -68,13 +68,13 @@ template <int ROWS, class T, class C>
 void multiply_values(float* sums, int64_t stride, const C* probabilities, const T* const (&values)[TILE],
                      const T* const (&next)[TILE], int64_t head_dim) {
     constexpr int64_t PER_WORD = 4 / sizeof(C), PER_LINE = 64 / sizeof(T);
-    constexpr int MOST = 16 / ROWS;  // vectors of a row's sums that stay in registers
+    constexpr int TOGETHER = 4;  // vectors of each row's sums: chains that do not wait for each other
     auto add = [&](int64_t first, auto vectors) {
         Floats chains[ROWS][vectors];
         for (int row = 0; row < ROWS; row++)
             for (int i = 0; i < vectors; i++) chains[row][i] = load_vector<Floats>(sums + row * stride + first + 16 * i);
         for (int key = 0; key < TILE; key += PER_WORD) {
-#pragma GCC unroll 16
+#pragma GCC unroll 4
             for (int i = 0; i < vectors; i++) {
                 Words word = load_value_words<C>(values, key, first + 16 * i);
                 if (16 * i % PER_LINE == 0)
@@ -88,7 +88,7 @@ void multiply_values(float* sums, int64_t stride, const C* probabilities, const 
             for (int i = 0; i < vectors; i++) store_vector(sums + row * stride + first + 16 * i, chains[row][i]);
     };
     int64_t first = 0;
-    for (; first + 16 * MOST <= head_dim; first += 16 * MOST) add(first, std::integral_constant<int, MOST>{});
+    for (; first + 16 * TOGETHER <= head_dim; first += 16 * TOGETHER) add(first, std::integral_constant<int, TOGETHER>{});
     for (; first < head_dim; first += 16) add(first, std::integral_constant<int, 1>{});
 }
 
