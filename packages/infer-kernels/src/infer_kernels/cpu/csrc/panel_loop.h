@@ -10,7 +10,8 @@ constexpr int64_t CACHED_BYTES = 1 << 19;
 constexpr int64_t SHARED_ROWS = 64;
 
 // Calls `use(panel, next, first_row, rows)` for every panel and every block of `row_block` rows, each in one thread; `next`
-// is the panel that the thread will want afterwards, or -1 if that is not known, or the same.
+// is the panel that the thread will want afterwards, or -1 if that is not known, or the same. A thread's first piece is that
+// of its number, which `Team::prefetch_at_barriers` relies on.
 template <class Use>
 static inline void for_panels(Team& team, int thread, int64_t rows, int64_t row_block, int64_t panels, Use use) {
     int64_t taken = team.panels_of_piece(panels);

@@ -40,8 +40,8 @@ struct QuantizedLayout {
     }
     // The code of zero of weights without zeros.
     int32_t zero_code() const { return encoding == Encoding::INT8 ? 128 : encoding == Encoding::INT4 ? 8 : 12; }
-    // Codes of an output, whose group's codes start `at`: those of sixteen inputs from `first` on, a multiple of sixteen, or
-    // of eight where the group has no more.
+    // The codes of an output's inputs from `first` on, a multiple of 16, in the group whose codes start `at`: `count` of them,
+    // at most 16 and a multiple of 8; the others mean nothing.
     Ints codes_at(const uint8_t* at, int64_t output, int64_t first, int64_t count) const {
         int64_t per_word = encoding == Encoding::INT8 ? 4 : 8;
         typedef uint8_t Codes __attribute__((vector_size(16)));

@@ -32,7 +32,7 @@ void run_calls(const Call* calls, int64_t count, int threads) {
         int thread = 0;
 #endif
         for (int64_t i = 0; i < count; i++) {
-            team.expect(calls[i].upcoming, thread);
+            team.prefetch_at_barriers(calls[i].upcoming, thread);
             calls[i].kernel(calls[i].arguments, team, thread);
             if (i + 1 < count) team.barrier();
         }

@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #endif
 
-// What a dense layer reads of memory: panels of weights, one after another.
+// The weights of a dense layer, panel after panel.
 struct Weights {
     const uint8_t* panels;  // null: none
     int64_t count;
@@ -27,15 +27,15 @@ class Team {
     // Hands out the numbers from 0 on, each to one thread, since the last barrier.
     int64_t take(int64_t count = 1) { return next_.fetch_add(count, std::memory_order_relaxed); }
 
-    // How many of a layer's panels a thread takes at a time; the first such piece is that of thread 0, and so on.
+    // How many of a layer's panels a thread takes at a time.
     int64_t panels_of_piece(int64_t panels) const { return std::max<int64_t>(1, panels / (size * 8)); }
 
-    // Says which weights this thread will read next: while it waits at barriers it asks memory for its first piece of them.
-    void expect(const Weights& weights, int thread) {
-        if (weights.panels == expected_.panels) return;
+    // From now on this thread prefetches, while it waits at barriers, its first piece of the weights that it will read next.
+    void prefetch_at_barriers(const Weights& weights, int thread) {
+        if (weights.panels == prefetched_.panels) return;
         int64_t bytes = panels_of_piece(weights.count) * weights.panel_bytes;
         const uint8_t* from = weights.panels + thread * bytes;
-        expected_ = {weights.panels, from, from + std::min(bytes, MOST_EXPECTED_BYTES)};
+        prefetched_ = {weights.panels, from, from + std::min(bytes, MOST_PREFETCHED_BYTES)};
     }
 
     // Waits for all threads. The one that comes last resets what `take` hands out.
@@ -52,9 +52,9 @@ class Team {
             return;
         }
         for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
-            if (expected_.from < expected_.end) {
-                __builtin_prefetch(expected_.from, 0, 2);
-                expected_.from += LINE;
+            if (prefetched_.from < prefetched_.end) {
+                __builtin_prefetch(prefetched_.from, 0, 2);
+                prefetched_.from += LINE;
             } else if (spins < 4096) {
 #if defined(__x86_64__)
                 _mm_pause();
@@ -75,13 +75,13 @@ class Team {
 
    private:
     static constexpr int64_t LINE = 64;
-    static constexpr int64_t MOST_EXPECTED_BYTES = 1 << 19;  // of a core's own cache
+    static constexpr int64_t MOST_PREFETCHED_BYTES = 1 << 19;  // of a core's own cache
 
-    struct Expected {
+    struct Prefetched {
         const uint8_t *panels, *from, *end;
     };
 
-    static inline thread_local Expected expected_{};
+    static inline thread_local Prefetched prefetched_{};
     alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> round_{0};

@@ -169,7 +169,8 @@ static inline Ints widen_codes(const int8_t* at) {
 #endif
 }
 
-// The nearest whole number, ties to even; never one operation with the product that made `value`, which would round once.
+// The nearest whole number, ties to even. Adding and subtracting 1.5 * 2^23 would do as well, but compilers make one
+// operation of that and a product before it, which is then not rounded.
 static inline Floats nearest_whole(Floats value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
