@@ -4,7 +4,7 @@ Most faults show with one value of one parameter, or with two values of two. A p
 values of every two parameters, in about as many combinations as the two longest axes multiply to. The rest of the grid
 is marked `full`: `pytest -m "not full"` leaves it out. Of a large grid most combinations are marked `exhaustive` too:
 `nox -s tests_full` takes a fifth, spread evenly (a fractional factorial design: Box, Hunter and Hunter, "Statistics for
-Experimenters", chapter 6), and `nox -s tests_long` all.
+Experimenters", 2nd edition, chapter 6), and `nox -s tests_long` all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
