@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_kernels.cpu import library
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 
 Serve = Callable[..., AbstractContextManager[Any]]
 
@@ -53,7 +53,7 @@ def test_kernels_can_be_switched_off(
     assert line.endswith("INFO infer_kernels: CPU kernels are off (INFER_CPU_KERNELS); plain PyTorch computes")
 
 
-@pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+@needs_cpu_kernels
 def test_a_first_start_compiles_and_says_so_and_a_second_does_not(
     serve: Serve, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

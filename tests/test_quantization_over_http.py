@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from infer_engine.testing.models import VOCAB_SIZE, greedy_tokens, random_prompt
-from infer_kernels.cpu import library
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models.testing import QUANTIZED_CHECKPOINTS, save_quantized, save_tiny, save_tiny_tokenizer
 
 PROMPT = random_prompt(17)
@@ -22,7 +22,6 @@ KINDS = [
     pytest.param(kind, marks=() if kind in ONE_OF_EACH_METHOD else pytest.mark.full) for kind in QUANTIZED_CHECKPOINTS
 ]
 Serve = Callable[..., AbstractContextManager[Any]]
-needs_kernels = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
 
 
 def complete(url: str, **fields: Any) -> Any:
@@ -72,7 +71,7 @@ def test_a_quantized_checkpoint_is_served(kind: str, tmp_path: Path, serve: Serv
         assert len(complete(server.url, max_tokens=NUM_TOKENS).choices[0].text) > 0
 
 
-@needs_kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize(("quantization", "within"), [("int8", 0.1), ("int4", 1.0)])
 def test_a_plain_checkpoint_is_quantized_while_it_is_read(
     quantization: str, within: float, tmp_path: Path, serve: Serve

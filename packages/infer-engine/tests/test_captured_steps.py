@@ -15,10 +15,10 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import collect, tokens_of
 from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, ModelEngine, random_prompt, sound_tokens
-from infer_kernels.cpu import library
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_kernels.testing.pairwise import parametrize_one_in_all_ways
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+pytestmark = needs_cpu_kernels
 
 LITTLE_MEMORY: dict[str, Any] = {"block_size": 2, "num_kv_blocks": 34, "max_seq_len": 60, "kv_reserve": 0.0}
 SWITCHES: dict[str, dict[str, Any]] = {

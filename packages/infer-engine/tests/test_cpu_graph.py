@@ -13,11 +13,12 @@ from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.testing.models import FAMILIES
 from infer_kernels import KVSlots, plan_attention
-from infer_kernels.cpu import NotCapturableError, library
+from infer_kernels.cpu import NotCapturableError
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, load_model
 from infer_models.testing import save_tiny_nanogpt
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no CPU kernels")
+pytestmark = needs_cpu_kernels
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 MAX_SEQ_LEN = 32

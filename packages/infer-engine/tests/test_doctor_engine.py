@@ -20,6 +20,7 @@ from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import ALL_FAMILIES
 from infer_kernels import paged_attention
 from infer_kernels.cpu import library
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_kernels.testing.pairwise import parametrize_each_value
 from infer_models import ModelConfig
 from infer_models.testing import save_tiny_nanogpt
@@ -76,7 +77,7 @@ def spoiled_after_the_first(right: Callable[[SmallModel], Any]) -> Callable[[Sma
     return answer_again
 
 
-@pytest.mark.skipif(library() is None, reason="no C++ kernels, so no step is captured")
+@needs_cpu_kernels
 def test_a_captured_step_with_other_bits_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class OtherEngine(RecordedEngine):
         def answer(self, prompts: Any, *, num_tokens: int) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infer_kernels.cpu import library
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FOLDER = Path(__file__).parent / "interpreter"
@@ -34,13 +34,9 @@ def plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infer_kernels.dispatch.library", lambda: None)
 
 
-@pytest.fixture(params=["c++", "pytorch"], scope="module")
+@pytest.fixture(params=[pytest.param("c++", marks=needs_cpu_kernels), "pytorch"], scope="module")
 def cpu_path(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Ops on a CPU compute with C++ kernels, where they can be compiled, and with plain PyTorch."""
-    if request.param == "c++" and library() is None:
-        pytest.skip(
-            "no CPU kernels: no compiler, or switched off; `test_cpu_build.py` fails if they cannot be compiled"
-        )
+    """Ops on a CPU compute with C++ kernels and with plain PyTorch."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "pytorch":
             patch.setattr("infer_kernels.dispatch.library", lambda: None)

@@ -25,10 +25,11 @@ from infer_kernels import (
     row_width,
     silu_and_mul,
 )
-from infer_kernels.cpu import CapturedStep, NotCapturableError, library
+from infer_kernels.cpu import CapturedStep, NotCapturableError
 from infer_kernels.testing.batches import random_paged_batch, random_sinks
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+pytestmark = needs_cpu_kernels
 MAX_ROWS, HIDDEN, WIDTH = 20, 48, 80
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from infer_kernels.cpu import build as building
 from infer_kernels.cpu.build import Build, BuildError, build, cache_folder, find_compiler
+from infer_kernels.testing.cpu_kernels import has_cpu_kernels
 
 USE = """
 import logging, torch
@@ -178,6 +179,17 @@ def test_kernels_can_be_switched_off() -> None:
 
 def test_fewer_threads_than_asked_for_compute_alike() -> None:
     run(OMP_THREAD_LIMIT="1", OMP_NUM_THREADS="4")
+
+
+def test_tests_are_skipped_without_a_compiler_and_not_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infer_kernels.testing.cpu_kernels.library", lambda: None)
+    monkeypatch.setattr("infer_kernels.testing.cpu_kernels.is_switched_off", lambda: False)
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "")
+    assert not has_cpu_kernels()
+    monkeypatch.setenv("CXX", sys.executable)
+    with pytest.raises(RuntimeError, match="did not compile"):
+        has_cpu_kernels()
 
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is installed")

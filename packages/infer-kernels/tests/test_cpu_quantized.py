@@ -17,14 +17,15 @@ from infer_kernels import (
     quantize_int4,
     quantize_int8,
 )
-from infer_kernels.cpu import CapturedStep, PackedQuantizedWeight, library
+from infer_kernels.cpu import CapturedStep, PackedQuantizedWeight
 from infer_kernels.quantization import Encoding
 from infer_kernels.quantization.quantized_rows import linear_quantized_rows_reference, quantize_rows_reference
 from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_kernels.testing.quantized_weights import random_quantized
 from infer_kernels.testing.threads import torch_threads
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+pytestmark = needs_cpu_kernels
 CPU = torch.device("cpu")
 ENCODINGS: tuple[Encoding, ...] = ("int8", "int4", "e2m1")
 SHAPES = ((1, 8), (37, 200), (64, 64), (33, 129), (96, 1024))

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from infer_kernels import fused_moe, linear, moe_router, prepack, prepack_experts
-from infer_kernels.cpu import CapturedStep, PackedExperts, PackedWeight, library
+from infer_kernels.cpu import CapturedStep, PackedExperts, PackedWeight
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_kernels.testing.experts import random_experts
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+pytestmark = needs_cpu_kernels
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MAX_ROWS = 230  # more than a block of rows for each expert
 SIZES: dict[str, Any] = {"experts": 4, "experts_per_token": 2, "hidden": 48, "intermediate": 40}

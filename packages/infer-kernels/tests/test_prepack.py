@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from infer_kernels import linear, linear_invariant, prepack
-from infer_kernels.cpu import PackedWeight, library
+from infer_kernels.cpu import PackedWeight
 from infer_kernels.reference import linear_invariant_reference
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_kernels.testing.threads import torch_threads
 
-needs_kernels = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
@@ -19,7 +19,7 @@ def layer(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[Tens
     return (torch.randn(out_features, in_features) / in_features**0.5).to(dtype), torch.randn(out_features).to(dtype)
 
 
-@needs_kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (31, 33), (32, 64), (80, 7), (576, 1536)])
 @pytest.mark.parametrize("rows", [0, 1, 2, 12, 13, 64, 200])
@@ -34,7 +34,7 @@ def test_a_prepacked_layer_equals_the_reference(
         torch.testing.assert_close(actual, expected, atol=tolerance * 2, rtol=tolerance)
 
 
-@needs_kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, threads: int) -> None:
@@ -47,14 +47,14 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, threads: int
     assert torch.equal(linear_invariant(x, packed, bias), whole)
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_leading_dimensions_and_strides_are_kept() -> None:
     weight, _ = layer(8, 32, torch.bfloat16)
     x = torch.randn(7, 3, 64).bfloat16().transpose(0, 1)[..., :32]
     torch.testing.assert_close(linear(x, prepack(weight)), linear(x, weight), atol=2e-2, rtol=2e-2)
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_a_prepacked_weight_is_checked_like_any_other() -> None:
     weight, bias = layer(48, 32, torch.bfloat16)
     packed = prepack(weight)
@@ -67,7 +67,7 @@ def test_a_prepacked_weight_is_checked_like_any_other() -> None:
         linear(torch.randn(2, 32).bfloat16(), packed, bias[:47])
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_one_copy_of_a_weight_is_as_large_as_the_weight() -> None:
     packed = prepack(layer(64, 128, torch.bfloat16)[0])
     assert isinstance(packed, PackedWeight)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from infer_kernels.cpu.library import library
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
 from infer_models.config.wrappers import TEXT_DEFAULTS
 from infer_models.mxfp4 import read_mxfp4
@@ -246,7 +246,7 @@ def test_experts_in_mxfp4_are_dequantized_on_every_rank(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, logits_of_twin(twin), rtol=0, atol=1e-4)
 
 
-@pytest.mark.skipif(library() is None, reason="no CPU kernels here")
+@needs_cpu_kernels
 def test_experts_in_mxfp4_stay_so_on_every_rank_where_kernels_multiply_by_them(tmp_path: Path) -> None:
     expected = logits_of_twin(save_mxfp4(tmp_path))
     dense: Any = load(tmp_path, quantization="none").get_submodule("model.layers.1.mlp.experts")

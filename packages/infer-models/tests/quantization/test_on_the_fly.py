@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from infer_kernels import quantize_int4, quantize_int8
-from infer_kernels.cpu import PackedQuantizedExperts, PackedQuantizedWeight, library
+from infer_kernels.cpu import PackedQuantizedExperts, PackedQuantizedWeight
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, load_model, save_model
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_quantized, save_tiny
@@ -19,7 +20,6 @@ from infer_models.testing.ranks import run_ranks
 
 CPU = torch.device("cpu")
 IDS = torch.randint(3, 60, (24,), generator=torch.Generator().manual_seed(1))
-needs_kernels = pytest.mark.skipif(library() is None, reason="no CPU kernels here")
 
 
 def load(folder: Path, quantization: Any, **how: Any) -> CausalLM:
@@ -40,7 +40,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-@needs_kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_every_family_computes_nearly_the_same(tmp_path: Path, family: str) -> None:
     save_tiny(family, tmp_path)
@@ -53,7 +53,7 @@ def test_every_family_computes_nearly_the_same(tmp_path: Path, family: str) -> N
         assert relative_error(logits_of(model), logits_of(plain)) < allowed, quantization
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_products_are_quantized_and_vectors_and_routers_are_not(tmp_path: Path) -> None:
     save_tiny("qwen3_moe", tmp_path)
     model = load(tmp_path, "int4")
@@ -69,7 +69,7 @@ def test_products_are_quantized_and_vectors_and_routers_are_not(tmp_path: Path) 
     assert isinstance(experts.gate_up_proj, PackedQuantizedExperts)
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_the_numbers_are_those_of_quantizing_the_whole(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     plain, int8, int4 = (load(tmp_path, quantization) for quantization in ("none", "int8", "int4"))
@@ -79,7 +79,7 @@ def test_the_numbers_are_those_of_quantizing_the_whole(tmp_path: Path) -> None:
     assert torch.equal(weight_of(int4, name).dequantize(), quantize_int4(whole, group_size=128).dequantize())
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path, tie_word_embeddings=True)
     model = load(tmp_path, "int8")
@@ -91,7 +91,7 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     assert relative_error(logits_of(model), before) < 0.05
 
 
-@needs_kernels
+@needs_cpu_kernels
 @pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe", "gpt_oss"])
 def test_ranks_hold_their_parts(tmp_path: Path, family: str) -> None:
     save_tiny(family, tmp_path)
@@ -106,7 +106,7 @@ def test_ranks_hold_their_parts(tmp_path: Path, family: str) -> None:
     assert relative_error(logits, plain) < (0.05 if family in ("llama", "phi3") else 0.5)  # other experts are chosen
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_random_weights_are_those_of_the_plain_model(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     plain = load(tmp_path, "none", load_format="dummy")
@@ -116,7 +116,7 @@ def test_random_weights_are_those_of_the_plain_model(tmp_path: Path) -> None:
         assert torch.equal(weight_of(model, name).dequantize(), expected)
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     model = load(tmp_path, "int4", dtype=torch.bfloat16)
@@ -126,7 +126,7 @@ def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([model.logits(row[None]) for row in hidden]), whole)
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_a_quantized_model_cannot_be_saved(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path / "model")
     with pytest.raises(ValueError, match="quantized weights cannot be saved"):
@@ -140,7 +140,7 @@ def test_what_no_kernel_multiplies_is_refused(tmp_path: Path, monkeypatch: pytes
         load(tmp_path, "int8")
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_fp8_on_a_cpu_is_refused_with_what_to_use(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     with pytest.raises(ValueError, match=r"`quantization` is `fp8`, but no kernel for cpu .* use `int8` or `int4`"):
@@ -181,7 +181,7 @@ print(peak_bytes() - before - sum(held.values()), sum(held.values()))
 """
 
 
-@needs_kernels
+@needs_cpu_kernels
 def test_quantizing_takes_little_more_memory_than_the_quantized_weights(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     save_tiny("llama", small, dtype=torch.bfloat16)
