@@ -4,7 +4,7 @@ A recorded step is a list of kernels and their arguments over fixed memory, as a
 
     recording    an op writes its arguments down and computes nothing; what it returns lies in memory of the step
     replay       one C call runs all kernels in one parallel region, with a barrier after each; threads that wait there
-                 ask memory for the weights that they will read next
+                 prefetch weights of the next dense layer
 
 A step has several numbers of rows: that of its tokens, which most kernels compute, and that of its sequences, which
 attention does. It is recorded with the most rows of each kind, and replayed with any smaller numbers.
@@ -174,7 +174,7 @@ def run(
         rows: of the batch.
         arguments: the rest of its struct.
         work: elements that it reads; few are left to one thread.
-        panels: of a dense layer's weight. Threads of a recorded step that wait ask memory for the next layer's.
+        panels: of a dense layer's weight, which threads of a recorded step prefetch while they wait.
     """
     name = f"{kernel}_{DTYPES[dtype]}"
     if _this_thread.recorded is not None:
