@@ -69,8 +69,42 @@ struct GroupScales {
             for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(at + PANEL * 4 + 32 * i));
     }
 
-    Floats scaled(Ints sum, int32_t x_sum, int part) const {
-        return __builtin_convertvector(sum - zeros[part] * x_sum, Floats) * scales[part];
+    // Adds a group's sums times their scales.
+    Floats add_scaled(Floats total, Ints sum, int32_t x_sum, int part) const {
+        return multiply_add(__builtin_convertvector(sum - zeros[part] * x_sum, Floats), scales[part], total);
+    }
+};
+
+// The words of a row's outliers that have not met a panel yet.
+struct OutliersLeft {
+    const OutlierWord *at, *end;
+
+    OutliersLeft() = default;
+    OutliersLeft(const QuantizedRows& x, int64_t row)
+        : at(x.outliers + row * x.outlier_stride), end(at + x.num_outliers[row]) {}
+
+    // Adds what those of a group contribute to its sums beyond digit 0. The group's codes start at `codes`.
+    template <Encoding ENCODING>
+    void add(const QuantizedLayout& layout, int64_t group, const uint8_t* codes, Ints (&sums)[NARROW]) {
+        int64_t first_word = group * layout.group_size / 4, last_word = first_word + layout.group_size / 4;
+        if (group == layout.groups() - 1) last_word = INT32_MAX;
+        if (at == end || at->word >= last_word) return;
+        Ints products[2][NARROW] = {};  // of digits 1 and 2
+        for (; at < end && at->word < last_word; at++) {
+            int64_t word = at->word - first_word;
+            for (int i = 0; i < NARROW; i++) {
+                Words weights;
+                if constexpr (ENCODING == Encoding::INT8) {
+                    weights = load_vector<Words>(codes + word * PANEL * 4 + 64 * i);
+                } else {
+                    weights = load_vector<Words>(codes + word / 2 * PANEL * 4 + 64 * i) >> (int)(4 * (word % 2));
+                    weights = decode_halves<ENCODING>(weights & 0x0f0f0f0fu);
+                }
+                products[0][i] = add_bytes(products[0][i], weights, at->digits[0]);
+                if (at->digits[1]) products[1][i] = add_bytes(products[1][i], weights, at->digits[1]);
+            }
+        }
+        for (int i = 0; i < NARROW; i++) sums[i] += (products[0][i] << 8) + (products[1][i] << 16);
     }
 };
 
@@ -81,8 +115,15 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
     int64_t groups = layout.groups();
     const int8_t* rows = x.codes + first_row * x.stride;
     Floats totals[ROWS][NARROW] = {};
+    OutliersLeft outliers[ROWS];
+    bool any_outliers = false;
+    for (int row = 0; row < ROWS; row++) any_outliers |= (outliers[row] = {x, first_row + row}).at < outliers[row].end;
     for (int64_t group = 0; group < groups; group++) {
         Ints sums[CHAINS][ROWS][NARROW] = {};
+        if (any_outliers) {
+#pragma GCC unroll 12
+            for (int row = 0; row < ROWS; row++) outliers[row].template add<ENCODING>(layout, group, panel, sums[0][row]);
+        }
         const int8_t* at = rows + group * layout.group_size;
         auto add = [&](int chain, const Words (&weights)[NARROW], int64_t first) {
 #pragma GCC unroll 12
@@ -123,7 +164,7 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
             for (int i = 0; i < NARROW; i++) {
                 Ints sum = sums[0][row][i];
                 if constexpr (CHAINS > 1) sum += sums[1][row][i];
-                totals[row][i] += scales.scaled(sum, x_sum, i);
+                totals[row][i] = scales.add_scaled(totals[row][i], sum, x_sum, i);
             }
         }
     }
@@ -164,11 +205,14 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
     alignas(64) uint8_t unpacked[UNPACKED];
     alignas(64) int32_t sums[4][16 * 16];
     alignas(64) float totals[MOST_QUANTIZED_ROWS * PANEL];
+    OutliersLeft outliers[MOST_QUANTIZED_ROWS];
+    for (int64_t row = 0; row < rows; row++) outliers[row] = {x, first_row + row};
     int64_t groups = layout.groups();
     bool has_second = rows > 16;
     const int8_t* inputs = x.codes + first_row * x.stride;
     for (int64_t group = 0; group < groups; group++) {
         const int8_t* at = inputs + group * layout.group_size;
+        const uint8_t* group_codes = panel;
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -217,10 +261,12 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
         bool is_first = group == 0, is_last = group == groups - 1;
         for (int64_t row = 0; row < rows; row++) {
             int32_t x_sum = x.sums[(first_row + row) * groups + group];
+            Ints group_sums[NARROW];
+            for (int i = 0; i < NARROW; i++) group_sums[i] = load_vector<Ints>(sums[row / 16 * 2 + i] + row % 16 * 16);
+            outliers[row].template add<ENCODING>(layout, group, group_codes, group_sums);
             for (int i = 0; i < NARROW; i++) {
-                Ints sum = load_vector<Ints>(sums[row / 16 * 2 + i] + row % 16 * 16);
                 float* total = totals + row * PANEL + 16 * i;
-                Floats added = (is_first ? Floats{} : load16(total)) + scales.scaled(sum, x_sum, i);
+                Floats added = scales.add_scaled(is_first ? Floats{} : load16(total), group_sums[i], x_sum, i);
                 if (is_last)
                     store16(out + row * PANEL + 16 * i, added * x.scales[first_row + row]);
                 else
