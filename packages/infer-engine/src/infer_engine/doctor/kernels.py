@@ -15,6 +15,7 @@ from infer_engine.doctor.model_reading import read_model, without_weights
 from infer_engine.doctor.reporter import Reporter, describe
 from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.sizing import choose_block_size, resolve_device
+from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.cpu.library import SWITCH, is_switched_off, library
 from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
 from infer_models import CheckpointError
@@ -38,7 +39,7 @@ def examine_kernels(reporter: Reporter) -> None:
         torch.cuda.set_device(device)
     else:
         reporter.skip("Triton kernels", "the CPU computes")
-        _report_library(reporter)
+        _report_library(reporter, read.dtype)
     block_size = choose_block_size(read.engine_config, head_dim=read.config.head_dim)
     ops = ops_of(
         read.config,
@@ -95,13 +96,13 @@ def _is_right(reporter: Reporter, check: SelfCheck, device: torch.device) -> boo
     return True
 
 
-def _report_library(reporter: Reporter) -> None:
-    """Compile the C++ kernels, or load them from their cache, and report which they are."""
+def _report_library(reporter: Reporter, dtype: torch.dtype) -> None:
+    """Compile the C++ kernels of the model's dtype, or load them from their cache, and report which they are."""
     if is_switched_off():
         reporter.skip("C++ kernels", f"`{SWITCH}` switches them off; plain PyTorch is checked")
         return
     began = time.monotonic()
-    found = library()
+    found = library(DTYPES[dtype])
     seconds = time.monotonic() - began
     if found is None:
         fix = "the log of `infer-server` says why; plain PyTorch computes, several times slower"
