@@ -7,7 +7,7 @@
 A library is compiled in a folder of its own and renamed, so that no process sees half of one. Where the cache cannot be
 written or a library there not loaded, it is built in a temporary folder.
 
-    python build.py DTYPE [FLAG ...]
+    python build.py DTYPE
 
 compiles into the cache until standard input ends. It imports the standard library alone, so that a process can start it
 before it imports torch, which takes seconds.
@@ -33,6 +33,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
+SWITCH = "INFER_CPU_KERNELS"
+"""The environment variable; 0 switches the kernels off."""
+FLAGS = "INFER_CPU_KERNELS_FLAGS"
+"""The environment variable with further flags for the compiler: a smaller instruction set, sanitizers."""
 SOURCE_FOLDER = Path(__file__).parent / "csrc"
 ELEMENTS: Mapping[str, str] = MappingProxyType({"float32": "float", "bfloat16": "bf16", "float16": "fp16"})
 """By the name of a dtype, its type in C++. A library has the kernels of one: few processes want those of several."""
@@ -75,6 +79,16 @@ class Build:
     path: Path
     compiler: str
     is_temporary: bool = False
+
+
+def is_switched_off() -> bool:
+    """Whether the environment switches the kernels off."""
+    return os.environ.get(SWITCH, "1").strip().lower() in ("0", "false", "off", "no")
+
+
+def flags_of_environment() -> list[str]:
+    """Return the further flags for the compiler."""
+    return os.environ.get(FLAGS, "").split()
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -328,12 +342,14 @@ def _message(output: bytes, code: int) -> str:
     return next((line for line in lines if "error" in line), lines[0])[:300]
 
 
-def main(dtype: str, *flags: str) -> None:
+def main(dtype: str) -> None:
     """Compile into the cache, until standard input ends."""
+    if is_switched_off():
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=_end_with_input, daemon=True).start()
     with suppress(BuildError, OSError, RuntimeError):  # who wants the library tries again, and says what is wrong
-        build_in_cache(cache_folder(), dtype, extra_flags=flags)
+        build_in_cache(cache_folder(), dtype, extra_flags=flags_of_environment())
 
 
 def _end_with_input() -> None:
@@ -343,4 +359,4 @@ def _end_with_input() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -2,19 +2,21 @@
 
 import ctypes
 import logging
-import os
 import shutil
 import time
 from contextlib import suppress
 
-from infer_kernels.cpu.build import Build, BuildError, build, build_temporarily
+from infer_kernels.cpu.build import (
+    SWITCH,
+    Build,
+    BuildError,
+    build,
+    build_temporarily,
+    flags_of_environment,
+    is_switched_off,
+)
 
 logger = logging.getLogger("infer_kernels")
-
-SWITCH = "INFER_CPU_KERNELS"
-"""The environment variable; 0 switches the kernels off."""
-FLAGS = "INFER_CPU_KERNELS_FLAGS"
-"""The environment variable with further flags for the compiler: a smaller instruction set, sanitizers."""
 
 
 class Library:
@@ -52,16 +54,6 @@ class Library:
             pointer = ctypes.cast(getattr(self._handle, kernel), ctypes.c_void_p)
             found = self._addresses[kernel] = pointer.value or 0
         return found
-
-
-def flags_of_environment() -> list[str]:
-    """Return the further flags for the compiler."""
-    return os.environ.get(FLAGS, "").split()
-
-
-def is_switched_off() -> bool:
-    """Whether the environment switches the kernels off."""
-    return os.environ.get(SWITCH, "1").strip().lower() in ("0", "false", "off", "no")
 
 
 _libraries: dict[str, Library | None] = {}
