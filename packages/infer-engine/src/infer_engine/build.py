@@ -116,12 +116,8 @@ def build_engine(
         replicas, info, stats = start_replicas(config)
         return assemble_engine(config, replicas, tokenizer, info, stats)
     if engine_process and wrap_parts is None:
-        # Both sides load at once. An error here ends the process.
-        tokenizers: list[Tokenizer] = []
-        process = ProcessCoreClient(
-            config, while_loading=lambda: (tokenizers.append(load_tokenizer(config)), while_loading())
-        )
-        (tokenizer,) = tokenizers
+        tokenizer = load_tokenizer(config)
+        process = ProcessCoreClient(config, while_loading=while_loading)
         return assemble_engine(config, process, tokenizer, process.ready.info, process.ready.stats)
     while_loading()
     built = build_core(config, wrap_parts=wrap_parts)

@@ -17,15 +17,16 @@ NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
 @contextmanager
-def compiling_kernels(config: EngineConfig) -> Iterator[None]:
-    """Compile the kernels of the model's dtype into their cache, in a process that ends with the block."""
+def compiling_kernels(config: EngineConfig) -> Iterator["subprocess.Popen[bytes] | None"]:
+    """Compile the kernels of the model's dtype into their cache, in a process that ends with the block; None on a GPU."""
     dtype = _dtype(config) if _computes_on_cpu(config) else None
     if dtype is None:
-        yield
+        yield None
         return
     # -I, -S: neither the environment nor installed packages are for a program that needs the standard library alone.
-    with subprocess.Popen([sys.executable, "-I", "-S", str(_program()), dtype], stdin=subprocess.PIPE):  # noqa: S603 - our own program
-        yield
+    command = [sys.executable, "-I", "-S", str(_program()), dtype]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as program:  # noqa: S603 - our own program
+        yield program
 
 
 def _computes_on_cpu(config: EngineConfig) -> bool:
