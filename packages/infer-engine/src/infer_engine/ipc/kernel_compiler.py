@@ -18,7 +18,7 @@ NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 @contextmanager
 def compiling_kernels(config: EngineConfig) -> Iterator["subprocess.Popen[bytes] | None"]:
-    """Compile the kernels of the model's dtype into their cache, in a process that ends with the block; None on a GPU."""
+    """Compile the kernels of the model's dtype into their cache, in a process that the block ends; None on a GPU."""
     dtype = _dtype(config) if _computes_on_cpu(config) else None
     if dtype is None:
         yield None
