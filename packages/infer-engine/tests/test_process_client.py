@@ -300,3 +300,17 @@ def test_a_killed_frontend_ends_its_core_and_never_imported_torch(folder: Path) 
         os.kill(frontend.pid, signal.SIGKILL)
         core.wait(timeout=GIVE_UP_S)
     assert not core.is_running()
+
+
+def test_what_is_done_while_the_model_loads_happens_once_and_its_error_ends_the_process(folder: Path) -> None:
+    before = set(psutil.Process().children())
+    seen: list[int] = []
+
+    def fail() -> None:
+        seen.append(len(set(psutil.Process().children()) - before))
+        raise RuntimeError("no such module")
+
+    with pytest.raises(RuntimeError, match="no such module"):
+        build_engine(config_of(folder), while_loading=fail)
+    assert seen == [1]  # the core's process was there
+    assert set(psutil.Process().children()) == before

@@ -31,7 +31,7 @@ def seed() -> None:
 @pytest.fixture
 def plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops on a CPU compute with plain PyTorch, as on a machine without a compiler."""
-    monkeypatch.setattr("infer_kernels.dispatch.library", lambda: None)
+    monkeypatch.setattr("infer_kernels.dispatch.library", lambda _: None)
 
 
 @pytest.fixture(params=[pytest.param("c++", marks=needs_cpu_kernels), "pytorch"], scope="module")
@@ -39,7 +39,7 @@ def cpu_path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Ops on a CPU compute with C++ kernels and with plain PyTorch."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "pytorch":
-            patch.setattr("infer_kernels.dispatch.library", lambda: None)
+            patch.setattr("infer_kernels.dispatch.library", lambda _: None)
         yield
 
 

@@ -28,6 +28,7 @@ from infer_kernels import (
 from infer_kernels.cpu import CapturedStep, NotCapturableError
 from infer_kernels.testing.batches import random_paged_batch, random_sinks
 from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
+from infer_kernels.testing.threads import torch_threads
 
 pytestmark = needs_cpu_kernels
 MAX_ROWS, HIDDEN, WIDTH = 20, 48, 80
@@ -62,6 +63,17 @@ def test_a_replay_of_any_number_of_rows_gives_the_same_bits(dtype: torch.dtype) 
         ids[:rows] = given
         step.replay(rows)
         assert torch.equal(out[:rows], layers(given)), rows
+
+
+def test_a_step_of_several_dtypes_runs_kernels_of_several_libraries() -> None:
+    several = [Layers(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    ids, step = torch.randint(50, (MAX_ROWS,), dtype=torch.int32), CapturedStep(MAX_ROWS)
+    with torch.inference_mode(), torch_threads(2):
+        with step.recording():
+            outs = [layers(ids) for layers in several]
+        step.replay(MAX_ROWS)
+        for layers, out in zip(several, outs, strict=True):
+            assert torch.equal(out, layers(ids))
 
 
 @pytest.mark.parametrize("rotary_dim", [64, 20])

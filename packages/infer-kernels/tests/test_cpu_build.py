@@ -34,6 +34,11 @@ def has_compiler() -> bool:
     return True
 
 
+def libraries(cache: Path) -> list[Path]:
+    """Return what a cache holds beside its lock."""
+    return sorted(path for path in cache.iterdir() if path.name != "cpu-kernels.lock")
+
+
 def run(**environment: str) -> str:
     """Compute in a process of its own; return what it prints and logs."""
     done = subprocess.run(
@@ -65,20 +70,20 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_a_library_is_compiled_once_and_found_afterwards(compiled: list[list[str]], tmp_path: Path) -> None:
-    first, second = build(cache=tmp_path / "new"), build(cache=tmp_path / "new")
+    first, second = build("float32", cache=tmp_path / "new"), build("float32", cache=tmp_path / "new")
     assert first == Build(path=second.path, compiler=sys.executable)
     assert second.compiler == ""
     assert len(compiled) == 1
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [first.path.name]  # nothing else is left there
+    assert libraries(tmp_path / "new") == [first.path]
 
 
-@pytest.mark.parametrize("change", ["cpu", "compiler", "flags", "source"])
-def test_another_cpu_compiler_flag_or_source_gets_a_library_of_its_own(
+@pytest.mark.parametrize("change", ["cpu", "compiler", "flags", "source", "dtype"])
+def test_another_cpu_compiler_flag_source_or_dtype_gets_a_library_of_its_own(
     compiled: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    before = build(cache=tmp_path).path
+    before = build("float32", cache=tmp_path).path
     extra_flags = ["-DOTHER"] if change == "flags" else []
-    if change == "cpu":
+    if change == "cpu":  # to a compiler, `-march=native` means the same everywhere
         monkeypatch.setattr(building, "_describe_cpu", lambda: "another")
     elif change == "compiler":
         monkeypatch.setattr(building, "find_compiler", lambda: [os.path.realpath("/bin/sh")])
@@ -87,21 +92,23 @@ def test_another_cpu_compiler_flag_or_source_gets_a_library_of_its_own(
         folder.mkdir()
         (folder / "kernel.cpp").write_text("")
         monkeypatch.setattr(building, "SOURCE_FOLDER", folder)
-    assert build(cache=tmp_path, extra_flags=extra_flags).path != before
-    assert len(compiled) == 2
+    dtype = "bfloat16" if change == "dtype" else "float32"
+    assert build(dtype, cache=tmp_path, extra_flags=extra_flags).path != before
+    first, second = compiled
+    assert first != second  # so that no cache of a compiler takes one for the other
 
 
-@pytest.mark.usefixtures("compiled")
-def test_two_builders_at_once_leave_one_whole_library(tmp_path: Path) -> None:
+def test_of_builders_at_once_one_compiles_and_the_others_wait(compiled: list[list[str]], tmp_path: Path) -> None:
     made: list[Build] = []
-    threads = [threading.Thread(target=lambda: made.append(build(cache=tmp_path))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: made.append(build("float32", cache=tmp_path))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len({each.path for each in made}) == 1
     assert made[0].path.read_bytes() == b"a library"
-    assert len(list(tmp_path.iterdir())) == 1
+    assert libraries(tmp_path) == [made[0].path]
+    assert len(compiled) == 1
 
 
 @pytest.mark.usefixtures("compiled")
@@ -110,13 +117,13 @@ def test_nobodys_home_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(building, "cache_folder", nowhere)
-    assert build().is_temporary
+    assert build("float32").is_temporary
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    made = build(cache=tmp_path / "file" / "cache")
+    made = build("float32", cache=tmp_path / "file" / "cache")
     assert made.path.read_bytes() == b"a library"
     assert not made.path.is_relative_to(tmp_path)
     assert made.is_temporary
@@ -134,7 +141,7 @@ def test_flags_that_a_compiler_refuses_are_left_out(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(building, "_compile_with", refuse)
     monkeypatch.setattr(building, "find_compiler", lambda: [sys.executable])
-    assert build(cache=tmp_path).path.read_bytes() == b"plain"
+    assert build("float32", cache=tmp_path).path.read_bytes() == b"plain"
     assert len(tried) == 4
 
 
@@ -144,8 +151,8 @@ def test_a_compiler_that_fails_is_named_with_its_message(tmp_path: Path, monkeyp
     compiler.chmod(stat.S_IRWXU)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(BuildError, match=r"broken-compiler` failed: kernel.cpp:1: error: no luck today"):
-        build(cache=tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+        build("float32", cache=tmp_path / "cache")
+    assert libraries(tmp_path / "cache") == []
 
 
 def test_the_compiler_is_that_of_cxx_or_the_first_installed(tmp_path: Path) -> None:
@@ -170,7 +177,9 @@ def test_the_cache_is_where_the_environment_says() -> None:
 def test_a_machine_without_a_compiler_computes_and_says_what_it_misses() -> None:
     log = run(PATH="", CXX="")
     assert log.count("\n") == 1
-    assert log.startswith("WARNING No CPU kernels, plain PyTorch computes, several times slower: no C++ compiler")
+    assert log.startswith(
+        "WARNING No CPU kernels for float32, plain PyTorch computes, several times slower: no C++ compiler"
+    )
 
 
 def test_kernels_can_be_switched_off() -> None:
@@ -199,7 +208,7 @@ def test_a_first_start_compiles_and_a_second_does_not(tmp_path: Path) -> None:
     assert first.startswith(compiled)
     assert first.count("\n") == 1
     assert second == ""
-    (made,) = tmp_path.iterdir()
+    (made,) = libraries(tmp_path)
     made.write_bytes(b"half a library")
     assert run(INFER_CACHE_DIR=str(tmp_path)).startswith(compiled)
     assert not made.exists()  # the next start keeps a whole one

@@ -85,7 +85,11 @@ class BuiltCore:
 
 
 def build_engine(
-    config: EngineConfig, *, engine_process: bool = True, wrap_parts: WrapParts | None = None
+    config: EngineConfig,
+    *,
+    engine_process: bool = True,
+    wrap_parts: WrapParts | None = None,
+    while_loading: Callable[[], object] = lambda: None,
 ) -> AsyncEngine:
     """Load the model and start an engine for the caller's event loop; its steps run elsewhere.
 
@@ -94,6 +98,7 @@ def build_engine(
         engine_process: run the core in a process of its own, so that it does not share this interpreter with text and
             HTTP; if False, in a thread of this process.
         wrap_parts: replaces parts of the core. The core then runs in a thread: functions cannot be sent to a process.
+        while_loading: called once, while the model is loaded if that happens elsewhere: for imports that take time.
 
     Raises:
         CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
@@ -106,13 +111,15 @@ def build_engine(
                 f"`data_parallel_size` is {config.data_parallel_size}, and each copy needs its own process; set it "
                 "to 1, or run the engine in processes."
             )
+        while_loading()
         tokenizer = load_tokenizer(config)
         replicas, info, stats = start_replicas(config)
         return assemble_engine(config, replicas, tokenizer, info, stats)
     if engine_process and wrap_parts is None:
         tokenizer = load_tokenizer(config)
-        process = ProcessCoreClient(config)
+        process = ProcessCoreClient(config, while_loading=while_loading)
         return assemble_engine(config, process, tokenizer, process.ready.info, process.ready.stats)
+    while_loading()
     built = build_core(config, wrap_parts=wrap_parts)
     return assemble_engine(
         config,

@@ -56,9 +56,9 @@ def allocate_weights(
     Raises:
         ValueError: no kernel of `device` multiplies what `quantization` asks for.
     """
-    _require_kernel(quantization, device)
+    _require_kernel(quantization, device, dtype)
     scheme = read_quantization(model.config.quantization)
-    plan = _Plan(quantization=quantization, scheme=scheme, device=device)
+    plan = _Plan(quantization=quantization, scheme=scheme, device=device, dtype=dtype)
     chosen = [
         (module, weight, plan.choose(module, weight, stored))
         for module, weight, stored in model.stored_by_module()
@@ -82,14 +82,14 @@ def allocate_weights(
         plan.warn(model.config.quantization.method, dtype, dequantized)
 
 
-def _require_kernel(quantization: Quantization, device: torch.device) -> None:
+def _require_kernel(quantization: Quantization, device: torch.device, dtype: torch.dtype) -> None:
     storage = _ON_THE_FLY.get(quantization)
     if storage is None:
         return
     others = [
         name
         for name, each in _ON_THE_FLY.items()
-        if has_quantized_kernel(each.encoding, group_size=each.group_size, in_features=1024, device=device)
+        if has_quantized_kernel(each.encoding, group_size=each.group_size, in_features=1024, device=device, dtype=dtype)
     ]
     if quantization not in others:
         better = " or ".join(f"`{name}`" for name in others) or "`auto`, which leaves the weights as they are"
@@ -172,6 +172,7 @@ class _Plan:
     quantization: Quantization
     scheme: QuantizationScheme | None
     device: torch.device
+    dtype: torch.dtype
 
     def choose(self, module: nn.Module, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> _Choice:
         """Return how a weight is kept, by itself."""

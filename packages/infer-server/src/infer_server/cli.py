@@ -8,6 +8,7 @@ What cannot work is one line on standard error and exit code 2.
 import asyncio
 import dataclasses
 import gc
+import importlib
 import math
 import os
 import signal
@@ -84,7 +85,8 @@ def _examine(
 ) -> int:
     """Check this machine, a model and the engine on it within a minute, and print what a bug report should contain.
 
-    The exit code is 0 if everything works, 1 if something failed, 2 if a flag is wrong. Needs no network.
+    The exit code is 0 if everything works, 1 if something failed, 2 if a flag is wrong, 3 if nothing failed but a
+    part had too little time. Needs no network.
 
     Parameters
     ----------
@@ -99,7 +101,7 @@ def _examine(
     kv_cache_dtype
         Type of keys and values, for the memory and the kernels; the small engine keeps those of its activations.
     timeout
-        Seconds for everything; what takes longer is killed and reported.
+        Seconds for everything; a part that takes longer than its share is killed, which is a warning.
     print_json
         Print the whole report as JSON in place of the table.
     out
@@ -133,9 +135,9 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
     with _exit_on_sigterm(), _listener(settings) as listener:
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=raise_open_file_limit(settings.max_connections))
-        from infer_server.serving.server import serve  # noqa: PLC0415 - imports the web framework: not for `--help`
-
         engine = _build(config, settings, build_engine)
+        from infer_server.serving.server import serve  # noqa: PLC0415 - not for `--help`, and not before the engine
+
         address = address_of(listener, scheme="https" if settings.ssl_certfile else "http")
         text = banner(engine.info, address=address, settings=settings)
         gc.collect()
@@ -174,11 +176,18 @@ def _listener(settings: ServerSettings) -> AbstractContextManager[socket]:
     return bind_listener(settings.host, settings.port)
 
 
+def _import_server() -> None:
+    """Import the web framework, which takes half a second, while the engine's process loads the model."""
+    importlib.import_module("infer_server.serving.server")
+
+
 def _build(config: EngineConfig, settings: ServerSettings, build_engine: EngineFactory | None) -> Engine:
     if build_engine is None:
         import infer_engine  # noqa: PLC0415 - reads checkpoints, perhaps with torch: not for `--help`
 
-        build_engine = partial(infer_engine.build_engine, engine_process=settings.engine_process)
+        build_engine = partial(
+            infer_engine.build_engine, engine_process=settings.engine_process, while_loading=_import_server
+        )
     try:
         return build_engine(config)
     except ValueError as error:

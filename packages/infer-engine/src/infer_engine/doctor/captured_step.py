@@ -6,11 +6,12 @@ from infer_engine.doctor.recorded_engine import RecordedEngine
 from infer_engine.doctor.small_model import NUM_TOKENS, Answers, SmallModel
 from infer_engine.protocol import EngineConfig
 from infer_kernels.cpu import library
+from infer_kernels.cpu.calls import DTYPES
 
 
 def examine_captured_step(small: SmallModel, answers: Answers) -> None:
     """Report whether `answers`, of an engine with defaults, have the bits of one that captures nothing."""
-    if library() is None:
+    if library(DTYPES[small.dtype]) is None:
         small.reporter.skip("captured step", "without C++ kernels no step is captured")
         return
     plain = RecordedEngine(EngineConfig(**{**small.values, "use_cpu_graphs": False}))

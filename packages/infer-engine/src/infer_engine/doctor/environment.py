@@ -144,8 +144,13 @@ def _examine_triton(reporter: Reporter) -> None:
 
 def _examine_cpu_kernels(reporter: Reporter) -> None:
     """Report whether the C++ kernels can be compiled; the part `kernels` does it."""
-    from infer_kernels.cpu.build import BuildError, cache_folder, find_compiler  # noqa: PLC0415 - imports torch
-    from infer_kernels.cpu.library import SWITCH, is_switched_off  # noqa: PLC0415 - imports torch
+    from infer_kernels.cpu.build import (  # noqa: PLC0415 - imports torch
+        SWITCH,
+        BuildError,
+        cache_folder,
+        find_compiler,
+        is_switched_off,
+    )
 
     if is_switched_off():
         reporter.warn("C++ kernels", f"`{SWITCH}` switches them off", fix=f"unset `{SWITCH}`: plain PyTorch is slower")

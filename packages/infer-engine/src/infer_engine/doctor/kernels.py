@@ -15,7 +15,9 @@ from infer_engine.doctor.model_reading import read_model, without_weights
 from infer_engine.doctor.reporter import Reporter, describe
 from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.sizing import choose_block_size, resolve_device
-from infer_kernels.cpu.library import SWITCH, is_switched_off, library
+from infer_kernels.cpu.build import SWITCH, is_switched_off
+from infer_kernels.cpu.calls import DTYPES
+from infer_kernels.cpu.library import library
 from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
 from infer_models import CheckpointError
 
@@ -38,7 +40,7 @@ def examine_kernels(reporter: Reporter) -> None:
         torch.cuda.set_device(device)
     else:
         reporter.skip("Triton kernels", "the CPU computes")
-        _report_library(reporter)
+        _report_library(reporter, read.dtype)
     block_size = choose_block_size(read.engine_config, head_dim=read.config.head_dim)
     ops = ops_of(
         read.config,
@@ -71,8 +73,7 @@ def run_checks(reporter: Reporter, checks: Sequence[SelfCheck], device: torch.de
         for index, check in enumerate(checks):
             if reporter.seconds_left <= 0:
                 left_out = len(checks) - index
-                fix = "run it again, as compiled kernels are kept, or raise `--timeout`"
-                reporter.warn("kernels", f"{left_out} of {len(checks)} checks were left out: no time", fix=fix)
+                reporter.unfinished(f"{left_out} of {len(checks)} checks were left out: no time")
                 break
             num_right += _is_right(reporter, check, device)
     return num_right
@@ -95,13 +96,13 @@ def _is_right(reporter: Reporter, check: SelfCheck, device: torch.device) -> boo
     return True
 
 
-def _report_library(reporter: Reporter) -> None:
-    """Compile the C++ kernels, or load them from their cache, and report which they are."""
+def _report_library(reporter: Reporter, dtype: torch.dtype) -> None:
+    """Compile the C++ kernels of the model's dtype, or load them from their cache, and report which they are."""
     if is_switched_off():
         reporter.skip("C++ kernels", f"`{SWITCH}` switches them off; plain PyTorch is checked")
         return
     began = time.monotonic()
-    found = library()
+    found = library(DTYPES[dtype])
     seconds = time.monotonic() - began
     if found is None:
         fix = "the log of `infer-server` says why; plain PyTorch computes, several times slower"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from infer_engine.protocol.doctor import Details, DoctorRequest, Finding, PartFinished, PartMessage
+from infer_engine.protocol.doctor import UNFINISHED, Details, DoctorRequest, Finding, PartFinished, PartMessage
 
 MAX_TEXT = 500
 """Characters of a text in a finding; exceptions may bring pages."""
@@ -48,6 +48,11 @@ class Reporter:
     def fail(self, what: str, found: str, *, fix: str = "") -> None:
         """Report something that is broken."""
         self._send(Finding(what=what, verdict="failed", found=self._shown(found), fix=fix))
+
+    def unfinished(self, found: str) -> None:
+        """Report that there was too little time."""
+        fix = "raise `--timeout`, or run it again, as compiled kernels are kept"
+        self.warn(UNFINISHED, found, fix=fix)
 
     def skip(self, what: str, why: str) -> None:
         """Report something that was not looked at."""

@@ -11,7 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -43,8 +44,16 @@ class ProcessCoreClient:
         ready: the loaded model and the core's statistics before its first step.
     """
 
-    def __init__(self, config: EngineConfig, *, processors: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        processors: Sequence[int] = (),
+        while_loading: Callable[[], object] = lambda: None,
+    ) -> None:
         """Start the process, which computes on `processors` or on all, and wait until it has loaded the model.
+
+        `while_loading` is called once the process has started.
 
         Raises:
             CheckpointUnusableError: the checkpoint is missing, damaged or of no known kind.
@@ -63,7 +72,9 @@ class ProcessCoreClient:
         self._program = Program("infer_engine.ipc.worker")
         self._connection = self._program.connection
         try:
-            self.ready = self._load(config, processors)
+            self._send_setup(config, processors)
+            while_loading()
+            self.ready = self._wait_until_ready()
         except BaseException:  # also an interrupt: nothing else would end the process
             self._program.kill()
             raise
@@ -123,15 +134,18 @@ class ProcessCoreClient:
             return f"The core's process, {self.pid}, is silent."
         return f"The core's process, {self.pid}, is here:\n{self._heartbeat.stack}"
 
-    def _load(self, config: EngineConfig, processors: Sequence[int]) -> CoreReady:
+    def _send_setup(self, config: EngineConfig, processors: Sequence[int]) -> None:
         setup = WorkerSetup(
             config=config,
             log_level=logging.getLogger().getEffectiveLevel(),
             heartbeat_s=self._heartbeat_s,
             processors=list(processors),
         )
-        try:
+        with suppress(OSError):  # it has ended, which who waits for it reports
             self._connection.send_bytes(self._encoder.encode(setup))
+
+    def _wait_until_ready(self) -> CoreReady:
+        try:
             while True:
                 match self._receive():
                     case CoreReady() as ready:

@@ -54,11 +54,14 @@ def _serve(setup: WorkerSetup, sender: MessageSender, inbox: Inbox) -> int:
     if config.tensor_parallel_size > 1 and not config.device.startswith("cuda"):
         processors = divide_processors(setup.processors or available_processors(), config.tensor_parallel_size)
     use_processors(processors[0])
-    from infer_engine.build import build_core  # noqa: PLC0415 - imports slowly: only after the reader has started
-    from infer_engine.tensor_parallel.leader import RankOptions  # noqa: PLC0415 - imports torch
+    from infer_engine.ipc.kernel_compiler import compiling_kernels  # noqa: PLC0415 - only after the reader has started
 
     try:
-        built = build_core(config, rank_options=RankOptions(processors=processors, on_lost=_end_without_a_rank))
+        with compiling_kernels(config):
+            from infer_engine.build import build_core  # noqa: PLC0415 - imports slowly
+            from infer_engine.tensor_parallel.leader import RankOptions  # noqa: PLC0415 - imports torch
+
+            built = build_core(config, rank_options=RankOptions(processors=processors, on_lost=_end_without_a_rank))
     except (CheckpointUnusableError, ValueError) as error:
         sender.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
         return EXIT_FAILED

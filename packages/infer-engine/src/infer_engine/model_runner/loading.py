@@ -24,6 +24,7 @@ from infer_engine.tensor_parallel.group import rank_device
 from infer_engine.tensor_parallel.leader import Followers, RankOptions
 from infer_engine.tensor_parallel.leading_model import LeadingModel
 from infer_kernels.cpu import NotCapturableError, library
+from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import require_launcher
 from infer_models import CheckpointError, GenerationConfig, ModelConfig
@@ -204,7 +205,7 @@ def _measure_step_bytes(loaded: LoadedRank, steps: DeviceSteps | None, runner: M
 def _capture_on_cpu(loaded: LoadedRank, pool: KVPool, *, max_seq_len: int) -> CPUGraph | None:
     """Return the captured step of a model on a CPU; None if it is not wanted or cannot be captured."""
     is_on_cpu = pool.key_cache(0).is_cpu
-    if not is_on_cpu or loaded.config.use_cpu_graphs is False or library() is None:
+    if not is_on_cpu or loaded.config.use_cpu_graphs is False or library(DTYPES[loaded.dtype]) is None:
         return None
     try:
         return CPUGraph(

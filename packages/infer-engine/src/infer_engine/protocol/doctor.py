@@ -11,6 +11,8 @@ import msgspec
 
 Verdict = Literal["skipped", "ok", "warning", "failed"]
 """From best to worst."""
+UNFINISHED = "not finished"
+"""What a finding is about that says that there was too little time: a warning, as it says nothing about the machine."""
 PartName = Literal["environment", "model", "kernels", "engine"]
 
 

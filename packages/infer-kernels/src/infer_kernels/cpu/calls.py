@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_kernels.cpu.library import Library, library
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""What kernels are compiled for, and what their names end in."""
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""What kernels are compiled for: their libraries."""
 _ROWS = Struct("qP")
 _CALL = Struct("PPPqq")
 _SERIAL_WORK = 1 << 14
@@ -50,16 +50,12 @@ class CapturedStep:
         """Record nothing yet. A kernel's rows are of the kind that has as many: no two kinds may have the same number.
 
         Raises:
-            RuntimeError: there is no library.
             ValueError: two kinds have the same number of rows.
         """
         if len(set(max_rows)) < len(max_rows):
             raise ValueError(f"{max_rows} rows cannot be told apart by their number")
-        loaded = library()
-        if loaded is None:
-            raise RuntimeError("There are no CPU kernels to record.")
         self.max_rows = max_rows
-        self._library = loaded
+        self._library: Library | None = None  # that of the first kernel, which runs those of all
         self._num_rows = (ctypes.c_int64 * len(max_rows))()
         self._calls: list[tuple[int, bytes, Tensor | None]] = []
         self._table = b""
@@ -99,15 +95,19 @@ class CapturedStep:
             if not 0 <= given <= most:
                 raise ValueError(f"`num_rows` is {given}; the step was recorded with {most}")
         self._num_rows[:] = list(num_rows)
+        if self._library is None:  # nothing was recorded
+            return
         self._library.run_calls(_address(self._table), len(self._calls), torch.get_num_threads())
 
-    def add(self, kernel: str, rows: int, arguments: bytes, panels: Tensor | None) -> None:
+    def add(self, kernel: str, dtype: torch.dtype | None, rows: int, arguments: bytes, panels: Tensor | None) -> None:
         """Record a call."""
         if rows not in self.max_rows:
             expected = " or ".join(map(str, self.max_rows))
             raise NotCapturableError(f"`{kernel}` has {rows} rows where the step has {expected}")
         counter = ctypes.addressof(self._num_rows) + self.max_rows.index(rows) * ctypes.sizeof(ctypes.c_int64)
-        self._calls.append((self._library.address(kernel), _ROWS.pack(0, counter) + arguments, panels))
+        loaded = _library_of(dtype)
+        self._library = self._library or loaded
+        self._calls.append((loaded.address(kernel), _ROWS.pack(0, counter) + arguments, panels))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return memory of the step, used again for another op when nothing refers to the tensor any longer."""
@@ -164,28 +164,33 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def run(
-    kernel: str, dtype: torch.dtype, rows: int, arguments: bytes, *, work: int, panels: Tensor | None = None
+    kernel: str, dtype: torch.dtype | None, rows: int, arguments: bytes, *, work: int, panels: Tensor | None = None
 ) -> None:
     """Run or record `kernel` for `dtype`.
 
     Args:
-        kernel: its name, without the dtype.
-        dtype: of the numbers.
+        kernel: its name.
+        dtype: of the numbers; None: of a kernel that is the same for all.
         rows: of the batch.
         arguments: the rest of its struct.
         work: elements that it reads; few are left to one thread.
         panels: of a dense layer's weight, which threads of a recorded step prefetch while they wait.
     """
-    name = f"{kernel}_{DTYPES[dtype]}"
     if _this_thread.recorded is not None:
-        _this_thread.recorded.add(name, rows, arguments, panels)
+        _this_thread.recorded.add(kernel, dtype, rows, arguments, panels)
         return
     if rows == 0:
         return
-    loaded: Library | None = library()
-    assert loaded is not None
+    loaded = _library_of(dtype)
     threads = 1 if work <= _SERIAL_WORK else torch.get_num_threads()
-    loaded.run_call(loaded.address(name), _ROWS.pack(rows, 0) + arguments, threads)
+    loaded.run_call(loaded.address(kernel), _ROWS.pack(rows, 0) + arguments, threads)
+
+
+def _library_of(dtype: torch.dtype | None) -> Library:
+    """Return the library of `dtype`, which the caller knows to be there."""
+    loaded = library(None if dtype is None else DTYPES[dtype])
+    assert loaded is not None
+    return loaded
 
 
 def _address(data: bytes) -> int:

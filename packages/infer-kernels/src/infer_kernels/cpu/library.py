@@ -1,21 +1,22 @@
-"""`library`: the compiled kernels of this process, compiled and loaded when they are first wanted."""
+"""`library`: this process's compiled kernels, those of a dtype compiled and loaded when they are first wanted."""
 
 import ctypes
 import logging
-import os
 import shutil
 import time
 from contextlib import suppress
-from functools import cache
 
-from infer_kernels.cpu.build import Build, BuildError, build, build_temporarily
+from infer_kernels.cpu.build import (
+    SWITCH,
+    Build,
+    BuildError,
+    build,
+    build_temporarily,
+    flags_of_environment,
+    is_switched_off,
+)
 
 logger = logging.getLogger("infer_kernels")
-
-SWITCH = "INFER_CPU_KERNELS"
-"""The environment variable; 0 switches the kernels off."""
-FLAGS = "INFER_CPU_KERNELS_FLAGS"
-"""The environment variable with further flags for the compiler: a smaller instruction set, sanitizers."""
 
 
 class Library:
@@ -55,34 +56,44 @@ class Library:
         return found
 
 
-def is_switched_off() -> bool:
-    """Whether the environment switches the kernels off."""
-    return os.environ.get(SWITCH, "1").strip().lower() in ("0", "false", "off", "no")
+_libraries: dict[str, Library | None] = {}
 
 
-@cache
-def library() -> Library | None:
-    """Return the library; None if it is switched off or cannot be built, which the log says once."""
+def library(dtype: str | None = None) -> Library | None:
+    """Return the library of `dtype`; None if it is switched off or cannot be built, which the log says once.
+
+    Args:
+        dtype: a key of `ELEMENTS`; None: any, for what is the same in all.
+    """
+    dtype = dtype or next(iter(_libraries), "bfloat16")
+    if dtype not in _libraries:
+        _libraries[dtype] = _library(dtype)
+    return _libraries[dtype]
+
+
+def _library(dtype: str) -> Library | None:
     if is_switched_off():
-        logger.info("CPU kernels are off (%s); plain PyTorch computes", SWITCH)
+        if not _libraries:
+            logger.info("CPU kernels are off (%s); plain PyTorch computes", SWITCH)
         return None
     began = time.monotonic()
-    flags = os.environ.get(FLAGS, "").split()
+    flags = flags_of_environment()
     try:
-        built = build(extra_flags=flags)
+        built = build(dtype, extra_flags=flags)
         try:
             loaded = _load(built)
         except OSError:  # damaged, or in a folder from which nothing may be run
             with suppress(OSError):
                 built.path.unlink()
-            built = build_temporarily(extra_flags=flags)
+            built = build_temporarily(dtype, extra_flags=flags)
             loaded = _load(built)
     except (BuildError, OSError) as error:
-        logger.warning("No CPU kernels, plain PyTorch computes, several times slower: %s", error)
+        logger.warning("No CPU kernels for %s, plain PyTorch computes, several times slower: %s", dtype, error)
         return None
     if built.compiler:
         seconds = time.monotonic() - began
-        logger.info("CPU kernels for %s compiled by %s in %.1f s", loaded.instruction_set, built.compiler, seconds)
+        what = f"{dtype} on {loaded.instruction_set}"
+        logger.info("CPU kernels for %s compiled by %s, ready after %.1f s", what, built.compiler, seconds)
     if not loaded.has_threads:
         logger.warning("CPU kernels compute with one thread: the compiler has no OpenMP")
     return loaded

@@ -138,4 +138,4 @@ def _pack_into(panels: Tensor, weight: QuantizedWeight) -> None:
         _ENCODINGS[weight.encoding],
         zeros is not None,
     )
-    run("pack_quantized", torch.float32, len(panels), arguments, work=panels.numel())
+    run("pack_quantized", None, len(panels), arguments, work=panels.numel())

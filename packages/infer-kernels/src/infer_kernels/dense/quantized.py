@@ -16,6 +16,7 @@ from torch import Tensor
 
 from infer_kernels.checks import require_device, require_float, require_layer_input
 from infer_kernels.cpu import quantized_ops
+from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.cpu.library import library
 from infer_kernels.cpu.ops import flat_rows
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
@@ -57,7 +58,14 @@ def prepack_quantized(
     return pack(weight) if weight.values.numel() and is_served and _has_panels(weight.device) else weight
 
 
-def has_quantized_kernel(encoding: Encoding, *, group_size: int | None, in_features: int, device: torch.device) -> bool:
+def has_quantized_kernel(
+    encoding: Encoding,
+    *,
+    group_size: int | None,
+    in_features: int,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> bool:
     """Return whether `device` multiplies such weights as they are, without dequantizing them into memory.
 
     Args:
@@ -65,13 +73,18 @@ def has_quantized_kernel(encoding: Encoding, *, group_size: int | None, in_featu
         group_size: inputs that share a scale; None: all of a row.
         in_features: inputs.
         device: where it would be.
+        dtype: of the inputs; None: any.
     """
     group_size = group_size or in_features
     if device.type in TRITON_DEVICES:
         return group_size % 16 == 0 or group_size >= in_features
-    return _has_panels(device) and quantized_ops.can_pack(encoding, group_size=group_size, in_features=in_features)
+    return _has_panels(device, dtype) and quantized_ops.can_pack(
+        encoding, group_size=group_size, in_features=in_features
+    )
 
 
-def _has_panels(device: torch.device) -> bool:
+def _has_panels(device: torch.device, dtype: torch.dtype | None = None) -> bool:
     """Whether `device` multiplies panels, as C++ kernels do."""
-    return device.type == "cpu" and device.type not in TRITON_DEVICES and library() is not None
+    if device.type != "cpu" or device.type in TRITON_DEVICES:
+        return False
+    return library(None if dtype is None else DTYPES.get(dtype)) is not None

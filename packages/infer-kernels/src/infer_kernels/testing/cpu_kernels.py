@@ -2,8 +2,8 @@
 
 import pytest
 
-from infer_kernels.cpu.build import BuildError, find_compiler
-from infer_kernels.cpu.library import is_switched_off, library
+from infer_kernels.cpu.build import BuildError, find_compiler, is_switched_off
+from infer_kernels.cpu.library import library
 
 
 def has_cpu_kernels() -> bool:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from infer_server.command import ReportUnwritableError, print_if_possible
 from infer_server.doctor.parts import examine
-from infer_server.doctor.report import HEADER, PartResult, as_json, closing, rows
+from infer_server.doctor.report import HEADER, PartResult, as_json, closing, rows, unfinished
 
 EXIT_FAILED = 1
+EXIT_UNFINISHED = 3
 
 
 def run_doctor(
@@ -20,7 +21,9 @@ def run_doctor(
     print_json: bool,
     out: Path | None,
 ) -> int:
-    """Examine and print; write the report to `out` too if it is given. Return 1 if something failed, else 0.
+    """Examine and print; write the report to `out` too if it is given. Return the exit code.
+
+    It is 1 if something failed, else 3 if there was too little time for a part, else 0.
 
     Raises:
         ReportUnwritableError: `out` cannot be written.
@@ -45,7 +48,9 @@ def run_doctor(
     text = as_json(report)
     print_if_possible(text if print_json else f"\n{closing(report)}")
     _write(out, f"{text}\n")
-    return EXIT_FAILED if report.verdict == "failed" else 0
+    if report.verdict == "failed":
+        return EXIT_FAILED
+    return EXIT_UNFINISHED if unfinished(report) else 0
 
 
 def _write(out: Path | None, text: str) -> None:

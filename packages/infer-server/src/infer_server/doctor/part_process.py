@@ -17,7 +17,15 @@ from typing import Any
 
 import msgspec
 
-from infer_engine.protocol.doctor import Details, DoctorRequest, Finding, PartFinished, PartMessage, PartName
+from infer_engine.protocol.doctor import (
+    UNFINISHED,
+    Details,
+    DoctorRequest,
+    Finding,
+    PartFinished,
+    PartMessage,
+    PartName,
+)
 
 PART_COMMAND: Sequence[str] = (sys.executable, "-P", "-m", "infer_engine.doctor")
 """Runs a part. -P: no module of the working directory is imported."""
@@ -119,10 +127,9 @@ def read_result(messages: bytes, log: str, *, exit_code: int | None) -> ProcessR
 
 def _how_it_ended(log: str, exit_code: int | None) -> Finding:
     if exit_code is None:
-        fix = "raise `--timeout`, or see what hangs: the log in the JSON report ends with it"
-        return Finding(
-            what="the part itself", verdict="failed", found="it did not end in its time and was killed", fix=fix
-        )
+        found = "it was killed when its time was over, which says nothing about what it checks"
+        fix = "raise `--timeout`: this machine may be slow or busy; the log in the JSON report ends with what it did"
+        return Finding(what=UNFINISHED, verdict="warning", found=found, fix=fix)
     if exit_code < 0:
         how = f"its process was ended by {_signal_name(-exit_code)}"
     else:

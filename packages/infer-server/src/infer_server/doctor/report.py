@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from infer_engine.protocol.doctor import Finding, PartName, Verdict
+from infer_engine.protocol.doctor import UNFINISHED, Finding, PartName, Verdict
 
 VERDICTS: Sequence[Verdict] = ("skipped", "ok", "warning", "failed")
 """From best to worst."""
@@ -97,6 +97,11 @@ def line(finding: Finding) -> str:
     return f"{text.rstrip('.')}. Fix: {finding.fix}" if finding.fix else text
 
 
+def unfinished(report: Report) -> list[PartName]:
+    """Return the parts for which there was too little time."""
+    return [part.name for part in report.parts if any(each.what == UNFINISHED for each in part.findings)]
+
+
 def closing(report: Report) -> str:
     """Return the last lines of the table: what all of it means."""
     failed = [part.name for part in report.parts if part.verdict == "failed"]
@@ -105,4 +110,6 @@ def closing(report: Report) -> str:
     if failed:
         text = f"Not everything works: {', '.join(failed)} failed, {warned}."
         return f"{text} For a bug report, add `--out report.json` and attach that file."
+    if late := unfinished(report):
+        return f"Nothing failed, but {', '.join(late)} did not finish, {warned}. Give more time: `--timeout SECONDS`."
     return f"Everything works, {warned}." if num_warnings else "Everything works."

@@ -323,10 +323,10 @@ void paged_attention(const void* arguments, Team& team, int thread) {
 }  // namespace
 
 extern "C" {
-void paged_attention_fp32(const void* a, Team& team, int thread) { paged_attention<float, float>(a, team, thread); }
-void paged_attention_bf16(const void* a, Team& team, int thread) { paged_attention<bf16, bf16>(a, team, thread); }
-void paged_attention_fp16(const void* a, Team& team, int thread) { paged_attention<fp16, fp16>(a, team, thread); }
-void paged_attention_int8_fp32(const void* a, Team& team, int thread) { paged_attention<float, int8_t>(a, team, thread); }
-void paged_attention_int8_bf16(const void* a, Team& team, int thread) { paged_attention<bf16, int8_t>(a, team, thread); }
-void paged_attention_int8_fp16(const void* a, Team& team, int thread) { paged_attention<fp16, int8_t>(a, team, thread); }
+void paged_attention(const void* arguments, Team& team, int thread) {
+    paged_attention<Element, Element>(arguments, team, thread);
+}
+void paged_attention_int8(const void* arguments, Team& team, int thread) {
+    paged_attention<Element, int8_t>(arguments, team, thread);
+}
 }

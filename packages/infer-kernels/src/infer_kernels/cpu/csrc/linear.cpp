@@ -91,10 +91,6 @@ void pack(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void linear_fp32(const void* arguments, Team& team, int thread) { linear<float>(arguments, team, thread); }
-void linear_bf16(const void* arguments, Team& team, int thread) { linear<bf16>(arguments, team, thread); }
-void linear_fp16(const void* arguments, Team& team, int thread) { linear<fp16>(arguments, team, thread); }
-void pack_fp32(const void* arguments, Team& team, int thread) { pack<float>(arguments, team, thread); }
-void pack_bf16(const void* arguments, Team& team, int thread) { pack<bf16>(arguments, team, thread); }
-void pack_fp16(const void* arguments, Team& team, int thread) { pack<fp16>(arguments, team, thread); }
+void linear(const void* arguments, Team& team, int thread) { linear<Element>(arguments, team, thread); }
+void pack(const void* arguments, Team& team, int thread) { pack<Element>(arguments, team, thread); }
 }

@@ -79,7 +79,7 @@ uint32_t split_halves(uint32_t pairs) {
     return spread(pairs & 0xffff) | spread(pairs >> 16) << 4;
 }
 
-void pack_quantized(const void* arguments, Team& team, int) {
+void pack_weight(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const PackQuantized*>(arguments);
     const QuantizedLayout& layout = a.layout;
     bool is_int8 = layout.encoding == Encoding::INT8;
@@ -162,17 +162,12 @@ void embedding_quantized(const void* arguments, Team& team, int) {
 
 }  // namespace
 
-#define EXPORT(DTYPE, T)                                                       \
-    void linear_quantized_##DTYPE(const void* arguments, Team& team, int thread) { \
-        linear_quantized<T>(arguments, team, thread);                          \
-    }                                                                          \
-    void embedding_quantized_##DTYPE(const void* arguments, Team& team, int thread) { \
-        embedding_quantized<T>(arguments, team, thread);                       \
-    }
-
 extern "C" {
-EXPORT(fp32, float)
-EXPORT(bf16, bf16)
-EXPORT(fp16, fp16)
-void pack_quantized_fp32(const void* arguments, Team& team, int thread) { pack_quantized(arguments, team, thread); }
+void linear_quantized(const void* arguments, Team& team, int thread) {
+    linear_quantized<Element>(arguments, team, thread);
+}
+void embedding_quantized(const void* arguments, Team& team, int thread) {
+    embedding_quantized<Element>(arguments, team, thread);
+}
+void pack_quantized(const void* arguments, Team& team, int thread) { pack_weight(arguments, team, thread); }
 }

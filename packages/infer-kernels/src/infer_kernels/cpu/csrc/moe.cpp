@@ -171,14 +171,9 @@ void sum(const void* arguments, Team& team, int) {
 
 }  // namespace
 
-#define EXPORT(DTYPE, T)                                                                                              \
-    void moe_group_##DTYPE(const void* arguments, Team& team, int thread) { group(arguments, team, thread); }         \
-    void moe_products_##DTYPE(const void* arguments, Team& team, int thread) { products<T>(arguments, team, thread); } \
-    void moe_activation_##DTYPE(const void* arguments, Team& team, int thread) { activation<T>(arguments, team, thread); } \
-    void moe_sum_##DTYPE(const void* arguments, Team& team, int thread) { sum<T>(arguments, team, thread); }
-
 extern "C" {
-EXPORT(fp32, float)
-EXPORT(bf16, bf16)
-EXPORT(fp16, fp16)
+void moe_group(const void* arguments, Team& team, int thread) { group(arguments, team, thread); }
+void moe_products(const void* arguments, Team& team, int thread) { products<Element>(arguments, team, thread); }
+void moe_activation(const void* arguments, Team& team, int thread) { activation<Element>(arguments, team, thread); }
+void moe_sum(const void* arguments, Team& team, int thread) { sum<Element>(arguments, team, thread); }
 }

@@ -52,7 +52,7 @@ void products_quantized(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void moe_products_quantized_fp32(const void* arguments, Team& team, int) { products_quantized<float>(arguments, team, 0); }
-void moe_products_quantized_bf16(const void* arguments, Team& team, int) { products_quantized<bf16>(arguments, team, 0); }
-void moe_products_quantized_fp16(const void* arguments, Team& team, int) { products_quantized<fp16>(arguments, team, 0); }
+void moe_products_quantized(const void* arguments, Team& team, int thread) {
+    products_quantized<Element>(arguments, team, thread);
+}
 }

@@ -141,16 +141,10 @@ void qk_norm_rope_store(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void qk_norm_rope_store_fp32(const void* a, Team& team, int thread) { qk_norm_rope_store<float, float>(a, team, thread); }
-void qk_norm_rope_store_bf16(const void* a, Team& team, int thread) { qk_norm_rope_store<bf16, bf16>(a, team, thread); }
-void qk_norm_rope_store_fp16(const void* a, Team& team, int thread) { qk_norm_rope_store<fp16, fp16>(a, team, thread); }
-void qk_norm_rope_store_int8_fp32(const void* a, Team& team, int thread) {
-    qk_norm_rope_store<float, int8_t>(a, team, thread);
+void qk_norm_rope_store(const void* arguments, Team& team, int thread) {
+    qk_norm_rope_store<Element, Element>(arguments, team, thread);
 }
-void qk_norm_rope_store_int8_bf16(const void* a, Team& team, int thread) {
-    qk_norm_rope_store<bf16, int8_t>(a, team, thread);
-}
-void qk_norm_rope_store_int8_fp16(const void* a, Team& team, int thread) {
-    qk_norm_rope_store<fp16, int8_t>(a, team, thread);
+void qk_norm_rope_store_int8(const void* arguments, Team& team, int thread) {
+    qk_norm_rope_store<Element, int8_t>(arguments, team, thread);
 }
 }

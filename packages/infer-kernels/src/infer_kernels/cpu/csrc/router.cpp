@@ -59,7 +59,5 @@ void router(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void router_fp32(const void* arguments, Team& team, int thread) { router<float>(arguments, team, thread); }
-void router_bf16(const void* arguments, Team& team, int thread) { router<bf16>(arguments, team, thread); }
-void router_fp16(const void* arguments, Team& team, int thread) { router<fp16>(arguments, team, thread); }
+void router(const void* arguments, Team& team, int thread) { router<Element>(arguments, team, thread); }
 }

@@ -136,13 +136,8 @@ void embedding(const void* arguments, Team& team, int) {
 
 }  // namespace
 
-#define EXPORT(DTYPE, T)                                                                                        \
-    void norm_##DTYPE(const void* arguments, Team& team, int thread) { norm<T>(arguments, team, thread); }      \
-    void gated_##DTYPE(const void* arguments, Team& team, int thread) { gated<T>(arguments, team, thread); }    \
-    void embedding_##DTYPE(const void* arguments, Team& team, int thread) { embedding<T>(arguments, team, thread); }
-
 extern "C" {
-EXPORT(fp32, float)
-EXPORT(bf16, bf16)
-EXPORT(fp16, fp16)
+void norm(const void* arguments, Team& team, int thread) { norm<Element>(arguments, team, thread); }
+void gated(const void* arguments, Team& team, int thread) { gated<Element>(arguments, team, thread); }
+void embedding(const void* arguments, Team& team, int thread) { embedding<Element>(arguments, team, thread); }
 }

@@ -21,6 +21,7 @@ struct bf16 {
 struct fp16 {
     uint16_t bits;
 };
+using Element = ELEMENT;  // what this library computes: float, bf16 or fp16
 
 template <class V>
 static inline V load_vector(const void* at) {
