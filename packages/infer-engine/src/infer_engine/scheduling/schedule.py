@@ -20,7 +20,7 @@ class SchedulerLimits:
         prefill_chunk_size: most tokens of one prompt in one pass; None computes every prompt whole.
         max_prefill_chunks_per_step: most prompts in one pass; None for as many as fit.
         max_prefill_tokens_beside_decodes: most tokens of prompts in one pass with decodes, if prompts are computed in
-            chunks; None for as many as fit.
+            chunks, which take turns then; None for as many as fit.
     """
 
     max_batch_size: int
