@@ -11,10 +11,13 @@ import torch
 from infer_engine import LLM, EngineConfig, SamplingParams
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.protocol import GenerateRequest
-from infer_engine.sizing import size_step
+from infer_engine.sizing import PREFILL_TOKENS_BESIDE_DECODES, PREFILL_TOKENS_BESIDE_DECODES_IN_TILES, size_step
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 from infer_models.text import dummy_tokenizer
 from infer_server import ServerSettings
+from infer_server.cli import main
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
     [
@@ -95,6 +98,20 @@ def test_server_left_alone_has_the_promised_defaults() -> None:
 def test_step_left_alone_takes_as_many_tokens_as_its_device_likes(device: str, num_tokens: int) -> None:
     sizes = size_step(EngineConfig(), device=torch.device(device), model_max_seq_len=1000)
     assert sizes.max_num_batched_tokens == num_tokens
+
+
+def test_help_and_guides_say_how_many_prompt_tokens_are_computed_beside_decodes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # each flag's name in one piece
+    usual, in_tiles = PREFILL_TOKENS_BESIDE_DECODES, PREFILL_TOKENS_BESIDE_DECODES_IN_TILES
+    default = f"{usual} on a CPU, {in_tiles} if it computes in bf16 with AMX,"
+    main(["--help"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "--max-prefill-tokens-beside-decodes" in line]
+    assert f"Left out: {default}" in line
+    guide = (DOCS / "configuration.md").read_text()
+    assert f"| `max_prefill_tokens_beside_decodes` | {default}" in guide
+    assert f"share {usual} tokens of each step ({in_tiles} in bf16 with AMX)" in (DOCS / "cpu.md").read_text()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -59,6 +59,7 @@ class Setup:
     num_tokens: int = 8
     kv_reserve: float = 0.0
     chunks_per_step: int | None = None
+    beside_decodes: int | None = None
     eos: bool = False
     lag: int | None = None
 
@@ -80,6 +81,7 @@ class Setup:
                 prefill_chunk_size=chunk,
                 kv_reserve=self.kv_reserve,
                 max_prefill_chunks_per_step=self.chunks_per_step,
+                max_prefill_tokens_beside_decodes=self.beside_decodes,
             ),
             windows={window: size(window) for window in self.windows} if paged else {},
             eos_token_ids=frozenset(range(0, 997, 7)) if self.eos else frozenset(),
@@ -126,6 +128,7 @@ def setups(draw: st.DrawFn) -> Setup:
         num_tokens=draw(st.integers(1, 24)),
         kv_reserve=draw(st.sampled_from([0.0, 0.0, 0.2, 0.9])),
         chunks_per_step=draw(st.none() | st.integers(1, 3)),
+        beside_decodes=draw(st.none() | st.integers(1, 6)),
         eos=draw(st.sampled_from([False, False, True])),
     )
 

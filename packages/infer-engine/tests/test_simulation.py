@@ -15,7 +15,13 @@ from infer_engine.testing.formula import FormulaEngine, expected_tokens
 
 NUM_STEPS = 50 * settings().max_examples
 """1,250 by default, 10,000 in the `full` profile."""
-LIMITS: dict[str, Any] = {"max_batch_size": 6, "max_num_batched_tokens": 16, "prefill_chunk_size": 5}
+LIMITS: dict[str, Any] = {
+    "max_batch_size": 6,
+    "max_num_batched_tokens": 16,
+    "prefill_chunk_size": 5,
+    "max_prefill_tokens_beside_decodes": None,
+}
+FEW_TOKENS: dict[str, Any] = {"num_blocks": 24, "block_size": 2, "max_prefill_tokens_beside_decodes": 3}
 CONFIGS: dict[str, dict[str, Any]] = {
     "fcfs": {"num_blocks": 24, "block_size": 2},
     "fcfs with a reserve": {"num_blocks": 24, "block_size": 2, "kv_reserve": 0.2},
@@ -24,6 +30,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "priority": {"num_blocks": 24, "block_size": 2, "scheduler_policy": "priority"},
     "prefixes": {"num_blocks": 24, "block_size": 2, "use_prefix_caching": True},
     "windows": {"num_blocks": 24, "block_size": 2, "windows": {3: 12, 8: 16}, "use_prefix_caching": True},
+    "turns": FEW_TOKENS | {"use_prefix_caching": True},
+    "turns by priority": FEW_TOKENS | {"scheduler_policy": "priority", "windows": {3: 9, 8: 12}},
     "whole prompts": {"num_blocks": 24, "block_size": 2, "prefill_chunk_size": None, "use_chunked_prefill": False},
     "contiguous": {"num_blocks": 6 * 10, "block_size": 4, "kv_cache_backend": "contiguous"},
     "static": {
@@ -113,7 +121,7 @@ def test_random_steps_keep_every_invariant(name: str, *, is_ahead: bool) -> None
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
-@pytest.mark.parametrize("name", ["fcfs", "windows", "static", "round robin", "priority"])
+@pytest.mark.parametrize("name", ["fcfs", "windows", "static", "round robin", "priority", "turns"])
 @pytest.mark.hypothesis
 def test_random_steps_with_faults_keep_every_invariant(name: str, *, is_ahead: bool) -> None:
     draw = random.Random(1)  # noqa: S311 - a test's choices

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from infer_cache import max_blocks_in_window
 from infer_engine import EngineConfig, sizing
 from infer_engine.sizing import (
+    PREFILL_TOKENS_BESIDE_DECODES,
+    PREFILL_TOKENS_BESIDE_DECODES_IN_TILES,
     KVMemory,
     KVSizes,
     choose_block_size,
+    computes_in_tiles,
     kv_memory,
     resolve_device,
     size_kv_cache,
@@ -319,6 +322,30 @@ def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
         limits = size_step(config, device=torch.device(device), model_max_seq_len=9000)
         return limits.max_prefill_tokens_beside_decodes
 
-    assert most(EngineConfig(), "cpu") == 48
+    assert most(EngineConfig(), "cpu") == PREFILL_TOKENS_BESIDE_DECODES
     assert most(EngineConfig(), "cuda") is None
     assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7
+
+
+def test_more_prompt_tokens_are_computed_beside_decodes_where_tiles_multiply_unless_a_number_was_set() -> None:
+    def most(device: torch.device, **config: Any) -> int | None:
+        limits = size_step(EngineConfig(**config), device=device, model_max_seq_len=9000, has_tiles=True)
+        return limits.max_prefill_tokens_beside_decodes
+
+    assert most(CPU) == PREFILL_TOKENS_BESIDE_DECODES_IN_TILES
+    assert (most(CPU, max_prefill_tokens_beside_decodes=7), most(GPU)) == (7, None)
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "dtype", "has_tiles"),
+    [
+        ("AVX512 with bf16 and AMX", torch.bfloat16, True),
+        ("AVX512 with bf16 and AMX", torch.float32, False),
+        ("AVX512 with bf16", torch.bfloat16, False),
+        (None, torch.bfloat16, False),
+    ],
+)
+def test_tiles_multiply_bf16_where_the_instruction_set_has_them(
+    instruction_set: str | None, dtype: torch.dtype, *, has_tiles: bool
+) -> None:
+    assert computes_in_tiles(instruction_set, dtype) is has_tiles

@@ -14,8 +14,16 @@ from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype, choo
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.sizing import KVMemory, KVSizes, choose_block_size, size_kv_cache, size_step
+from infer_engine.sizing import (
+    KVMemory,
+    KVSizes,
+    choose_block_size,
+    computes_in_tiles,
+    size_kv_cache,
+    size_step,
+)
 from infer_kernels import KVScales
+from infer_kernels.cpu import library
 from infer_models import AttentionSpec, ModelConfig, load_model
 from infer_models.tensor_parallel import Shard
 
@@ -127,8 +135,14 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         ValueError: the configuration asks for more than the model or the device has.
     """
     model_config = ModelConfig.from_folder(folder)
-    limits = size_step(config, device=device, model_max_seq_len=model_config.max_position_embeddings)
     dtype: torch.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
+    kernels = library() if device.type == "cpu" else None
+    limits = size_step(
+        config,
+        device=device,
+        model_max_seq_len=model_config.max_position_embeddings,
+        has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
+    )
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     model = load_model(
         folder,

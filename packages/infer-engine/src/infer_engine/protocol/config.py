@@ -74,8 +74,8 @@ class EngineConfig:
         max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
             as fit.
         max_prefill_tokens_beside_decodes: Prompt tokens computed in a step in which requests decode, when chunked: the
-            fewer, the shorter the time between two tokens, and the later the first ones. Left out: 32 on a CPU, and on
-            a GPU as many as fit.
+            fewer, the shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
+            48 on a CPU, 96 if it computes in bf16 with AMX, and on a GPU as many as fit.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs

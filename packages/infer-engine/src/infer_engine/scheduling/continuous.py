@@ -1,14 +1,21 @@
 """`ContinuousScheduler`: continuous batching with chunked prefill."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from infer_cache.paged_manager import PrefixHit
 from infer_engine.core.request import Request, RequestState
 from infer_engine.scheduling.base import BaseScheduler
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.policies import Policy
+from infer_engine.scheduling.prefill_turns import Claim, PrefillTurns
 from infer_engine.scheduling.running_batch import KVCacheTooSmallError
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
+
+MAX_PROMPTS_IN_TURN = 8
+"""Prompts that are admitted to take turns beside decodes, though not each step has tokens for all of them.
+
+Further ones wait in the queue, where they hold no row and no blocks, and where one of a better priority passes them.
+"""
 
 
 class ContinuousScheduler(BaseScheduler):
@@ -22,6 +29,7 @@ class ContinuousScheduler(BaseScheduler):
         """Schedule within `limits`, in the order of `policy`."""
         super().__init__(kv_cache_manager, limits, waiting_rank=policy.waiting_rank, running_rank=policy.running_rank)
         self._policy = policy
+        self._turns = PrefillTurns()
         self._num_steps = 0
 
     @property
@@ -44,9 +52,10 @@ class ContinuousScheduler(BaseScheduler):
         if len(schedule.items) == self.num_running and not self._waiting:  # in most steps all requests decode
             schedule.decodes = [request for request, _ in schedule.items]
             return schedule
-        if schedule.items:
-            budget.limit_prompts_beside_decodes()
-        self._add_prompts(schedule, budget)
+        if schedule.items and budget.limit_prompts_beside_decodes():
+            self._add_prompts_in_turn(schedule, budget)
+        else:
+            self._add_prompts(schedule, budget)
         return schedule
 
     def _schedule_prompts(self) -> Schedule:
@@ -94,16 +103,63 @@ class ContinuousScheduler(BaseScheduler):
         self._current = None
 
     def _add_prompts(self, schedule: Schedule, budget: StepBudget) -> None:
-        for request in tuple(self._batch.requests):
-            if request.state is RequestState.PREFILL:
-                self._current = request
-                self._batch.reuse_blocks(request, schedule)
-                self._add_chunk(request, schedule, budget)
+        for request in self._prompts():
+            if request.state is RequestState.PREFILL:  # not preempted by a prompt before it
+                self._add_next_chunk(request, schedule, budget)
         if not schedule.preempted:
-            self._admit(schedule, budget)
+            self._admit(self._fitting(), schedule, budget)
         self._current = None
 
-    def _admit(self, schedule: Schedule, budget: StepBudget) -> None:
+    def _add_prompts_in_turn(self, schedule: Schedule, budget: StepBudget) -> None:
+        """Admit the next prompts, let all take turns, and admit more if tokens are left."""
+        fitting = self._fitting()
+        if not schedule.preempted:
+            self._admit_for_turns(fitting, schedule)
+        line = sorted(self._prompts(), key=self._policy.waiting_rank)
+        most = budget.tokens
+        num_tokens = [0] * len(line)
+        for index in self._turns.order([self._claim(request) for request in line]):
+            if line[index].state is RequestState.PREFILL:  # not preempted by a prompt that went before
+                before = budget.tokens
+                self._add_next_chunk(line[index], schedule, budget)
+                num_tokens[index] = before - budget.tokens
+        self._turns.settle(first=num_tokens[0] if line else 0, total=most - budget.tokens)
+        if not schedule.preempted:
+            self._admit(fitting, schedule, budget)
+        self._current = None
+
+    def _prompts(self) -> list[Request]:
+        """Return the running requests whose prompt is not computed, in order of rank."""
+        return [request for request in self._batch.requests if request.state is RequestState.PREFILL]
+
+    def _claim(self, request: Request) -> Claim:
+        """Return what a prompt asks for. One that was preempted in the midst of its answer goes before new ones."""
+        num_tokens = 0 if request.num_completion_tokens else request.num_uncomputed_tokens
+        return Claim(self._policy.running_rank(request)[0], num_tokens, self._batch.next_block(request))
+
+    def _admit_for_turns(self, fitting: Iterator[tuple[Request, PrefixHit]], schedule: Schedule) -> None:
+        """Admit requests until `MAX_PROMPTS_IN_TURN` go before the next one."""
+        rank = self._policy.running_rank
+        while self._waiting:
+            last = rank(self._waiting.first())
+            if sum(rank(request) < last for request in self._prompts()) >= MAX_PROMPTS_IN_TURN:
+                return
+            found = next(fitting, None)
+            if found is None:
+                return
+            self._batch.admit(*found, schedule)
+            self._waiting.discard(found[0])
+
+    def _admit(self, fitting: Iterator[tuple[Request, PrefixHit]], schedule: Schedule, budget: StepBudget) -> None:
+        for request, hit in fitting:
+            if not budget.chunk_size(max(1, len(request.token_ids) - hit.num_tokens)):
+                return
+            self._batch.admit(request, hit, schedule)
+            self._waiting.discard(request)
+            self._add_chunk(request, schedule, budget)
+
+    def _fitting(self) -> Iterator[tuple[Request, PrefixHit]]:
+        """Yield the first waiting request and its cached prefix while its blocks fit; it must be admitted to go on."""
         admission = self._kv_cache_manager.budget(self._limits.kv_reserve)
         while self._waiting and self._batch.has_free_row:
             request = self._current = self._waiting.first()
@@ -118,17 +174,19 @@ class ContinuousScheduler(BaseScheduler):
                         f"request {request.request_id} is alone and its {num_tokens} tokens do not fit"
                     )
                 return
-            if not budget.chunk_size(max(1, num_tokens - hit.num_tokens)):
-                return
-            self._batch.admit(request, hit, schedule)
-            self._waiting.discard(request)
-            self._add_chunk(request, schedule, budget)
+            yield request, hit
 
     def _find_prefix(self, request: Request) -> PrefixHit:
         block_hashes: list[bytes] = []
         if request.block_hashes is not None and request.reads_cache:
             block_hashes = request.block_hashes.upto(request.token_ids, len(request.token_ids))
         return self._kv_cache_manager.find(block_hashes, len(request.token_ids))
+
+    def _add_next_chunk(self, request: Request, schedule: Schedule, budget: StepBudget) -> None:
+        """Add a chunk of an admitted prompt, after the blocks that others have computed for it."""
+        self._current = request
+        self._batch.reuse_blocks(request, schedule)
+        self._add_chunk(request, schedule, budget)
 
     def _add_chunk(self, request: Request, schedule: Schedule, budget: StepBudget) -> None:
         num_tokens = budget.chunk_size(request.num_uncomputed_tokens)

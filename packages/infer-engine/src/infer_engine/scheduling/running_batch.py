@@ -66,6 +66,14 @@ class RunningBatch:
             request.skip_reused((edits[-1].column + 1) * self._kv_cache_manager.block_size)
             self._note_reader(request, schedule)
 
+    def next_block(self, request: Request) -> bytes | None:
+        """Return the hash of the block that a prompt computes next; None if it is not full or may not be reused."""
+        if request.block_hashes is None or not request.reads_cache:
+            return None
+        block_hashes = request.block_hashes.upto(request.token_ids, len(request.token_ids))
+        index = request.num_computed_tokens // self._kv_cache_manager.block_size
+        return block_hashes[index] if index < len(block_hashes) else None
+
     def cache_blocks(self, request: Request, num_tokens: int, schedule: Schedule) -> None:
         """Cache the blocks that are full once `schedule` has computed the first `num_tokens` tokens."""
         if request.block_hashes is None:

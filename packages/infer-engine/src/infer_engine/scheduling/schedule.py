@@ -20,7 +20,7 @@ class SchedulerLimits:
         prefill_chunk_size: most tokens of one prompt in one pass; None computes every prompt whole.
         max_prefill_chunks_per_step: most prompts in one pass; None for as many as fit.
         max_prefill_tokens_beside_decodes: most tokens of prompts in one pass with decodes, if prompts are computed in
-            chunks; None for as many as fit.
+            chunks, which take turns then; None for as many as fit.
     """
 
     max_batch_size: int
@@ -83,11 +83,13 @@ class StepBudget:
         self.tokens = limits.max_num_batched_tokens
         self.chunks = limits.max_prefill_chunks_per_step or limits.max_batch_size
 
-    def limit_prompts_beside_decodes(self) -> None:
-        """Lower the tokens left to what a pass with decodes may compute of prompts."""
+    def limit_prompts_beside_decodes(self) -> bool:
+        """Lower the tokens left to what a pass with decodes may compute of prompts; return whether there is a limit."""
         most = self._limits.max_prefill_tokens_beside_decodes
-        if most is not None and self._limits.prefill_chunk_size is not None:
-            self.tokens = min(self.tokens, most)
+        if most is None or self._limits.prefill_chunk_size is None:
+            return False
+        self.tokens = min(self.tokens, most)
+        return True
 
     def chunk_size(self, num_tokens: int) -> int:
         """Return how many of a prompt's `num_tokens` tokens fit; a whole prompt over the budget fits as the first."""
