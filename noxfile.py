@@ -162,6 +162,7 @@ AMX_INSTRUCTIONS = "-mamx-tile -mamx-bf16 -mamx-int8"
         nox.param("-march=x86-64-v4", id="x86-64-v4"),
         nox.param("-march=x86-64-v3", id="x86-64-v3"),
         nox.param("-march=x86-64", id="x86-64"),
+        nox.param("-mno-amx-bf16", id="without-amx"),
         nox.param(EMULATED_AMX, id="emulated-amx"),
         nox.param(AMX_INSTRUCTIONS, id="trapped-amx"),
     ],
@@ -175,8 +176,11 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
     cpu = Path("/proc/cpuinfo").read_text()
     if flags == "-march=x86-64-v4" and " avx512vl " not in cpu:
         session.skip("this CPU has no AVX512")
-    if flags == AMX_INSTRUCTIONS and " amx_bf16 " in cpu:
-        session.skip("this CPU has AMX: all other sessions run its instructions")
+    has_amx = " amx_bf16 " in cpu
+    if flags == AMX_INSTRUCTIONS and has_amx:
+        session.skip("this CPU has AMX: `tests` runs its instructions")
+    if flags == "-mno-amx-bf16" and not has_amx:
+        session.skip("this CPU has no AMX: `tests` runs without")
     sync_package(session, "kernels")
     env = {"INFER_CPU_KERNELS_FLAGS": flags}
     options: tuple[str, ...] = ()

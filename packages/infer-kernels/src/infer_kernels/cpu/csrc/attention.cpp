@@ -136,7 +136,7 @@ struct Piece {
             }
 #if HAS_AMX_BF16
         if constexpr (std::is_same_v<C, bf16>)
-            if (amx::is_granted()) {
+            if (takes_amx<C>()) {
                 amx::RowTiles tiles(rows());
                 for (int64_t first = 0; first < rows(); first += tiles.height) {
                     multiply_keys(scratch.scores, scratch.queries + first * depth(), scratch.keys, depth());

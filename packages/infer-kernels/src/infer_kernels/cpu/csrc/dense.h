@@ -57,7 +57,7 @@ struct PanelOutputs {
         if (count > 16) bias[1] = load_some(layer.bias + panel * PANEL + 16, count - 16);
     }
 
-    void store(int64_t row, Floats first, Floats second) const {
+    [[gnu::always_inline]] void store(int64_t row, Floats first, Floats second) const {
         store_some(out + row * stride, first + bias[0], count);
         if (count > 16) store_some(out + row * stride + 16, second + bias[1], count - 16);
     }
