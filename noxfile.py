@@ -142,20 +142,56 @@ CPU_KERNEL_TESTS = [
         "qk_norm_rope_store",
         "partial_rotary",
         "norm_over_heads",
+        "cpu_amx",
     )
 ]
+AMX_TESTS = [
+    f"packages/infer-kernels/tests/test_{name}.py" for name in ("cpu_amx", "packed_experts", "cpu_attention_sinks")
+]
+CPU_KERNEL_SOURCES = "packages/infer-kernels/src/infer_kernels/cpu/csrc"
+
+
+EMULATED_AMX = "-DINFER_EMULATED_AMX=1"
+AMX_INSTRUCTIONS = "-mamx-tile -mamx-bf16 -mamx-int8"
 
 
 @nox.session
-@nox.parametrize("architecture", ["x86-64-v4", "x86-64-v3", "x86-64"])
-def instruction_sets(session: nox.Session, architecture: str) -> None:
-    """The C++ kernels compiled for less than this CPU has: AVX512 without bf16, AVX2, and what any compiler takes."""
-    if architecture == "x86-64-v4" and " avx512vl " not in Path("/proc/cpuinfo").read_text():
+@nox.parametrize(
+    "flags",
+    [
+        nox.param("-march=x86-64-v4", id="x86-64-v4"),
+        nox.param("-march=x86-64-v3", id="x86-64-v3"),
+        nox.param("-march=x86-64", id="x86-64"),
+        nox.param("-mno-amx-bf16", id="without-amx"),
+        nox.param(EMULATED_AMX, id="emulated-amx"),
+        nox.param(AMX_INSTRUCTIONS, id="trapped-amx"),
+    ],
+)
+def instruction_sets(session: nox.Session, flags: str) -> None:
+    """The C++ kernels compiled for less than this CPU has, down to any x86-64, and for AMX, which is emulated.
+
+    `emulated-amx` computes matrix instructions in C++. `trapped-amx` runs the machine code of a CPU with AMX, whose
+    instructions trap here and are computed by a signal handler.
+    """
+    cpu = Path("/proc/cpuinfo").read_text()
+    if flags == "-march=x86-64-v4" and " avx512vl " not in cpu:
         session.skip("this CPU has no AVX512")
+    has_amx = " amx_bf16 " in cpu
+    if flags == AMX_INSTRUCTIONS and has_amx:
+        session.skip("this CPU has AMX: `tests` runs its instructions")
+    if flags == "-mno-amx-bf16" and not has_amx:
+        session.skip("this CPU has no AMX: `tests` runs without")
     sync_package(session, "kernels")
-    env = {"INFER_CPU_KERNELS_FLAGS": f"-march={architecture}"}
+    env = {"INFER_CPU_KERNELS_FLAGS": flags}
+    options: tuple[str, ...] = ()
+    if flags == AMX_INSTRUCTIONS:
+        traps = Path(session.create_tmp()).resolve() / "amx_traps.so"
+        command = ("c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-march=native", f"-I{CPU_KERNEL_SOURCES}")
+        session.run(*command, "packages/infer-kernels/tests/amx_traps.cpp", "-o", str(traps), external=True)
+        env["LD_PRELOAD"] = str(traps)
+        options = ("-p", "no:faulthandler")  # whose handler would take the place of ours
     session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
-    run_tests(session, "-m", "not full", *CPU_KERNEL_TESTS, env=env)
+    run_tests(session, "-m", "not full", *options, *CPU_KERNEL_TESTS, env=env)
 
 
 @nox.session
@@ -167,19 +203,18 @@ def without_cpu_kernels(session: nox.Session) -> None:
 
 @nox.session
 def sanitizers(session: nox.Session) -> None:
-    """The C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    """The C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer, those with emulated tiles too."""
     sync_package(session, "kernels")
     libraries = [
         str(session.run("c++", f"-print-file-name={name}", external=True, silent=True)).strip()
         for name in ("libasan.so", "libstdc++.so")  # the second for exceptions that PyTorch throws
     ]
-    env = {
-        "INFER_CPU_KERNELS_FLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g",
-        "LD_PRELOAD": " ".join(libraries),
-        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's
-    }
-    session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
-    run_tests(session, "-m", "not full", *CPU_KERNEL_TESTS, env=env)
+    env = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}  # the interpreter's
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g"
+    for tests, more_flags in ((CPU_KERNEL_TESTS, ""), (AMX_TESTS, EMULATED_AMX)):
+        env["INFER_CPU_KERNELS_FLAGS"] = f"{flags} {more_flags}"
+        session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
+        run_tests(session, "-m", "not full", *tests, env=env)
 
 
 @nox.session

@@ -22,8 +22,10 @@ from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import ALL_FAMILIES, MAX_SEQ_LEN, ModelEngine, save_servable
 from infer_kernels import resolve_token_ids
+from infer_kernels.cpu import library
 from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
 from infer_kernels.testing.ahead_of_time import record_variants
+from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models import ModelConfig
 from infer_models.families import FAMILIES as MODEL_FAMILIES
 
@@ -117,6 +119,13 @@ def test_without_cpp_kernels_plain_pytorch_is_checked(monkeypatch: pytest.Monkey
     found = examined(examine_kernels)
     assert "C++ kernels" in found.named("skipped")
     assert "ops" in found.named("ok")
+
+
+@needs_cpu_kernels
+def test_a_system_that_does_not_grant_amx_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library(), "is_amx_refused", True)
+    found = examined(examine_kernels)
+    assert "without AMX, which this system does not grant" in found.findings["C++ kernels"].found
 
 
 def test_on_a_gpu_an_ops_checks_go_to_every_other_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:

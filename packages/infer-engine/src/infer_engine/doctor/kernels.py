@@ -108,12 +108,21 @@ def _report_library(reporter: Reporter, dtype: torch.dtype) -> None:
         fix = "the log of `infer-server` says why; plain PyTorch computes, several times slower"
         reporter.warn("C++ kernels", "they cannot be compiled or loaded; plain PyTorch is checked", fix=fix)
         return
-    reporter.details(cpu_kernels={"instruction_set": found.instruction_set, "has_threads": found.has_threads})
+    reporter.details(
+        cpu_kernels={
+            "instruction_set": found.instruction_set,
+            "has_threads": found.has_threads,
+            "is_amx_refused": found.is_amx_refused,
+        }
+    )
+    made_for = f"for {found.instruction_set}"
+    if found.is_amx_refused:
+        made_for += ", without AMX, which this system does not grant"
     if found.has_threads:
-        reporter.ok("C++ kernels", f"for {found.instruction_set}, ready after {seconds:.1f} s")
+        reporter.ok("C++ kernels", f"{made_for}, ready after {seconds:.1f} s")
     else:
         fix = "install OpenMP for the compiler, such as libomp-dev"
-        reporter.warn("C++ kernels", f"for {found.instruction_set}, but with one thread", fix=fix)
+        reporter.warn("C++ kernels", f"{made_for}, but with one thread", fix=fix)
 
 
 def _check_other_devices(reporter: Reporter, checks: Sequence[SelfCheck], device: torch.device) -> None:

@@ -25,6 +25,7 @@ class Library:
     Attributes:
         instruction_set: that it was compiled for.
         has_threads: whether it computes with several threads.
+        is_amx_refused: whether the CPU has matrix instructions (AMX) that the system does not let this process use.
         run_call: C function (kernel, arguments, threads).
         run_calls: C function (calls, number of calls, threads).
     """
@@ -46,6 +47,7 @@ class Library:
         self._handle.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = self._handle.instruction_set().decode()
         self.has_threads = bool(self._handle.has_threads())
+        self.is_amx_refused = bool(self._handle.is_amx_refused())
 
     def address(self, kernel: str) -> int:
         """Return the address of a kernel."""
@@ -96,6 +98,8 @@ def _library(dtype: str) -> Library | None:
         logger.info("CPU kernels for %s compiled by %s, ready after %.1f s", what, built.compiler, seconds)
     if not loaded.has_threads:
         logger.warning("CPU kernels compute with one thread: the compiler has no OpenMP")
+    if loaded.is_amx_refused:
+        logger.warning("CPU kernels compute without AMX, which this system does not grant; many rows take longer")
     return loaded
 
 

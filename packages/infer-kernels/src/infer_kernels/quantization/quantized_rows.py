@@ -3,9 +3,9 @@
     q = round(x / s)
     y[o] = s * sum over groups of scale[o, g] * sum over the group of (code[o, i] - zero[o, g]) * q[i]
 
-127 s is the largest magnitude of the row's ordinary inputs, so that these have eight bits. The outliers of a row are the few
-inputs that are more than 8 times as large as the mean magnitude of the others; they have up to 23 bits. Real models have
-such inputs, 30 to 5,000 times as large as the others: one scale for all would round the others away.
+127 s is the largest magnitude of the row's ordinary inputs, so that these have eight bits. The outliers of a row are
+the few inputs that are more than 8 times as large as the mean magnitude of the others; they have up to 23 bits. Real
+models have such inputs, 30 to 5,000 times as large as the others: one scale for all would round the others away.
 
 Sums of a group are whole numbers, and exact. A row's scale depends on the row alone, and so do its bits. A row with NaN
 or infinity becomes NaN. The error of `q` is about 1% of the root mean square of the ordinary inputs.

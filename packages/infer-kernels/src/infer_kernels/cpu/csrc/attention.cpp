@@ -20,6 +20,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "tile_amx.h"
 #include "tile_in_place.h"
 
 namespace {
@@ -42,6 +43,8 @@ inline void copy_row(float* to, const T* from, int64_t size) {
 template <class K>
 constexpr bool HAS_SCALES = std::is_same_v<K, int8_t>;
 
+constexpr int ROWS_TOGETHER = std::max(SUMS / WIDE, amx::MOST_ROWS);  // that one product computes
+
 // A thread's memory for one piece of work.
 template <class K, class C>
 struct Scratch {
@@ -50,8 +53,8 @@ struct Scratch {
     alignas(64) C queries[TILE_ROWS * MOST_HEAD_DIM];
     alignas(64) C keys[TILE * MOST_HEAD_DIM];
     alignas(64) C values[TILE * MOST_HEAD_DIM];
-    alignas(64) C probabilities[SUMS / WIDE * TILE];  // of the rows that one product computes
-    alignas(64) float scores[SUMS / WIDE * TILE];
+    alignas(64) C probabilities[ROWS_TOGETHER * TILE];
+    alignas(64) float scores[ROWS_TOGETHER * TILE];
     alignas(64) float key_scales[TILE];  // of codes, times the scale of all scores
     alignas(64) float value_scales[TILE];
     alignas(64) float sums[2][TILE_ROWS * (MOST_HEAD_DIM + 17)];
@@ -68,6 +71,11 @@ struct Piece {
     using C = typename Operand<T>::Type;
 
     int64_t rows() const { return positions * a->group(); }
+    int64_t padded_rows() const { return takes_amx<C>() ? amx::RowTiles(rows()).padded_rows() : rows(); }
+    // The elements of a head, with zeros up to what products want.
+    int64_t depth() const {
+        return takes_amx<C>() ? (a->head_dim + amx::INPUTS - 1) / amx::INPUTS * amx::INPUTS : a->head_dim;
+    }
     int64_t position(int64_t row) const {
         return a->seq_lens[seq] - a->rows_of(seq) + first_row + row / a->group();
     }
@@ -79,9 +87,12 @@ struct Piece {
 
     void load_queries(Scratch<K, C>& scratch) const {
         for (int64_t row = 0; row < rows(); row++) {
-            copy_row(scratch.queries + row * a->head_dim, a->q + offset(row, a->q_stride_token, a->q_stride_head), a->head_dim);
+            C* query = scratch.queries + row * depth();
+            copy_row(query, a->q + offset(row, a->q_stride_token, a->q_stride_head), a->head_dim);
+            std::fill(query + a->head_dim, query + depth(), C{});
             scratch.positions[row] = position(row);
         }
+        if (takes_amx<C>()) amx::configure(amx::RowTiles(rows()).height);
         if (width() != a->head_dim) std::fill_n(scratch.values, TILE * width(), C{});
     }
 
@@ -113,9 +124,9 @@ struct Piece {
             find(scratch.next, tile + TILE);
         else
             after.find(scratch.next, after.first_tile());
-        bool is_packed = rows() > IN_PLACE_ROWS;
+        bool is_packed = rows() > IN_PLACE_ROWS || takes_amx<C>();
         if (is_packed) {
-            pack_keys(scratch.keys, scratch.now.keys, scratch.next.keys, a->head_dim);
+            pack_keys(scratch.keys, scratch.now.keys, scratch.next.keys, a->head_dim, depth());
             pack_values(scratch.values, scratch.now.values, scratch.next.values, a->head_dim);
         }
         if constexpr (HAS_SCALES<K>)
@@ -123,13 +134,25 @@ struct Piece {
                 scratch.key_scales[key] = scale_of(scratch.now.keys[key], a->head_dim) * score_scale();
                 scratch.value_scales[key] = scale_of(scratch.now.values[key], a->head_dim);
             }
+#if HAS_AMX_BF16
+        if constexpr (std::is_same_v<C, bf16>)
+            if (takes_amx<C>()) {
+                amx::RowTiles tiles(rows());
+                for (int64_t first = 0; first < rows(); first += tiles.height) {
+                    multiply_keys(scratch.scores, scratch.queries + first * depth(), scratch.keys, depth());
+                    soften_all(scratch, first, std::min(tiles.height, rows() - first), tile, sums);
+                    multiply_values(sums.values + first * width(), width(), scratch.probabilities, scratch.values, a->head_dim);
+                }
+                return;
+            }
+#endif
         for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
             const C* queries = scratch.queries + first * a->head_dim;
             float* values = sums.values + first * width();
             if constexpr (count <= IN_PLACE_ROWS) {
                 if (!is_packed) {
                     multiply_keys<count>(scratch.scores, queries, scratch.now.keys, scratch.next.keys, a->head_dim);
-                    soften_all<count>(scratch, first, tile, sums);
+                    soften_all(scratch, first, count, tile, sums);
                     multiply_values<count>(values, width(), scratch.probabilities, scratch.now.values, scratch.next.values,
                                            a->head_dim);
                     return;
@@ -138,7 +161,7 @@ struct Piece {
             for (int panel = 0; panel < TILE / PANEL; panel++)
                 multiply_panel<count>(scratch.scores + panel * PANEL, TILE, Inputs<C>{queries, a->head_dim},
                                       scratch.keys + panel * panel_size<WIDE, C>(a->head_dim), a->head_dim, true);
-            soften_all<count>(scratch, first, tile, sums);
+            soften_all(scratch, first, count, tile, sums);
             for (int64_t i = 0; i < width(); i += PANEL)
                 multiply_panel<count>(values + i, width(), Inputs<C>{scratch.probabilities, TILE},
                                       scratch.values + i / PANEL * panel_size<WIDE, C>(TILE), TILE, false);
@@ -148,13 +171,12 @@ struct Piece {
     // What scores are multiplied by before a soft cap, or before they are powers of 2.
     float score_scale() const { return (float)(a->soft_cap != 0.0 ? a->scale / a->soft_cap : a->scale * LOG2_E); }
 
-    template <int ROWS>
-    void soften_all(Scratch<K, C>& scratch, int64_t first_row, int64_t tile, const Sums& sums) const {
-        for (int row = 0; row < ROWS; row++) soften(scratch, row, first_row + row, tile, sums);
+    void soften_all(Scratch<K, C>& scratch, int64_t first_row, int64_t rows, int64_t tile, const Sums& sums) const {
+        for (int64_t row = 0; row < rows; row++) soften(scratch, row, first_row + row, tile, sums);
     }
 
     // Turns the scores of a row, the one of that `index` in the scratch, into probabilities relative to the largest so far.
-    void soften(Scratch<K, C>& scratch, int index, int64_t row, int64_t tile, const Sums& sums) const {
+    void soften(Scratch<K, C>& scratch, int64_t index, int64_t row, int64_t tile, const Sums& sums) const {
         static const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         int64_t last = scratch.positions[row] - tile, first = a->first_key(scratch.positions[row]) - tile;
         Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
@@ -220,7 +242,7 @@ struct Piece {
         load_queries(scratch);
         for (int64_t tile = first_tile(); tile < end; tile += TILE) {
             const Sums& sums = tile / CHUNK == begin / CHUNK ? all : chunk;
-            if (tile == first_tile() || tile % CHUNK == 0) clear(sums, rows(), width());
+            if (tile == first_tile() || tile % CHUNK == 0) clear(sums, padded_rows(), width());
             add_tile(scratch, tile, after, sums);
             bool ends_chunk = (tile + TILE) % CHUNK == 0 || tile + TILE >= end;
             if (ends_chunk && &sums == &chunk) join(all, chunk, rows(), width());
@@ -231,13 +253,13 @@ struct Piece {
     // Computes the one chunk of a decode that is joined with others afterwards.
     void compute_chunk(Scratch<K, C>& scratch, const Piece& after, const Sums& sums) const {
         load_queries(scratch);
-        clear(sums, rows(), width());
+        clear(sums, padded_rows(), width());
         for (int64_t tile = first_tile(); tile < end; tile += TILE) add_tile(scratch, tile, after, sums);
     }
 
-    // Memory of `rows` rows as `Sums`.
-    Sums sums_in(float* memory) const { return {memory, memory + rows(), memory + 17 * rows()}; }
-    int64_t size_of_sums() const { return rows() * (width() + 17); }
+    // Memory of this piece's rows as `Sums`.
+    Sums sums_in(float* memory) const { return {memory, memory + padded_rows(), memory + 17 * padded_rows()}; }
+    int64_t size_of_sums() const { return padded_rows() * (width() + 17); }
 };
 
 // Turns the numbers that threads take, from the least to the largest, into pieces.

@@ -42,28 +42,40 @@ static inline void copy_tile(T* to, int64_t step, RowAt row_at, int64_t inputs, 
     }
 }
 
+// Where the sums of a panel go, and the bias that they get.
+template <class T>
+struct PanelOutputs {
+    T* out;
+    int64_t stride;
+    int64_t count;
+    Floats bias[2] = {};
+
+    PanelOutputs(const Layer<T>& layer, int64_t panel)
+        : out(layer.out + panel * PANEL), stride(layer.out_stride), count(std::min<int64_t>(PANEL, layer.outputs - panel * PANEL)) {
+        if (!layer.bias) return;
+        bias[0] = load_some(layer.bias + panel * PANEL, count);
+        if (count > 16) bias[1] = load_some(layer.bias + panel * PANEL + 16, count - 16);
+    }
+
+    [[gnu::always_inline]] void store(int64_t row, Floats first, Floats second) const {
+        store_some(out + row * stride, first + bias[0], count);
+        if (count > 16) store_some(out + row * stride + 16, second + bias[1], count - 16);
+    }
+};
+
 // Computes the outputs of a panel for rows whose inputs lie tile by tile in `tiles`, as `copy_tile` orders them. The last
 // of several tiles of rows finds the panel in a cache, and asks the idle memory for the panel `next`, unless that is null.
 template <class T>
 static inline void multiply_panel(const Layer<T>& layer, const T* tiles, int64_t panel, const T* next, int64_t first_row,
                                   int64_t rows) {
     const T* weights = layer.panel(panel);
-    int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, layer.outputs - first);
-    Floats bias[2] = {};
-    if (layer.bias) {
-        bias[0] = load_some(layer.bias + first, count);
-        if (count > 16) bias[1] = load_some(layer.bias + first + 16, count - 16);
-    }
+    PanelOutputs<T> outputs(layer, panel);
     auto multiply = [&](int64_t start, auto num_rows, auto prefetches) {
         Floats sums[num_rows][NARROW] = {};
         constexpr int64_t together = INPUTS_TOGETHER<T>;
         Inputs<T> inputs{tiles + start * padded<T>(layer.inputs), together, together * num_rows};
         add_product<num_rows, NARROW, prefetches>(sums, inputs, weights, padded<T>(layer.inputs), next);
-        for (int row = 0; row < num_rows; row++) {
-            T* out = layer.out + (start + row) * layer.out_stride + first;
-            store_some(out, sums[row][0] + bias[0], count);
-            if (count > 16) store_some(out + 16, sums[row][1] + bias[1], count - 16);
-        }
+        for (int row = 0; row < num_rows; row++) outputs.store(start + row, sums[row][0], sums[row][1]);
     };
     for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
         if constexpr (2 * num_rows >= TILE_ROWS && INPUTS_TOGETHER<T> > 1) {  // as the tiles of several are

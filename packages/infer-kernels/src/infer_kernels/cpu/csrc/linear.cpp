@@ -1,7 +1,7 @@
 // Dense layers: y = x @ weight.T + bias, summed in fp32 and rounded once; and the packing of their weights.
 #include <algorithm>
 
-#include "dense.h"
+#include "dense_amx.h"
 #include "panel_loop.h"
 
 namespace {
@@ -32,29 +32,67 @@ void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t row
     });
 }
 
+// From so many rows on, threads share the work of arranging inputs.
+bool is_shared(int64_t rows) { return rows >= SHARED_ROWS; }
+
+// Returns memory for `count` inputs that are arranged: the team's, or this thread's own.
+template <class T>
+T* memory_for_inputs(int64_t rows, int64_t count, Team& team, int thread) {
+    static thread_local std::vector<float> own;
+    size_t needed = count * sizeof(T) / sizeof(float) + 1;
+    if (is_shared(rows))
+        team.reserve(needed, thread);
+    else if (own.size() < needed)
+        own.resize(needed);
+    return reinterpret_cast<T*>(is_shared(rows) ? team.shared.data() : own.data());
+}
+
 // Returns the inputs, tile by tile as `copy_tile` orders them.
 template <class T>
 const T* arrange_inputs(const Linear<T>& layer, int64_t rows, int64_t row_block, Team& team, int thread) {
     if (rows == 1 && layer.inputs == padded<T>(layer.inputs)) return layer.x;
-    static thread_local std::vector<float> own;
-    size_t needed = rows * padded<T>(layer.inputs) * sizeof(T) / sizeof(float) + 1;
-    bool is_shared = rows >= SHARED_ROWS;
-    if (is_shared)
-        team.reserve(needed, thread);
-    else if (own.size() < needed)
-        own.resize(needed);
-    T* copies = reinterpret_cast<T*>(is_shared ? team.shared.data() : own.data());
+    T* copies = memory_for_inputs<T>(rows, rows * padded<T>(layer.inputs), team, thread);
     for (int64_t first = 0; first < rows; first += row_block)
-        copy_rows(layer, copies, first, std::min(row_block, rows - first), is_shared ? thread : 0, is_shared ? team.size : 1);
-    if (is_shared) team.barrier();
+        copy_rows(layer, copies, first, std::min(row_block, rows - first), is_shared(rows) ? thread : 0,
+                  is_shared(rows) ? team.size : 1);
+    if (is_shared(rows)) team.barrier();
     return copies;
 }
+
+#if HAS_AMX_BF16
+// Returns the inputs where they lie, unless a row's are no multiple of what a tile holds.
+TileInputs tile_inputs(const Linear<bf16>& layer, int64_t rows, Team& team, int thread) {
+    int64_t inputs = inputs_of_tiles(layer.inputs);
+    if (inputs == layer.inputs) return {layer.x, layer.x_stride};
+    bf16* copies = memory_for_inputs<bf16>(rows, rows * inputs, team, thread);
+    for (int64_t row = is_shared(rows) ? thread : 0; row < rows; row += is_shared(rows) ? team.size : 1)
+        copy_tile_inputs(copies + row * inputs, layer.x + row * layer.x_stride, layer.inputs);
+    if (is_shared(rows)) team.barrier();
+    return {copies, inputs};
+}
+
+void multiply_in_tiles(const Linear<bf16>& a, const Layer<bf16>& layer, Team& team, int thread) {
+    constexpr int64_t CACHED_TILE_BYTES = 1 << 20;  // every CPU with tiles has 2 MiB for each core
+    amx::RowTiles tiles(a.rows.count());
+    TileInputs x = tile_inputs(a, tiles.rows, team, thread);
+    int64_t cached = CACHED_TILE_BYTES / (a.inputs * (int64_t)sizeof(bf16)) / (2 * amx::MOST_ROWS) * 2;
+    amx::configure(tiles.height);
+    for_panels(team, thread, tiles.count, std::max<int64_t>(8, cached), (layer.outputs + PANEL - 1) / PANEL,
+               [&](int64_t panel, int64_t next, int64_t first_tile, int64_t taken) {
+                   multiply_panel_in_tiles(layer, x, tiles, panel, next < 0 ? nullptr : layer.panel(next), first_tile, taken);
+               });
+}
+#endif
 
 template <class T>
 void linear(const void* arguments, Team& team, int thread) {
     const auto& a = *static_cast<const Linear<T>*>(arguments);
     Layer<T> layer{a.out, a.out_stride, a.panels, a.bias, a.inputs, a.outputs};
     int64_t rows = a.rows.count();
+#if HAS_AMX_BF16
+    if constexpr (std::is_same_v<T, bf16>)
+        if (amx::is_granted() && rows > 0) return multiply_in_tiles(a, layer, team, thread);
+#endif
     int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
     int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
     const T* tiles = arrange_inputs(a, rows, row_block, team, thread);

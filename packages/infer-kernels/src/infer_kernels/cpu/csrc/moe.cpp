@@ -11,7 +11,7 @@
 //     sum          of a token's rows, found by its pairs
 //
 // Routing is read from memory, and all scratch has room for any. A row meets the same arithmetic in every block.
-#include "dense.h"
+#include "dense_amx.h"
 #include "moe.h"
 
 namespace {
@@ -74,42 +74,88 @@ struct Products {
     Routing routing;
 };
 
-// Returns a block's inputs, tile by tile as `copy_tile` orders them; in `own` unless they lie so.
+// Where the inputs of a block's row lie.
 template <class T>
-const T* arrange_block(const Products<T>& a, const Block& block, std::vector<float>& own) {
-    auto row_at = [&](int64_t row) {
-        int64_t place = block.first + row;
-        return a.x + (a.chosen ? a.routing.pair_of_place[place] / a.chosen : place) * a.x_stride;
-    };
-    int64_t inputs = padded<T>(a.inputs);
-    if (block.rows == 1 && a.inputs == inputs) return row_at(0);
-    size_t needed = block.rows * inputs * sizeof(T) / sizeof(float) + 1;
+const T* row_of(const Products<T>& a, const Block& block, int64_t row) {
+    int64_t place = block.first + row;
+    return a.x + (a.chosen ? a.routing.pair_of_place[place] / a.chosen : place) * a.x_stride;
+}
+
+// Returns memory of this thread for `count` inputs that are arranged.
+template <class T>
+T* memory_for_inputs(int64_t count) {
+    static thread_local std::vector<float> own;
+    size_t needed = count * sizeof(T) / sizeof(float) + 1;
     if (own.size() < needed) own.resize(needed);
-    T* copies = reinterpret_cast<T*>(own.data());
+    return reinterpret_cast<T*>(own.data());
+}
+
+// Returns a block's inputs, tile by tile as `copy_tile` orders them.
+template <class T>
+const T* arrange_block(const Products<T>& a, const Block& block) {
+    int64_t inputs = padded<T>(a.inputs);
+    if (block.rows == 1 && a.inputs == inputs) return row_of(a, block, 0);
+    T* copies = memory_for_inputs<T>(block.rows * inputs);
     for_row_tiles<NARROW>(block.rows, [&](int64_t start, auto num_rows) {
         copy_tile<num_rows>(
-            copies + start * inputs, INPUTS_TOGETHER<T> * num_rows, [&](int64_t row) { return row_at(start + row); }, a.inputs);
+            copies + start * inputs, INPUTS_TOGETHER<T> * num_rows, [&](int64_t row) { return row_of(a, block, start + row); },
+            a.inputs);
     });
     return copies;
+}
+
+#if HAS_AMX_BF16
+// Returns a block's inputs where they lie, unless its rows lie apart or are no multiple of what a tile holds.
+TileInputs tile_inputs(const Products<bf16>& a, const Block& block) {
+    int64_t inputs = inputs_of_tiles(a.inputs);
+    if (inputs == a.inputs && (!a.chosen || block.rows == 1)) return {row_of(a, block, 0), a.x_stride};
+    bf16* copies = memory_for_inputs<bf16>(block.rows * inputs);
+    for (int64_t row = 0; row < block.rows; row++) copy_tile_inputs(copies + row * inputs, row_of(a, block, row), a.inputs);
+    return {copies, inputs};
+}
+#endif
+
+// Calls `arrange(block)` and `multiply(layer, block, panel, next)` for all panels of all blocks; `next` may be null.
+template <class T, class Arrange, class Multiply>
+void for_layers(const Products<T>& a, Team& team, Arrange arrange, Multiply multiply) {
+    int64_t panels = (a.outputs + PANEL - 1) / PANEL;
+    for_expert_panels(team, a.routing, panels, arrange, [&](const Block& block, int64_t first, int64_t last) {
+        Layer<T> layer{a.out + block.first * a.out_stride,
+                       a.out_stride,
+                       a.panels + block.expert * panels * panel_size<NARROW, T>(a.inputs),
+                       a.bias ? a.bias + block.expert * a.bias_stride : nullptr,
+                       a.inputs,
+                       a.outputs};
+        for (int64_t panel = first; panel <= last; panel++)
+            multiply(layer, block, panel, panel < last ? layer.panel(panel + 1) : nullptr);
+    });
 }
 
 template <class T>
 void products(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const Products<T>*>(arguments);
-    static thread_local std::vector<float> own;
-    int64_t panels = (a.outputs + PANEL - 1) / PANEL;
+#if HAS_AMX_BF16
+    if constexpr (std::is_same_v<T, bf16>)
+        if (amx::is_granted()) {
+            TileInputs x{};
+            amx::RowTiles tiles(0);
+            return for_layers(
+                a, team,
+                [&](const Block& block) {
+                    x = tile_inputs(a, block);
+                    tiles = amx::RowTiles(block.rows);
+                    amx::configure(tiles.height);
+                },
+                [&](const Layer<bf16>& layer, const Block&, int64_t panel, const bf16* next) {
+                    multiply_panel_in_tiles(layer, x, tiles, panel, next, 0, tiles.count);
+                });
+        }
+#endif
     const T* tiles = nullptr;
-    for_expert_panels(
-        team, a.routing, panels, [&](const Block& block) { tiles = arrange_block(a, block, own); },
-        [&](const Block& block, int64_t first, int64_t last) {
-            Layer<T> layer{a.out + block.first * a.out_stride,
-                           a.out_stride,
-                           a.panels + block.expert * panels * panel_size<NARROW, T>(a.inputs),
-                           a.bias ? a.bias + block.expert * a.bias_stride : nullptr,
-                           a.inputs,
-                           a.outputs};
-            for (int64_t panel = first; panel <= last; panel++)
-                multiply_panel(layer, tiles, panel, panel < last ? layer.panel(panel + 1) : nullptr, 0, block.rows);
+    for_layers(
+        a, team, [&](const Block& block) { tiles = arrange_block(a, block); },
+        [&](const Layer<T>& layer, const Block& block, int64_t panel, const T* next) {
+            multiply_panel(layer, tiles, panel, next, 0, block.rows);
         });
 }
 

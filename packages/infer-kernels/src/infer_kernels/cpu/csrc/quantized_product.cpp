@@ -1,11 +1,6 @@
 // The product of up to 32 rows of eight bits with a panel of eight or four bits (see quantized.h).
+#include "amx.h"
 #include "quantized.h"
-
-#if defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#define HAS_TILES 1
-#endif
 
 namespace {
 
@@ -181,22 +176,11 @@ void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, 
     });
 }
 
-#if HAS_TILES
+#if HAS_AMX_INT8
 // The tiles: 0 to 3 sums [16 rows][16 outputs], 4 and 5 inputs [16 rows][64], 6 and 7 codes [64 / 4][16 outputs][4].
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
 
 // Some compilers do not know that tiles are loaded from memory, and might leave stores for later.
 inline void wait_for_stores() { asm volatile("" ::: "memory"); }
-
-bool may_use_tiles() {
-    // Linux gives the tiles' registers to processes that ask for them: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA.
-    static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return granted;
-}
 
 template <Encoding ENCODING>
 void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
@@ -277,14 +261,14 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
 }
 
 bool takes_tiles(const QuantizedLayout& layout, int64_t rows) {
-    return rows >= TILED_ROWS && layout.step() == 64 && may_use_tiles();
+    return rows >= TILED_ROWS && layout.step() == 64 && amx::is_granted();
 }
 #endif
 
 template <Encoding ENCODING>
 void multiply(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
               int64_t first_row, int64_t rows, float* sums) {
-#if HAS_TILES
+#if HAS_AMX_INT8
     if (takes_tiles(layout, rows)) return multiply_tiles<ENCODING>(layout, panel, next, x, first_row, rows, sums);
 #endif
     multiply_in_registers<ENCODING>(layout, panel, next, x, first_row, rows, sums);
@@ -302,15 +286,15 @@ void multiply_quantized(const QuantizedLayout& layout, const uint8_t* panel, con
 }
 
 QuantizedProducts::QuantizedProducts(const QuantizedLayout& layout, int64_t rows) : has_tiles_(false) {
-#if HAS_TILES
+#if HAS_AMX_INT8
     has_tiles_ = takes_tiles(layout, rows);
-    static constexpr TileConfig config;
+    static constexpr amx::Config config;
     if (has_tiles_) _tile_loadconfig(&config);
 #endif
 }
 
 QuantizedProducts::~QuantizedProducts() {
-#if HAS_TILES
+#if HAS_AMX_INT8
     if (has_tiles_) _tile_release();
 #endif
 }

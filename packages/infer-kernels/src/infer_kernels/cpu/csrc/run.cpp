@@ -3,6 +3,7 @@
 #include <omp.h>
 #endif
 
+#include "amx.h"
 #include "team.h"
 
 namespace {
@@ -36,6 +37,7 @@ void run_calls(const Call* calls, int64_t count, int threads) {
             calls[i].kernel(calls[i].arguments, team, thread);
             if (i + 1 < count) team.barrier();
         }
+        amx::release();
     }
 }
 
@@ -44,7 +46,8 @@ void run_call(Kernel kernel, const void* arguments, int threads) {
     run_calls(&call, 1, threads);
 }
 
-// Whether the library was compiled with threads, and what it multiplies bf16 numbers with.
+// Whether the library was compiled with threads, what it multiplies bf16 numbers with, and whether it has instructions for
+// that which the system does not grant.
 int has_threads() {
 #if defined(_OPENMP)
     return 1;
@@ -53,7 +56,20 @@ int has_threads() {
 #endif
 }
 
+int is_amx_refused() {
+#if HAS_AMX_BF16 || HAS_AMX_INT8
+    return !amx::is_granted();
+#else
+    return 0;
+#endif
+}
+
 const char* instruction_set() {
+#if defined(INFER_EMULATED_AMX)
+    if (amx::is_granted()) return "emulated AMX";
+#elif HAS_AMX_BF16
+    if (amx::is_granted()) return "AVX512 with bf16 and AMX";
+#endif
 #if defined(__AVX512BF16__)
     return "AVX512 with bf16";
 #elif defined(__AVX512F__)

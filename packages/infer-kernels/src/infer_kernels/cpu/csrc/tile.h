@@ -17,14 +17,14 @@ struct TileRows {
     const T* values[TILE];
 };
 
-// Panels of a tile's keys: the keys are the outputs, the head's elements the inputs. Asks for the next tile's keys
-// meanwhile, whose places no processor guesses.
+// Panels of a tile's keys: the keys are the outputs, the head's elements the inputs, with zeros up to `depth`. Asks for the
+// next tile's keys meanwhile, whose places no processor guesses.
 template <class T, class C>
-void pack_keys(C* panels, const T* const (&keys)[TILE], const T* const (&next)[TILE], int64_t head_dim) {
+void pack_keys(C* panels, const T* const (&keys)[TILE], const T* const (&next)[TILE], int64_t head_dim, int64_t depth) {
     constexpr int64_t PER_WORD = 4 / sizeof(C);
-    int64_t words = head_dim / PER_WORD;
+    int64_t words = depth / PER_WORD;
     for (int64_t first = 0; first < TILE; first += 16) {
-        C* panel = panels + first / PANEL * panel_size<WIDE, C>(head_dim) + first % PANEL * PER_WORD;
+        C* panel = panels + first / PANEL * panel_size<WIDE, C>(depth) + first % PANEL * PER_WORD;
         for (int64_t word = 0; word < words; word += 16) {
             int64_t at = word * PER_WORD;
             Words rows[16];
