@@ -122,10 +122,10 @@ def _q4_1(blocks: NDArray[np.uint8]) -> Numbers:
 
 def _q8_0(blocks: NDArray[np.uint8]) -> Numbers:
     """Return [blocks, 32] numbers of [blocks, 34] bytes."""
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _halves(blocks[:, :2])
+    codes: Numbers = blocks[:, 2:].view(np.int8).astype(np.float32)
+    return codes * _halves(blocks[:, :2])
 
 
 def _halves(pairs: NDArray[np.uint8]) -> Numbers:
     """Return [blocks, 1] numbers of [blocks, 2] bytes that are fp16."""
-    halves: NDArray[np.float16] = np.ascontiguousarray(pairs).view("<f2")
-    return halves.astype(np.float32)
+    return np.ascontiguousarray(pairs).view("<f2").astype(np.float32)
