@@ -23,6 +23,7 @@ BENCHMARKS = {
     "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
     "quantized-peers": ("serving.quantized_peers", "quantized weights over HTTP, beside none and beside peers' own"),
     "quantization-loss": ("offline.quantization_loss", "what quantized weights cost in held-out loss"),
+    "real-model": ("offline.real_model", "what quantized weights cost a real model: loss and greedy answers"),
     "cpu-steps": ("cpu.steps", "where the time of a step goes on a CPU, beside its floors"),
     "write-checkpoint": ("checkpoints", "writes a checkpoint with random weights and a tokenizer"),
     "kernels-cpu": ("kernels.cpu", "the CPU kernels against the naive forms"),

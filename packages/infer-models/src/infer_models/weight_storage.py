@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
@@ -25,15 +26,15 @@ Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 """How weights are kept: as the checkpoint has them where a kernel multiplies them, as numbers of the model's dtype, or
 quantized while they are read."""
 
-INT4_GROUP_SIZE = 128
+INT4_GROUP_SIZE = 64
 """Inputs that share a scale where weights are quantized to int4 on the fly."""
 _ON_THE_FLY = {
     "int8": Storage(encoding="int8"),
     "int4": Storage(encoding="int4", group_size=INT4_GROUP_SIZE),
     "fp8": Storage(encoding="fp8_e4m3"),
 }
-_VOCABULARY = Storage(encoding="int8")
-"""Of embeddings and LM heads: four bits would cost more than they save."""
+_EIGHT_BITS = Storage(encoding="int8")
+"""Of what int4 leaves in eight bits: embeddings, LM heads and the products of `_sensitive`."""
 
 
 def allocate_weights(
@@ -58,7 +59,7 @@ def allocate_weights(
     """
     _require_kernel(quantization, device, dtype)
     scheme = read_quantization(model.config.quantization)
-    plan = _Plan(quantization=quantization, scheme=scheme, device=device, dtype=dtype)
+    plan = _Plan(quantization=quantization, scheme=scheme, device=device, dtype=dtype, sensitive=_sensitive(model))
     chosen = [
         (module, weight, plan.choose(module, weight, stored))
         for module, weight, stored in model.stored_by_module()
@@ -80,6 +81,15 @@ def allocate_weights(
                 setattr(module, name, allocated[id(weight)])
     if dequantized and model.config.quantization is not None:
         plan.warn(model.config.quantization.method, dtype, dequantized)
+
+
+def _sensitive(model: CausalLM) -> re.Pattern[str]:
+    """Return what finds the products whose errors cost most for their size.
+
+    These are queries, keys and values, and what the MLPs of the first and the last layer add to the residual stream.
+    """
+    last = model.config.num_layers - 1
+    return re.compile(rf"\.(?:q|k|v|qkv)_proj\.weight$|\.layers\.(?:0|{last})\.mlp\.down_proj\.weight$")
 
 
 def _require_kernel(quantization: Quantization, device: torch.device, dtype: torch.dtype) -> None:
@@ -167,12 +177,20 @@ class _Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """By what is chosen how each weight is kept."""
+    """By what is chosen how each weight is kept.
+
+    Attributes:
+        quantization: as for `load_model`.
+        scheme: of the checkpoint; None: its weights lie plainly.
+        device: that multiplies.
+        sensitive: finds the names of weights that int4 leaves in eight bits.
+    """
 
     quantization: Quantization
     scheme: QuantizationScheme | None
     device: torch.device
     dtype: torch.dtype
+    sensitive: re.Pattern[str]
 
     def choose(self, module: nn.Module, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> _Choice:
         """Return how a weight is kept, by itself."""
@@ -184,10 +202,12 @@ class _Plan:
             storage = storage and self._where_served(storage, weight, stored)
             return _Choice(storage, is_stored_quantized=is_quantized)
         match module.role:
+            case "dense" if self.quantization == "int4" and any(map(self.sensitive.search, stored)):
+                return _Choice(self._where_served(_EIGHT_BITS, weight, stored))
             case "dense":
                 return _Choice(self._where_served(_ON_THE_FLY[self.quantization], weight, stored))
             case "vocabulary" if self.quantization != "fp8":
-                return _Choice(self._where_served(_VOCABULARY, weight, stored))
+                return _Choice(self._where_served(_EIGHT_BITS, weight, stored))
             case _:
                 return _Choice(None)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from infer_kernels import quantize_int4, quantize_int8
 from infer_kernels.cpu import PackedQuantizedExperts, PackedQuantizedWeight
 from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
-from infer_models import CausalLM, CausalView, load_model, save_model
+from infer_models import CausalLM, CausalView, CheckpointError, load_model, save_model
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_quantized, save_tiny
 from infer_models.testing.ranks import run_ranks
@@ -57,7 +57,8 @@ def test_every_family_computes_nearly_the_same(tmp_path: Path, family: str) -> N
 def test_products_are_quantized_and_vectors_and_routers_are_not(tmp_path: Path) -> None:
     save_tiny("qwen3_moe", tmp_path)
     model = load(tmp_path, "int4")
-    assert weight_of(model, "model.layers.0.self_attn.qkv_proj").encoding == "int4"
+    assert weight_of(model, "model.layers.0.self_attn.qkv_proj").encoding == "int8"
+    assert weight_of(model, "model.layers.0.self_attn.o_proj").encoding == "int4"
     assert weight_of(model, "model.embed_tokens").encoding == "int8"
     assert weight_of(model, "lm_head").encoding == "int8"
     experts: Any = model.get_submodule("model.layers.1.mlp.experts")
@@ -65,8 +66,35 @@ def test_products_are_quantized_and_vectors_and_routers_are_not(tmp_path: Path) 
     assert isinstance(weight_of(model, "model.layers.1.mlp.gate"), torch.nn.Parameter)
     assert isinstance(weight_of(model, "model.norm"), torch.nn.Parameter)
     model.prepack()
-    assert isinstance(weight_of(model, "model.layers.0.self_attn.qkv_proj"), PackedQuantizedWeight)
+    assert isinstance(weight_of(model, "model.layers.0.self_attn.o_proj"), PackedQuantizedWeight)
     assert isinstance(experts.gate_up_proj, PackedQuantizedExperts)
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_int4_keeps_eight_bits_where_errors_cost_most(tmp_path: Path, family: str) -> None:
+    """Queries, keys and values of every layer; what the MLPs of the first and the last layer write."""
+    save_tiny(family, tmp_path)
+    model = load(tmp_path, "int4")
+    last = model.config.num_layers - 1
+    for layer in range(last + 1):
+        assert weight_of(model, f"model.layers.{layer}.self_attn.qkv_proj").encoding == "int8"
+        assert weight_of(model, f"model.layers.{layer}.self_attn.o_proj").encoding == "int4"
+        if hasattr(model.get_submodule(f"model.layers.{layer}.mlp"), "down_proj"):
+            expected = "int8" if layer in (0, last) else "int4"
+            assert weight_of(model, f"model.layers.{layer}.mlp.down_proj").encoding == expected
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_named(tmp_path: Path, quantization: str, bad: float) -> None:
+    twin = save_tiny("llama", tmp_path)
+    tensors = dict(twin.state_dict())
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
+    twin.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"tensor `model.layers.1.mlp.up_proj.weight` holds NaN or infinite"):
+        load(tmp_path, quantization)
 
 
 @needs_cpu_kernels
@@ -76,7 +104,7 @@ def test_the_numbers_are_those_of_quantizing_the_whole(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.gate_up_proj"
     whole = weight_of(plain, name).detach()
     assert torch.equal(weight_of(int8, name).dequantize(), quantize_int8(whole).dequantize())
-    assert torch.equal(weight_of(int4, name).dequantize(), quantize_int4(whole, group_size=128).dequantize())
+    assert torch.equal(weight_of(int4, name).dequantize(), quantize_int4(whole, group_size=64).dequantize())
 
 
 @needs_cpu_kernels

@@ -18,15 +18,14 @@ from infer_kernels.quantization.quantized_weight import (
     Encoding,
     QuantizedWeight,
     pack_pairs,
-    quantize_fp8,
-    quantize_int4,
-    quantize_int8,
 )
+from infer_kernels.quantization.rounding import NotFiniteError, quantize_fp8, quantize_int4, quantize_int8
 
 __all__ = [
     "E2M1_VALUES",
     "INT4_ZERO",
     "Encoding",
+    "NotFiniteError",
     "QuantizedWeight",
     "embedding_quantized_torch",
     "embedding_quantized_triton",

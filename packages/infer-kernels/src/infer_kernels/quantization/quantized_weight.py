@@ -36,7 +36,6 @@ _VALUE_DTYPES = {
     "int4": torch.uint8,
     "e2m1": torch.uint8,
 }
-_FP8_MAX = 448.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,55 +214,8 @@ class QuantizedWeight:
         return torch.stack([self.values & 15, self.values >> 4], dim=-1).flatten(-2)[..., : self.in_features]
 
 
-def quantize_int8(weight: Tensor) -> QuantizedWeight:
-    """Return `weight` [..., out_features, in_features] as int8 with a scale for each row: the largest becomes 127."""
-    numbers = weight.float()
-    scales = numbers.abs().amax(dim=-1, keepdim=True) / 127.0
-    values = (numbers / _where_positive(scales)).round_().to(torch.int8)
-    return QuantizedWeight(
-        encoding="int8", values=values, scales=scales, in_features=weight.shape[-1], group_size=weight.shape[-1]
-    )
-
-
-def quantize_fp8(weight: Tensor) -> QuantizedWeight:
-    """Return `weight` [..., out_features, in_features] as fp8_e4m3 with a scale for each row: the largest is 448."""
-    numbers = weight.float()
-    scales = numbers.abs().amax(dim=-1, keepdim=True) / _FP8_MAX
-    values = (numbers / _where_positive(scales)).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-    return QuantizedWeight(
-        encoding="fp8_e4m3", values=values, scales=scales, in_features=weight.shape[-1], group_size=weight.shape[-1]
-    )
-
-
-def quantize_int4(weight: Tensor, *, group_size: int) -> QuantizedWeight:
-    """Return `weight` [..., out_features, in_features] as int4 with a scale for each group of inputs.
-
-    The number of a group that is largest in magnitude becomes code 0, -8 times the scale, whatever its sign: so all
-    sixteen codes are used.
-    """
-    in_features = weight.shape[-1]
-    groups = cdiv(in_features, group_size)
-    padding = groups * group_size - in_features
-    numbers = functional.pad(weight.float(), (0, padding)).view(*weight.shape[:-1], groups, group_size)
-    largest = numbers.gather(-1, numbers.abs().argmax(dim=-1, keepdim=True))
-    scales = largest / -float(INT4_ZERO)
-    codes = (numbers / torch.where(scales == 0, 1.0, scales)).round_().add_(INT4_ZERO).clamp_(0, 15)
-    codes = codes.flatten(-2)[..., :in_features].to(torch.uint8)
-    return QuantizedWeight(
-        encoding="int4",
-        values=pack_pairs(codes),
-        scales=scales.squeeze(-1),
-        in_features=in_features,
-        group_size=group_size,
-    )
-
-
 def pack_pairs(codes: Tensor) -> Tensor:
     """Return codes [..., columns] uint8 of 0 to 15 as [..., columns / 2] uint8, the first of two in the lower half."""
     if codes.shape[-1] % 2:
         codes = functional.pad(codes, (0, 1))
     return codes[..., 0::2] | codes[..., 1::2] << 4
-
-
-def _where_positive(scales: Tensor) -> Tensor:
-    return torch.where(scales == 0, 1.0, scales)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from infer_kernels.quantization import NotFiniteError
 from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint.safetensors_file import SafetensorsFile
 from infer_models.config.json_fields import JsonFields
@@ -54,29 +55,38 @@ def load_weights(model: CausalLM, folder: Path) -> None:
             return first.file.path, first.file.tensors[first.name].start
 
         for name in sorted(weights, key=place):
-            weight, stored_format = weights[name], formats.get(name)
-            if stored_format is not None:
-                _load_quantized(name, weight, stored_format, sources)
-                continue
-            source = sources[name]
-            match weight:
-                case WeightSlice():
-                    source.file.read_into(source.name, weight)
-                case FusedWeight(parts=parts):
-                    for part in parts:
-                        source.file.read_into(source.name, part)
-                case ArrangedWeight():
-                    for index, item in enumerate(source.file.items(source.name)):
-                        weight.fill_item(index, item)
-                case Mxfp4Part(weight=packed):
-                    if name != packed.blocks_name:
-                        continue  # the scales, which are read with the blocks
-                    scales = sources[packed.scales_name]
-                    pairs = zip(source.file.items(source.name), scales.file.items(scales.name), strict=True)
-                    for index, (blocks, exponents) in enumerate(pairs):
-                        packed.fill_item(index, blocks, exponents)
-                case other:
-                    other.fill(torch.stack(tuple(source.file.items(source.name))))
+            try:
+                _load(name, weights[name], formats.get(name), sources)
+            except NotFiniteError as error:
+                raise CheckpointError(
+                    f"{place(name)[0]}: tensor `{name}` holds NaN or infinite numbers, which cannot be quantized."
+                ) from error
+
+
+def _load(name: str, weight: StoredWeight, stored_format: StoredFormat | None, sources: Mapping[str, _Source]) -> None:
+    """Read one weight and fill its parameter."""
+    if stored_format is not None:
+        _load_quantized(name, weight, stored_format, sources)
+        return
+    source = sources[name]
+    match weight:
+        case WeightSlice():
+            source.file.read_into(source.name, weight)
+        case FusedWeight(parts=parts):
+            for part in parts:
+                source.file.read_into(source.name, part)
+        case ArrangedWeight():
+            for index, item in enumerate(source.file.items(source.name)):
+                weight.fill_item(index, item)
+        case Mxfp4Part(weight=packed):
+            if name != packed.blocks_name:
+                return  # the scales, which are read with the blocks
+            scales = sources[packed.scales_name]
+            pairs = zip(source.file.items(source.name), scales.file.items(scales.name), strict=True)
+            for index, (blocks, exponents) in enumerate(pairs):
+                packed.fill_item(index, blocks, exponents)
+        case other:
+            other.fill(torch.stack(tuple(source.file.items(source.name))))
 
 
 def _load_quantized(

@@ -1,0 +1,188 @@
+"""The real model: its file is read, its checkpoint computes, and quantized weights keep its loss and answers."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from infer_bench.gguf_file import GGUFFile
+from infer_bench.offline import real_model
+from infer_bench.offline.questions import QUESTIONS
+from infer_bench.offline.real_model import Side, count_same, documentation, judge, token_windows, write_dequantized
+from infer_bench.smollm import PackageUnavailableError, smollm_folder, write_smollm
+from infer_models.text import Tokenizer
+
+TEXT, ARRAY, F32, Q4_1, Q8_0 = 8, 9, 0, 3, 8
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def field(name: str, value: Any) -> bytes:
+    """Return a field of a GGUF file: an int, a float, a text, or a list of texts or ints."""
+
+    def typed(one: Any) -> tuple[int, bytes]:
+        if isinstance(one, str):
+            return TEXT, text(one)
+        return (6, struct.pack("<f", one)) if isinstance(one, float) else (4, struct.pack("<I", one))
+
+    if isinstance(value, list):
+        kinds, items = zip(*map(typed, value), strict=True)
+        return text(name) + struct.pack("<IIQ", ARRAY, kinds[0], len(items)) + b"".join(items)
+    kind, data = typed(value)
+    return text(name) + struct.pack("<I", kind) + data
+
+
+def write_gguf(path: Path, fields: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int, bytes]]) -> Path:
+    """Write a file with `tensors`: shape, type, data."""
+    head, data = b"", b""
+    for name, (shape, kind, numbers) in tensors.items():
+        data += b"\0" * (-len(data) % 32)
+        dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        head += text(name) + dimensions + struct.pack("<IQ", kind, len(data))
+        data += numbers
+    begun = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
+    begun += b"".join(field(name, value) for name, value in fields.items()) + head
+    path.write_bytes(begun + b"\0" * (-len(begun) % 32) + data)
+    return path
+
+
+def test_numbers_of_every_type_are_read(tmp_path: Path) -> None:
+    q4_1 = struct.pack("<ee", 0.5, -2.0) + bytes(range(16))
+    q8_0 = struct.pack("<e32b", 0.25, *range(-16, 16))
+    tensors = {
+        "plain": ((2, 1), F32, struct.pack("<2f", 1.5, -3.0)),
+        "four": ((1, 32), Q4_1, q4_1),
+        "eight": ((1, 32), Q8_0, q8_0),
+        "other": ((32,), 14, b""),
+    }
+    file = GGUFFile(write_gguf(tmp_path / "a.gguf", {"a.name": "x", "a.size": 7, "a.list": ["p", "q"]}, tensors))
+    assert file.fields == {"a.name": "x", "a.size": 7, "a.list": ["p", "q"]}
+    assert file.tensor("plain").tolist() == [[1.5], [-3.0]]
+    assert file.tensor("four").tolist() == [[i % 16 * 0.5 - 2 for i in range(16)] + [-2.0] * 16]
+    assert file.tensor("eight").tolist() == [[i * 0.25 for i in range(-16, 16)]]
+    with pytest.raises(ValueError, match="`other` has type 14"):
+        file.tensor("other")
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF\x02\0\0\0" + bytes(16))
+    with pytest.raises(ValueError, match=r"is no GGUF file of version 3"):
+        GGUFFile(tmp_path / "a.gguf")
+
+
+def test_a_llama_file_becomes_a_checkpoint_whose_heads_rotate_by_halves(tmp_path: Path) -> None:
+    heads, head_dim, hidden = 2, 8, 16
+    tokens = ["<|end|>", "a", "b", "ab", "1", "2"]
+    fields: dict[str, Any] = {
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": 1,
+        "llama.block_count": 1,
+        "llama.embedding_length": hidden,
+        "llama.feed_forward_length": 24,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "llama.context_length": 64,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+    }
+    shapes = {
+        "token_embd": (len(tokens), hidden),
+        "output_norm": (hidden,),
+        "blk.0.attn_norm": (hidden,),
+        "blk.0.attn_q": (heads * head_dim, hidden),
+        "blk.0.attn_k": (head_dim, hidden),
+        "blk.0.attn_v": (head_dim, hidden),
+        "blk.0.attn_output": (hidden, heads * head_dim),
+        "blk.0.ffn_norm": (hidden,),
+        "blk.0.ffn_gate": (24, hidden),
+        "blk.0.ffn_up": (24, hidden),
+        "blk.0.ffn_down": (hidden, 24),
+    }
+    drawn = {name: torch.randn(shape).bfloat16().float() for name, shape in shapes.items()}
+    tensors = {f"{name}.weight": (shapes[name], F32, each.numpy().tobytes()) for name, each in drawn.items()}
+    write_smollm(GGUFFile(write_gguf(tmp_path / "a.gguf", fields, tensors)), tmp_path)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    q_proj = theirs.model.layers[0].self_attn.q_proj.weight.view(heads, 2, head_dim // 2, hidden)
+    stored = drawn["blk.0.attn_q"].view(heads, head_dim // 2, 2, hidden)
+    assert torch.equal(q_proj[:, 0], stored[:, :, 0])
+    assert torch.equal(q_proj[:, 1], stored[:, :, 1])
+    assert torch.equal(theirs.lm_head.weight, drawn["token_embd"])
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("ab12<|end|>", add_special_tokens=False) == [3, 4, 5, 0]
+
+
+def test_a_package_that_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("infer_bench.smollm.PACKAGE", "no package/at all")
+    with pytest.raises(PackageUnavailableError, match="`no package/at all` cannot be installed"):
+        smollm_folder()
+    assert real_model.main(["--quick"]) == 1
+    assert list((tmp_path / "infer-bench").iterdir()) == []
+
+
+def test_answers_are_counted_whole() -> None:
+    assert count_same([[1, 2], [3], [4]], [[1, 2], [3, 5], [4]]) == 2
+    assert len(set(QUESTIONS)) == 50
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Path:
+    """The real model's checkpoint; tests are skipped where its package cannot be had."""
+    try:
+        return smollm_folder()
+    except PackageUnavailableError as error:
+        pytest.skip(f"no real model: {error}")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_quantized_weights_keep_a_real_models_loss(smollm: Path, tmp_path: Path) -> None:
+    """Weights alone: products of a plain checkpoint with the numbers that are kept take exact inputs."""
+    windows = token_windows(smollm, documentation(), context=512, num_tokens=4096)
+    sides = {"none": Side(smollm, "none")}
+    for name in ("int8", "int4"):
+        sides[name] = Side(write_dequantized(smollm, name, tmp_path / name), "none")
+    judgements = judge(sides, windows, ())
+    assert judgements["int8"].ratio < 1.003
+    assert judgements["int4"].ratio < 1.06
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_fp32_engine_answers_as_transformers_does(smollm: Path) -> None:
+    """Every greedy token of fifty answers."""
+    theirs = real_model.transformers_answers(smollm, QUESTIONS)
+    assert real_model.engine_answers(Side(smollm, "none"), QUESTIONS, dtype="float32") == theirs
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("smollm")
+def test_the_benchmark_saves_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--tokens",
+        "256",
+        "--context",
+        "128",
+        "--questions",
+        "1",
+        "--quantization",
+        "none",
+        "--out",
+        str(tmp_path),
+    ]
+    assert real_model.main([*flags, "--out", str(tmp_path)]) == 0
+    saved = json.loads((tmp_path / "real-model.json").read_text())
+    assert saved["judgements"]["none"]["ratio"] == 1.0
+    assert 1 < saved["judgements"]["none"]["nats_per_token"] < 6
+    assert "| none | " in capsys.readouterr().out
