@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from infer_bench.agreement import JudgedAnswer, compare_texts, compare_tokens
 from infer_bench.ceilings import CeilingProbe, Ceilings, ModelCosts, Work
-from infer_bench.offline import concurrency, engine, structured
+from infer_bench.offline import concurrency, engine, prompt_cap, structured
 from infer_bench.offline import transformers as comparison
 from infer_bench.shapes import SHAPES
 from infer_models import ModelConfig
@@ -171,3 +171,9 @@ def test_ours_and_transformers_generate_the_same_tokens(
     assert all(len(rates) == 2 for part in saved["tokens_per_s"].values() for rates in part.values())
     assert saved["agreement"]["num_decided_same"] == saved["agreement"]["num_decided"] > 20
     assert "100.0% of these are the same" in capsys.readouterr().out
+
+
+def test_prompt_cap_measures_a_cap_on_every_load(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt_cap.main(["--quick", "--cap", "48"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[1] for line in lines if line.startswith("| ")][1:] == ["48"] * 3
