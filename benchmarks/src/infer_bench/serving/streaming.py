@@ -27,6 +27,7 @@ from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.results import ROOT, argument_parser, save, table
 from infer_bench.serving.null_engine import null_engine
 from infer_server import ServerSettings
+from infer_server.serving.event_loop import new_event_loop
 from infer_server.testing import running_server
 
 STREAMS = (1, 8, 64, 256)
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--serve", type=float, metavar="STEP_S", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.serve is not None:
-        asyncio.run(serve(args.serve))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(serve(args.serve))
         return
     num_tokens, repeats = (40_000, 1) if args.quick else (args.tokens, args.repeats)
     with null_server(step_s=0.0) as url:

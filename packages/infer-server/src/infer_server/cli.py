@@ -133,6 +133,7 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
     with _exit_on_sigterm(), _listener(settings) as listener:
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=raise_open_file_limit(settings.max_connections))
+        from infer_server.serving.event_loop import new_event_loop  # noqa: PLC0415 - only serving needs a loop
         from infer_server.serving.server import serve  # noqa: PLC0415 - imports the web framework: not for `--help`
 
         engine = _build(config, settings, build_engine)
@@ -141,9 +142,10 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
         gc.collect()
         gc.freeze()  # these objects live as long as the server; visiting them all in a collection would stall streams
         try:
-            return asyncio.run(
-                serve(engine, settings=settings, listener=listener, on_listening=partial(print_if_possible, text))
-            )
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                return runner.run(
+                    serve(engine, settings=settings, listener=listener, on_listening=partial(print_if_possible, text))
+                )
         finally:
             gc.unfreeze()  # some libraries warn of objects that are left at the interpreter's end
             discard_unwritable_output()
