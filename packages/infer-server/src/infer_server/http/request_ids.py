@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,11 +29,11 @@ def with_request_ids(app: ASGIApp) -> ASGIApp:
     """Return `app` with the header on every reply."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 header = (b"x-request-id", request_id(scope).encode("ascii"))
                 message["headers"] = [*message.get("headers", []), header]
-            await send(message)
+            return send(message)
 
         await app(scope, receive, send_with_id)
 

@@ -29,6 +29,7 @@ from infer_server.errors import ApiError
 from infer_server.http.error_responses import closing_response
 from infer_server.http.request_ids import new_request_id, request_id
 from infer_server.serving.parser import RequestParser
+from infer_server.serving.response_writer import ResponseWriter
 from infer_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class Connection(H11Protocol):
         """`limits` counts open connections and has the deadlines; the rest is uvicorn's."""
         super().__init__(config, server_state, app_state)
         self._limits = limits
+        self._app = self.app
+        self.app = self._answer
         self.conn = RequestParser(max_head_bytes=MAX_HEAD_BYTES, clock=self.loop.time)
         self._is_counted = False
         self._is_lingering = False
@@ -191,6 +194,10 @@ class Connection(H11Protocol):
         if self._reading_timer is not None:
             self._reading_timer.cancel()
             self._reading_timer = None
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Call the application; one request of a connection is answered at a time."""
+        await self._app(scope, receive, ResponseWriter(self.cycle, send))
 
     def _should_upgrade(self) -> bool:
         """Ignore upgrade requests, as HTTP allows, and log nothing."""
