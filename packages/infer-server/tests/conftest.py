@@ -14,7 +14,7 @@ _TESTS_OF_CONNECTIONS = frozenset(
     f"test_{subject}"
     for subject in (
         *("acceptor", "deadlines", "disconnects", "hostile_requests", "malformed_http", "methods", "shutdown"),
-        *("slow_readers", "stalls", "tls"),
+        *("request_smuggling", "slow_readers", "stalls", "tls"),
     )
 )
 
