@@ -11,7 +11,6 @@ accepting so many requests at once is a burst of its own.
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import statistics
@@ -31,8 +30,10 @@ from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.results import ROOT, argument_parser, save, table
 from infer_bench.serving.null_engine import null_engine
+from infer_engine.frontend.async_engine import AsyncEngine
 from infer_server import ServerSettings
 from infer_server.serving.event_loop import new_event_loop
+from infer_server.serving.garbage import rare_collections
 from infer_server.testing import running_server
 
 STREAMS = (1, 8, 64, 256)
@@ -70,7 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 async def serve(step_s: float) -> None:
     """Serve a null engine until standard input ends."""
     engine = null_engine(step_s=step_s)
-    gc.freeze()  # as the server does when it starts
+    with rare_collections():
+        await _serve(engine)
+
+
+async def _serve(engine: AsyncEngine) -> None:
     async with running_server(engine, ServerSettings(access_log=False)) as url:
         print(url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
