@@ -11,6 +11,7 @@ import pytest
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
 from infer_bench.registry import main as run
+from infer_bench.results import ROOT
 from infer_bench.serving import routing, text_side
 from infer_bench.serving.plots import plot_sweep
 from infer_bench.serving.workloads import Load, measure, read_arguments, report
@@ -135,6 +136,13 @@ def test_looking_for_calls_is_compared_with_plain_text(tmp_path: Path, capsys: p
     for name in ("with tools", "content, with tools", "a call's arguments", "reasoning, with tools"):
         assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \|", printed)
     assert len(re.findall(r"\| plain \| [\d.]+ \| 1\.000 \|", printed)) == 2
+
+
+def test_what_http_costs_is_compared_with_another_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text_side.main(["--quick", "--against", str(ROOT), "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    for name in ("cpu_us_per_token", "cpu_us_per_request", "requests_per_s"):
+        assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", printed)
 
 
 def test_policies_of_routing_are_compared_on_the_same_prompts(

@@ -1,12 +1,28 @@
 """Engines without a model, and clients of applications around them."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
 
+from infer_server.serving.event_loop import new_event_loop
 from infer_server.testing import FakeEngine
 from infer_server.testing.client import client_of
+
+_TESTS_OF_CONNECTIONS = frozenset(
+    f"test_{subject}"
+    for subject in (
+        *("acceptor", "deadlines", "disconnects", "hostile_requests", "malformed_http", "methods", "shutdown"),
+        *("request_smuggling", "slow_readers", "stalls", "tls"),
+    )
+)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run tests on the loop that serves, and tests of connections also on asyncio's own."""
+    is_of_connections = item.path.stem in _TESTS_OF_CONNECTIONS
+    return {"serving": new_event_loop} | ({"asyncio": asyncio.new_event_loop} if is_of_connections else {})
 
 
 @pytest.fixture

@@ -11,14 +11,18 @@ accepting so many requests at once is a burst of its own.
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from infer_bench.client.http import exchange, get_latency_s
 from infer_bench.client.load import run_workload
@@ -26,7 +30,10 @@ from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.results import ROOT, argument_parser, save, table
 from infer_bench.serving.null_engine import null_engine
+from infer_engine.frontend.async_engine import AsyncEngine
 from infer_server import ServerSettings
+from infer_server.serving.event_loop import new_event_loop
+from infer_server.serving.garbage import rare_collections
 from infer_server.testing import running_server
 
 STREAMS = (1, 8, 64, 256)
@@ -45,13 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--serve", type=float, metavar="STEP_S", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.serve is not None:
-        asyncio.run(serve(args.serve))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(serve(args.serve))
         return
     num_tokens, repeats = (40_000, 1) if args.quick else (args.tokens, args.repeats)
-    with null_server(step_s=0.0) as url:
-        throughput = asyncio.run(measure_throughput(url, num_tokens, repeats))
-    with null_server(step_s=PACED_STEP_S) as url:
-        delays = asyncio.run(measure_long_prompts(url))
+    with null_server(step_s=0.0) as server:
+        throughput = asyncio.run(measure_throughput(server.url, num_tokens, repeats))
+    with null_server(step_s=PACED_STEP_S) as server:
+        delays = asyncio.run(measure_long_prompts(server.url))
     head = ["streams", f"tokens/s (floor {FLOOR}, aim {AIM})", "/health median ms", "/health max ms (limit 50)"]
     print(f"\n{table(head, [list(map('{:.4g}'.format, row.values())) for row in throughput])}")
     head = ["beside 16 streams of a token every 10 ms: bytes of a prompt", "status", "answered in s", "longest gap, ms"]
@@ -63,23 +71,52 @@ def main(arguments: Sequence[str] | None = None) -> None:
 async def serve(step_s: float) -> None:
     """Serve a null engine until standard input ends."""
     engine = null_engine(step_s=step_s)
-    gc.freeze()  # as the server does when it starts
+    with rare_collections():
+        await _serve(engine)
+
+
+async def _serve(engine: AsyncEngine) -> None:
     async with running_server(engine, ServerSettings(access_log=False)) as url:
         print(url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
     await engine.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullServer:
+    """A running server.
+
+    Attributes:
+        url: where it listens.
+        process: its process.
+    """
+
+    url: str
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """Return the processor time that it has taken."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+
 @contextlib.contextmanager
-def null_server(*, step_s: float) -> Iterator[str]:
-    """Run `serve` in a process of its own; yields its URL."""
+def null_server(*, step_s: float, checkout: Path | None = None) -> Iterator[NullServer]:
+    """Run `serve` in a process of its own, with the code of `checkout` in place of this one's."""
     command = [sys.executable, "-m", "infer_bench", "streaming", "--serve", str(step_s)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:  # noqa: S603 - our own program
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=_environment(checkout)) as process:  # noqa: S603 - our own program
         assert process.stdin is not None
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield NullServer(url=process.stdout.readline().strip(), process=psutil.Process(process.pid))
         process.stdin.close()
+
+
+def _environment(checkout: Path | None) -> dict[str, str]:
+    if checkout is None:
+        return dict(os.environ)
+    sources = [*sorted(checkout.glob("packages/*/src")), checkout / "benchmarks" / "src"]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
 
 
 async def run_streams(url: str, num_streams: int, num_tokens: int) -> dict[str, Any]:

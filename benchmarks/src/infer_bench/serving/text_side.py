@@ -7,6 +7,7 @@ left out there, so that those ratios are larger than a server's.
 
     uv run infer-bench text-side
     uv run infer-bench text-side --quick
+    uv run infer-bench text-side --against ../another-checkout --step 0.01
 """
 
 import asyncio
@@ -14,13 +15,11 @@ import json
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-import psutil
-
-from infer_bench.client.http import exchange
 from infer_bench.results import argument_parser, save, table
+from infer_bench.serving.http_cost import STREAMS, compare, cost_table, read_stream
 from infer_bench.serving.streaming import null_server
 from infer_engine.frontend.answer_parser import AnswerParser
 from infer_engine.frontend.output_processor import OutputProcessor
@@ -41,7 +40,6 @@ from infer_server.openai.chat.response import ChatChunkBuilder
 from infer_server.openai.response_head import new_response_head
 
 TEXT = "Now is the winter of our discontent made glorious summer by this sun of York; and all the clouds that lour'd "
-STREAMS = 16
 TOOLS = [
     {
         "type": "function",
@@ -59,8 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__, quick="one round of few tokens; result not saved")
     parser.add_argument("--tokens", type=int, default=2000, help="of each answer")
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--against", type=Path, help="compare what HTTP costs with this other checkout, in turns")
+    parser.add_argument("--step", type=float, default=0.0, help="seconds between tokens, with `--against`")
     args = parser.parse_args(arguments)
     num_tokens, rounds = (50, 1) if args.quick else (args.tokens, args.rounds)
+    if args.against is not None:
+        sides = [None, args.against]
+        costs = asyncio.run(compare(sides, num_tokens=num_tokens // 4, rounds=max(1, rounds // 3), step_s=args.step))
+        print(f"\n{table(*cost_table(costs, ['this', str(args.against)]))}")
+        if not args.quick:
+            save("text-side-against", {"step_s": args.step, "this": costs[0], "against": costs[1]}, args.out)
+        return
     found = measure(num_tokens=num_tokens, rounds=rounds)
     server = asyncio.run(measure_server(num_tokens=num_tokens // 4, rounds=max(1, rounds // 3)))
     print(f"\n{table(*ratio_table(server, 'of the server, content'))}\n\n{table(*ratio_table(found, 'answer'))}")
@@ -72,28 +79,15 @@ async def measure_server(*, num_tokens: int, rounds: int) -> dict[str, list[floa
     """Return the CPU seconds per token of a server with `STREAMS` streams, round by round; the first one warms up."""
     bodies = {"plain": {}, "with tools": {"tools": TOOLS}}
     found: dict[str, list[float]] = {name: [] for name in bodies}
-    with null_server(step_s=0.0) as url:
-        [server] = psutil.Process().children()
+    with null_server(step_s=0.0) as server:
         for number in range(rounds + 1):
             for name, fields in bodies.items():
-                before_s = _cpu_s(server)
+                before_s = server.cpu_s()
                 body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": num_tokens, "stream": True}
-                await asyncio.gather(*(_read(url, body | fields) for _ in range(STREAMS)))
+                await asyncio.gather(*(read_stream(server.url, body | fields) for _ in range(STREAMS)))
                 if number:
-                    found[name].append((_cpu_s(server) - before_s) / (STREAMS * num_tokens))
+                    found[name].append((server.cpu_s() - before_s) / (STREAMS * num_tokens))
     return found
-
-
-async def _read(url: str, body: dict[str, Any]) -> None:
-    async with exchange(url, "/v1/chat/completions", method="POST", body=json.dumps(body).encode()) as reply:
-        text = await reply.read()
-        if reply.status != HTTPStatus.OK or not text.endswith(b"[DONE]\n\n"):
-            raise RuntimeError(f"the server answered {reply.status}: {text[-200:]!r}")
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def measure(*, num_tokens: int, rounds: int) -> dict[str, list[float]]:

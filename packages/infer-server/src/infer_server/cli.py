@@ -7,7 +7,6 @@ What cannot work is one line on standard error and exit code 2.
 
 import asyncio
 import dataclasses
-import gc
 import importlib
 import math
 import os
@@ -30,6 +29,7 @@ from infer_server.command import discard_unwritable_output, print_if_possible, r
 from infer_server.doctor.parts import DEFAULT_TIMEOUT_S
 from infer_server.operations.logs import configure_logging
 from infer_server.operations.tracing import require_tracing_extra
+from infer_server.serving.garbage import rare_collections
 from infer_server.serving.listener import address_of, bind_listener
 from infer_server.serving.open_files import raise_open_file_limit
 from infer_server.serving.tls import check_certificate
@@ -136,18 +136,17 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=raise_open_file_limit(settings.max_connections))
         engine = _build(config, settings, build_engine)
+        from infer_server.serving.event_loop import new_event_loop  # noqa: PLC0415 - only serving needs a loop
         from infer_server.serving.server import serve  # noqa: PLC0415 - not for `--help`, and not before the engine
 
         address = address_of(listener, scheme="https" if settings.ssl_certfile else "http")
         text = banner(engine.info, address=address, settings=settings)
-        gc.collect()
-        gc.freeze()  # these objects live as long as the server; visiting them all in a collection would stall streams
         try:
-            return asyncio.run(
-                serve(engine, settings=settings, listener=listener, on_listening=partial(print_if_possible, text))
-            )
+            with rare_collections(), asyncio.Runner(loop_factory=new_event_loop) as runner:
+                return runner.run(
+                    serve(engine, settings=settings, listener=listener, on_listening=partial(print_if_possible, text))
+                )
         finally:
-            gc.unfreeze()  # some libraries warn of objects that are left at the interpreter's end
             discard_unwritable_output()
 
 

@@ -42,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 STEP_TIMEOUT_S = 300.0
-MAX_UNDELIVERED_RESULTS = 1
-"""How many step results may wait for the event loop before the core waits too."""
-
 _Args = TypeVarTuple("_Args")
 _T = TypeVar("_T")
 
@@ -90,7 +87,7 @@ class AsyncEngine:
         self._idle.set()
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._result_permits = threading.Semaphore(MAX_UNDELIVERED_RESULTS)
+        self._undelivered = threading.Lock()  # held while a step's result waits for the event loop: the core waits too
         self._tokenizer_pool = tokenizer_pool or TokenizerPool()
         self._screening = None if screen is None else GrammarScreening(screen)
         self._watchdog = Watchdog(
@@ -209,11 +206,11 @@ class AsyncEngine:
             stream.end(FinishReason.ABORT)
 
     def _on_result(self, result: StepResult) -> None:
-        """Deliver a step's result on the event loop; another thread waits while the loop has too many of them."""
+        """Deliver a step's result on the event loop; another thread waits while the loop has not taken the last one."""
         if self._is_on_loop():
             self._deliver(result)
             return
-        while not self._result_permits.acquire(timeout=1.0):
+        while not self._undelivered.acquire(timeout=1.0):
             if self._status in (EngineStatus.STOPPED, EngineStatus.DEAD):
                 return
         self._post(self._deliver_posted, result)
@@ -297,7 +294,7 @@ class AsyncEngine:
             self.abort(request_id)
 
     def _deliver_posted(self, result: StepResult) -> None:
-        self._result_permits.release()
+        self._undelivered.release()
         self._deliver(result)
 
     def _deliver(self, result: StepResult) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from infer_engine.frontend.answer_parser import AnswerParser
 from infer_engine.ipc.messages import TokenOutput
@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 TEXT_FAILED = RequestFailure(message="This request's text could not be made; the log says why.", code="text_failed")
 
 _T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 
 class OutputProcessor:
@@ -61,7 +62,7 @@ class OutputProcessor:
         """
         if output.error is not None:
             return self._step_output(output, num_tokens=0, error=output.error)
-        processed = self._catch_failures(lambda: self._process(output))
+        processed = self._catch_failures(self._process, output)
         return self._step_output(output, num_tokens=0, error=TEXT_FAILED) if processed is None else processed
 
     def flush(self) -> tuple[str, list[AnswerDelta] | None]:
@@ -143,9 +144,9 @@ class OutputProcessor:
             return self._stops.add(delta)
         return self._stops.pass_over(delta), False
 
-    def _catch_failures(self, call: Callable[[], _T]) -> _T | None:
+    def _catch_failures(self, call: Callable[[*_Args], _T], *args: *_Args) -> _T | None:
         try:
-            return call()
+            return call(*args)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # a panic in the Rust tokenizer is not an `Exception`

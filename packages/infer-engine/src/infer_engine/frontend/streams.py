@@ -1,7 +1,9 @@
 """`QueuedStream`: queues the outputs of one request for its reader on the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import Callable
+from typing import Self
 
 import msgspec
 
@@ -19,7 +21,8 @@ class QueuedStream:
         self.times = RequestTimes(arrived_s=arrived_s)
         self._output_processor = processed.output_processor
         self._abort = abort
-        self._outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
+        self._outputs: deque[StepOutput] = deque()
+        self._reader: asyncio.Future[None] | None = None  # what waits for the next output
         self._ended = False
         self._last = StepOutput(
             request_id=processed.submission.request_id,
@@ -33,12 +36,20 @@ class QueuedStream:
         """The engine's own id."""
         return self._last.request_id
 
-    async def __aiter__(self) -> AsyncIterator[StepOutput]:
-        """Yield outputs up to and including the finished one."""
-        while not self._ended:
-            output = await self._outputs.get()
-            self._ended = output.finished
-            yield output
+    def __aiter__(self) -> Self:
+        """Return itself: a stream has one reader."""
+        return self
+
+    async def __anext__(self) -> StepOutput:
+        """Return the next output; the finished one is the last."""
+        if self._ended:
+            raise StopAsyncIteration
+        while not self._outputs:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        output = self._outputs.popleft()
+        self._ended = output.finished
+        return output
 
     def abort(self) -> None:
         """Abort the request; see `infer_engine.protocol.RequestStream.abort`."""
@@ -56,7 +67,7 @@ class QueuedStream:
                 self.times.first_token_s = now_s
             self.times.last_token_s = now_s
         self._last = self._output_processor.process(output)
-        self._outputs.put_nowait(self._last)
+        self._put(self._last)
         return self._last
 
     def end(self, finish_reason: FinishReason) -> None:
@@ -87,4 +98,9 @@ class QueuedStream:
             logprobs=None,
             prompt_logprobs=None,
         )
-        self._outputs.put_nowait(last)
+        self._put(last)
+
+    def _put(self, output: StepOutput) -> None:
+        self._outputs.append(output)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -101,7 +101,8 @@ class GenerationHandler(Generic[B, R]):
         self._endpoint = endpoint
         self._body = body
         self._engine = engine
-        self._settings = settings
+        self._max_body_bytes = settings.max_body_bytes
+        self._ping_interval_s = settings.sse_ping_interval
 
     async def respond(self, request: Request[Any, Any, Any]) -> Response[R]:
         """Return the response to `request`, which may be a stream.
@@ -111,7 +112,7 @@ class GenerationHandler(Generic[B, R]):
             RequestRefusedError: the engine refuses it.
             ClientDisconnectedError: the client disconnected.
         """
-        body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
+        body = decode_body(await read_body(request, self._max_body_bytes), self._body)
         accepts_events = accepts_event_stream(request.headers.get("accept", ""))
         requests = _of_tenant(self._endpoint.requests(body), tenant(request.scope))
         streaming = self._endpoint.is_streaming(body, accepts_events=accepts_events)
@@ -137,8 +138,7 @@ class GenerationHandler(Generic[B, R]):
         except BaseException:
             accepted.abort()
             raise
-        ping_interval_s = self._settings.sse_ping_interval
-        return EventStreamResponse(stream, release=accepted.abort, ping_interval_s=ping_interval_s)
+        return EventStreamResponse(stream, release=accepted.abort, ping_interval_s=self._ping_interval_s)
 
 
 def _of_tenant(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:

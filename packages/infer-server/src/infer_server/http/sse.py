@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 EventEncoder = Callable[[str, msgspec.Struct], bytes]
 
+_encode = msgspec.json.Encoder().encode
+
 MEDIA_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -44,7 +46,7 @@ def named_event(name: str, data: msgspec.Struct) -> bytes:
 
 def plain_event(_: str, data: msgspec.Struct) -> bytes:
     """Return one event without an `event:` line. JSON has no raw line breaks, so no text can end the event."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+    return b"data: %b\n\n" % _encode(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

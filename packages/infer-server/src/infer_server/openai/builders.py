@@ -125,6 +125,9 @@ async def complete_response(
 def _tokens(output: StepOutput) -> list[GeneratedToken]:
     """Return the tokens of a step. The last one has the step's text."""
     num_tokens = len(output.token_ids)
+    if num_tokens == 1:
+        logprob = output.logprobs[0] if output.logprobs else None
+        return [GeneratedToken(output.token_ids[0], output.text, logprob, output.deltas)]
     texts = [""] * (num_tokens - 1) + [output.text]
     no_deltas: Sequence[AnswerDelta] | None = None if output.deltas is None else ()
     deltas = [no_deltas] * (num_tokens - 1) + [output.deltas]

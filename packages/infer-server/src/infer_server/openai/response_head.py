@@ -1,10 +1,10 @@
 """What all replies to one request have in common: id, time and model; and the finish reasons in OpenAI's words."""
 
 import time
-import uuid
 from typing import Literal, TypedDict
 
 from infer_engine.protocol import FinishReason, StepOutput
+from infer_server.http.request_ids import unique_hex
 
 OpenAIFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -28,7 +28,7 @@ class ResponseHead(TypedDict):
 
 def new_response_head(prefix: str, *, served_model: str) -> ResponseHead:
     """Return the head of a response that begins at this moment; its id begins with `prefix`."""
-    return ResponseHead(id=f"{prefix}-{uuid.uuid4().hex}", created=int(time.time()), model=served_model)
+    return ResponseHead(id=f"{prefix}-{unique_hex()}", created=int(time.time()), model=served_model)
 
 
 def finish_reason_of(last: StepOutput) -> FinishReason:

@@ -18,7 +18,7 @@ uvicorn does the rest: it calls the application, and makes its `send` wait while
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn import Config
@@ -29,6 +29,7 @@ from infer_server.errors import ApiError
 from infer_server.http.error_responses import closing_response
 from infer_server.http.request_ids import new_request_id, request_id
 from infer_server.serving.parser import RequestParser
+from infer_server.serving.response_writer import ResponseWriter
 from infer_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -48,20 +49,58 @@ class ConnectionFactory:
         self.write_timeout_s = settings.write_timeout
         self.max_connections = settings.max_connections
         self.num_open = 0
-        self.read_buffer = memoryview(bytearray(_MAX_READ_BYTES))  # shared: each read is processed before the next one
+        self.read_buffer = memoryview(bytearray(_MAX_READ_BYTES))
 
     def __call__(
         self,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> H11Protocol:
-        """Return the protocol of one connection; uvicorn calls this for each."""
-        return Connection(self, config, server_state, app_state, _loop)
+    ) -> asyncio.BufferedProtocol:
+        """Return the protocol of one connection."""
+        return SmallReads(Connection(self, config, server_state, app_state), self.read_buffer)
 
 
-class Connection(H11Protocol, asyncio.BufferedProtocol):
+class SmallReads(asyncio.BufferedProtocol):
+    """Passes what arrives to a connection, at most a buffer at a time.
+
+    It is an object of its own because uvloop reads as much as there is for whatever is an `asyncio.Protocol`.
+    """
+
+    def __init__(self, connection: "Connection", buffer: memoryview) -> None:
+        """Read into `buffer`, which may be shared: each read is processed before the next one."""
+        self._connection = connection
+        self._buffer = buffer
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Return the buffer to read into."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Process what has been read."""
+        self._connection.data_received(bytes(self._buffer[:nbytes]))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Tell the connection."""
+        self._connection.connection_made(cast("asyncio.Transport", transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the connection."""
+        self._connection.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """Let the transport close: a client that will send nothing more has left."""
+
+    def pause_writing(self) -> None:
+        """Tell the connection."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell the connection."""
+        self._connection.resume_writing()
+
+
+class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with deadlines for sending and reading, and error replies for malformed requests."""
 
     conn: RequestParser
@@ -72,11 +111,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         """`limits` counts open connections and has the deadlines; the rest is uvicorn's."""
-        super().__init__(config, server_state, app_state, loop)
+        super().__init__(config, server_state, app_state)
         self._limits = limits
+        self._app = self.app
+        self.app = self._answer
         self.conn = RequestParser(max_head_bytes=MAX_HEAD_BYTES, clock=self.loop.time)
         self._is_counted = False
         self._is_lingering = False
@@ -111,15 +151,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Return the buffer to read into."""
-        return self._limits.read_buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         """Process what has arrived, unless the connection is lingering."""
         if self._is_lingering:
             return
-        self.data_received(bytes(self._limits.read_buffer[:nbytes]))
+        super().data_received(data)
         idle = self.conn.their_state is h11.IDLE and self.conn.arriving_since_s is None and not self._is_lingering
         if idle and self.timeout_keep_alive_task is None:
             # This was the rest of a request that was answered early; uvicorn has stopped its timer.
@@ -158,6 +194,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if self._reading_timer is not None:
             self._reading_timer.cancel()
             self._reading_timer = None
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Call the application; one request of a connection is answered at a time."""
+        await self._app(scope, receive, ResponseWriter(self.cycle, send))
 
     def _should_upgrade(self) -> bool:
         """Ignore upgrade requests, as HTTP allows, and log nothing."""

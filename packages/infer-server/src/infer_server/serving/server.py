@@ -24,9 +24,9 @@ from litestar.types import ASGIApp
 from infer_engine.protocol import Engine, EngineStatus
 from infer_server.app import create_app
 from infer_server.http.disconnects import cancel_and_wait
+from infer_server.serving.acceptor import Acceptor
 from infer_server.serving.connection import ConnectionFactory
 from infer_server.serving.listener import allow_address_reuse
-from infer_server.serving.open_files import OpenFileLimitHandler
 from infer_server.serving.stalls import watch_for_stalls
 from infer_server.settings import ServerSettings
 
@@ -45,6 +45,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings, on_listening: Callable[[], None]) -> None:
         """`on_listening` is called once, when connections are accepted."""
+        self._acceptors: list[Acceptor] = []
         super().__init__(
             uvicorn.Config(
                 app,
@@ -70,18 +71,27 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then call `on_listening`."""
+        await super().startup([])
         for listener in sockets or ():
             allow_address_reuse(listener)
-        await super().startup(sockets)
+            acceptor = Acceptor(listener, self._connection, tls=self.config.ssl, backlog=self.config.backlog)
+            self._acceptors.append(acceptor)
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close, after a short time for clients to read the rest of their answers."""
+        for acceptor in self._acceptors:
+            acceptor.close()
         cut = asyncio.get_running_loop().call_later(_LAST_BYTES_S, self._cut_off)
         try:
             await super().shutdown(sockets)
         finally:
             cut.cancel()
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        """Return the protocol of one more connection, as uvicorn makes it."""
+        make = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]  # of a protocol of uvicorn
 
     def _cut_off(self) -> None:
         """Abort the connections that are left; their requests end as if the client had disconnected."""
@@ -99,7 +109,6 @@ async def serve(
     server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=on_listening)
     lifecycle = _Lifecycle(engine, server, shutdown_timeout_s=settings.shutdown_timeout)
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(OpenFileLimitHandler())
     for number in _SIGNALS:
         loop.add_signal_handler(number, lifecycle.on_signal, number)
     watches = [asyncio.create_task(lifecycle.watch_engine()), asyncio.create_task(watch_for_stalls())]
