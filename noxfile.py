@@ -138,6 +138,7 @@ CPU_KERNEL_TESTS = [
         "fused_moe",
         "packed_experts",
         "cpu_quantized",
+        "outliers",
         "quantized_experts",
         "qk_norm_rope_store",
         "partial_rotary",
