@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self, TypeVar, TypeVarTuple
@@ -120,7 +121,7 @@ class AsyncEngine:
         num_sequences = sum(request.params.n for request in requests)
         self._check_queue_limit(num_sequences)
         self._loop = asyncio.get_running_loop()
-        arrived_s = self._loop.time()
+        arrived_s = time.monotonic()
         self._num_tokenizing += num_sequences
         try:
             processed = await self._process_inputs(requests)
@@ -300,7 +301,7 @@ class AsyncEngine:
     def _deliver(self, result: StepResult) -> None:
         """Push one step's outputs to their streams; runs on the event loop."""
         self._stats = result.stats
-        now_s = 0.0 if self._loop is None else self._loop.time()
+        now_s = time.monotonic()
         self._record_admitted(result, now_s)
         for output in result.outputs:
             stream = self._streams.get(output.request_id)

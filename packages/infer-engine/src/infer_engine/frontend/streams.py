@@ -16,7 +16,7 @@ class QueuedStream:
     """The outputs of one request. Implements `infer_engine.protocol.RequestStream`."""
 
     def __init__(self, processed: ProcessedInput, *, arrived_s: float, abort: Callable[[str], None]) -> None:
-        """`abort` ends the request with the given id and may be called repeatedly; `arrived_s` is event loop time."""
+        """`abort` ends the request with the given id and may be called repeatedly; `arrived_s` is `time.monotonic`."""
         self.prompt_token_ids = processed.submission.prompt_token_ids
         self.times = RequestTimes(arrived_s=arrived_s)
         self._output_processor = processed.output_processor

@@ -66,7 +66,7 @@ class EngineStatus(enum.StrEnum):
 
 
 class RequestTimes(msgspec.Struct, kw_only=True):
-    """Times of a request's events, in seconds of the event loop's clock; None: not yet.
+    """Times of a request's events, in seconds of `time.monotonic`; None: not yet.
 
     Attributes:
         arrived_s: it was submitted, before it was tokenized.

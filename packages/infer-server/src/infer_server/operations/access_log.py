@@ -3,8 +3,8 @@
 Handlers add to the exchange through its scope: which route and which streams answer it.
 """
 
-import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
@@ -84,7 +84,7 @@ class _Exchange:
         self.num_bytes_out = 0
         self.streams: list[RequestStream] = []
         self.logs_prompts = logs_prompts
-        self._clock = asyncio.get_running_loop().time
+        self._clock = time.monotonic  # the loop's own clock may go in milliseconds
         self._started_s = self._clock()
         self._receive = receive
         self._send = send

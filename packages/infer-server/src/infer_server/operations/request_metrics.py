@@ -1,7 +1,7 @@
 """Metrics of requests to the engine, measured as their outputs pass.
 
-All intervals are in the event loop's monotonic time. The waiting time of a preempted request is part of its inter-token
-latency.
+All intervals are in the time of `time.monotonic`: the clock of uvloop goes in milliseconds. The waiting time of a
+preempted request is part of its inter-token latency.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ class ResponseWriter:
     It waits, as the `send` of uvicorn does, while the client does not read.
     """
 
-    __slots__ = ("_cycle", "_flow", "_held", "_is_chunked", "_is_holding", "_send", "_transport")
+    __slots__ = ("_cycle", "_flow", "_held", "_is_chunked", "_is_holding", "_on_response", "_send", "_transport")
 
     def __init__(self, cycle: RequestResponseCycle, send: Send) -> None:
         """Write what `cycle` answers; `send` is its own."""
@@ -40,7 +40,9 @@ class ResponseWriter:
         self._is_chunked = False
         self._is_holding = False
         self._held: list[bytes] = []
+        self._on_response = cycle.on_response
         cycle.transport = cast("Any", self)
+        cycle.on_response = self._complete
 
     def __call__(self, message: Message) -> Awaitable[None]:
         """Return what sends `message`."""
@@ -78,6 +80,11 @@ class ResponseWriter:
     async def _send_and_release(self, message: Message) -> None:
         await self._send(message)
         self._release()
+
+    def _complete(self) -> None:
+        """Let the connection go on, which may answer what has come meanwhile: first, this answer must be written."""
+        self._release()
+        self._on_response()
 
     def _release(self) -> None:
         """Write what was held; later writes go through."""

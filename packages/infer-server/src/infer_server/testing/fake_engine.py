@@ -1,6 +1,7 @@
 """`FakeEngine`: an engine without a model, which follows the engine's protocol and a script."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -78,7 +79,7 @@ class FakeStream:
         self._params = params
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
-        self.times = RequestTimes(arrived_s=asyncio.get_running_loop().time())
+        self.times = RequestTimes(arrived_s=time.monotonic())
         self.failure = script.failure
         self.aborted = False
         self.ended = asyncio.Event()
@@ -127,7 +128,7 @@ class FakeStream:
             yield self._output(made, (), error=self.failure)
 
     def _record_time(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         self.times.admitted_s = self.times.admitted_s or now
         self.times.first_token_s = self.times.first_token_s or now
         self.times.last_token_s = now
