@@ -40,9 +40,9 @@ def load_model(
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as `config.json` allows.
             LongRoPE has other frequencies for long sequences than for short ones, and tables of angles end here.
         quantization: how matrices are kept. `auto`: as the checkpoint has them, dequantized where no kernel multiplies
-            by such weights; `none`: in `dtype`; `int8`, `int4`, `fp8`: quantized while they are read. Of `int4`,
-            embeddings and LM head have eight bits, of `fp8` those of `dtype`; routers of experts always those of
-            `dtype`.
+            by such weights; `none`: in `dtype`; `int8`, `int4`, `fp8`: quantized while they are read. With
+            `int4`, embeddings, LM head and the products whose errors cost most have eight bits; with `fp8`, embeddings
+            and LM head have `dtype`, and routers of experts always have it.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
