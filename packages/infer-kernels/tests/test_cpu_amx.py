@@ -147,16 +147,17 @@ def test_experts_equal_the_reference_and_tokens_their_bits_alone(hidden: int, to
         )
 
 
-@pytest.mark.parametrize("group", [1, 2, 16, 17, 33])
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80])
-def test_rows_of_any_group_attend_alike_alone_and_in_a_prompt(head_dim: int, group: int) -> None:
-    """Groups of 17 and 33 heads leave rows of tiles that belong to nobody, beside the sums of another thread."""
+@pytest.mark.parametrize("group", [1, 4, 5, 16, 17, 33])
+@pytest.mark.parametrize("head_dim", [16, 48, 64])
+@pytest.mark.parametrize("block_size", [16, 7])
+def test_rows_of_any_group_attend_alike_alone_and_in_a_prompt(block_size: int, head_dim: int, group: int) -> None:
+    """Up to four rows find keys where they lie; groups of 17 and 33 leave rows of tiles that belong to nobody."""
     batch = random_paged_batch(
         [(5, 1100), (1, 1100), (40, 40)],
         q_heads=2 * group,
         kv_heads=2,
         head_dim=head_dim,
-        block_size=16,
+        block_size=block_size,
         dtype=torch.bfloat16,
     )
     whole = attend(batch.q, batch.k_cache, batch.v_cache, batch.query_start, batch.seq_lens, batch.block_table)

@@ -46,7 +46,7 @@ struct alignas(64) Config {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 
     Config() = default;
-    explicit Config(int64_t count) { std::fill_n(rows, 6, (uint8_t)count); }
+    Config(int64_t count) { std::fill_n(rows, 6, (uint8_t)count); }
 };
 
 // Rows as tiles: as few as possible and all of one height, so that one configuration serves them. The last may begin before
@@ -127,10 +127,10 @@ inline void release_tiles() {}
 
 inline thread_local bool holds_tiles = false;
 
-// Prepares this thread for tiles of `rows` rows. Every kernel that uses tiles does this first: other libraries configure them
-// too, in the same threads.
-inline void configure(int64_t rows) {
-    load_config(Config(rows));
+// Prepares this thread's tiles. Every kernel that uses tiles does this first: other libraries configure them too, in the same
+// threads.
+inline void configure(const Config& config) {
+    load_config(config);
     holds_tiles = true;
 }
 

@@ -51,6 +51,7 @@ struct Scratch {
     TileRows<K> now, next;
     int64_t positions[TILE_ROWS];
     alignas(64) C queries[TILE_ROWS * MOST_HEAD_DIM];
+    alignas(64) C query_pairs[FEW_ROWS * MOST_HEAD_DIM];
     alignas(64) C keys[TILE * MOST_HEAD_DIM];
     alignas(64) C values[TILE * MOST_HEAD_DIM];
     alignas(64) C probabilities[ROWS_TOGETHER * TILE];
@@ -92,7 +93,14 @@ struct Piece {
             std::fill(query + a->head_dim, query + depth(), C{});
             scratch.positions[row] = position(row);
         }
-        if (takes_amx<C>()) amx::configure(amx::RowTiles(rows()).height);
+#if HAS_AMX_BF16
+        if constexpr (std::is_same_v<C, bf16>)
+            if (takes_amx<C>()) {
+                bool is_few = rows() <= FEW_ROWS;
+                if (is_few) pair_queries(scratch.query_pairs, scratch.queries, rows(), depth());
+                amx::configure(is_few ? config_of_few(rows()) : amx::RowTiles(rows()).height);
+            }
+#endif
         if (width() != a->head_dim) std::fill_n(scratch.values, TILE * width(), C{});
     }
 
@@ -124,11 +132,11 @@ struct Piece {
             find(scratch.next, tile + TILE);
         else
             after.find(scratch.next, after.first_tile());
-        bool is_packed = rows() > IN_PLACE_ROWS || takes_amx<C>();
-        if (is_packed) {
+        bool is_packed = rows() > IN_PLACE_ROWS;
+        if (takes_amx<C>() ? rows() > FEW_ROWS : is_packed)
             pack_keys(scratch.keys, scratch.now.keys, scratch.next.keys, a->head_dim, depth());
+        if (takes_amx<C>() || is_packed)
             pack_values(scratch.values, scratch.now.values, scratch.next.values, a->head_dim);
-        }
         if constexpr (HAS_SCALES<K>)
             for (int key = 0; key < TILE; key++) {
                 scratch.key_scales[key] = scale_of(scratch.now.keys[key], a->head_dim) * score_scale();
@@ -137,6 +145,13 @@ struct Piece {
 #if HAS_AMX_BF16
         if constexpr (std::is_same_v<C, bf16>)
             if (takes_amx<C>()) {
+                if (rows() <= FEW_ROWS) {
+                    multiply_few_keys(scratch.scores, scratch.query_pairs, rows(), scratch.keys, scratch.now.keys,
+                                      scratch.next.keys, a->head_dim, depth());
+                    soften_all(scratch, 0, rows(), tile, sums);
+                    multiply_few_values(sums.values, width(), scratch.probabilities, scratch.values, a->head_dim);
+                    return;
+                }
                 amx::RowTiles tiles(rows());
                 for (int64_t first = 0; first < rows(); first += tiles.height) {
                     multiply_keys(scratch.scores, scratch.queries + first * depth(), scratch.keys, depth());
