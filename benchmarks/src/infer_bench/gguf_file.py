@@ -117,7 +117,8 @@ def _q4_1(blocks: NDArray[np.uint8]) -> Numbers:
     """Return [blocks, 32] numbers of [blocks, 20] bytes."""
     scale, least = _halves(blocks[:, :2]), _halves(blocks[:, 2:4])
     codes = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1).astype(np.float32)
-    return codes * scale + least
+    numbers: Numbers = codes * scale + least
+    return numbers
 
 
 def _q8_0(blocks: NDArray[np.uint8]) -> Numbers:
