@@ -20,7 +20,16 @@ GRANTED, REFUSED = ["-DINFER_EMULATED_AMX=1"], ["-DINFER_EMULATED_AMX=0"]
 def compiled(folder: Path, flags: list[str]) -> Path:
     """The part of the library that runs kernels, and says what they are compiled for."""
     path = folder / "kernels.so"
-    command = [*find_compiler(), "-std=c++17", "-fPIC", "-shared", "-w", *flags, str(SOURCE_FOLDER / "run.cpp")]
+    command = [
+        *find_compiler(),
+        "-std=c++17",
+        "-DELEMENT=bf16",
+        "-fPIC",
+        "-shared",
+        "-w",
+        *flags,
+        str(SOURCE_FOLDER / "run.cpp"),
+    ]
     subprocess.run([*command, "-o", str(path)], check=True)
     return path
 
