@@ -122,6 +122,14 @@ def test_without_cpp_kernels_plain_pytorch_is_checked(monkeypatch: pytest.Monkey
 
 
 @needs_cpu_kernels
+def test_it_is_said_what_is_exact_in_quantized_layers() -> None:
+    found = examined(examine_kernels, quantization="int8")
+    assert "outliers of a row up to 23" in found.findings["quantized layers"].found
+    assert "ops" in found.named("ok")
+    assert "quantized layers" not in examined(examine_kernels).findings
+
+
+@needs_cpu_kernels
 def test_a_system_that_does_not_grant_amx_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library(), "is_amx_refused", True)
     found = examined(examine_kernels)

@@ -41,6 +41,9 @@ def examine_kernels(reporter: Reporter) -> None:
     else:
         reporter.skip("Triton kernels", "the CPU computes")
         _report_library(reporter, read.dtype)
+        if quantized and library(DTYPES[read.dtype]) is not None:
+            exactness = "inputs have eight bits, the few outliers of a row up to 23; their products are summed exactly"
+            reporter.ok("quantized layers", exactness)
     block_size = choose_block_size(read.engine_config, head_dim=read.config.head_dim)
     ops = ops_of(
         read.config,

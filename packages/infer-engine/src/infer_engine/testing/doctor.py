@@ -49,6 +49,7 @@ def examined(
     share_index: int = 0,
     num_shares: int = 1,
     kv_cache_dtype: str = "auto",
+    quantization: str = "auto",
 ) -> Examined:
     """Run `part` for a request of the other arguments, and return what it found."""
     found, reporter = reporter_of(
@@ -60,6 +61,7 @@ def examined(
             share_index=share_index,
             num_shares=num_shares,
             kv_cache_dtype=kv_cache_dtype,
+            quantization=quantization,
         )
     )
     part(reporter)
