@@ -103,7 +103,7 @@ def test_an_engine_that_fails_is_a_failure_with_its_error(monkeypatch: pytest.Mo
 
 def test_the_checks_of_one_device_are_left_out_where_there_is_no_time() -> None:
     found = examined(examine_engine, seconds=0.0)
-    assert found.named("warning") == {"engine"}
+    assert found.named("warning") == {"not finished"}
     assert "captured step" not in found.findings
 
 

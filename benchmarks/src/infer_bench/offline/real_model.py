@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
@@ -140,7 +141,7 @@ def judge(sides: dict[str, Side], windows: Tensor, questions: Sequence[str]) -> 
         model = load_packed(side.folder, side.quantization, device=torch.device("cpu"))
         losses.append(window_losses(model, windows))
         num_bytes = weight_bytes(model)
-        num_weights = sum(math.prod(weight.shape) for weight, _ in model.stored_by_parameter())
+        num_weights = count_weights(side.folder)
         del model
         answers.append(engine_answers(side, questions) if questions else [])
         own, first = losses[-1], losses[0]
@@ -155,6 +156,12 @@ def judge(sides: dict[str, Side], windows: Tensor, questions: Sequence[str]) -> 
             share_of_bf16=num_bytes / bf16_bytes(num_weights),
         )
     return judgements
+
+
+def count_weights(folder: Path) -> int:
+    """Return how many numbers the tensors of a checkpoint have, a tied LM head once."""
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no dictionary
 
 
 @torch.inference_mode()

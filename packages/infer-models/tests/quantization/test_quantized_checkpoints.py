@@ -72,13 +72,16 @@ def test_dequantized_weights_are_worth_the_twins(tmp_path: Path, kind: str) -> N
 
 @pytest.mark.parametrize("kind", QUANTIZED_CHECKPOINTS)
 def test_kernels_compute_with_the_weights_as_they_are(tmp_path: Path, kind: str) -> None:
+    """An input that lies between two codes may be rounded to either, and then all that follows is rounded otherwise."""
     twin = save_quantized(tmp_path, kind)
-    logits, expected = logits_of(load(tmp_path, "auto")), logits_of_twin(twin)
-    assert (logits - expected).square().mean().sqrt() <= 3e-2 * expected.abs().max()
+    logits, exact = logits_of(load(tmp_path, "auto")), logits_of_twin(twin)
+    assert (logits - exact).square().mean().sqrt() <= 3e-2 * exact.abs().max()
     if is_kept(tmp_path):
         round_inputs(twin)
-        expected = logits_of_twin(twin)
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-3)
+        rounded = logits_of_twin(twin)
+        assert (logits - rounded).norm() <= 0.5 * (rounded - exact).norm()
+    else:
+        torch.testing.assert_close(logits, exact, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_FAMILIES)
