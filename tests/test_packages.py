@@ -70,7 +70,7 @@ def test_no_package_needs_ray(package: str) -> None:
 def test_the_server_needs_only_what_a_web_server_needs() -> None:
     required = importlib.metadata.requires("infer-server") or []
     always = {re.split(r"[^\w-]", each)[0] for each in required if "extra ==" not in each}
-    web = {"litestar", "uvicorn", "h11", "msgspec", "cyclopts"}
+    web = {"litestar", "uvicorn", "uvloop", "h11", "msgspec", "cyclopts"}
     assert always == {"infer-engine", *web, "prometheus-client", "python-json-logger"}
 
 

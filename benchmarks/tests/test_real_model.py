@@ -147,23 +147,33 @@ def smollm() -> Path:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_quantized_weights_keep_a_real_models_loss(smollm: Path, tmp_path: Path) -> None:
-    """Weights alone: products of a plain checkpoint with the numbers that are kept take exact inputs."""
+def test_quantized_weights_keep_a_real_models_loss(smollm: Path) -> None:
+    """As an engine computes: on a CPU with C++ kernels inputs are rounded too."""
     windows = token_windows(smollm, documentation(), context=512, num_tokens=4096)
-    sides = {"none": Side(smollm, "none")}
-    for name in ("int8", "int4"):
-        sides[name] = Side(write_dequantized(smollm, name, tmp_path / name), "none")
-    judgements = judge(sides, windows, ())
-    assert judgements["int8"].ratio < 1.003
-    assert judgements["int4"].ratio < 1.04
+    judgements = judge({name: Side(smollm, name) for name in ("none", "int8", "int4")}, windows, ())
+    assert judgements["int8"].ratio <= 1.003
+    assert judgements["int4"].ratio <= 1.04
+    assert judgements["int4"].share_of_bf16 <= 0.36
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_weights_are_judged_apart_from_inputs(smollm: Path, tmp_path: Path) -> None:
+    """Products of a plain checkpoint with the numbers that are kept take exact inputs."""
+    windows = token_windows(smollm, documentation(), context=256, num_tokens=1024)
+    exact = Side(write_dequantized(smollm, "int8", tmp_path / "int8"), "none")
+    judgements = judge({"none": Side(smollm, "none"), "exact": exact}, windows, ())
+    assert judgements["exact"].ratio == pytest.approx(1.0, abs=0.003)
+    assert judgements["exact"].nats_per_token != judgements["none"].nats_per_token
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_fp32_engine_answers_as_transformers_does(smollm: Path) -> None:
-    """Every greedy token of fifty answers."""
-    theirs = real_model.transformers_answers(smollm, QUESTIONS)
-    assert real_model.engine_answers(Side(smollm, "none"), QUESTIONS, dtype="float32") == theirs
+    """Every greedy token of each answer."""
+    questions = QUESTIONS[::4]
+    theirs = real_model.transformers_answers(smollm, questions)
+    assert real_model.engine_answers(Side(smollm, "none"), questions, dtype="float32") == theirs
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import pytest
 from infer_engine.ipc import kernel_compiler
 from infer_engine.ipc.kernel_compiler import compiling_kernels
 from infer_engine.protocol import EngineConfig
+from infer_kernels.cpu.build import COMPILED
 
 COMPILER = """#!/bin/sh
 for last; do :; done
@@ -32,7 +33,7 @@ def compile_for(config: EngineConfig, cache: Path) -> list[str]:
     """Compile until the program is done; return the libraries."""
     with compiling_kernels(config) as program:
         if program is not None:
-            assert program.wait(60) == 0
+            assert program.wait(60) in (0, COMPILED)
     return sorted(path.name.split("-")[2] for path in cache.glob("*.so"))
 
 

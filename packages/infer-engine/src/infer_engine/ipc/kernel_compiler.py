@@ -1,5 +1,6 @@
 """Compiles the C++ kernels while torch is imported, which takes about as long."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from infer_engine.protocol import EngineConfig
 from infer_models import CheckpointError
 from infer_models.config import ModelConfig
 from infer_models.hub import resolve_checkpoint
+
+logger = logging.getLogger("infer_engine")
 
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 """Where this is, device `auto` is probably a GPU."""
@@ -27,6 +30,17 @@ def compiling_kernels(config: EngineConfig) -> Iterator["subprocess.Popen[bytes]
     command = [sys.executable, "-I", "-S", str(_program()), dtype]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as program:  # noqa: S603 - our own program
         yield program
+        _log(program, dtype)
+
+
+def _log(program: "subprocess.Popen[bytes]", dtype: str) -> None:
+    """Say that the kernels were compiled, unless who needed them has waited and said so."""
+    from infer_kernels.cpu.build import COMPILED  # noqa: PLC0415 - imports torch, as the block has done
+    from infer_kernels.cpu.library import loaded_library  # noqa: PLC0415 - as above
+
+    loaded = loaded_library(dtype)
+    if program.poll() == COMPILED and not (loaded is not None and loaded.was_compiled):
+        logger.info("CPU kernels for %s compiled while torch was imported", dtype)
 
 
 def _computes_on_cpu(config: EngineConfig) -> bool:

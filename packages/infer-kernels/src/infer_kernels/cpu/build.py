@@ -52,6 +52,8 @@ COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-w")
 FLAG_SETS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
 """Tried in this order: not every compiler knows its own processor, or has OpenMP."""
 TIMEOUT_S = 120.0
+COMPILED = 10
+"""The exit code of this file as a program that has compiled, or has waited for another process that did."""
 _LOCK = "cpu-kernels.lock"
 _BUILDING = "cpu-kernels-building-"
 _LOOK_S = 0.01
@@ -342,14 +344,16 @@ def _message(output: bytes, code: int) -> str:
     return next((line for line in lines if "error" in line), lines[0])[:300]
 
 
-def main(dtype: str) -> None:
-    """Compile into the cache, until standard input ends."""
+def main(dtype: str) -> int:
+    """Compile into the cache, until standard input ends; return `COMPILED`, or 0 where there was nothing to do."""
     if is_switched_off():
-        return
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=_end_with_input, daemon=True).start()
     with suppress(BuildError, OSError, RuntimeError):  # who wants the library tries again, and says what is wrong
-        build_in_cache(cache_folder(), dtype, extra_flags=flags_of_environment())
+        if build_in_cache(cache_folder(), dtype, extra_flags=flags_of_environment()).compiler:
+            return COMPILED
+    return 0
 
 
 def _end_with_input() -> None:
@@ -359,4 +363,4 @@ def _end_with_input() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1]))

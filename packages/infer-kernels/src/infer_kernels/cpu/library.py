@@ -26,16 +26,18 @@ class Library:
         instruction_set: that it was compiled for.
         has_threads: whether it computes with several threads.
         is_amx_refused: whether the CPU has matrix instructions (AMX) that the system does not let this process use.
+        was_compiled: for this process, or by another one while this one waited; it was not there before.
         run_call: C function (kernel, arguments, threads).
         run_calls: C function (calls, number of calls, threads).
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, was_compiled: bool = False) -> None:
         """Load the library at `path`.
 
         Raises:
             OSError: it cannot be loaded.
         """
+        self.was_compiled = was_compiled
         self._handle = ctypes.CDLL(path)
         self._addresses: dict[str, int] = {}
         self.run_call = self._handle.run_call
@@ -73,6 +75,11 @@ def library(dtype: str | None = None) -> Library | None:
     return _libraries[dtype]
 
 
+def loaded_library(dtype: str) -> Library | None:
+    """Return the library of `dtype` if `library` has returned it before."""
+    return _libraries.get(dtype)
+
+
 def _library(dtype: str) -> Library | None:
     if is_switched_off():
         if not _libraries:
@@ -92,7 +99,7 @@ def _library(dtype: str) -> Library | None:
     except (BuildError, OSError) as error:
         logger.warning("No CPU kernels for %s, plain PyTorch computes, several times slower: %s", dtype, error)
         return None
-    if built.compiler:
+    if loaded.was_compiled:
         seconds = time.monotonic() - began
         what = f"{dtype} on {loaded.instruction_set}"
         logger.info("CPU kernels for %s compiled by %s, ready after %.1f s", what, built.compiler, seconds)
@@ -110,7 +117,7 @@ def _load(built: Build) -> Library:
         OSError: it cannot be loaded.
     """
     try:
-        return Library(str(built.path))
+        return Library(str(built.path), was_compiled=bool(built.compiler))
     finally:
         if built.is_temporary:
             shutil.rmtree(built.path.parent, ignore_errors=True)
