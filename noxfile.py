@@ -187,8 +187,9 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
     options: tuple[str, ...] = ()
     if flags == AMX_INSTRUCTIONS:
         traps = Path(session.create_tmp()).resolve() / "amx_traps.so"
-        command = ("c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-march=native", f"-I{CPU_KERNEL_SOURCES}")
-        session.run(*command, "packages/infer-kernels/tests/amx_traps.cpp", "-o", str(traps), external=True)
+        command = ("c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-march=native", "-DELEMENT=bf16")
+        sources = (f"-I{CPU_KERNEL_SOURCES}", "packages/infer-kernels/tests/amx_traps.cpp")
+        session.run(*command, *sources, "-o", str(traps), external=True)
         env["LD_PRELOAD"] = str(traps)
         options = ("-p", "no:faulthandler")  # whose handler would take the place of ours
     session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
