@@ -140,17 +140,22 @@ def test_a_step_gives_all_its_tokens_or_all_that_its_chunks_may_take(
         assert sum(given) == most or num_chunks == min(chunks, len(wanted))
 
 
-@given(PROMPTS, st.integers(1, 64))
-def test_a_prompt_ends_by_twice_the_steps_that_it_takes_in_order_of_the_line(
-    arrivals: list[list[int]], most: int
-) -> None:
-    play = Play(most)
+def played_out(play: Play, arrivals: list[list[int]]) -> Play:
+    """Let prompts of these lengths come, those of a list before each step, and step until all have ended."""
     for lengths in arrivals:
         for length in lengths:
             play.come(length)
         play.step()
     while play.line:
         play.step()
+    return play
+
+
+@given(PROMPTS, st.integers(1, 64))
+def test_a_prompt_ends_by_twice_the_steps_that_it_takes_in_order_of_the_line(
+    arrivals: list[list[int]], most: int
+) -> None:
+    play = played_out(Play(most), arrivals)
     for prompt, ended in play.ended:
         assert ended - prompt.began <= 2 * -(-prompt.ahead // most) + 2
 
@@ -159,13 +164,7 @@ def test_a_prompt_ends_by_twice_the_steps_that_it_takes_in_order_of_the_line(
 def test_a_prompt_ends_by_a_bound_of_its_line_where_chunks_are_few(
     arrivals: list[list[int]], most: int, chunks: int
 ) -> None:
-    play = Play(most, chunks=chunks)
-    for lengths in arrivals:
-        for length in lengths:
-            play.come(length)
-        play.step()
-    while play.line:
-        play.step()
+    play = played_out(Play(most, chunks=chunks), arrivals)
     for index, (prompt, ended) in enumerate(sorted(play.ended, key=lambda each: each[0].began)):
         assert ended - prompt.began <= 2 * (-(-prompt.ahead // most) + index + 1) + 2
 

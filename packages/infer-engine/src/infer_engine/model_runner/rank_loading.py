@@ -24,6 +24,7 @@ from infer_engine.sizing import (
 )
 from infer_kernels import KVScales
 from infer_kernels.cpu import library
+from infer_kernels.cpu.calls import DTYPES
 from infer_models import AttentionSpec, ModelConfig, load_model
 from infer_models.tensor_parallel import Shard
 
@@ -136,7 +137,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     """
     model_config = ModelConfig.from_folder(folder)
     dtype: torch.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
-    kernels = library() if device.type == "cpu" else None
+    kernels = library(DTYPES[dtype]) if device.type == "cpu" else None
     limits = size_step(
         config,
         device=device,

@@ -123,7 +123,7 @@ static inline float float_of(int32_t bits) {
     return value;
 }
 
-// The largest magnitude of a row's ordinary inputs, as the bits of a float, where `all` are the magnitudes of the row.
+// The magnitudes of a row's ordinary inputs, where `all` are those of the row.
 template <class T>
 static inline Magnitudes leave_out_outliers(const T* x, int64_t inputs, const Magnitudes& all) {
     Magnitudes rest = all;
