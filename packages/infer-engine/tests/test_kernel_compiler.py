@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from infer_engine.build import build_core
 from infer_engine.ipc import kernel_compiler
 from infer_engine.ipc.kernel_compiler import compiling_kernels
+from infer_engine.model_runner import rank_loading
 from infer_engine.protocol import EngineConfig
 from infer_kernels.cpu.build import COMPILED
 
@@ -62,3 +64,14 @@ def test_nothing_is_compiled_where_kernels_are_off(cache: Path, monkeypatch: pyt
 def test_the_compiler_starts_without_torch() -> None:
     code = "import sys, infer_engine.ipc.kernel_compiler; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_loading_asks_for_the_kernels_of_the_models_dtype_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def noted(dtype: str | None = None) -> None:
+        asked.append(dtype)
+
+    monkeypatch.setattr(rank_loading, "library", noted)
+    build_core(EngineConfig(device="cpu", dtype="float32"))
+    assert asked == ["float32"]
