@@ -22,7 +22,8 @@ echo "$@" > "$last"
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a compiler that writes its arguments."""
+    """An empty cache, kernels switched on, and a compiler that writes its arguments."""
+    monkeypatch.delenv("INFER_CPU_KERNELS", raising=False)
     compiler = tmp_path / "a-compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o700)
