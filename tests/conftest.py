@@ -59,6 +59,13 @@ def serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Server]]:
 
 
 @pytest.fixture(scope="session")
+def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on the demo model that many tests share: none may change it."""
+    with serving(tmp_path_factory.mktemp("demo") / "server.log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A servable tiny Llama."""
     folder = tmp_path_factory.mktemp("checkpoint")

@@ -10,6 +10,7 @@ from infer_models.testing.checkpoints import (
     save_tiny_twin,
 )
 from infer_models.testing.quantized import PLAIN_LAYERS, QUANTIZED_CHECKPOINTS, QuantizedTwin, save_quantized
+from infer_models.testing.scripted import CHATML_TEMPLATE, save_scripted
 from infer_models.testing.tiny_families import (
     LLAMA3_SCALING,
     LONGROPE_SCALING,
@@ -20,6 +21,7 @@ from infer_models.testing.tiny_families import (
 from infer_models.testing.tokenizer import save_tiny_tokenizer
 
 __all__ = [
+    "CHATML_TEMPLATE",
     "CHAT_STYLES",
     "LLAMA3_SCALING",
     "LONGROPE_SCALING",
@@ -31,6 +33,7 @@ __all__ = [
     "TinyFamily",
     "save_chat_style",
     "save_quantized",
+    "save_scripted",
     "save_tiny",
     "save_tiny_gemma3",
     "save_tiny_llama",
