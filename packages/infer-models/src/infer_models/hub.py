@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from infer_models.errors import CheckpointError
+from infer_models.file_faults import fault_of_content, unreadable
 
 DEMO_MODEL_NAME = "infer-demo"
 
@@ -35,7 +36,11 @@ def resolve_checkpoint(model: str | None) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise CheckpointError(f"{path} is a file; give the folder of the checkpoint that it belongs to.")
+        fault = fault_of_content(path) if path.suffix == ".gguf" else None
+        fault = fault or "is a file; give the folder of the checkpoint that it belongs to"
+        raise CheckpointError(f"{path} {fault}.")
+    if path.is_symlink():
+        raise unreadable(path, FileNotFoundError())
     if not _HUB_ID.fullmatch(model) or ("/" in model and path.parent.is_dir()):
         raise CheckpointError(
             f"{path} does not exist; give a checkpoint's folder or a Hub id such as `Qwen/Qwen3-0.6B`."

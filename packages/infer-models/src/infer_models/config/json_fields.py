@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infer_models.errors import CheckpointError
+from infer_models.file_faults import fault_of_content, unreadable
 
 
 class JsonFields:
@@ -30,13 +31,11 @@ class JsonFields:
             CheckpointError: the file is missing, unreadable or holds something else.
         """
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing; a checkpoint folder needs it.") from None
+            fields = json.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+            raise unreadable(path, error) from None
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} is not valid JSON: {error}.") from error
+            raise CheckpointError(f"{path} {fault_of_content(path) or f'is not valid JSON: {error}'}.") from error
         if not isinstance(fields, dict):
             raise CheckpointError(f"{path} holds a JSON {type(fields).__name__}; it must hold an object.")
         return cls(path, fields)

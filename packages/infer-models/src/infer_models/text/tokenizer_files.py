@@ -10,6 +10,7 @@ import jinja2
 import tokenizers
 
 from infer_models.errors import CheckpointError
+from infer_models.file_faults import fault_of_content, unreadable
 from infer_models.text.chat.template import ChatTemplate
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -51,7 +52,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
+    if not path.is_file() and not path.is_symlink():
         raise CheckpointError(
             f"{path} is missing: the checkpoint has no tokenizer. Save it with `transformers`' fast tokenizer, which "
             "writes this file."
@@ -79,9 +80,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
+    fault = fault_of_content(path) if path.suffix == ".json" else None
+    if fault is not None:
+        raise CheckpointError(f"{path} {fault}.")
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} cannot be read: {_one_line(error)}") from error
 
 
