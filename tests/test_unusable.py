@@ -43,6 +43,13 @@ def change_config(folder: Path, **fields: object) -> None:
     (folder / "config.json").write_text(json.dumps(config | fields))
 
 
+def quantize_otherwise(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    weight = tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors | {"model.layers.1.mlp.up_proj.qweight": weight.int()}, folder / "model.safetensors")
+    change_config(folder, quantization_config={"quant_method": "hqq"})
+
+
 def wrap_config(folder: Path, **fields: object) -> None:
     """Make the checkpoint that of a multimodal model, whose text model has these `fields` too."""
     config = json.loads((folder / "config.json").read_text())
@@ -66,8 +73,8 @@ def damage_processor(folder: Path) -> None:
         (partial(change_config, model_type="mamba"), ["config.json", "`model_type` is 'mamba'", "`qwen3_moe`"]),
         (partial(change_config, attention_bias=True), ["config.json", "`attention_bias` is True"]),
         (
-            partial(change_config, quantization_config={"quant_method": "bitsandbytes"}),
-            ["config.json", "`quantization_config.quant_method` is 'bitsandbytes'", "`gptq`"],
+            quantize_otherwise,
+            ["config.json", "`quantization_config.quant_method` is 'hqq'", "`gptq`"],
         ),
         (partial(change_config, model_type="llava"), ["config.json", "`text_config` is None"]),
         (partial(wrap_config, model_type="opt"), ["config.json", "`text_config.model_type` is 'opt'", "`llama`"]),

@@ -103,8 +103,8 @@ def test_vision_tensors_are_left_unread_and_others_are_named(tmp_path: Path, fam
     assert vision
     save_file(stored | {vision[0]: torch.zeros(3, dtype=torch.int8)}, path)
     load(tmp_path)
-    save_file(stored | {"audio_tower.weight": torch.zeros(3)}, path)
-    with pytest.raises(CheckpointError, match=r"tensor `audio_tower\.weight` is unexpected"):
+    save_file(stored | {"other_tower.weight": torch.zeros(3)}, path)
+    with pytest.raises(CheckpointError, match=r"tensor `other_tower\.weight` is unexpected"):
         load(tmp_path)
     missing = "language_model.model.norm.weight"
     save_file({name: tensor for name, tensor in stored.items() if name != missing}, path)
@@ -159,8 +159,9 @@ def test_fields_beside_the_text_model_are_those_of_the_whole(tmp_path: Path) -> 
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     assert GenerationConfig.from_folder(tmp_path).eos_token_ids == (2,)
     edit_config(tmp_path, lambda fields: fields.update(quantization_config={"quant_method": "hqq"}))
-    with pytest.raises(CheckpointError, match=r"quantization_config\.quant_method` is 'hqq'; it must be one of `compr"):
-        load(tmp_path)
+    quantization = ModelConfig.from_folder(tmp_path).quantization
+    assert quantization is not None
+    assert quantization.method == "hqq"
 
 
 def test_long_sequences_choose_the_frequencies_of_longrope(tmp_path: Path) -> None:

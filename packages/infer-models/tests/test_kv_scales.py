@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infer_kernels import KVScales
-from infer_models import CheckpointError, ModelConfig, load_model
+from infer_models import CheckpointError, load_model
 from infer_models.checkpoint import load_kv_scales
 from infer_models.kv_scales import read_kv_scales
 from infer_models.testing import save_tiny
@@ -67,14 +67,14 @@ def test_a_checkpoint_with_scales_loads_and_has_them(
     save_tiny("llama", tmp_path)
     add_tensors(tmp_path, {f"{ATTENTION}{side}_scale": torch.full(shape, 0.25, dtype=dtype) for side in "kv"})
     load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
-    assert load_kv_scales(tmp_path, ModelConfig.from_folder(tmp_path)) == {0: KVScales(keys=0.25, values=0.25)}
+    assert load_kv_scales(tmp_path) == {0: KVScales(keys=0.25, values=0.25)}
 
 
 def test_scales_are_found_in_shards_and_inside_multimodal_checkpoints(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path / "shards", max_shard_size="60KB")
     shard = max((tmp_path / "shards").glob("*.safetensors"))
     save_file({**load_file(shard), **{f"{ATTENTION}{side}_scale": torch.tensor(3.0) for side in "kv"}}, shard)
-    found = load_kv_scales(tmp_path / "shards", ModelConfig.from_folder(tmp_path / "shards"))
+    found = load_kv_scales(tmp_path / "shards")
     assert found == {0: KVScales(keys=3.0, values=3.0)}
     save_tiny("llava", tmp_path / "wrapped")
     stored = load_file(tmp_path / "wrapped" / "model.safetensors")
@@ -82,13 +82,13 @@ def test_scales_are_found_in_shards_and_inside_multimodal_checkpoints(tmp_path: 
         "k_proj.weight"
     )
     add_tensors(tmp_path / "wrapped", {f"{prefix}{side}_scale": torch.tensor(2.0) for side in "kv"})
-    found = load_kv_scales(tmp_path / "wrapped", ModelConfig.from_folder(tmp_path / "wrapped"))
+    found = load_kv_scales(tmp_path / "wrapped")
     assert found == {1: KVScales(keys=2.0, values=2.0)}
 
 
 def test_a_checkpoint_without_scales_has_none(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
-    assert load_kv_scales(tmp_path, ModelConfig.from_folder(tmp_path)) == {}
+    assert load_kv_scales(tmp_path) == {}
 
 
 @pytest.mark.parametrize("tensor", [torch.ones(2), torch.ones(1, dtype=torch.int32)], ids=["two numbers", "an integer"])
@@ -96,4 +96,4 @@ def test_a_scale_of_several_numbers_or_no_float_is_refused_by_name(tmp_path: Pat
     save_tiny("llama", tmp_path)
     add_tensors(tmp_path, {f"{ATTENTION}{side}_scale": tensor.clone() for side in "kv"})
     with pytest.raises(CheckpointError, match=r"self_attn\.[kv]_scale` is .*; it must be one number"):
-        load_kv_scales(tmp_path, ModelConfig.from_folder(tmp_path))
+        load_kv_scales(tmp_path)

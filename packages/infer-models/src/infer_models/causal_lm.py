@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from infer_kernels import Largest, QuantizedWeight
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.kv_scales import KV_SCALE_TENSORS
 from infer_models.layers import (
     Experts,
     LinearBase,
@@ -32,11 +31,11 @@ class CausalLM(nn.Module):
         config: the architecture.
         attention_specs: one for each layer, of this rank's heads.
         num_parameters: weights of the whole model, tied ones counted once.
-        ignored_tensors: patterns (as of `fnmatch`) of names that are no weights, or that the family's checkpoints carry
+        ignored_tensors: patterns (as of `fnmatch`) of names that checkpoints of the family, unlike others, carry
             needlessly.
     """
 
-    ignored_tensors: ClassVar[tuple[str, ...]] = ("*.rotary_emb.inv_freq", *KV_SCALE_TENSORS)
+    ignored_tensors: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:
         """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""

@@ -13,16 +13,6 @@ from types import MappingProxyType
 from infer_kernels import KVScales
 from infer_models.errors import CheckpointError
 
-KV_SCALE_TENSORS = (
-    "*.self_attn.k_scale",
-    "*.self_attn.v_scale",
-    "*.self_attn.k_proj.k_scale",
-    "*.self_attn.v_proj.v_scale",
-    "*.self_attn.k_proj.output_scale",
-    "*.self_attn.v_proj.output_scale",
-)
-"""Patterns (as of `fnmatch`) of the names."""
-
 _NAME = re.compile(
     r"model\.layers\.(?P<layer>[0-9]+)\.self_attn\."
     r"(?:(?P<side>[kv])_scale|(?P<outer>[kv])_proj\.(?:output_scale|(?P=outer)_scale))"

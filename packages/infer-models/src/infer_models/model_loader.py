@@ -8,7 +8,7 @@ import torch
 
 from infer_kernels import linear, linear_invariant
 from infer_models.causal_lm import CausalLM
-from infer_models.checkpoint import draw_weights, load_weights
+from infer_models.checkpoint import draw_weights, load_weights, read_checkpoint_config
 from infer_models.config import ModelConfig
 from infer_models.families import FAMILIES
 from infer_models.layers import ParameterFactory
@@ -30,7 +30,7 @@ def load_model(
     """Build the model that `config.json` describes and fill it.
 
     Args:
-        folder: holds `config.json`, and `model.safetensors` or shards with their index.
+        folder: holds `config.json`, and `model.safetensors` or shards, with an index or numbers in their names.
         device: where the weights go, straight from the file.
         dtype: of weights and activations, whatever the file's is.
         load_format: `auto` reads safetensors; `dummy` draws random weights from `config.json` alone.
@@ -49,9 +49,10 @@ def load_model(
         ValueError: `load_format` is none of the two, the model cannot be divided so, or no kernel of `device`
             multiplies by weights that `quantization` asks for.
     """
-    config = ModelConfig.from_folder(folder)
-    if load_format == "dummy":
-        config = replace(config, quantization=None)  # random numbers are drawn as they are computed with
+    if load_format == "dummy":  # random numbers are drawn as they are computed with
+        config = replace(ModelConfig.from_folder(folder), quantization=None)
+    else:
+        config = read_checkpoint_config(folder)
     shard = shard or Shard()
     check_tensor_parallel_size(config, shard.size)
     factory = ParameterFactory(

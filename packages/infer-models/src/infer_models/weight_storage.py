@@ -13,6 +13,8 @@ from torch import nn
 
 from infer_kernels import QuantizedWeight, has_quantized_kernel
 from infer_models.causal_lm import CausalLM
+from infer_models.config.quantization import QuantizationConfig
+from infer_models.errors import CheckpointError
 from infer_models.layers import Experts, LinearBase, OwnWeight, ShardedLayer, VocabParallelEmbedding, own_weights
 from infer_models.mxfp4 import STORAGE, Mxfp4Part
 from infer_models.quantization.scheme import read_quantization
@@ -58,8 +60,8 @@ def allocate_weights(
         ValueError: no kernel of `device` multiplies what `quantization` asks for.
     """
     _require_kernel(quantization, device, dtype)
-    scheme = read_quantization(model.config.quantization)
-    plan = _Plan(quantization=quantization, scheme=scheme, device=device, dtype=dtype, sensitive=_sensitive(model))
+    layers = _StoredLayers.of(model)
+    plan = _Plan(quantization=quantization, layers=layers, device=device, dtype=dtype, sensitive=_sensitive(model))
     chosen = [
         (module, weight, plan.choose(module, weight, stored))
         for module, weight, stored in model.stored_by_module()
@@ -119,16 +121,13 @@ def weight_bytes(model: CausalLM) -> int:
 
 def stored_formats(model: CausalLM) -> dict[str, StoredFormat]:
     """Return how the quantized ones of a model's weights lie in its checkpoint, by their names; others lie plainly."""
-    scheme = read_quantization(model.config.quantization)
-    formats: dict[str, StoredFormat] = {}
-    if scheme is None:
-        return formats
-    for module, _, stored in model.stored_by_module():
-        for name in stored:
-            found = _format_of(scheme, module, name)
-            if found is not None:
-                formats[name] = found
-    return formats
+    layers = _StoredLayers.of(model)
+    return {
+        name: found
+        for module, _, stored in model.stored_by_module()
+        for name in stored
+        if (found := layers.format_of(module, name)) is not None
+    }
 
 
 def _is_product(module: nn.Module, weight: OwnWeight) -> bool:
@@ -138,10 +137,43 @@ def _is_product(module: nn.Module, weight: OwnWeight) -> bool:
     return isinstance(module, LinearBase | VocabParallelEmbedding) and weight is module.weight
 
 
-def _format_of(scheme: QuantizationScheme, module: nn.Module, name: str) -> StoredFormat | None:
-    """Return how the weight `name` of `module` is stored; only weights of products ever are."""
-    is_product = isinstance(module, LinearBase | Experts) and name.endswith(".weight")
-    return scheme.format_of(name.removesuffix(".weight")) if is_product else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoredLayers:
+    """Which layers of a checkpoint are quantized, and how.
+
+    Attributes:
+        scheme: how; None: all lie plainly.
+        names: of those that are; None: all.
+        config: of the model.
+    """
+
+    scheme: QuantizationScheme | None
+    names: frozenset[str] | None
+    config: QuantizationConfig | None
+
+    @classmethod
+    def of(cls, model: CausalLM) -> "_StoredLayers":
+        config = model.config.quantization
+        names = None if config is None else config.layers
+        return cls(scheme=read_quantization(config), names=names, config=config)
+
+    def format_of(self, module: nn.Module, name: str) -> StoredFormat | None:
+        """Return how the weight `name` of `module` is stored; only weights of products and embeddings ever are.
+
+        Raises:
+            CheckpointError: it is quantized, and the configuration does not say how.
+        """
+        layer = name.removesuffix(".weight")
+        is_product = isinstance(module, LinearBase | Experts | VocabParallelEmbedding) and layer != name
+        if self.scheme is None or not is_product or not (self.names is None or layer in self.names):
+            return None
+        found = self.scheme.format_of(layer)
+        if found is None and self.names is not None and self.config is not None:
+            raise CheckpointError(
+                f"{self.config.fields.path}: the files hold `{layer}` quantized, but no group of the "
+                f"`{self.config.method}` configuration says how."
+            )
+        return found
 
 
 def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.device, dtype: torch.dtype) -> OwnWeight:
@@ -181,13 +213,13 @@ class _Plan:
 
     Attributes:
         quantization: as for `load_model`.
-        scheme: of the checkpoint; None: its weights lie plainly.
+        layers: of the checkpoint.
         device: that multiplies.
         sensitive: finds the names of weights that int4 leaves in eight bits.
     """
 
     quantization: Quantization
-    scheme: QuantizationScheme | None
+    layers: _StoredLayers
     device: torch.device
     dtype: torch.dtype
     sensitive: re.Pattern[str]
@@ -199,6 +231,9 @@ class _Plan:
         if self.quantization in ("auto", "none"):
             is_quantized, storages = self._stored_as(module, stored)
             storage = storages.pop() if len(storages) == 1 and self.quantization == "auto" else None
+            if module.role != "dense" and storage not in (None, _EIGHT_BITS):
+                # Routers and tables are small, and their errors cost much: codes of few bits are dequantized.
+                return _Choice(None)
             storage = storage and self._where_served(storage, weight, stored)
             return _Choice(storage, is_stored_quantized=is_quantized)
         match module.role:
@@ -233,9 +268,7 @@ class _Plan:
         """Return whether a part of a weight is quantized in the checkpoint, and how the parts could be kept."""
         if all(isinstance(each, Mxfp4Part) for each in stored.values()):
             return True, {STORAGE}
-        if self.scheme is None:
-            return False, {None}
-        formats = {_format_of(self.scheme, module, name) for name in stored}
+        formats = {self.layers.format_of(module, name) for name in stored}
         return formats != {None}, {None if each is None else each.storage for each in formats}
 
     def _where_served(self, storage: Storage, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> Storage | None:

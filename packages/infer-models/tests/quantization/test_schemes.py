@@ -1,6 +1,7 @@
 """What a `quantization_config` says: which layers are quantized, how, and what is refused by name."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from infer_models import CheckpointError
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import read_quantization_config
-from infer_models.quantization import QuantizationScheme, read_quantization
+from infer_models.quantization import read_quantization
+from infer_models.quantization.awq import AwqFormat
+from infer_models.quantization.gptq import GptqFormat
 from infer_models.quantization.packed_format import PackedFormat
 from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
 from infer_models.testing import QUANTIZED_CHECKPOINTS
@@ -34,57 +37,8 @@ def compressed(
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4}
 FINE_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-
-
-def quantized(scheme: QuantizationScheme, *names: str) -> list[bool]:
-    return [scheme.format_of(name) is not None for name in names]
-
-
-@pytest.mark.parametrize(
-    ("fields", "names"),
-    [
-        (compressed(ignore=["lm_head", Q_PROJ]), [Q_PROJ, "lm_head"]),
-        (compressed(ignore=["re:.*lm_head", r"re:.*\.self_attn\..*"]), [Q_PROJ, "lm_head"]),
-        (compressed(ignore=["model.language_model.layers.3.self_attn.q_proj", "language_model.lm_head"]), [Q_PROJ]),
-        (compressed(ignore=["re:language_model.model.layers.3.self_attn.*"]), [Q_PROJ]),
-        (compressed(group={"targets": [r"re:.*mlp\..*_proj$"]}), [Q_PROJ, GATE, "lm_head"]),
-        (compressed(group={"targets": [DOWN]}), [Q_PROJ, "lm_head", "model.layers.13.mlp.down_proj"]),
-        (compressed(), [GATE]),
-        (FINE_FP8, ["lm_head", GATE]),
-        (FINE_FP8 | {"modules_to_not_convert": ["model.layers.3.self_attn"]}, [Q_PROJ, "lm_head"]),
-        (FINE_FP8 | {"ignored_layers": [Q_PROJ]}, [Q_PROJ]),
-        (GPTQ, ["lm_head", GATE]),
-        (GPTQ | {"modules_in_block_to_quantize": [["mlp.down_proj"], ["mlp.up_proj"]]}, [Q_PROJ, "lm_head"]),
-        (GPTQ | {"modules_in_block_to_quantize": ["mlp.down_proj"]}, [Q_PROJ]),
-        (GPTQ | {"dynamic": {r"-:.*self_attn\.q_proj": {}}}, [Q_PROJ]),
-        (AWQ, ["lm_head", GATE]),
-        (AWQ | {"modules_to_not_convert": ["self_attn"]}, [Q_PROJ]),
-        (AWQ | {"modules_to_not_convert": ["gate", "model.language_model.layers.3.self_attn"]}, [GATE, Q_PROJ]),
-    ],
-)
-def test_some_layers_are_stored_plainly(fields: dict[str, Any], names: list[str]) -> None:
-    scheme = read_scheme(fields)
-    assert not any(quantized(scheme, *names))
-    assert quantized(scheme, DOWN) == [True]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        compressed(ignore=["model.layers.3.self_attn", "q_proj", "re:self_attn"]),
-        FINE_FP8 | {"modules_to_not_convert": ["model.layers.1", "gate", "q"]},
-        AWQ | {"modules_to_not_convert": ["layers.33", "down", "own_proj", "attn.q", "("]},
-        GPTQ | {"dynamic": {}},
-    ],
-)
-def test_other_layers_are_not(fields: dict[str, Any]) -> None:
-    assert all(quantized(read_scheme(fields), Q_PROJ, DOWN, "model.layers.13.mlp.gate_proj"))
-
-
-def test_the_lm_head_may_be_quantized() -> None:
-    assert quantized(read_scheme(GPTQ | {"lm_head": True}), "lm_head") == [True]
-    assert quantized(read_scheme(compressed()), "lm_head") == [True]
 
 
 def test_names_and_expressions_come_before_classes() -> None:
@@ -148,9 +102,95 @@ def test_the_configuration_may_be_inside_that_of_compression() -> None:
         assert scheme.format_of(Q_PROJ) == PackedFormat(bits=4, group_size=32)
 
 
-@pytest.mark.parametrize("scheme", [None, {"num_bits": 8, "type": "float", "strategy": "tensor"}])
-def test_scales_of_the_kv_cache_are_known(scheme: dict[str, Any] | None) -> None:
-    assert read_scheme(compressed(kv_cache_scheme=scheme)).has_kv_scales == (scheme is not None)
+@pytest.mark.parametrize(
+    ("targets", "layer", "bits"),
+    [
+        (["Linear"], Q_PROJ, 4),
+        (["Linear"], GATE, 4),
+        (["Linear"], "lm_head", 4),
+        (["Embedding"], "model.embed_tokens", 8),
+        ([r"re:.*embed_tokens$"], "model.embed_tokens", 8),
+        (["model.language_model.layers.3.mlp.down_proj"], DOWN, 8),
+        (["re:language_model.model.layers.3.mlp.*"], DOWN, 8),
+        (["re:.*down_proj"], Q_PROJ, 4),
+    ],
+)
+def test_each_layer_has_the_format_of_its_group(targets: list[str], layer: str, bits: int) -> None:
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": W4},
+        "group_1": {"targets": targets, "weights": W4 | {"num_bits": 8}},
+    }
+    assert read_scheme(compressed(config_groups=groups)).format_of(layer) == PackedFormat(bits=bits, group_size=32)
+
+
+def test_one_group_is_that_of_every_layer_that_is_quantized() -> None:
+    scheme = read_scheme(compressed(group={"targets": ["other.names"]}))
+    assert scheme.format_of(Q_PROJ) == PackedFormat(bits=4, group_size=32)
+
+
+def test_groups_without_weights_are_of_the_cache_alone() -> None:
+    fields = compressed(group={"weights": None}, format="dense", kv_cache_scheme={"num_bits": 8, "type": "float"})
+    assert read_scheme(fields).format_of(Q_PROJ) is None
+
+
+def test_layers_of_gptq_may_have_bits_of_their_own() -> None:
+    dynamic = {
+        r"-:.*\.3\.mlp\.gate": {},
+        r"+:.*\.3\.mlp\.down": {"bits": 8, "group_size": 64},
+        ".*k_proj": {"sym": False},
+    }
+    scheme = read_scheme(GPTQ | {"dynamic": dynamic})
+    usual = GptqFormat(bits=4, group_size=128, is_symmetric=True, is_reordered=False, zero_offset=1)
+    assert scheme.format_of(Q_PROJ) == usual
+    assert scheme.format_of(DOWN) == replace(usual, bits=8, group_size=64)
+    assert scheme.format_of("model.layers.0.self_attn.k_proj") == replace(usual, is_symmetric=False)
+
+
+def test_auto_round_is_the_layout_that_it_names() -> None:
+    fields = AUTO_ROUND | {"group_size": 64, "sym": False, "data_type": "int"}
+    first = GptqFormat(bits=4, group_size=64, is_symmetric=False, is_reordered=False, zero_offset=1)
+    packings: dict[str, Any] = {
+        "auto_round:auto_gptq": first,
+        "auto_round:gptqmodel": replace(first, zero_offset=0),
+        "auto_round": replace(first, zero_offset=0),
+        "auto_round:auto_awq": AwqFormat(group_size=64, has_zeros=True),
+    }
+    for packing, expected in packings.items():
+        assert read_scheme(fields | {"packing_format": packing}).format_of(Q_PROJ) == expected
+    extra = {DOWN: {"bits": 8}, r".*\.q_proj": {"group_size": 32}, "lm_head": {"bits": 16, "data_type": "float"}}
+    scheme = read_scheme(fields | {"packing_format": "auto_round:auto_gptq", "extra_config": extra})
+    assert scheme.format_of(DOWN) == replace(first, bits=8)
+    assert scheme.format_of(Q_PROJ) == replace(first, group_size=32)
+    assert scheme.format_of("lm_head") == first
+
+
+@pytest.mark.parametrize(
+    ("fields", "grid"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, ScaleGrid(rows=None)),
+        ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}, ScaleGrid(rows=None)),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, ScaleGrid()),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, ScaleGrid(rows=None)),
+        ({"weight_block_size": [64, 32]}, ScaleGrid(rows=64, columns=32)),
+    ],
+)
+def test_fp8_of_other_makers_is_read(fields: dict[str, Any], grid: ScaleGrid) -> None:
+    found = read_scheme(fields).format_of(Q_PROJ)
+    assert isinstance(found, ScaledFormat)
+    assert found.grid == grid
+
+
+@pytest.mark.parametrize(
+    ("fields", "method"),
+    [
+        ({"load_in_4bit": True}, "bitsandbytes"),
+        ({"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, "awq"),
+        ({"bits": 4, "group_size": 128, "desc_act": False}, "gptq"),
+        ({"quant_method": "auto_round", "bits": 4, "group_size": 32}, "auto-round"),
+    ],
+)
+def test_methods_are_known_by_their_fields_and_other_spellings(fields: dict[str, Any], method: str) -> None:
+    assert read_scheme(fields).method == method
 
 
 @pytest.mark.parametrize("kind", QUANTIZED_CHECKPOINTS)
@@ -164,8 +204,17 @@ def test_schemes_are_values(kind: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method` is 'bitsandbytes'; it must be one of `compressed-tensors`"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method` is 'modelopt'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo` is 'NVFP4'; it must be one of `FP8`"),
+        ({"bits": 4}, "quant_method` is None; it must be one of `compressed-tensors`"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_compressor"},
+            "packing_format` is",
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type` is 'mx_fp'"),
+        (
+            {"quant_method": "auto-round", "bits": 8, "packing_format": "auto_round:auto_awq"},
+            "bits` is 8; it must be 4",
+        ),
         *(({"quant_method": each}, f"quant_method` is '{each}'") for each in ("hqq", "torchao", "quark", "eetq")),
         (compressed(format="nvfp4-pack-quantized"), "format` is 'nvfp4-pack-quantized'; it must be one of"),
         (compressed(format="marlin-24"), "format` is 'marlin-24'"),
@@ -176,9 +225,7 @@ def test_schemes_are_values(kind: str) -> None:
         (compressed(kv_cache_scheme={"num_bits": 8, "type": "int"}), "kv_cache_scheme` is"),
         (compressed(kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "channel"}), "strategy` is 'channel'"),
         (compressed(config_groups={"W4A16": ["Linear"]}), "config_groups.W4A16` is"),
-        (compressed(ignore=["re:("]), "ignore` is"),
         (compressed(group={"targets": []}), "targets` is"),
-        (compressed(group={"weights": None}), "weights` is None"),
         (compressed(group={"output_activations": FP8}), "output_activations` is"),
         (compressed(group={"input_activations": {"num_bits": 4}}), "input_activations.num_bits` is 4"),
         (compressed({"num_bits": 3}), "weights.num_bits` is 3; it must be 4 or 8"),
@@ -201,15 +248,12 @@ def test_schemes_are_values(kind: str) -> None:
         (FINE_FP8 | {"fmt": "e5m2"}, "fmt` is 'e5m2'"),
         (FINE_FP8 | {"activation_scheme": "none"}, "activation_scheme` is 'none'"),
         (FINE_FP8 | {"expert_dtype": "fp4"}, "expert_dtype` is 'fp4'"),
-        (FINE_FP8 | {"modules_to_convert": ["embed_tokens"]}, "modules_to_convert` is"),
         (FINE_FP8 | {"weight_block_size": [128, 0]}, "weight_block_size` is [128, 0]"),
         (GPTQ | {"bits": 3}, "bits` is 3; it must be 4 or 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format` is 'marlin'"),
         (GPTQ | {"group_size": 0}, "group_size` is 0"),
-        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic` is"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 3}}}, "dynamic.+:.*down.*.bits` is 3"),
         (GPTQ | {"dynamic": {"-:(": {}}}, "dynamic` is"),
-        (GPTQ | {"modules_in_block_to_quantize": "down"}, "modules_in_block_to_quantize` is 'down'"),
-        (GPTQ | {"modules_in_block_to_quantize": [[1]]}, "modules_in_block_to_quantize` is [[1]]"),
         (GPTQ | {"sym": "yes"}, "sym` is 'yes'"),
         (AWQ | {"bits": 8}, "bits` is 8; it must be 4"),
         (AWQ | {"version": "gemv"}, "version` is 'gemv'; it must be `gemm`"),

@@ -7,7 +7,13 @@ from collections import Counter
 import torch
 
 from infer_engine.build import load_tokenizer
-from infer_engine.doctor.model_reading import ReadModel, read_model, sized_rank, without_weights
+from infer_engine.doctor.model_reading import (
+    ReadModel,
+    loading_warnings,
+    read_model,
+    sized_rank,
+    without_weights,
+)
 from infer_engine.doctor.reporter import Reporter, size
 from infer_engine.model_runner.loading import usable_vocab_size
 from infer_engine.model_runner.rank_loading import LoadedRank
@@ -15,7 +21,7 @@ from infer_engine.protocol import CheckpointUnusableError
 from infer_engine.sizing import KVMemory, kv_memory
 from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CheckpointError, GenerationConfig
-from infer_models.checkpoint import check_weights
+from infer_models.checkpoint import check_weights, read_checkpoint_config
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.text import ChatTemplateError, Tokenizer
 from infer_models.weight_storage import weight_bytes
@@ -70,7 +76,9 @@ def _kinds_of_weights(model: CausalLM) -> list[str]:
 
 def _examine_weights(reporter: Reporter, read: ReadModel, model: CausalLM) -> None:
     try:
-        num_files = check_weights(model, read.folder)
+        with loading_warnings() as warnings:
+            read_checkpoint_config(read.folder)
+            num_files = check_weights(model, read.folder)
     except CheckpointError as error:
         reporter.fail("weights", str(error), fix="download or save the checkpoint again")
     else:
@@ -78,6 +86,8 @@ def _examine_weights(reporter: Reporter, read: ReadModel, model: CausalLM) -> No
         reporter.ok(
             "weights", f"{len(model.stored_weights())} tensors in {num_files} file{plural}: names, shapes, bytes"
         )
+        for warning in warnings:
+            reporter.warn("weights", warning, fix="none is needed where that is meant; loading warns of it too")
 
 
 def _examine_tokenizer(reporter: Reporter, read: ReadModel) -> None:

@@ -1,6 +1,9 @@
 """The model of a request: its folder, its configuration, and the sizes that an engine would give it."""
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
 from infer_engine.sizing import choose_block_size, resolve_device, size_step
 from infer_kernels import linear
-from infer_models import CausalLM, ModelConfig
+from infer_models import CausalLM, CheckpointError, ModelConfig
+from infer_models.checkpoint import read_checkpoint_config
 from infer_models.families import FAMILIES
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
 from infer_models.layers import ParameterFactory
@@ -53,6 +57,8 @@ def read_model(reporter: Reporter) -> ReadModel:
     folder = resolve_checkpoint(request.model)
     reporter.show_as(folder, name)
     config = ModelConfig.from_folder(folder)
+    with loading_warnings(), suppress(CheckpointError):  # the part `model` reports what is wrong with the weights
+        config = read_checkpoint_config(folder)
     return ReadModel(
         name=name,
         folder=folder,
@@ -66,6 +72,27 @@ def read_model(reporter: Reporter) -> ReadModel:
         ),
         dtype=getattr(torch, config.dtype if request.dtype == "auto" else request.dtype),
     )
+
+
+@contextmanager
+def loading_warnings() -> Iterator[list[str]]:
+    """Yield a list of what is warned of while a checkpoint is read inside, in place of its log lines."""
+    warnings: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.WARNING:
+                warnings.append(record.getMessage())
+
+    logger, collector = logging.getLogger("infer_models"), Collector()
+    propagates = logger.propagate
+    logger.addHandler(collector)
+    logger.propagate = False
+    try:
+        yield warnings
+    finally:
+        logger.removeHandler(collector)
+        logger.propagate = propagates
 
 
 def without_weights(read: ReadModel) -> CausalLM:

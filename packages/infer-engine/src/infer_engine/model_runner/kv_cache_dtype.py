@@ -63,7 +63,7 @@ def choose_kv_scales(
     if kv_dtype != torch.float8_e4m3fn:
         return None
     num_layers = model_config.num_layers
-    found = {} if config.load_format == "dummy" else load_kv_scales(folder, model_config)
+    found = {} if config.load_format == "dummy" else load_kv_scales(folder)
     if len(found) < num_layers and rank == 0:
         logger.warning(
             "The checkpoint has no scales of keys and values for %d of %d layers; they are 1 there, and numbers beyond "

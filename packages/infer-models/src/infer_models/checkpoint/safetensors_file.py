@@ -8,7 +8,7 @@ the tensor at hand.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
@@ -17,6 +17,7 @@ import torch
 
 from infer_kernels import QuantizedWeight
 from infer_models.errors import CheckpointError
+from infer_models.file_faults import fault_of_content, unreadable
 from infer_models.weights import FLOATS, WeightSlice, assign, select_rows
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_OF_ONE_RANK = "empty ones are what one rank of a divided training (ZeRO 3, FSDP) saves: gather the weights, then save"
 _STAGING_BYTES = 32 * 2**20
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -41,19 +43,38 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor lies in a file.
+    """Where a tensor, or a part of one, lies in a file.
 
     Attributes:
+        name: in the file.
         dtype: as the format spells it, such as `BF16`.
         shape: sizes of the dimensions.
         start: offset of the first byte from the start of the file.
         num_bytes: bytes of all elements.
     """
 
+    name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
     num_bytes: int
+
+    def item(self, index: int) -> "StoredTensor":
+        """Return where the item of that index along the first dimension lies."""
+        num_bytes = self.num_bytes // self.shape[0]
+        start = self.start + index * num_bytes
+        return replace(self, name=f"{self.name}[{index}]", shape=self.shape[1:], start=start, num_bytes=num_bytes)
+
+    def rows(self, first: int, size: int) -> "StoredTensor":
+        """Return where `size` rows, from `first` on, lie."""
+        row_bytes = self.num_bytes // self.shape[0]
+        return replace(
+            self,
+            name=f"{self.name}[{first}:{first + size}]",
+            shape=(size, *self.shape[1:]),
+            start=self.start + first * row_bytes,
+            num_bytes=size * row_bytes,
+        )
 
 
 class SafetensorsFile:
@@ -75,7 +96,7 @@ class SafetensorsFile:
         try:
             self._file: BinaryIO = path.open("rb", buffering=0)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+            raise unreadable(path, error) from error
         try:
             self.tensors: Mapping[str, StoredTensor] = MappingProxyType(self._read_header())
         except BaseException:
@@ -92,32 +113,33 @@ class SafetensorsFile:
         """Close the file."""
         self._file.close()
 
-    def check(self, name: str, shape: tuple[int, ...], dtypes: "Collection[str]") -> None:
-        """Raise unless the tensor `name` has the shape, where one number may be stored as [1], and one of the dtypes.
+    def check(self, stored: StoredTensor, shapes: "Collection[tuple[int, ...]]", dtypes: "Collection[str]") -> None:
+        """Raise unless a tensor has one of the shapes, of one number any, and one of the dtypes.
 
         Raises:
             CheckpointError: it has others.
         """
-        stored = self.tensors[name]
-        if stored.shape != shape and (shape or stored.shape != (1,)):
+        if stored.shape not in shapes and not (math.prod(stored.shape) == 1 and () in shapes):
+            allowed = " or ".join(str(list(shape)) for shape in shapes)
+            cause = "" if stored.num_bytes else f"; {_OF_ONE_RANK}"
             raise CheckpointError(
-                f"{self.path}: tensor `{name}` has shape {list(stored.shape)} but `config.json` makes it {list(shape)}."
+                f"{self.path}: tensor `{stored.name}` has shape {list(stored.shape)} but `config.json` makes it "
+                f"{allowed}{cause}."
             )
         if stored.dtype not in dtypes:
             raise CheckpointError(
-                f"{self.path}: tensor `{name}` is {stored.dtype}; it must be one of {', '.join(dtypes)}."
+                f"{self.path}: tensor `{stored.name}` is {stored.dtype}; it must be one of {', '.join(dtypes)}."
             )
 
-    def read_into(self, name: str, wanted: WeightSlice) -> None:
-        """Copy a part of the tensor `name` into its target, converting to its device and storage, 32 MiB at a time.
+    def read_into(self, stored: StoredTensor, wanted: WeightSlice) -> None:
+        """Copy a part of a tensor into its target, converting to its device and storage, 32 MiB at a time.
 
         Of rows that are wanted in part, the whole is read.
 
         Raises:
             CheckpointError: as `check`, or the file cannot be read.
         """
-        self.check(name, wanted.shape, wanted.dtypes)
-        stored = self.tensors[name]
+        self.check(stored, [wanted.shape], wanted.dtypes)
         dtype = _DTYPES[stored.dtype]
         rows, *columns = wanted.shares
         is_quantized = isinstance(wanted.target, QuantizedWeight)
@@ -132,58 +154,50 @@ class SafetensorsFile:
         self._file.seek(stored.start + rows.start * items_of_row * dtype.itemsize)
         for done in range(0, num_bytes, piece_bytes):
             piece = staging[: num_bytes - done]
-            self._fill(piece.numpy().data, f"tensor `{name}`")
+            self._fill(piece.numpy().data, f"tensor `{stored.name}`")
             read = piece.view(dtype)
             if not is_flat:
                 read = read.view(-1, row_items)[:, columns[0].start : columns[0].start + columns[0].size]
             first = done // (row_items * dtype.itemsize)
             assign(select_rows(target, first, len(read)), read)
 
-    def read(self, name: str) -> "Tensor":
-        """Return the tensor `name` as it is stored.
+    def read(self, stored: StoredTensor) -> "Tensor":
+        """Return a tensor as it is stored.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
-        stored = self.tensors[name]
         data = torch.empty(stored.num_bytes, dtype=torch.uint8)
         self._file.seek(stored.start)
-        self._fill(data.numpy().data, f"tensor `{name}`")
+        self._fill(data.numpy().data, f"tensor `{stored.name}`")
         return data.view(_DTYPES[stored.dtype]).view(stored.shape)
 
-    def items(self, name: str) -> "Iterator[Tensor]":
-        """Yield the items of the tensor `name` along its first dimension, as they are stored.
+    def items(self, stored: StoredTensor) -> "Iterator[Tensor]":
+        """Yield the items of a tensor along its first dimension, as they are stored.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
-        stored = self.tensors[name]
-        num_items, *shape = stored.shape
-        dtype = _DTYPES[stored.dtype]
-        for index in range(num_items):
-            item = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
-            self._file.seek(stored.start + index * len(item))
-            self._fill(item.numpy().data, f"tensor `{name}`")
-            yield item.view(dtype).view(shape)
+        for index in range(stored.shape[0]):
+            yield self.read(stored.item(index))
 
-    def number(self, name: str) -> float:
-        """Return the one number of the tensor `name`, a float of any shape with one element.
+    def number(self, stored: StoredTensor) -> float:
+        """Return the one number of a tensor, a float of any shape with one element.
 
         Raises:
             CheckpointError: it has more numbers or none, or is of another dtype, or the file cannot be read.
         """
-        stored = self.tensors[name]
         if math.prod(stored.shape) != 1 or stored.dtype not in FLOATS:
             raise CheckpointError(
-                f"{self.path}: tensor `{name}` is {stored.dtype} {list(stored.shape)}; it must be one number, of "
-                f"one of {', '.join(FLOATS)}."
+                f"{self.path}: tensor `{stored.name}` is {stored.dtype} {list(stored.shape)}; it must be one number, "
+                f"of one of {', '.join(FLOATS)}."
             )
-        item = torch.empty(stored.num_bytes, dtype=torch.uint8)
-        self._file.seek(stored.start)
-        self._fill(item.numpy().data, f"tensor `{name}`")
-        return float(item.view(_DTYPES[stored.dtype])[0])
+        return float(self.read(stored))
 
     def _read_header(self) -> dict[str, StoredTensor]:
+        fault = fault_of_content(self.path)
+        if fault is not None:
+            raise CheckpointError(f"{self.path} {fault}.")
         file_bytes = self._file.seek(0, 2)
         self._file.seek(0)
         if file_bytes < _LENGTH_BYTES:
@@ -229,7 +243,7 @@ class SafetensorsFile:
             raise CheckpointError(
                 f"{self.path} is truncated: it has {file_bytes} bytes, and tensor `{name}` ends at {data_start + end}."
             )
-        return StoredTensor(dtype=dtype, shape=tuple(shape), start=data_start + begin, num_bytes=end - begin)
+        return StoredTensor(name=name, dtype=dtype, shape=tuple(shape), start=data_start + begin, num_bytes=end - begin)
 
     def _fill(self, buffer: memoryview, what: str) -> None:
         done = 0

@@ -1,41 +1,90 @@
-"""`QuantizationConfig`: that a checkpoint's weights are quantized, and by which method."""
+"""`QuantizationConfig`: how a checkpoint's files say that its weights are quantized."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from infer_models.config.json_fields import JsonFields
 
-QUANT_METHODS = ("compressed-tensors", "fp8", "gptq", "awq", "mxfp4")
-"""What checkpoints are read of, by their `quant_method`; `infer_models.quantization` reads them."""
 _NAMES = ("quantization_config", "compression_config")
-_EXPERTS_ONLY = "mxfp4"
+_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "quantize_config.json": "gptq",
+        "quant_config.json": "awq",
+        "hf_quant_config.json": "modelopt",
+        "quantization_config.json": "auto-round",
+    }
+)
+"""Files that say it where `config.json` does not, and the method that each is of where it names none."""
+_MARKS: Mapping[str, str] = MappingProxyType(
+    {
+        "load_in_4bit": "bitsandbytes",
+        "load_in_8bit": "bitsandbytes",
+        "packing_format": "auto-round",
+        "autoround_version": "auto-round",
+        "config_groups": "compressed-tensors",
+        "q_group_size": "awq",
+        "w_bit": "awq",
+        "desc_act": "gptq",
+        "weight_block_size": "fp8",
+        "quant_algo": "modelopt",
+        "producer": "modelopt",
+    }
+)
+"""Fields by which a method is known that is not named."""
+_OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "auto_round": "auto-round",
+        "autoround": "auto-round",
+        "intel/auto-round": "auto-round",
+        "inc": "auto-round",
+        "compressed_tensors": "compressed-tensors",
+        "gptqmodel": "gptq",
+        "gptq_marlin": "gptq",
+        "awq_marlin": "awq",
+        "autoawq": "awq",
+        "fbgemm_fp8": "fp8",
+        "bitsandbytes_4bit": "bitsandbytes",
+        "bitsandbytes_8bit": "bitsandbytes",
+        "modelopt_fp8": "modelopt",
+    }
+)
+UNKNOWN = "?"
+"""The method of a configuration that names none, and has no field by which one is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """How `config.json` says that weights are quantized.
+    """How files say that weights are quantized; whether they can be read so is found out where a weight is.
 
     Attributes:
         method: the `quant_method`.
         fields: of the method.
+        layers: names of the layers that are quantized in the checkpoint's files; None: they were not looked into.
     """
 
     method: str
     fields: JsonFields
+    layers: frozenset[str] | None = None
 
 
 def read_quantization_config(fields: JsonFields) -> QuantizationConfig | None:
-    """Read how weights are quantized; None: they are not.
+    """Read how weights are quantized, from `config.json` or the file beside it that says so; None: none does.
 
     Raises:
-        CheckpointError: by a method that is not known, or not for this family.
+        CheckpointError: a file is damaged, or the method is no string.
     """
-    name = next((each for each in _NAMES if each in fields), None)
-    if name is None:
-        return None
-    quantization = fields.nested(name)
-    method = quantization.text("quant_method", "?" if name == _NAMES[0] else QUANT_METHODS[0])
-    if method not in QUANT_METHODS:
-        raise quantization.invalid("quant_method", "one of " + ", ".join(f"`{each}`" for each in QUANT_METHODS))
-    if method == _EXPERTS_ONLY and fields.text("model_type") != "gpt_oss":
-        raise quantization.invalid("quant_method", f"another one: `{method}` is read of `gpt_oss` alone")
-    return QuantizationConfig(method=method, fields=quantization)
+    for name in _NAMES:
+        if name in fields and fields.nested(name).names:
+            return _named(fields.nested(name), default=UNKNOWN if name == _NAMES[0] else "compressed-tensors")
+    for file, method in _FILES.items():
+        path = fields.path.parent / file
+        if path.is_file():
+            return _named(JsonFields.from_file(path), default=method)
+    return None
+
+
+def _named(fields: JsonFields, *, default: str) -> QuantizationConfig:
+    known = next((method for mark, method in _MARKS.items() if mark in fields), default)
+    method = fields.text("quant_method", known).lower()
+    return QuantizationConfig(method=_OTHER_SPELLINGS.get(method, method), fields=fields)

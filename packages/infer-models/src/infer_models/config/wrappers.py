@@ -51,13 +51,6 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """What a `text_config` leaves out where it is as `transformers` has it: files of wrappers say only what differs."""
-OTHER_TENSORS = (
-    "vision_tower.*",
-    "multi_modal_projector.*",
-    "model.vision_tower.*",
-    "model.multi_modal_projector.*",
-)
-"""Patterns (as of `fnmatch`) of a wrapper's tensors that are not the text model's."""
 _OUTER_FIELDS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "eos_token_id")
 """Fields that files of wrappers have beside `text_config`, for the whole model."""
 

@@ -22,7 +22,6 @@ from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
 from infer_models.quantization.granularity_fields import read_group_size
 from infer_models.quantization.integer_weights import integer_weight
-from infer_models.quantization.module_names import LM_HEAD, ROUTERS, is_excluded, read_patterns
 from infer_models.quantization.packed_words import unpack, words_of
 from infer_models.quantization.storage import Storage
 from infer_models.quantization.stored_format import StoredFormat, TensorSpec
@@ -95,21 +94,15 @@ class AwqScheme:
 
     Attributes:
         format: of all quantized layers.
-        excluded: layers that are stored plainly, beside the LM head and routers of experts.
         method: see `QuantizationScheme`.
-        ignored_tensors: see `QuantizationScheme`.
-        has_kv_scales: see `QuantizationScheme`.
     """
 
     format: AwqFormat
-    excluded: tuple[str, ...]
     method: str = "awq"
-    ignored_tensors: tuple[str, ...] = ()
-    has_kv_scales: bool = False
 
-    def format_of(self, name: str) -> StoredFormat | None:
-        """Return how the layer `name` is stored; None: plainly."""
-        return None if is_excluded(name, (LM_HEAD, *ROUTERS, *self.excluded)) else self.format
+    def format_of(self, name: str) -> StoredFormat:  # noqa: ARG002 - all layers are stored in one way
+        """Return how the layer `name` is stored."""
+        return self.format
 
 
 def read_awq(fields: JsonFields) -> AwqScheme:
@@ -131,8 +124,7 @@ def read_awq(fields: JsonFields) -> AwqScheme:
         format=AwqFormat(
             group_size=read_group_size(fields, "q_group_size" if "q_group_size" in fields else "group_size"),
             has_zeros=fields.flag("zero_point", default=True),
-        ),
-        excluded=read_patterns(fields, "modules_to_not_convert"),
+        )
     )
 
 

@@ -4,30 +4,18 @@ from dataclasses import dataclass
 
 from infer_models.config.json_fields import JsonFields
 from infer_models.quantization.granularity_fields import read_block
-from infer_models.quantization.module_names import is_named, is_target, read_patterns
+from infer_models.quantization.module_names import is_named, read_patterns
 from infer_models.quantization.packed_format import PackedFormat
 from infer_models.quantization.packed_words import BITS
 from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
 from infer_models.quantization.stored_format import StoredFormat
 
 _BITS_OF_ACTIVATIONS = 8
-_LINEAR = "Linear"
+_CLASSES = ("Linear", "Embedding", "LMHead", "ParallelLMHead")
+"""Targets that are kinds of layers."""
+_EMBEDDING = "embed_tokens"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _ONE_FOR_EACH_GROUP = "mixed-precision"
-_IGNORED_TENSORS = (
-    "*.input_scale",
-    "*.input_zero_point",
-    "*.output_scale",
-    "*.output_zero_point",
-    "*.q_scale",
-    "*.k_scale",
-    "*.v_scale",
-    "*.kv_scale",
-    "*.k_zero_point",
-    "*.v_zero_point",
-    "*.q_zero_point",
-)
-"""Scales of activations are computed row by row; those of the KV cache are read by what stores it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,28 +36,22 @@ class CompressedTensorsScheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        groups: of layers, in the order of the file; the first that names a layer has it, then the first with `Linear`.
-        ignore: layers that are stored plainly, as `targets`.
-        has_kv_scales: see `QuantizationScheme`.
+        groups: of layers, in the order of the file; the first that names a layer has it, then the first of its kind.
         method: see `QuantizationScheme`.
-        ignored_tensors: see `QuantizationScheme`.
     """
 
     groups: tuple[LayerGroup, ...]
-    ignore: tuple[str, ...]
-    has_kv_scales: bool
     method: str = "compressed-tensors"
-    ignored_tensors: tuple[str, ...] = _IGNORED_TENSORS
 
     def format_of(self, name: str) -> StoredFormat | None:
-        """Return how the layer `name` is stored; None: plainly."""
-        if is_target(name, self.ignore):
-            return None
-        for matches in (is_named, is_target):
-            for group in self.groups:
-                if matches(name, group.targets):
-                    return group.format
-        return None
+        """Return how the layer `name` is stored; None: no group says it."""
+        named = [group.format for group in self.groups if is_named(name, group.targets)]
+        kinds = _CLASSES[1:2] if name.endswith(_EMBEDDING) else _CLASSES[:1]
+        of_kind = [group.format for kind in (*kinds, *_CLASSES) for group in self.groups if kind in group.targets]
+        found = [*named, *of_kind]
+        if not found and len(self.groups) == 1:
+            found = [self.groups[0].format]
+        return found[0] if found else None
 
 
 def read_compressed_tensors(fields: JsonFields) -> CompressedTensorsScheme:
@@ -87,22 +69,19 @@ def read_compressed_tensors(fields: JsonFields) -> CompressedTensorsScheme:
         raise fields.invalid("transform_config", "empty: transforms of activations are not supported")
     if fields.text("quantization_status", "compressed") not in ("compressed", "frozen"):  # of older files in FP8
         raise fields.invalid("quantization_status", "`compressed` or `frozen`")
-    layout = fields.text("format")
-    if layout not in (*_FORMATS, _ONE_FOR_EACH_GROUP):
-        raise fields.invalid("format", "one of " + ", ".join(f"`{each}`" for each in (*_FORMATS, _ONE_FOR_EACH_GROUP)))
     groups = fields.nested("config_groups")
-    return CompressedTensorsScheme(
-        groups=tuple(_read_group(groups.nested(name), layout) for name in groups.names),
-        ignore=read_patterns(fields, "ignore"),
-        has_kv_scales=_read_kv_cache(fields),
-    )
+    # Groups without weights, of activations or the cache alone, change nothing that is read.
+    with_weights = [group for name in groups.names if "weights" in (group := groups.nested(name))]
+    layout = fields.text("format", None if with_weights else _ONE_FOR_EACH_GROUP)
+    if with_weights and layout not in (*_FORMATS, _ONE_FOR_EACH_GROUP):
+        raise fields.invalid("format", "one of " + ", ".join(f"`{each}`" for each in (*_FORMATS, _ONE_FOR_EACH_GROUP)))
+    _check_kv_cache(fields)
+    return CompressedTensorsScheme(groups=tuple(_read_group(group, layout) for group in with_weights))
 
 
 def _read_group(fields: JsonFields, layout: str) -> LayerGroup:
     if "output_activations" in fields:
         raise fields.invalid("output_activations", "null: quantized outputs are not supported")
-    if "weights" not in fields:
-        raise fields.invalid("weights", "an object: groups without quantized weights are not supported")
     inputs = fields.nested("input_activations")
     if inputs.count("num_bits", _BITS_OF_ACTIVATIONS) != _BITS_OF_ACTIVATIONS:
         raise inputs.invalid("num_bits", f"{_BITS_OF_ACTIVATIONS}")
@@ -179,13 +158,12 @@ def _read_order(weights: JsonFields) -> bool:
             raise weights.invalid("actorder", "null, `weight`, `static`, `group` or `dynamic`")
 
 
-def _read_kv_cache(fields: JsonFields) -> bool:
-    """Read whether keys and values have scales in FP8."""
+def _check_kv_cache(fields: JsonFields) -> None:
+    """Check that keys and values have scales in FP8, if any."""
     if "kv_cache_scheme" not in fields:
-        return False
+        return
     scheme = fields.nested("kv_cache_scheme")
     if scheme.count("num_bits", 8) != 8 or scheme.text("type", "float") != "float":
         raise fields.invalid("kv_cache_scheme", "null, or of `float` with `num_bits` 8")
     if scheme.text("strategy", "tensor") != "tensor":
         raise scheme.invalid("strategy", "`tensor`")
-    return scheme.value("dynamic") is not True

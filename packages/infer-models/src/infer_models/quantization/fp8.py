@@ -1,22 +1,20 @@
-"""FP8 as Qwen, DeepSeek and Ministral store it: scales for blocks of rows and inputs, or one for a weight."""
+"""FP8 as Qwen, DeepSeek, Ministral, FBGEMM and ModelOpt store it: scales of blocks, of rows, or one for a weight."""
 
 from dataclasses import dataclass
 
 from infer_models.config.json_fields import JsonFields
 from infer_models.quantization.granularity_fields import read_block
-from infer_models.quantization.module_names import LM_HEAD, ROUTERS, is_excluded, read_patterns
 from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
 from infer_models.quantization.stored_format import StoredFormat
 
-_IGNORED_TENSORS = (
-    "*.input_scale",
-    "*.activation_scale",
-    "*.q_scale",
-    "*.k_scale",
-    "*.v_scale",
-    "*.kv_scale",
-)
-_EXCLUSIONS = ("modules_to_not_convert", "ignored_layers")
+_SCALES = ("weight_scale", "weight_scale_inv")
+"""Either name is in use for either granularity."""
+_ALGORITHMS = {
+    "FP8": ScaleGrid(rows=None),
+    "FP8_PER_CHANNEL_PER_TOKEN": ScaleGrid(),
+    "FP8_PB_WO": ScaleGrid(rows=128, columns=128),
+}
+"""Of ModelOpt, whose others have four bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +23,15 @@ class Fp8Scheme:
 
     Attributes:
         format: of all quantized layers.
-        excluded: layers that are stored plainly, beside the LM head and routers of experts.
         method: see `QuantizationScheme`.
-        ignored_tensors: see `QuantizationScheme`.
-        has_kv_scales: see `QuantizationScheme`.
     """
 
     format: ScaledFormat
-    excluded: tuple[str, ...] = ()
     method: str = "fp8"
-    ignored_tensors: tuple[str, ...] = _IGNORED_TENSORS
-    has_kv_scales: bool = False
 
-    def format_of(self, name: str) -> StoredFormat | None:
-        """Return how the layer `name` is stored; None: plainly."""
-        return None if is_excluded(name, (LM_HEAD, *ROUTERS, *self.excluded)) else self.format
+    def format_of(self, name: str) -> StoredFormat:  # noqa: ARG002 - all layers are stored in one way
+        """Return how the layer `name` is stored."""
+        return self.format
 
 
 def read_fp8(fields: JsonFields) -> Fp8Scheme:
@@ -53,18 +45,25 @@ def read_fp8(fields: JsonFields) -> Fp8Scheme:
             raise fields.invalid(name, f"`{only[0]}`")
     if fields.text("activation_scheme", "dynamic") not in ("dynamic", "static"):
         raise fields.invalid("activation_scheme", "`dynamic` or `static`")
-    if fields.value("modules_to_convert"):
-        raise fields.invalid("modules_to_convert", "empty: other weights than those of products are not read")
-    return Fp8Scheme(
-        format=_read_format(fields),
-        excluded=tuple(pattern for name in _EXCLUSIONS for pattern in read_patterns(fields, name)),
-    )
-
-
-def _read_format(fields: JsonFields) -> ScaledFormat:
     if "weight_block_size" not in fields:
-        names = ("weight_scale", "weight_scale_inv")
-        return ScaledFormat(encoding="fp8_e4m3", grid=ScaleGrid(rows=None), scale_names=names)
+        return Fp8Scheme(format=_format(ScaleGrid(rows=None)))
     rows, columns = read_block(fields, "weight_block_size")
-    grid = ScaleGrid(rows=rows, columns=columns)
-    return ScaledFormat(encoding="fp8_e4m3", grid=grid, scale_names=("weight_scale_inv",))
+    return Fp8Scheme(format=_format(ScaleGrid(rows=rows, columns=columns)))
+
+
+def read_modelopt(fields: JsonFields) -> Fp8Scheme:
+    """Read what ModelOpt writes into `config.json`, or into `hf_quant_config.json` around another object.
+
+    Raises:
+        CheckpointError: a field has a value that is not supported; the message names it.
+    """
+    if "quantization" in fields:
+        fields = fields.nested("quantization")
+    algorithm = fields.text("quant_algo").upper()
+    if algorithm not in _ALGORITHMS:
+        raise fields.invalid("quant_algo", "one of " + ", ".join(f"`{each}`" for each in _ALGORITHMS))
+    return Fp8Scheme(format=_format(_ALGORITHMS[algorithm]), method="modelopt")
+
+
+def _format(grid: ScaleGrid) -> ScaledFormat:
+    return ScaledFormat(encoding="fp8_e4m3", grid=grid, scale_names=_SCALES)

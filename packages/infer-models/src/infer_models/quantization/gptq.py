@@ -8,7 +8,6 @@
 Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
 from infer_models.quantization.granularity_fields import read_group_size
 from infer_models.quantization.integer_weights import dequantize_by_group, integer_storage, integer_weight
-from infer_models.quantization.module_names import LM_HEAD, ROUTERS, is_excluded, read_patterns
+from infer_models.quantization.module_names import compiled, matches
 from infer_models.quantization.packed_words import BITS, bytes_of, unpack, words_of
 from infer_models.quantization.storage import Storage
 from infer_models.quantization.stored_format import StoredFormat, TensorSpec
@@ -32,7 +31,7 @@ from infer_models.quantization.tensor_values import (
 )
 
 _VERSIONS = ("gptq", "gptq_v2")
-_NOT_CONVERTED = "-:"
+_NOT_CONVERTED, _CONVERTED = "-:", "+:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,35 +123,19 @@ class GptqScheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        format: of all quantized layers.
-        included: ends of the names of quantized layers; None: all but the LM head.
-        excluded: layers that are stored plainly, beside routers of experts.
-        excluding_expressions: regular expressions of more of them.
-        has_lm_head: the LM head is quantized too.
+        format: of all quantized layers but some.
+        own_formats: regular expressions of layers that are stored in another way, and how; the first that matches
+            counts.
         method: see `QuantizationScheme`.
-        ignored_tensors: see `QuantizationScheme`.
-        has_kv_scales: see `QuantizationScheme`.
     """
 
     format: GptqFormat
-    included: tuple[str, ...] | None
-    excluded: tuple[str, ...]
-    excluding_expressions: tuple[str, ...]
-    has_lm_head: bool
+    own_formats: tuple[tuple[str, GptqFormat], ...] = ()
     method: str = "gptq"
-    ignored_tensors: tuple[str, ...] = ()
-    has_kv_scales: bool = False
 
-    def format_of(self, name: str) -> StoredFormat | None:
-        """Return how the layer `name` is stored; None: plainly."""
-        if is_excluded(name, (*ROUTERS, *self.excluded)) or any(
-            re.match(each, name) for each in self.excluding_expressions
-        ):
-            return None
-        if name == LM_HEAD:
-            return self.format if self.has_lm_head else None
-        is_included = self.included is None or any(f".{name}".endswith(f".{each}") for each in self.included)
-        return self.format if is_included else None
+    def format_of(self, name: str) -> StoredFormat:
+        """Return how the layer `name` is stored."""
+        return next((own for regex, own in self.own_formats if matches(regex, name)), self.format)
 
 
 def read_gptq(fields: JsonFields) -> GptqScheme:
@@ -161,55 +144,45 @@ def read_gptq(fields: JsonFields) -> GptqScheme:
     Raises:
         CheckpointError: a field has a value that is not supported; the message names it.
     """
-    bits = fields.count("bits")
-    if bits not in BITS:
-        raise fields.invalid("bits", " or ".join(map(str, BITS)))
     name = next((each for each in ("checkpoint_format", "format") if each in fields), "checkpoint_format")
     version = fields.text(name, _VERSIONS[0])
     if version not in _VERSIONS:
         raise fields.invalid(name, " or ".join(f"`{each}`" for each in _VERSIONS))
-    # With groups that were set before inputs were ordered, these are back in their own order in the file.
-    is_reordered = fields.flag("desc_act", default=False) and not fields.flag("static_groups", default=False)
-    group_size = read_group_size(fields, "group_size")
-    return GptqScheme(
-        format=GptqFormat(
-            bits=bits,
-            group_size=group_size,
-            is_symmetric=fields.flag("sym", default=True),
-            is_reordered=is_reordered and group_size is not None,
-            zero_offset=1 if version == _VERSIONS[0] else 0,
-        ),
-        included=_read_included(fields),
-        excluded=read_patterns(fields, "modules_to_not_convert"),
-        excluding_expressions=_read_exclusions(fields),
-        has_lm_head=fields.flag(LM_HEAD, default=False),
+    usual = read_gptq_format(fields, zero_offset=1 if version == _VERSIONS[0] else 0)
+    dynamic = fields.nested("dynamic")
+    own: list[tuple[str, GptqFormat]] = []
+    for pattern in dynamic.names:
+        regex = pattern.removeprefix(_NOT_CONVERTED).removeprefix(_CONVERTED)
+        if compiled(regex) is None:
+            raise fields.invalid("dynamic", f"of regular expressions, which {pattern!r} is not")
+        if not pattern.startswith(_NOT_CONVERTED):  # those layers lie plainly, as their tensors say
+            own.append((regex, read_gptq_format(dynamic.nested(pattern), like=usual)))
+    return GptqScheme(format=usual, own_formats=tuple(own))
+
+
+def read_gptq_format(fields: JsonFields, *, zero_offset: int = 1, like: GptqFormat | None = None) -> GptqFormat:
+    """Read how layers are stored.
+
+    Args:
+        fields: of the configuration, or of some layers, which say what differs.
+        zero_offset: see `GptqFormat`.
+        like: how other layers are stored, of which absent fields are taken.
+
+    Raises:
+        CheckpointError: a field has a value that is not supported; the message names it.
+    """
+    bits = fields.count("bits", None if like is None else like.bits)
+    if bits not in BITS:
+        raise fields.invalid("bits", " or ".join(map(str, BITS)))
+    group_size = read_group_size(fields, "group_size") if like is None or "group_size" in fields else like.group_size
+    is_reordered = like is not None and like.is_reordered
+    if like is None or "desc_act" in fields:
+        # With groups that were set before inputs were ordered, these are back in their own order in the file.
+        is_reordered = fields.flag("desc_act", default=False) and not fields.flag("static_groups", default=False)
+    return GptqFormat(
+        bits=bits,
+        group_size=group_size,
+        is_symmetric=fields.flag("sym", default=True if like is None else like.is_symmetric),
+        is_reordered=is_reordered and group_size is not None,
+        zero_offset=zero_offset if like is None else like.zero_offset,
     )
-
-
-def _read_included(fields: JsonFields) -> tuple[str, ...] | None:
-    """Read the ends of names, which are one list or one for each step of the quantization."""
-    field = "modules_in_block_to_quantize"
-    lists = fields.value(field)
-    if lists is None:
-        return None
-    if not isinstance(lists, list):
-        raise fields.invalid(field, "a list of names, or of lists of names")
-    names = [name for each in lists for name in (each if isinstance(each, list) else [each])]
-    if not all(isinstance(name, str) for name in names):
-        raise fields.invalid(field, "a list of names, or of lists of names")
-    return tuple(names)
-
-
-def _read_exclusions(fields: JsonFields) -> tuple[str, ...]:
-    """Read the layers that `dynamic` excludes; what it quantizes in another way is refused."""
-    names = fields.nested("dynamic").names
-    for name in names:
-        if not name.startswith(_NOT_CONVERTED):
-            raise fields.invalid(
-                "dynamic", f"empty, or of names after `{_NOT_CONVERTED}`: layers of other bits are not read"
-            )
-        try:
-            re.compile(name.removeprefix(_NOT_CONVERTED))
-        except re.error:
-            raise fields.invalid("dynamic", f"of regular expressions, which {name!r} is not") from None
-    return tuple(name.removeprefix(_NOT_CONVERTED) for name in names)

@@ -18,6 +18,7 @@ from infer_models.quantization.tensor_values import (
     finite_scales,
     require_groups_in_order,
     require_shape,
+    require_zeros,
 )
 
 
@@ -70,10 +71,11 @@ class PackedFormat:
         if self.has_zeros:
             zeros = (words_of(out_features, self.bits), groups)
             specs[f"{name}.weight_zero_point"] = TensorSpec(shape=zeros, dtypes=("I32",))
-        if self.group_size is not None:
-            specs[f"{name}.weight_g_idx"] = TensorSpec(
-                shape=(in_features,), dtypes=("I32", "I64"), is_required=self.is_reordered
-            )
+        else:
+            specs[f"{name}.weight_zero_point"] = TensorSpec(shape=None, dtypes=("I8", "I32", "I64"), is_required=False)
+        specs[f"{name}.weight_g_idx"] = TensorSpec(
+            shape=(in_features,), dtypes=("I32", "I64"), is_required=self.is_reordered
+        )
         return specs
 
     def decode(self, name: str, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> Tensor | QuantizedWeight:
@@ -90,6 +92,8 @@ class PackedFormat:
         if self.has_zeros:
             words = tensors[f"{name}.weight_zero_point"].T
             zeros = unpack(words, out_features, self.bits).T.contiguous()
+        else:
+            require_zeros(f"{name}.weight_zero_point", tensors)
         weight = integer_weight(
             bytes_of(tensors[f"{name}.weight_packed"], in_features, self.bits),
             bits=self.bits,

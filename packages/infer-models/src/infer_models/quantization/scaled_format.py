@@ -11,7 +11,7 @@ from infer_kernels.integers import cdiv
 from infer_models.errors import CheckpointError
 from infer_models.quantization.storage import Storage
 from infer_models.quantization.stored_format import TensorSpec
-from infer_models.quantization.tensor_values import SCALE_DTYPES, finite_scales, require_no_nan
+from infer_models.quantization.tensor_values import SCALE_DTYPES, finite_scales, require_no_nan, require_zeros
 
 _DTYPES = {"fp8_e4m3": "F8_E4M3", "int8": "I8"}
 _POWERS_OF_TWO = "F8_E8M0"
@@ -37,12 +37,21 @@ class ScaleGrid:
         )
         return rows, columns
 
-    def stored_shape(self, shape: tuple[int, int]) -> tuple[int, ...]:
-        """Return the scales' shape in a file: one scale has none."""
-        return () if self.rows is None and self.columns is None else self.shape(shape)
+    def stored_shapes(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes that the scales may have in a file.
+
+        Where all inputs share a scale, the file tells whether all rows do: one scale has no shape.
+        """
+        rows, groups = self.shape(shape)
+        if self.columns is None and self.rows in (None, 1):
+            each_row = (shape[0], 1)
+            return ((), each_row, shape[:1]) if self.rows is None else (each_row, shape[:1], ())
+        return ((rows, groups), (rows, 1, groups, 1))
 
     def by_row(self, scales: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return the scales of each row, [out_features, groups]."""
+        if self.columns is None and self.rows in (None, 1):
+            return scales.reshape(-1, 1).expand(shape[0], 1).contiguous()
         scales = scales.reshape(self.shape(shape))
         return scales.repeat_interleave(self.rows or shape[0], dim=0)[: shape[0]].contiguous()
 
@@ -72,13 +81,17 @@ class ScaledFormat:
 
     def tensors(self, name: str, shape: tuple[int, int]) -> Mapping[str, TensorSpec]:
         """Return the tensors of the layer `name` with a weight [out_features, in_features]."""
-        scales = self.grid.stored_shape(shape)
+        first, *others = self.grid.stored_shapes(shape)
         dtypes = (*SCALE_DTYPES, _POWERS_OF_TWO)
         specs = {f"{name}.weight": TensorSpec(shape=shape, dtypes=(_DTYPES[self.encoding],))}
         for each in self.scale_names:
-            specs[f"{name}.{each}"] = TensorSpec(shape=scales, dtypes=dtypes, is_required=len(self.scale_names) == 1)
+            specs[f"{name}.{each}"] = TensorSpec(
+                shape=first, other_shapes=tuple(others), dtypes=dtypes, is_required=len(self.scale_names) == 1
+            )
         if self.encoding == "int8":
-            specs[f"{name}.weight_zero_point"] = TensorSpec(shape=scales, dtypes=("I8",), is_required=self.has_zeros)
+            specs[f"{name}.weight_zero_point"] = TensorSpec(
+                shape=first, other_shapes=tuple(others), dtypes=("I8",), is_required=self.has_zeros
+            )
         return specs
 
     def decode(self, name: str, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> Tensor | QuantizedWeight:
@@ -110,6 +123,5 @@ class ScaledFormat:
         """Return the codes of zero, int8 [out_features, groups]; None: they are 0."""
         if self.has_zeros:
             return self.grid.by_row(tensors[name], shape)
-        if name in tensors and bool(tensors[name].any()):
-            raise CheckpointError(f"tensor `{name}` holds other numbers than 0, but `config.json` has it symmetric.")
+        require_zeros(name, tensors)
         return None

@@ -15,14 +15,21 @@ class TensorSpec:
     """A tensor that a quantized weight consists of.
 
     Attributes:
-        shape: of the tensor.
+        shape: of the tensor; None: any, which `decode` checks.
+        other_shapes: that it may have instead.
         dtypes: that it may have, as safetensors spell them.
         is_required: whether a checkpoint must have it.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtypes: tuple[str, ...]
     is_required: bool = True
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...] | None:
+        """All shapes that it may have; None: any."""
+        return None if self.shape is None else (self.shape, *self.other_shapes)
 
 
 class StoredFormat(Protocol):
@@ -50,13 +57,8 @@ class QuantizationScheme(Protocol):
     def method(self) -> str:
         """The `quant_method` of `config.json`."""
 
-    @property
-    def ignored_tensors(self) -> tuple[str, ...]:
-        """Patterns (as of `fnmatch`) of names that such checkpoints carry needlessly."""
-
-    @property
-    def has_kv_scales(self) -> bool:
-        """Whether the checkpoint has scales of keys and values in FP8: `k_scale` and `v_scale` of each attention."""
-
     def format_of(self, name: str) -> StoredFormat | None:
-        """Return how the layer `name` is stored, such as `model.layers.0.self_attn.q_proj`; None: plainly."""
+        """Return how the layer `name`, such as `model.layers.0.self_attn.q_proj`, is stored where it is quantized.
+
+        Which layers are, the checkpoint's files say. None: the configuration does not say how.
+        """

@@ -1,5 +1,7 @@
 """Checks the values that scales, groups and shapes of quantized weights have in files."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -72,3 +74,13 @@ def require_no_nan(name: str, values: Tensor) -> None:
     """
     if bool(((values.view(torch.uint8) & 127) == 127).any()):  # the one NaN of E4M3, with either sign
         raise CheckpointError(f"tensor `{name}` holds NaN.")
+
+
+def require_zeros(name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise if codes of zero of symmetric weights, which some files have all the same, are other numbers than 0.
+
+    Raises:
+        CheckpointError: they are.
+    """
+    if name in tensors and bool(tensors[name].any()):
+        raise CheckpointError(f"tensor `{name}` holds other numbers than 0, but `config.json` has it symmetric.")

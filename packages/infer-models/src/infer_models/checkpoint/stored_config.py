@@ -1,0 +1,93 @@
+"""`read_checkpoint_config`: the configuration of a folder, corrected by what the headers of its weights show."""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from infer_models.checkpoint.safetensors_file import StoredTensor
+from infer_models.checkpoint.spare_tensors import is_of_other_model
+from infer_models.checkpoint.stored_tensors import open_tensors
+from infer_models.config import ModelConfig
+from infer_models.config.json_fields import JsonFields
+from infer_models.config.quantization import UNKNOWN, QuantizationConfig
+from infer_models.errors import CheckpointError
+from infer_models.quantization.scheme import MXFP4
+from infer_models.weights import FLOATS
+
+logger = logging.getLogger("infer_models")
+
+_WEIGHT = re.compile(r"(?P<layer>.+)\.weight")
+_PART = re.compile(
+    r"(?P<layer>.+)\.(?:qweight|qzeros|scales|biases|g_idx|SCB"
+    r"|weight_(?:packed|scale|scale_inv|scale_2|zero_point|shape|g_idx|global_scale)"
+    r"|weight\.(?:absmax|quant_map|nested_\w+|quant_state\.\w+))"
+)
+"""Tensors beside the numbers, or in place of them, by which a layer is known to be quantized."""
+_STATE = re.compile(r"(?P<layer>.+)\.weight\.quant_state\.\w+")
+_MXFP4_PART = re.compile(r"(?P<layer>.+_proj)_(?:blocks|scales)")
+
+
+def read_checkpoint_config(folder: Path) -> ModelConfig:
+    """Read `config.json` and say of the quantization what the files hold: which layers are quantized, or that none is.
+
+    How they are is what the configuration, or a file beside it, says. Where it says so and no layer is quantized, as of
+    fine-tunes that were merged, the weights lie plainly.
+
+    Raises:
+        CheckpointError: `config.json` or the header of a file cannot be read, or layers are quantized and nothing says
+            how.
+    """
+    config = ModelConfig.from_folder(folder)
+    with open_tensors(folder) as tensors:
+        stored = {name: source.tensor for name, source in tensors.sources.items()}
+        origin = tensors.files.origin
+    layers = quantized_layers(stored)
+    found = config.quantization or _known_by_tensors(origin, stored)
+    if not layers:
+        if found is not None and config.quantization is not None:
+            _say_that_none_is(found)
+        return replace(config, quantization=None)
+    if any(name.endswith(".biases") for name in stored):
+        raise CheckpointError(f"{origin}: its weights are quantized by MLX, which is not read; give the original.")
+    if found is None:
+        raise CheckpointError(
+            f"{origin}: the weights of `{min(layers)}` are quantized, and neither `quantization_config` in config.json "
+            "nor a file such as quantize_config.json or quant_config.json beside it says how; copy it from where the "
+            "checkpoint is from."
+        )
+    if found.method == MXFP4 and config.model_type != "gpt_oss":
+        raise found.fields.invalid("quant_method", f"another one: `{MXFP4}` is read of `gpt_oss` alone")
+    return replace(config, quantization=replace(found, layers=layers))
+
+
+def quantized_layers(stored: Mapping[str, StoredTensor]) -> frozenset[str]:
+    """Return the names of the layers that are quantized, as their tensors show."""
+    found = {match["layer"] for name in stored if (match := _PART.fullmatch(name) or _MXFP4_PART.fullmatch(name))}
+    weights = {match["layer"]: each for name, each in stored.items() if (match := _WEIGHT.fullmatch(name))}
+    found |= {layer for layer, each in weights.items() if each.dtype not in FLOATS}
+    described = {match["layer"] for name in stored if (match := _STATE.fullmatch(name))}
+    plain = {layer for layer, each in weights.items() if each.dtype in FLOATS and layer not in described}
+    return frozenset(layer for layer in found - plain if not is_of_other_model(layer))
+
+
+def _known_by_tensors(origin: Path, stored: Mapping[str, StoredTensor]) -> QuantizationConfig | None:
+    """Return the configuration of checkpoints whose tensors say all of it."""
+    if any(_MXFP4_PART.fullmatch(name) for name in stored):
+        return QuantizationConfig(method=MXFP4, fields=JsonFields(origin, {}))
+    if any(_STATE.fullmatch(name) for name in stored):
+        return QuantizationConfig(method="bitsandbytes", fields=JsonFields(origin, {"load_in_4bit": True}))
+    if any(name.endswith(".SCB") for name in stored):
+        return QuantizationConfig(method="bitsandbytes", fields=JsonFields(origin, {"load_in_8bit": True}))
+    return None
+
+
+def _say_that_none_is(config: QuantizationConfig) -> None:
+    if not config.fields.nested("config_groups").names and "kv_cache_scheme" in config.fields:
+        return  # of the cache alone
+    logger.warning(
+        "%s says that weights are quantized%s, but none is in the files: they are read as they are",
+        config.fields.path.name,
+        "" if config.method == UNKNOWN else f" (`{config.method}`)",
+    )
