@@ -56,7 +56,14 @@ def test_one_scale_without_the_other_and_two_names_of_one_are_refused() -> None:
     ):
         read({f"{ATTENTION}k_scale": 1.0})
     with pytest.raises(CheckpointError, match=r"k_scale` and `.*k_proj\.output_scale` are both the scale"):
-        read({f"{ATTENTION}{name}": 1.0 for name in ("k_scale", "k_proj.output_scale", "v_scale")})
+        read({f"{ATTENTION}{name}": 1.0 + i for i, name in enumerate(("k_scale", "k_proj.output_scale", "v_scale"))})
+
+
+@pytest.mark.parametrize("place", ["", "qkv_proj.", "attn."])
+def test_scales_lie_where_their_makers_put_them(place: str) -> None:
+    # vllm-project/vllm#25047, sgl-project/sglang#39942
+    numbers = {f"{ATTENTION}{place}k_scale": 2.0, f"{ATTENTION}{place}v_scale": 3.0, f"{ATTENTION}k_scale": 2.0}
+    assert read(numbers) == {0: KVScales(keys=2.0, values=3.0)}
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])

@@ -3,6 +3,7 @@
 self_attn.k_scale, self_attn.v_scale                  vLLM; compressed-tensors with a `kv_cache_scheme`
 self_attn.k_proj.k_scale, self_attn.v_proj.v_scale    ModelOpt
 self_attn.k_proj.output_scale, self_attn.v_proj...    older files of compressed-tensors
+self_attn.qkv_proj.k_scale, self_attn.attn.k_scale    llm-compressor, files that vLLM saved
 """
 
 import math
@@ -15,7 +16,7 @@ from infer_models.errors import CheckpointError
 
 _NAME = re.compile(
     r"model\.layers\.(?P<layer>[0-9]+)\.self_attn\."
-    r"(?:(?P<side>[kv])_scale|(?P<outer>[kv])_proj\.(?:output_scale|(?P=outer)_scale))"
+    r"(?:(?:attn\.|qkv_proj\.)?(?P<side>[kv])_scale|(?P<outer>[kv])_proj\.(?:output_scale|(?P=outer)_scale))"
 )
 
 
@@ -27,8 +28,8 @@ def read_kv_scales(names: Iterable[str], read: Callable[[str], float]) -> Mappin
         read: returns the number in the tensor of a name.
 
     Raises:
-        CheckpointError: a scale is not a positive, finite number, a layer has one scale without the other or a scale
-            under two names; the message names the tensor.
+        CheckpointError: a scale is not a positive, finite number, a layer has one scale without the other or two
+            different ones; the message names the tensor.
     """
     found: dict[int, dict[str, tuple[str, float]]] = {}
     for name in names:
@@ -37,9 +38,9 @@ def read_kv_scales(names: Iterable[str], read: Callable[[str], float]) -> Mappin
             continue
         side = match["side"] or match["outer"]
         sides = found.setdefault(int(match["layer"]), {})
-        if side in sides:
-            raise CheckpointError(f"Tensors `{sides[side][0]}` and `{name}` are both the scale of one layer's cache.")
         number = read(name)
+        if side in sides and sides[side][1] != number:
+            raise CheckpointError(f"Tensors `{sides[side][0]}` and `{name}` are both the scale of one layer's cache.")
         if not (number > 0 and math.isfinite(number)):
             raise CheckpointError(f"Tensor `{name}` is {number}; a scale must be positive and finite.")
         sides[side] = (name, number)
