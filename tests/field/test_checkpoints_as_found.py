@@ -278,6 +278,7 @@ HARMLESS = {
     "biases of zeros": {f"{MLP}.up_proj.bias": torch.zeros(96), "lm_head.bias": torch.zeros(320)},
     "scales of a cache": {f"{ATTENTION}.{side}_scale": torch.tensor(1.0) for side in "kv"},
     "a static scale of inputs": {f"{MLP}.up_proj.input_scale": torch.tensor(0.5)},
+    "scales of one": {f"{MLP}.up_proj.weight_scale": torch.ones(96, 1)},
     "a state of a library": {f"{MLP}.up_proj._extra_state": torch.zeros(3, dtype=torch.uint8)},
     "layers that predict more": {"mtp.layers.0.mlp.up_proj.weight": SQUARE, "mtp.norm.weight": torch.ones(4)},
     "encoders": {"visual.blocks.0.attn.qkv.weight": SQUARE, "multi_modal_projector.linear_1.weight": SQUARE},
@@ -301,7 +302,7 @@ def test_tensors_that_change_nothing_are_passed_over(tmp_path: Path, what: str) 
         ({f"{MLP}.up_proj.bias": torch.full((96,), 1e-6)}, "only biases of zeros are left out"),
         ({f"{MLP}.other.weight": torch.zeros(4)}, "is unexpected: the model has no such weight."),
         ({f"{MLP}.up_proj.lora_B.weight": torch.ones(96, 2)}, "an adapter that was not merged"),
-        ({f"{MLP}.up_proj.weight_scale": torch.ones(96, 1)}, "is unexpected"),
+        ({f"{MLP}.up_proj.weight_scale": torch.full((96, 1), 0.5)}, "the weight beside it is plain"),
     ],
 )
 def test_tensors_that_would_change_answers_are_named(tmp_path: Path, tensors: dict[str, Tensor], message: str) -> None:

@@ -213,6 +213,14 @@ def test_a_configuration_without_weights_of_ours_says_what_is_there(folder: Path
     assert message in refusal_of(folder)
 
 
+def test_a_model_of_the_hub_without_safetensors_says_what_is_downloaded(folder: Path) -> None:
+    snapshot = folder.parent / "snapshots" / "abc"
+    snapshot.parent.mkdir()
+    folder.rename(snapshot)
+    (snapshot / "model.safetensors").unlink()
+    assert "of the Hub only safetensors are downloaded" in refusal_of(snapshot)
+
+
 def test_a_file_in_place_of_a_folder_is_named(folder: Path) -> None:
     path = folder / "tiny.gguf"
     path.write_bytes(b"GGUF" + bytes(20))

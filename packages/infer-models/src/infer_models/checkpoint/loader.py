@@ -161,6 +161,8 @@ def _reason(names: Sequence[str]) -> str:
     """Return what names show about tensors for which there is no place, as the end of a sentence."""
     if any(".lora_" in name for name in names):
         return "; it is of an adapter that was not merged: merge it with `merge_and_unload()` of `peft`"
+    if any(name.endswith(("weight_scale", "weight_scale_inv")) for name in names):
+        return "; the weight beside it is plain, and nothing says whether it is already multiplied"
     if any(name.endswith("bias") for name in names):
         return "; only biases of zeros are left out"
     return ""

@@ -1,7 +1,7 @@
 """Tensors that a model has no place for, and whose absence changes no answer: the one list of them.
 
 By their names: what is computed anyway, scales of activations and of the cache (which others read), and parts of other
-models that lie in the same files. By their numbers: what adds nothing.
+models that lie in the same files. By their numbers: what adds zeros or multiplies by one.
 """
 
 import re
@@ -41,6 +41,7 @@ _OTHER_PARTS = {
 _LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\..*")
 _OF_PREDICTION = re.compile(r"model\.layers\.\d+\.(?:eh_proj|enorm|hnorm|shared_head|embed_tokens)\..*")
 _WITHOUT_EFFECT_IF_ZERO = re.compile(r"(?:.*[._])?(?:bias|zero_point|lora_B(?:\.\w+)?\.weight)")
+_WITHOUT_EFFECT_IF_ONE = re.compile(r".*\.(?:weight_scale|weight_scale_inv|scale)")
 _LORA_A = re.compile(r"(?P<place>.*)\.lora_A(?P<adapter>\.\w+)?\.weight")
 
 
@@ -106,12 +107,12 @@ def _other_part(name: str) -> str | None:
 
 
 def _is_without_effect(name: str, sources: Mapping[str, Source]) -> bool:
-    """Return whether a tensor adds nothing: zeros, or the half of an adapter whose other half is zeros."""
+    """Return whether a tensor adds zeros, multiplies by ones, or is half of an adapter whose other half is zeros."""
     adapter = _LORA_A.fullmatch(name)
     if adapter is not None:
         name = f"{adapter['place']}.lora_B{adapter['adapter'] or ''}.weight"
     source = sources.get(name)
-    if source is None or not _WITHOUT_EFFECT_IF_ZERO.fullmatch(name):
+    neutral = 0 if _WITHOUT_EFFECT_IF_ZERO.fullmatch(name) else 1 if _WITHOUT_EFFECT_IF_ONE.fullmatch(name) else None
+    if source is None or neutral is None or source.tensor.dtype not in (*FLOATS, "I8", "I32", "I64", "U8"):
         return False
-    is_number = source.tensor.dtype in (*FLOATS, "I8", "I32", "I64", "U8")
-    return is_number and not bool(source.read().any())
+    return bool((source.read() == neutral).all())

@@ -169,7 +169,12 @@ def _no_weights(folder: Path) -> CheckpointError:
         return CheckpointError(
             f"{folder} has its weights in {others[0]}, of another library; only safetensors are read."
         )
-    return CheckpointError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}.")
+    of_hub = (
+        "; of the Hub only safetensors are downloaded, and the model may have nothing but pickles or GGUF files there"
+        if folder.parent.name == "snapshots"
+        else ""
+    )
+    return CheckpointError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}{of_hub}.")
 
 
 def _name_some(names: Iterable[str]) -> str:
