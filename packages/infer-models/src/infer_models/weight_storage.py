@@ -231,9 +231,9 @@ class _Plan:
         if self.quantization in ("auto", "none"):
             is_quantized, storages = self._stored_as(module, stored)
             storage = storages.pop() if len(storages) == 1 and self.quantization == "auto" else None
-            if module.role != "dense" and storage not in (None, _EIGHT_BITS):
-                # Routers and tables are small, and their errors cost much: codes of few bits are dequantized.
-                return _Choice(None)
+            is_small = module.role == "exact" or isinstance(module, VocabParallelEmbedding)
+            if is_small and storage not in (None, _EIGHT_BITS):
+                return _Choice(None)  # of few bits, and their errors cost most for their size
             storage = storage and self._where_served(storage, weight, stored)
             return _Choice(storage, is_stored_quantized=is_quantized)
         match module.role:
