@@ -112,6 +112,14 @@ def test_an_index_chooses_among_copies_of_a_tensor(tmp_path: Path) -> None:
     require_equal(tmp_path, twin)
 
 
+def test_an_index_of_other_names_still_names_the_files(tmp_path: Path) -> None:
+    twin = save_tiny("llama", tmp_path, max_shard_size="100KB")
+    index = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    weight_map = {f"language_model.{name}": shard for name, shard in index.items()}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    require_equal(tmp_path, twin)
+
+
 def test_equal_copies_need_no_index(tmp_path: Path) -> None:
     twin = save_tiny("llama", tmp_path, max_shard_size="100KB")
     (tmp_path / INDEX).unlink()

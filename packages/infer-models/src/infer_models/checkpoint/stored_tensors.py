@@ -58,8 +58,9 @@ def open_tensors(folder: Path) -> Iterator[StoredTensors]:
             for stored, tensor in file.tensors.items():
                 found.setdefault(names[stored], []).append(Source(file=file, tensor=tensor))
         chosen = {name: _chosen(name, sources, files) for name, sources in found.items()}
-        unindexed = {name: each for name, each in chosen.items() if files.index and each.tensor.name not in files.index}
-        sources = {name: each for name, each in chosen.items() if name not in unindexed}
+        indexed = {name: each for name, each in chosen.items() if each.tensor.name in files.index}
+        sources = indexed or chosen  # where there is no index, or one of other names
+        unindexed = {name: each for name, each in chosen.items() if name not in sources}
         yield StoredTensors(sources=sources, unindexed=unindexed, files=files)
 
 
