@@ -236,6 +236,23 @@ def test_experts_of_a_layer_may_be_one_tensor(tmp_path: Path, end: str) -> None:
     require_equal(tmp_path, twin)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "gemma3_wrapped", "llava", "mistral3"])
+def test_what_transformers_5_saves_as_it_holds_it_is_read(tmp_path: Path, family: str) -> None:
+    twin = save_tiny(family, tmp_path / "original")
+    twin.save_pretrained(tmp_path / "own", save_original_format=False)
+    require_equal(tmp_path / "own", twin)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gemma3_wrapped"])
+def test_a_model_that_was_saved_without_its_head_is_read_where_it_is_tied(tmp_path: Path, family: str) -> None:
+    twin = save_tiny(family, tmp_path, tie_word_embeddings=True)
+    (tmp_path / WEIGHTS).unlink()
+    config = (tmp_path / "config.json").read_text()
+    twin.model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    require_equal(tmp_path, twin)
+
+
 def test_a_stack_of_another_shape_is_named(tmp_path: Path) -> None:
     save_tiny("qwen3_moe", tmp_path)
     name = "model.layers.0.mlp.experts.gate_up_proj"

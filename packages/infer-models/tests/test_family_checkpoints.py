@@ -230,6 +230,22 @@ def packed(model: CausalLM) -> CausalLM:
     return model
 
 
+def test_experts_in_mxfp4_say_themselves_how_they_are_stored(tmp_path: Path) -> None:
+    twin = save_mxfp4(tmp_path)
+    edit_config(tmp_path, lambda fields: fields.pop("quantization_config"))
+    logits = logits_of(load(tmp_path, quantization="none"))
+    torch.testing.assert_close(logits, logits_of_twin(twin), rtol=0, atol=1e-4)
+
+
+def test_mxfp4_is_read_of_one_family_alone(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {"model.layers.0.mlp.experts.up_proj_blocks": torch.zeros(2, dtype=torch.uint8)}, path)
+    edit_config(tmp_path, lambda fields: fields.update(quantization_config={"quant_method": "mxfp4"}))
+    with pytest.raises(CheckpointError, match="is 'mxfp4'; it must be another one: `mxfp4` is read of `gpt_oss` alone"):
+        load(tmp_path)
+
+
 def test_experts_in_mxfp4_are_dequantized_on_every_rank(tmp_path: Path) -> None:
     twin = save_mxfp4(tmp_path)
     model = load(tmp_path, quantization="none")
