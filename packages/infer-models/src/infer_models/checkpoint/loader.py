@@ -124,6 +124,9 @@ def _checked(
     for name, weight in weights.items():
         wanted |= _tensors_of(name, weight, formats.get(name))
     sources = {name: each for name, each in stored.unindexed.items() if name in wanted} | dict(stored.sources)
+    as_stored = {each.tensor.name: each for each in sources.values()}
+    if len(wanted.keys() & as_stored) > len(wanted.keys() & sources):
+        sources = as_stored  # a registered family has names of its own
     parts, divided = find_parts(wanted, sources)
     found = {name: each for name, each in sources.items() if name not in divided} | parts
     missing = [name for name, each in wanted.items() if each.is_required and name not in found]
