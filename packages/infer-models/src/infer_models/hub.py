@@ -8,8 +8,8 @@ from infer_models.errors import CheckpointError
 DEMO_MODEL_NAME = "infer-demo"
 
 # Safetensors and what describes them; pickled weights and code are never fetched. `*` matches `/` too, hence the second
-# list: sub-folders hold the same weights in other formats, and `consolidated*` is a second copy of all of them. Only chat
-# templates may be in a folder of their own.
+# list: sub-folders hold the same weights in other formats, and `consolidated*` is a second copy of all of them. Further
+# chat templates are in a folder of their own.
 _ALLOWED_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model"]
 _IGNORED_FILES = ["*/*.safetensors", "*/*.json", "consolidated*"]
 
