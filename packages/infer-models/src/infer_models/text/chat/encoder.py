@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any
 
 import tokenizers
 
+from infer_models.text.chat.call_arguments import arguments_rewritten
 from infer_models.text.chat.formats import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
@@ -17,6 +17,7 @@ from infer_models.text.chat.formats import (
     reasoning_format_of,
     tool_call_format_of,
 )
+from infer_models.text.chat.open_end import up_to_open_end, with_open_end
 from infer_models.text.chat.special_tokens import (
     MessageMarks,
     SpecialToken,
@@ -24,7 +25,7 @@ from infer_models.text.chat.special_tokens import (
     distinctive_characters,
     visible_characters,
 )
-from infer_models.text.chat.template import ChatRefusedError, ChatTemplate, ChatTemplateError, Message, Tool, json_text
+from infer_models.text.chat.template import ChatRefusedError, ChatTemplate, ChatTemplateError, Message, Tool
 from infer_models.text.chat.tool_prompt import with_tools_as_text
 from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
 from infer_models.text.slicing import change_in_slices
@@ -43,12 +44,14 @@ class Conversation:
         tools: what the model may call, as OpenAI's API describes it.
         variables: further variables of the template, such as `enable_thinking`.
         add_generation_prompt: end the prompt where the answer begins.
+        continue_final_message: end it where the last message's text does, which the answer continues.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     variables: Mapping[str, object] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class ReasoningState(Enum):
@@ -176,18 +179,23 @@ class ChatEncoder:
             if not has_calls:
                 raise
             refusal = error
-        # A few templates write the arguments of calls as they come, and want their JSON text.
-        try:
-            return self._render(chat, [_with_arguments_as_text(each) for each in messages], tools)
-        except ChatTemplateError as error:
-            is_clearer = isinstance(error, ChatRefusedError) and not isinstance(refusal, ChatRefusedError)
-            raise error if is_clearer else refusal from None
+        for rewritten in arguments_rewritten(messages):
+            try:
+                return self._render(chat, rewritten, tools)
+            except ChatTemplateError as error:
+                if isinstance(error, ChatRefusedError) and not isinstance(refusal, ChatRefusedError):
+                    refusal = error
+        raise refusal
 
     def _render(self, chat: Conversation, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         template = self._tool_template if tools else self.template
-        return template.render(
-            messages, tools=tools, variables=chat.variables, add_generation_prompt=chat.add_generation_prompt
+        text = template.render(
+            with_open_end(messages) if chat.continue_final_message else messages,
+            tools=tools,
+            variables=chat.variables,
+            add_generation_prompt=chat.add_generation_prompt,
         )
+        return up_to_open_end(text) if chat.continue_final_message else text
 
     def encode(self, chat: Conversation, *, max_tokens: int | None = None) -> EncodedChat:
         """Return the prompt's ids. Nothing in messages, tools and variables becomes a control token.
@@ -201,13 +209,15 @@ class ChatEncoder:
         """
         whole = self._read(self.render(chat))
         own = self._own_words(chat, whole)
+        # What is continued is the answer's text: thinking was before it.
+        reasoning = ReasoningState.NONE if chat.continue_final_message else own.reasoning
         # Not worth a try where messages spell control tokens; and a tokenizer may see more than the scanner does.
         if whole.control_ids == own.control_ids and not self._is_shifted(whole, own):
             token_ids = self._encoder.encode([whole.text], add_special_tokens=False, max_tokens=max_tokens)[0]
             if [token_id for token_id in token_ids if token_id in self._control_ids] == own.control_ids:
-                return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+                return EncodedChat(token_ids=token_ids, reasoning=reasoning)
         token_ids = self._encode_pieces(own.plain_pieces(), max_tokens)
-        return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+        return EncodedChat(token_ids=token_ids, reasoning=reasoning)
 
     def _own_words(self, chat: Conversation, whole: _Reading) -> _Reading:
         """Return the text of `chat`, which is `whole`, with marks: what it spells, the template wrote.
@@ -233,6 +243,7 @@ class ChatEncoder:
             tools=[marks.mark_value(tool) for tool in chat.tools],
             variables={name: marks.mark_value(value) for name, value in chat.variables.items()},
             add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
         )
         return self._read(self.render(marked), marks)
 
@@ -286,14 +297,3 @@ def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> li
 def _is_control(content: str, template_source: str) -> bool:
     is_written = content in template_source and _MARKER.fullmatch(content) is not None
     return is_written or _ALWAYS_CONTROL.fullmatch(content) is not None
-
-
-def _with_arguments_as_text(message: Message) -> Message:
-    calls: Any = message.get("tool_calls")
-    if not calls:
-        return message
-    as_text = [
-        {**call, "function": {**call["function"], "arguments": json_text(call["function"]["arguments"])}}
-        for call in calls
-    ]
-    return {**message, "tool_calls": as_text}

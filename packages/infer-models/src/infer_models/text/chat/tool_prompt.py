@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from infer_models.text.chat.call_arguments import arguments_text
 from infer_models.text.chat.formats import ToolCallFormat
 from infer_models.text.chat.template import Message, json_text
 
@@ -43,7 +44,9 @@ def _calls_of(message: Message) -> list[dict[str, Any]]:
 
 
 def _with_calls(content: str, calls: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat) -> str:
-    texts = [tool_format.write(call["function"]["name"], json_text(call["function"]["arguments"])) for call in calls]
+    texts = [
+        tool_format.write(call["function"]["name"], arguments_text(call["function"]["arguments"])) for call in calls
+    ]
     return "\n".join(filter(None, [content, *texts]))
 
 
