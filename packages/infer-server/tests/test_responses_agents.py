@@ -66,7 +66,16 @@ async def test_a_conversation_of_codex_has_one_system_message_and_whole_answers(
         ("tool", None, 0),
         ("assistant", "The sign is wrong.", 1),
         ("tool", None, 0),
+        ("assistant", None, 1),
+        ("tool", None, 0),
+        ("assistant", None, 1),
+        ("tool", None, 0),
     ]
+    patch, search, _ = [call for message in rest[3:] for call in message.tool_calls]
+    assert patch.name == "apply_patch"
+    assert "Update File: sum.py" in str(patch.arguments)
+    assert (search.name, search.arguments) == ("tool_search", {"query": "docs"})
+    assert rest[4].content == "Success. Updated the following files:\nM sum.py\n"
     assert prompt.template_kwargs == {"enable_thinking": True, "reasoning_effort": "medium"}
 
 

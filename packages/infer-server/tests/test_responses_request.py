@@ -68,9 +68,6 @@ CHOICES: list[tuple[Any, tuple[str, str | None, list[str]]]] = [
     ("auto", ("auto", None, BOTH)),
     ("required", ("required", None, BOTH)),
     (NAMED, ("required", "time", BOTH)),
-    (allowed("auto", NAMED), ("auto", None, ["time"])),
-    (allowed("required", NAMED), ("required", None, ["time"])),
-    (allowed("auto"), ("auto", None, [])),
 ]
 
 
@@ -78,6 +75,14 @@ CHOICES: list[tuple[Any, tuple[str, str | None, list[str]]]] = [
 async def test_the_choice_among_tools_reaches_the_engine(choice: Any, expected: tuple[Any, ...]) -> None:
     prompt = await prompt_of(tools=TOOLS, tool_choice=choice)
     assert (prompt.tool_choice, prompt.tool_name, [tool.name for tool in prompt.tools]) == expected
+
+
+@pytest.mark.parametrize(("mode", "names"), [("auto", ["time"]), ("required", ["time"]), ("auto", [])])
+async def test_allowed_tools_may_be_called_and_the_model_sees_all(mode: str, names: list[str]) -> None:
+    prompt = await prompt_of(tools=TOOLS, tool_choice=allowed(mode, *[NAMED] * len(names)))
+    assert (prompt.tool_choice, prompt.allowed_tools) == (mode, tuple(names))
+    assert [tool.name for tool in prompt.tools] == BOTH
+    assert [tool.name for tool in prompt.callable_tools] == names
 
 
 async def test_calls_can_be_limited_to_one() -> None:

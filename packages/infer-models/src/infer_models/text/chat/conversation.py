@@ -15,12 +15,14 @@ class Conversation:
         tools: what the model may call, as OpenAI's API describes it.
         variables: further variables of the template, such as `enable_thinking`.
         add_generation_prompt: end the prompt where the answer begins.
+        continue_final_message: end it where the last message's text does, which the answer continues.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     variables: Mapping[str, object] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @property
     def has_calls(self) -> bool:

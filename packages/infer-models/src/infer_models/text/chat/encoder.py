@@ -158,13 +158,15 @@ class ChatEncoder:
         change, text = self._renderer.fit(chat)
         whole = self._read(text)
         own = self._own_words(chat, whole, change)
+        # What is continued is the answer's text: thinking was before it.
+        reasoning = ReasoningState.NONE if chat.continue_final_message else own.reasoning
         # Not worth a try where messages spell control tokens; and a tokenizer may see more than the scanner does.
         if whole.control_ids == own.control_ids and not self._is_shifted(whole, own):
             token_ids = self._encoder.encode([whole.text], add_special_tokens=False, max_tokens=max_tokens)[0]
             if [token_id for token_id in token_ids if token_id in self._control_ids] == own.control_ids:
-                return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+                return EncodedChat(token_ids=token_ids, reasoning=reasoning)
         token_ids = self._encode_pieces(own.plain_pieces(), max_tokens)
-        return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+        return EncodedChat(token_ids=token_ids, reasoning=reasoning)
 
     def _own_words(self, chat: Conversation, whole: _Reading, change: Change) -> _Reading:
         """Return the text of `chat`, which is `whole`, with marks: what it spells, the template wrote.

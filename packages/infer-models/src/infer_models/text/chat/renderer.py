@@ -1,13 +1,14 @@
 """`ChatRenderer`: from a conversation to a prompt's text, in the form that the chat template takes."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
+from infer_models.text.chat.call_arguments import arguments_rewritten
 from infer_models.text.chat.conversation import Change, Conversation
 from infer_models.text.chat.formats import TOOL_CALL_FORMATS, ToolCallFormat
+from infer_models.text.chat.open_end import up_to_open_end, with_open_end
 from infer_models.text.chat.rewriting import OF_SYSTEM, applied, climb
 from infer_models.text.chat.template import (
     ChatRefusedError,
@@ -16,9 +17,8 @@ from infer_models.text.chat.template import (
     ChatTemplateError,
     Message,
     Tool,
-    json_text,
 )
-from infer_models.text.chat.tool_prompt import with_tools_as_text
+from infer_models.text.chat.tool_prompt import complete, with_tools_as_text
 
 logger = logging.getLogger(__name__)
 
@@ -60,20 +60,30 @@ class ChatRenderer:
         Raises:
             ChatTemplateError: there is none; the template's first refusal in its own words, if there is one.
         """
-        shapes = [self._prepared, *([self._with_arguments_as_text] if chat.has_calls else [])]
         failures: list[ChatRenderingError] = []
-        for change in shapes:
+        for change in self._shapes(chat):
             try:
                 return change, self.render(change(chat))
             except ChatRenderingError as failure:
                 failures.append(failure)
         as_text = [self._with_calls_as_text, self._with_tools_as_text] if chat.has_calls or chat.tools else []
-        for change in (*shapes, *as_text):
+        for change in (*self._shapes(chat), *as_text):
             try:
                 return self._climbed(change, chat)
             except ChatRenderingError as failure:
                 failures.append(failure)
         raise next((each for each in failures if isinstance(each, ChatRefusedError)), failures[0])
+
+    def _shapes(self, chat: Conversation) -> Iterator[Change]:
+        """Yield what changes the shape of tools and of the arguments of calls, but not what is said, and when."""
+        yield self._prepared
+        arguments = arguments_rewritten(chat.messages) if chat.has_calls else ()
+        changes: list[Change] = [partial(_with_arguments_in_shape, index) for index, _ in enumerate(arguments)]
+        if any(tool != complete(tool) for tool in chat.tools):
+            completed: list[Change] = [partial(_both, _with_complete_tools, each) for each in changes]
+            changes += [_with_complete_tools, *completed]
+        for change in changes:
+            yield partial(_both, self._prepared, change)
 
     def _climbed(self, change: Change, chat: Conversation) -> tuple[Change, str]:
         changed = change(chat)
@@ -99,11 +109,6 @@ class ChatRenderer:
             assert self._has_said_that_system_is_lost
         return chat
 
-    def _with_arguments_as_text(self, chat: Conversation) -> Conversation:
-        """Return `chat` for the few templates that write the arguments of calls as they come, and want JSON text."""
-        chat = self._prepared(chat)
-        return replace(chat, messages=[_with_arguments_as_text(each) for each in chat.messages])
-
     def _with_calls_as_text(self, chat: Conversation) -> Conversation:
         """Return `chat` for a template that is told of tools, but refuses calls or results."""
         return replace(chat, messages=self._as_text(chat.messages, ()))
@@ -126,20 +131,22 @@ class ChatRenderer:
             ChatTemplateError: the template refuses it.
         """
         template = self._tool_template if chat.tools else self._template
-        return template.render(
-            chat.messages,
+        text = template.render(
+            with_open_end(chat.messages) if chat.continue_final_message else chat.messages,
             tools=chat.tools,
             variables=chat.variables,
             add_generation_prompt=chat.add_generation_prompt,
         )
+        return up_to_open_end(text) if chat.continue_final_message else text
 
 
-def _with_arguments_as_text(message: Message) -> Message:
-    calls: Any = message.get("tool_calls")
-    if not calls:
-        return message
-    as_text = [
-        {**call, "function": {**call["function"], "arguments": json_text(call["function"]["arguments"])}}
-        for call in calls
-    ]
-    return {**message, "tool_calls": as_text}
+def _both(first: Change, second: Change, chat: Conversation) -> Conversation:
+    return second(first(chat))
+
+
+def _with_arguments_in_shape(index: int, chat: Conversation) -> Conversation:
+    return replace(chat, messages=list(arguments_rewritten(chat.messages))[index])
+
+
+def _with_complete_tools(chat: Conversation) -> Conversation:
+    return replace(chat, tools=[complete(tool) for tool in chat.tools])
