@@ -192,8 +192,8 @@ class ChatEncoder:
     def _read_taken_apart(self, chat: Conversation, change: Change) -> _Reading | None:
         """Return a reading in which the template sees the marks of thinking in answers; None if one is a message's own.
 
-        A mark that it passes on would be there twice if the message had it twice, and stay between brackets, however
-        many those are: the template writes the marks of all these readings itself.
+        A mark that it passes on would be there more often if the message had it twice, or in a piece of some length not
+        at all. So what all these readings have, the template writes itself.
         """
         if self.reasoning_format is None:
             return None
@@ -202,13 +202,8 @@ class ChatEncoder:
             return None
         try:
             seen, *others = (
-                self._read_marked(chat, self._visible, change, seen=each)
-                for each in (
-                    SeenTexts(texts=texts),
-                    SeenTexts(texts=texts, num_copies=2),
-                    SeenTexts(texts=texts, num_brackets=1),
-                    SeenTexts(texts=texts, num_brackets=7),
-                )
+                self._read_marked(chat, self._visible, change, seen=SeenTexts(texts=texts, pattern=pattern))
+                for pattern in ("T", "TT", "T.T.", ".T.T")
             )
         except ChatTemplateError:
             return None
@@ -226,7 +221,7 @@ class ChatEncoder:
                 variables={name: marks.mark_value(value) for name, value in chat.variables.items()},
             )
         )
-        return self._read(marks.settle(self._renderer.render(marked)), marks)
+        return self._read(self._renderer.render(marked), marks)
 
     def _read(self, text: str, marks: MessageMarks | None = None) -> _Reading:
         pieces = list(self._scanner.split(text))

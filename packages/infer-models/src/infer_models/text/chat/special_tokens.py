@@ -33,15 +33,13 @@ class SpecialToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenTexts:
-    """Texts that a template shall see in the assistant's messages.
+    """Texts that a template shall see in the assistant's messages, each written as `pattern` says.
 
-    Each is there `num_copies` times, between `num_brackets` characters on either side, so that what a template passes
-    on of them differs from what it writes itself.
+    In `pattern` a `T` is the text and a `.` a character that occurs nowhere else.
     """
 
     texts: Sequence[str]
-    num_copies: int = 1
-    num_brackets: int = 0
+    pattern: str
 
 
 class MessageMarks:
@@ -52,7 +50,7 @@ class MessageMarks:
     """
 
     def __init__(self, characters: Collection[str], values: Iterable[object], *, seen: SeenTexts | None = None) -> None:
-        """Choose characters that do not occur in `values` to stand for `characters`; `seen` stays, between brackets.
+        """Choose characters that do not occur in `values` to stand for `characters`; `seen` stays to be seen.
 
         Raises:
             ChatTemplateError: there are too few characters that do not occur in `values`.
@@ -69,18 +67,14 @@ class MessageMarks:
             map_text(value, note_characters)
         free = (character for character in map(chr, itertools.chain(*_MARKS)) if character not in used)
         marks = dict(zip(characters, free, strict=False))
-        left, right = next(free, ""), next(free, "")
-        if len(marks) < len(characters) or not right:
+        filler = next(free, None)
+        if len(marks) < len(characters) or filler is None:
             raise ChatTemplateError("the messages hold all of Unicode's private characters; leave some out.")
         self._to_marks = str.maketrans(marks)
-        self._from_marks = str.maketrans(
-            {left: "", right: "", **{mark: character for character, mark in marks.items()}}
-        )
-        self._seen = seen or SeenTexts(texts=())
-        pattern = "|".join(map(re.escape, self._seen.texts)) or "(?!)"
-        self._seen_pattern = re.compile(pattern)
-        self._passed_on = re.compile(f"{left}(?:{pattern}){right}")
-        self._left, self._right = left * self._seen.num_brackets, right * self._seen.num_brackets
+        self._from_marks = str.maketrans({filler: "", **{mark: character for character, mark in marks.items()}})
+        self._seen = seen or SeenTexts(texts=(), pattern="")
+        self._seen_text = re.compile("|".join(map(re.escape, self._seen.texts)) or "(?!)")
+        self._filler = filler
 
     def mark(self, messages: Sequence[Message]) -> list[Message]:
         """Return `messages` with the characters replaced everywhere but in roles, which templates compare.
@@ -104,15 +98,11 @@ class MessageMarks:
         """Return a copy of JSON-like `value` with the characters replaced in all its texts."""
         return map_text(value, lambda text: _translate(text, self._to_marks))
 
-    def settle(self, text: str) -> str:
-        """Return rendered `text` with the seen texts marked that are between their brackets."""
-        return self._passed_on.sub(lambda match: _translate(match[0], self._to_marks), text)
-
     def _mark_answer(self, text: str) -> str:
         pieces: list[str] = []
         end = 0
-        for match in self._seen_pattern.finditer(text):
-            seen = f"{self._left}{match[0]}{self._right}" * self._seen.num_copies
+        for match in self._seen_text.finditer(text):
+            seen = self._seen.pattern.replace(".", self._filler).replace("T", match[0])
             pieces += [_translate(text[end : match.start()], self._to_marks), seen]
             end = match.end()
         return "".join([*pieces, _translate(text[end:], self._to_marks)])
