@@ -1,4 +1,4 @@
-"""Prompts are those of `AutoTokenizer.apply_chat_template`: layouts of files, shapes of messages, styles of templates."""
+"""Prompts are those of `AutoTokenizer.apply_chat_template`: layouts of files, shapes of messages, many templates."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,10 +34,12 @@ STYLES = {
     "{% set ns.n = ns.n + 1 %}{{ turn(m, ns.n) }}{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}",
     "tokens": "{{ bos_token }}{{ unk_token }}{{ pad_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}"
     "{% endfor %}{{ image_token }}{{ cls_token is defined }}",
-    "white space": "  {% if messages %}\n    {{- bos_token -}}\n  {% endif %}\n{% for m in messages %}\n  {{ m.content }}\n"
-    "  {% if not loop.last %}\n\n  {% endif %}\n{% endfor %}",
-    "variables": "{{ enable_thinking }}{{ documents }}{{ date is defined }}{% for m in messages %}{{ m.content }}{% endfor %}",
-    "thinking": "{% for m in messages %}{{ '<think>' + m.thinking + '</think>' if m.thinking }}{{ m.content }}{% endfor %}",
+    "white space": "  {% if messages %}\n    {{- bos_token -}}\n  {% endif %}\n{% for m in messages %}\n"
+    "  {{ m.content }}\n  {% if not loop.last %}\n\n  {% endif %}\n{% endfor %}",
+    "variables": "{{ enable_thinking }}{{ documents }}{{ date is defined }}{% for m in messages %}{{ m.content }}"
+    "{% endfor %}",
+    "thinking": "{% for m in messages %}{{ '<think>' + m.thinking + '</think>' if m.thinking }}{{ m.content }}"
+    "{% endfor %}",
 }
 
 CALL = {"id": "abcDEF123", "type": "function", "function": {"name": "look", "arguments": {"where": "Rome", "é": [1]}}}

@@ -22,19 +22,18 @@ def climb(messages: Messages, render: Callable[[Messages], str]) -> tuple[tuple[
     Raises:
         ChatRenderingError: no change helps; the template's first refusal in its own words, if there is one.
     """
-    chosen: tuple[Rung, ...] = ()
     failures: list[ChatRenderingError] = []
-    for rung in (None, *_LEAST_FIRST):
-        tried = chosen if rung is None else (*chosen, rung)
-        if rung is not None and applied(tried, messages) == applied(chosen, messages):
+    rewritten: Messages = ()
+    for number in range(len(_LEAST_FIRST) + 1):
+        before, rewritten = rewritten, applied(_LEAST_FIRST[:number], messages)
+        if number > 0 and rewritten == before:
             continue
-        chosen = tried
         try:
-            text = render(applied(chosen, messages))
+            text = render(rewritten)
         except ChatRenderingError as failure:
             failures.append(failure)
         else:
-            return _without_needless(chosen, messages, render, text)
+            return _without_needless(_LEAST_FIRST[:number], messages, render, text)
     raise next((each for each in failures if isinstance(each, ChatRefusedError)), failures[0])
 
 
@@ -50,13 +49,16 @@ def applied(rungs: Sequence[Rung], messages: Messages) -> list[Message]:
 def _without_needless(
     chosen: tuple[Rung, ...], messages: Messages, render: Callable[[Messages], str], text: str
 ) -> tuple[tuple[Rung, ...], str]:
+    rewritten = applied(chosen, messages)
     for rung in reversed(chosen[:-1]):
         fewer = tuple(each for each in chosen if each is not rung)
-        try:
-            text = render(applied(fewer, messages))
-        except ChatRenderingError:
-            continue
-        chosen = fewer
+        with_fewer = applied(fewer, messages)
+        if with_fewer != rewritten:
+            try:
+                text = render(with_fewer)
+            except ChatRenderingError:
+                continue
+        chosen, rewritten = fewer, with_fewer
     return chosen, text
 
 
