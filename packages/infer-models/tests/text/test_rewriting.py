@@ -27,10 +27,11 @@ def refusing(condition: str) -> str:
     ).replace("CONDITION", condition) + TURNS
 
 
-ALTERNATING = (  # of the manner of Mistral's: only the user's turns and answers without calls count
-    "{% set ns = namespace(user=true) %}{% for m in messages %}{% if m.role == 'user' or (m.role == 'assistant' and not "
-    "m.tool_calls) %}{% if (m.role == 'user') != ns.user %}{{ raise_exception('must alternate') }}{% endif %}"
-    "{% set ns.user = not ns.user %}{% endif %}{% endfor %}"
+# In the manner of Mistral's: only the user's turns and answers without calls count.
+ALTERNATING = (
+    "{% set ns = namespace(user=true) %}{% for m in messages if m.role == 'user' or m.role == 'assistant' "
+    "and not m.tool_calls %}{% if (m.role == 'user') != ns.user %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% set ns.user = not ns.user %}{% endfor %}"
 )
 GEMMA = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}"
