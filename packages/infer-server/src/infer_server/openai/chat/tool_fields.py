@@ -30,7 +30,11 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """A tool of the client. Unknown fields, such as `cache_control`, are passed over."""
 
     type: Annotated[str, described("Only `function`.", **_FUNCTION)]
-    function: FunctionDefinition
+    function: FunctionDefinition | UnsetType = UNSET
+
+
+# Decoding allows that `function` is missing, so that the error for an unsupported type comes first.
+DocumentedTool = Annotated[ToolDefinition, msgspec.Meta(extra_json_schema={"required": ["type", "function"]})]
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,21 +74,24 @@ def tool_settings(
     Raises:
         ApiError: 400: a tool or the choice among them is wrong.
     """
-    places = [f"tools[{index}].function" for index in range(len(tools or ()))]
-    for index, tool in enumerate(tools or ()):
-        if tool.type != "function":
-            raise unsupported(f"tools[{index}].type", tool.type, send="`function`")
-    offered = tuple(
-        Tool(
-            name=tool.function.name,
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-            strict=bool(tool.function.strict),
-        )
-        for tool in tools or ()
-    )
-    check_tools(offered, places=places)
+    places = [f"tools[{index}]" for index in range(len(tools or ()))]
+    offered = tuple(map(_tool, tools or (), places))
+    check_tools(offered, places=[f"{place}.function" for place in places])
     return tool_settings_of(choice, offered, parallel=parallel)
+
+
+def _tool(tool: ToolDefinition, at: str) -> Tool:
+    if tool.type != "function":
+        raise unsupported(f"{at}.type", tool.type, send="`function`")
+    function = tool.function
+    if function is UNSET:
+        raise missing(f"{at}.function")
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+    )
 
 
 def tool_calls(calls: list[ToolCallField] | None, older: CalledFunction | None, at: str) -> tuple[ToolCall, ...]:
