@@ -97,7 +97,7 @@ def _allowed_tools_restrict_calls(client: httpx.Client) -> None:
     named = {"type": "function", "function": {"name": "write"}}
     prompts = set()
     for mode in ("auto", "required"):
-        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
         body = {"messages": [USER], "tools": tools, "max_tokens": 80, "temperature": 0}
         answer = post(client, "/v1/chat/completions", tool_choice=choice, parallel_tool_calls=False, **body)
         prompts |= {

@@ -141,14 +141,15 @@ async def test_ids_that_models_use_twice_pair_calls_and_results_in_order() -> No
 
 # From vercel/ai#2178, gpustack/gpustack#6210, cubist38/mlx-openai-server#268.
 async def test_results_without_ids_or_calls_are_seen() -> None:
-    for path, body in {
+    bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": [USER, {"role": "tool", "content": "seen"}, USER]},
         "/v1/responses": {"input": [USER, {"type": "function_call_output", "output": "seen"}, USER]},
         "/v1/messages": {
             "max_tokens": 2,
             "messages": [{"role": "user", "content": [{"type": "tool_result", "content": "seen"}]}, USER],
         },
-    }.items():
+    }
+    for path, body in bodies.items():
         prompt = await prompt_of(path, **body)
         assert ("tool", "seen") in [(message.role, message.content) for message in prompt.messages], path
 
