@@ -21,7 +21,7 @@ HI: dict[str, object] = {"role": "user", "content": "Hi"}
 
 
 def continued(text: str) -> Conversation:
-    messages = [HI, {"role": "assistant", "content": text}]
+    messages: list[dict[str, object]] = [HI, {"role": "assistant", "content": text}]
     return Conversation(messages=messages, add_generation_prompt=False, continue_final_message=True)
 
 
@@ -30,8 +30,8 @@ def continued(text: str) -> Conversation:
 def test_a_continued_prompt_is_that_of_transformers(template: str, text: str) -> None:
     chat = continued(text)
     conversations: list[list[dict[str, Any]]] = [[dict(message) for message in chat.messages]]
-    rendered, _ = render_jinja_template(conversations, chat_template=template, continue_final_message=True)
-    [expected] = rendered
+    rendered: Any = render_jinja_template(conversations, chat_template=template, continue_final_message=True)
+    [[expected], _] = rendered
     assert family_tokenizer(template).chat.render(chat) == expected
 
 
