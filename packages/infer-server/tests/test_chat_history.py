@@ -37,12 +37,12 @@ async def read(message: dict[str, Any]) -> ChatMessage:
 
 
 ANSWERS: list[tuple[dict[str, Any], ChatMessage]] = [
-    ({}, ChatMessage(role="assistant", content="")),
-    ({"content": None, "tool_calls": []}, ChatMessage(role="assistant", content="")),
+    ({}, ChatMessage(role="assistant", content=None)),
+    ({"content": None, "tool_calls": []}, ChatMessage(role="assistant", content=None)),
     ({"content": [], "tool_calls": None}, ChatMessage(role="assistant", content="")),
     ({"content": [{"type": "text", "text": ""}, "a", {"type": "output_text", "text": None}]},
      ChatMessage(role="assistant", content="a")),
-    ({"content": None, "reasoning_content": "hm"}, ChatMessage(role="assistant", content="", reasoning="hm")),
+    ({"content": None, "reasoning_content": "hm"}, ChatMessage(role="assistant", content=None, reasoning="hm")),
     ({"content": None, "refusal": "No."}, ChatMessage(role="assistant", content="No.")),
     ({"content": [{"type": "refusal", "refusal": "No."}]}, ChatMessage(role="assistant", content="No.")),
     ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}]},
@@ -50,7 +50,7 @@ ANSWERS: list[tuple[dict[str, Any], ChatMessage]] = [
     ({"content": "a", "function_call": {"name": "f", "arguments": "{}"}},
      ChatMessage(role="assistant", content="a", tool_calls=(ToolCall(id="call_1_0", name="f", arguments={}),))),
     ({"tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** x"}}]},
-     ChatMessage(role="assistant", content="", tool_calls=(
+     ChatMessage(role="assistant", content=None, tool_calls=(
          ToolCall(id="c", name="patch", arguments={"input": "*** x"}),))),
 ]  # fmt: skip
 
@@ -112,7 +112,8 @@ async def test_foreign_fields_of_parts_calls_and_tools_are_passed_over() -> None
         function = {"name": "time", "arguments": "{}", **foreign}
         call = {"id": "c", "type": "function", "function": function, **foreign}
         part = {"type": "text", "text": "x", **foreign}
-        tool = {"type": "function", "function": {"name": "time", **foreign}, **foreign}
+        marks = {key: value for key, value in foreign.items() if key in MARK}  # the rest the template gets
+        tool = {"type": "function", "function": {"name": "time", **marks}, **marks}
         choice = {"type": "function", "function": {"name": "time", **foreign}, **foreign}
         messages = [{"role": "user", "content": [part]}, {"role": "assistant", "tool_calls": [call]}]
         return {"messages": messages, "tools": [tool], "tool_choice": choice}

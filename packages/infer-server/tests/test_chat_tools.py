@@ -67,7 +67,10 @@ async def test_tools_and_the_choice_among_them_reach_the_engine() -> None:
     await choice(engine, tools=[WEATHER, TIME])
     await choice(engine, tools=[WEATHER, TIME], tool_choice="none", parallel_tool_calls=False)
     await choice(engine, tools=[WEATHER, TIME], tool_choice=NAMED)
-    tools = (Tool(name="weather", description="How it is.", parameters=PARAMETERS), Tool(name="time", strict=True))
+    tools = (
+        Tool(name="weather", description="How it is.", parameters=PARAMETERS, definition=WEATHER),
+        Tool(name="time", strict=True, definition=TIME),
+    )
     prompts: Any = [request.prompt for request in engine.requests]
     assert [prompt.tools for prompt in prompts] == [tools] * 3
     chosen = [(prompt.tool_choice, prompt.tool_name, prompt.parallel_tool_calls) for prompt in prompts]
@@ -81,7 +84,7 @@ async def test_calls_and_results_of_a_conversation_reach_the_engine() -> None:
     assert prompt.messages[1:] == (
         ChatMessage(
             role="assistant",
-            content="",
+            content=None,
             tool_calls=(ToolCall(id="call_1", name="weather", arguments={"city": "Rome"}),),
         ),
         ChatMessage(role="tool", content="sunny", tool_call_id="call_1", name="weather"),

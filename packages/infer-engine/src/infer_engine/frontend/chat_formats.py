@@ -104,7 +104,9 @@ class ChatFormats:
         return token_id if token_id in self._tokenizer.special_ids else None
 
     def _message(self, message: ChatMessage, names: dict[str, str]) -> dict[str, object]:
-        fields: dict[str, object] = {"role": message.role, "content": message.content}
+        fields: dict[str, object] = {"role": message.role}
+        if message.content is not None:
+            fields["content"] = message.content
         if message.name is not None:
             fields["name"] = message.name
         if message.reasoning is not None:
@@ -136,7 +138,8 @@ def _offered_tools(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def _described(tool: Tool) -> dict[str, Any]:
-    """Return the tool as templates get it: in the shape of OpenAI's API."""
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
-    return {"type": "function", "function": function}
+    """Return the tool as templates get it: in the shape of OpenAI's API, and as the client sent it."""
+    if tool.definition is not None:
+        return tool.definition
+    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}

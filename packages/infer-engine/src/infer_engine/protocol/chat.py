@@ -15,12 +15,15 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         description: what it does, for the model to read.
         parameters: a JSON Schema of the object of its arguments; None takes no arguments.
         strict: refuse a schema that cannot be kept in full. Otherwise what cannot be kept of it is left out.
+        definition: the whole tool in the shape of OpenAI's API, as templates shall get it; None: as above, without what
+            is None.
     """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    definition: dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +45,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         role: its author, in the words of the checkpoint's template: `system`, `user`, `assistant`, `tool`, ...
-        content: its text.
+        content: its text; None where there is none, as beside calls.
         reasoning: what the assistant thought before it; templates may leave it out.
         tool_calls: the calls of an assistant's message.
         tool_call_id: the call whose result a message of the role `tool` is.
@@ -50,7 +53,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     role: str
-    content: str
+    content: str | None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None

@@ -12,7 +12,7 @@ from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
-from infer_server.openai.chat.tool_fields import TOOLS, DocumentedTool, tool_settings
+from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
 from infer_server.openai.fields import TokenId, described
 from infer_server.openai.shared_fields import AddGenerationPrompt, ChatTemplateKwargs, ContinueFinalMessage
 from infer_server.openai.validation import check_model, out_of_range
@@ -44,7 +44,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
-    tools: Annotated[list[DocumentedTool] | None, TOOLS] = None
+    tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
     chat_template_kwargs: ChatTemplateKwargs = None
     return_token_strs: Annotated[bool | None, described("List the tokens' texts too.")] = None
 

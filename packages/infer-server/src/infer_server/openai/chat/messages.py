@@ -140,7 +140,7 @@ def _answer(message: Message, at: str) -> ChatMessage:
     calls = tool_calls(message.tool_calls, message.function_call, at)
     return ChatMessage(
         role="assistant",
-        content=said.text + (message.refusal or ""),
+        content=None if content is None and not message.refusal else said.text + (message.refusal or ""),
         reasoning=said.thoughts or None if reasoning is None else reasoning,
         tool_calls=calls,
         name=message.name or None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from infer_engine.protocol import GenerateRequest
 from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
-from infer_server.openai.chat.tool_fields import TOOLS, DocumentedTool, tool_settings
+from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
 from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.generation_fields import GenerationFields, sampling_params
 from infer_server.openai.shared_fields import (
@@ -42,7 +42,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),
     ] = None
     response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
-    tools: Annotated[list[DocumentedTool] | None, TOOLS] = None
+    tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
     tool_choice: Annotated[str | dict[str, Any] | None, TOOL_CHOICE] = None
     parallel_tool_calls: ParallelToolCalls = None
     reasoning_effort: ReasoningEffort = None

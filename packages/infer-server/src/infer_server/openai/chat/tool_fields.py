@@ -1,5 +1,6 @@
 """The fields of a chat that are about tools: what may be called, and what was."""
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +13,9 @@ from infer_server.generation.tools import MAX_TOOLS, check_tools
 from infer_server.openai.fields import described
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
+from infer_server.openai.typed_objects import decode_object, object_type
 from infer_server.openai.validation import unsupported
+from infer_server.openapi import schema_of
 
 _FUNCTION = {"enum": ["function"]}
 
@@ -30,11 +33,7 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """A tool of the client. Unknown fields, such as `cache_control`, are passed over."""
 
     type: Annotated[str, described("Only `function`.", **_FUNCTION)]
-    function: FunctionDefinition | UnsetType = UNSET
-
-
-# Decoding allows that `function` is missing, so that the error for an unsupported type comes first.
-DocumentedTool = Annotated[ToolDefinition, msgspec.Meta(extra_json_schema={"required": ["type", "function"]})]
+    function: FunctionDefinition
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,35 +62,43 @@ class ToolCallField(msgspec.Struct, frozen=True, kw_only=True):
     custom: Annotated[CustomCall | None, described("The tool of the type `custom` that was called.")] = None
 
 
-TOOLS = described("What the model may call.", maxItems=MAX_TOOLS)
+TOOLS = described(
+    "What the model may call; templates get it as it is.",
+    oneOf=[{"type": "array", "maxItems": MAX_TOOLS, "items": schema_of(ToolDefinition)}, {"type": "null"}],
+)
+_OF_PROXIES = ("cache_control",)
 
 
 def tool_settings(
-    tools: list[ToolDefinition] | None, choice: ToolChoiceField, *, parallel: bool | None
+    tools: list[dict[str, Any]] | None, choice: ToolChoiceField, *, parallel: bool | None
 ) -> ToolSettings:
     """Return what a `ChatPrompt` says of tools.
 
     Raises:
         ApiError: 400: a tool or the choice among them is wrong.
     """
-    places = [f"tools[{index}]" for index in range(len(tools or ()))]
-    offered = tuple(map(_tool, tools or (), places))
-    check_tools(offered, places=[f"{place}.function" for place in places])
+    places = [f"tools[{index}].function" for index in range(len(tools or ()))]
+    offered = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
+    check_tools(offered, places=places)
     return tool_settings_of(choice, offered, parallel=parallel)
 
 
-def _tool(tool: ToolDefinition, at: str) -> Tool:
-    if tool.type != "function":
-        raise unsupported(f"{at}.type", tool.type, send="`function`")
-    function = tool.function
-    if function is UNSET:
-        raise missing(f"{at}.function")
+def _tool(given: dict[str, Any], at: str) -> Tool:
+    kind = object_type(given, at=at)
+    if kind not in (None, "function"):
+        raise unsupported(f"{at}.type", kind, send="`function`")
+    function = decode_object(given, ToolDefinition, at=at).function
     return Tool(
         name=function.name,
         description=function.description,
         parameters=function.parameters,
         strict=bool(function.strict),
+        definition=_without(_OF_PROXIES, {**given, "function": _without(_OF_PROXIES, given["function"])}),
     )
+
+
+def _without(names: Collection[str], fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def tool_calls(calls: list[ToolCallField] | None, older: CalledFunction | None, at: str) -> tuple[ToolCall, ...]:

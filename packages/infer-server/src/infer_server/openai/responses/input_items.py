@@ -118,7 +118,7 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
     messages = [ChatMessage(role="user", content=given)] if isinstance(given, str) else _messages(given)
     leading = _num_leading_system(messages)
     texts = [instructions] if instructions else []
-    texts += [message.content for message in messages[:leading]]
+    texts += [message.content or "" for message in messages[:leading]]
     system = [ChatMessage(role="system", content="\n\n".join(texts))] if texts else []
     return (*system, *messages[leading:])
 
