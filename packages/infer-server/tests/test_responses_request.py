@@ -24,10 +24,16 @@ TIME = {"type": "function", "name": "time", "strict": True}
 OTHERS = [
     {"type": "local_shell"},
     {"type": "web_search", "search_context_size": "medium"},
-    {"type": "custom", "name": "patch", "format": {"type": "grammar"}},
     {"type": "mcp", "name": 5, "parameters": []},
-    {"type": "namespace", "name": "weather", "tools": [WEATHER]},
+    {"type": "tool_search", "execution": "client"},
 ]
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Edits.",
+    "format": {"type": "grammar", "definition": "start: /x/"},
+}
+DOCS = {"type": "namespace", "name": "mcp__docs", "tools": [WEATHER, {"type": "web_search"}]}
 TOOLS = [OTHERS[0], WEATHER, *OTHERS[1:], TIME]
 NAMED = {"type": "function", "name": "time"}
 
@@ -56,6 +62,21 @@ async def test_functions_reach_the_engine_and_tools_of_other_types_are_dropped()
     weather = Tool(name="weather", description="How it is.", parameters=SCHEMA)
     assert prompt.tools == (weather, Tool(name="time", strict=True))
     assert (prompt.tool_choice, prompt.tool_name, prompt.parallel_tool_calls) == ("auto", None, True)
+
+
+async def test_tools_that_take_a_text_and_namespaces_are_functions_for_the_model() -> None:
+    prompt = await prompt_of(tools=[TIME, PATCH, DOCS])
+    time, patch, weather = prompt.tools
+    assert (time.name, patch.name, weather.name) == ("time", "patch", "mcp__docs__weather")
+    assert patch.description == "Edits.\n\n`input` matches this grammar:\nstart: /x/"
+    assert (patch.parameters or {})["required"] == ["input"]
+    assert weather.parameters == SCHEMA
+    chosen = await prompt_of(tools=[TIME, PATCH, DOCS], tool_choice={"type": "custom", "name": "patch"})
+    assert (chosen.tool_choice, chosen.tool_name) == ("required", "patch")
+
+
+async def test_tools_of_which_none_can_be_called_may_be_there_where_none_shall_be() -> None:
+    assert (await prompt_of(tools=OTHERS, tool_choice="none")).tools == ()
 
 
 def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +228,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER], "tool_choice": allowed("auto", NAMED)}, "invalid_value", "tool_choice.tools[0].name"),
     ({"tools": [WEATHER], "tool_choice": allowed("maybe")}, "invalid_type", "tool_choice.mode"),
     ({"tools": [WEATHER], "tool_choice": allowed("required")}, "invalid_value", "tool_choice"),
-    ({"tools": OTHERS, "tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"tools": OTHERS}, "unsupported_value", "tools[0].type"),
+    ({"tools": [TIME, {"type": "custom"}]}, "missing_field", "tools[1].name"),
+    ({"tools": [TIME, DOCS | {"tools": [{"type": "function"}]}]}, "missing_field", "tools[1].tools[0].name"),
+    ({"tools": [TIME, DOCS | {"tools": [{"name": "x"}]}]}, "missing_field", "tools[1].tools[0].type"),
 ]
 
 

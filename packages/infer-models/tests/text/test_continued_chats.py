@@ -1,5 +1,7 @@
 """Chats whose last message is continued, and calls whose arguments are no JSON object."""
 
+from typing import Any
+
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -19,7 +21,7 @@ HI: dict[str, object] = {"role": "user", "content": "Hi"}
 
 
 def continued(text: str) -> Conversation:
-    messages = [HI, {"role": "assistant", "content": text}]
+    messages: list[dict[str, object]] = [HI, {"role": "assistant", "content": text}]
     return Conversation(messages=messages, add_generation_prompt=False, continue_final_message=True)
 
 
@@ -27,9 +29,9 @@ def continued(text: str) -> Conversation:
 @pytest.mark.parametrize("text", ["It is", " It is ", "It\n\nis \n", "<|im_end|> is", ""])
 def test_a_continued_prompt_is_that_of_transformers(template: str, text: str) -> None:
     chat = continued(text)
-    [[expected], _] = render_jinja_template(
-        conversations=[list(chat.messages)], chat_template=template, continue_final_message=True
-    )
+    conversations: list[list[dict[str, Any]]] = [[dict(message) for message in chat.messages]]
+    rendered: Any = render_jinja_template(conversations, chat_template=template, continue_final_message=True)
+    [[expected], _] = rendered
     assert family_tokenizer(template).chat.render(chat) == expected
 
 

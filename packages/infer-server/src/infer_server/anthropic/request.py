@@ -28,7 +28,7 @@ from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS
 from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
 from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.shared_fields import ModelId, StopString, Temperature, TopK, TopP
-from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value
+from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value, unsupported
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -145,6 +145,8 @@ def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
         check_continued(body.messages)
     tools = _tools(body.tools or [])
     choice = body.tool_choice or ToolChoiceField(type="auto")
+    if body.tools and not tools and choice.type != "none":
+        raise unsupported("tools[0].type", body.tools[0].type, send="tools of your own")
     if choice.type not in _CHOICES:
         raise out_of_range(
             "tool_choice", f"`tool_choice.type` is {shorten(choice.type, 40)!r}; send one of {', '.join(_CHOICES)}."

@@ -18,6 +18,7 @@ from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
 _FUNCTION = "function"
+_NAMED = (_FUNCTION, "custom")
 _NAME = described("Its name.", pattern=TOOL_NAME_PATTERN)
 _ANY = "any"  # Mistral's word for `required`
 _WORDS = (*TOOL_CHOICES, _ANY)
@@ -32,7 +33,7 @@ class FunctionName(msgspec.Struct, frozen=True, kw_only=True):
 class NamedFunction(msgspec.Struct, frozen=True, kw_only=True):
     """The function that must be called, as responses name it."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: Annotated[str, _NAME]
 
 
@@ -49,7 +50,7 @@ _ALLOWED = described(
         {
             "type": "array",
             "items": {
-                "anyOf": [schema_of(NamedFunction), schema_of(NamedToolChoice), dropped_object([_FUNCTION])],
+                "anyOf": [schema_of(NamedFunction), schema_of(NamedToolChoice), dropped_object(_NAMED)],
             },
         }
     ],
@@ -117,7 +118,7 @@ def tool_settings_of(choice: ToolChoiceField, tools: tuple[Tool, ...], *, parall
     wanted = "auto" if choice is None else choice
     if isinstance(wanted, dict):
         match object_type(wanted, at="tool_choice"):
-            case "function":
+            case "function" | "custom":
                 param = "tool_choice" if _FUNCTION in wanted else "tool_choice.name"
                 name, wanted = _function_name(wanted, "tool_choice"), "required"
                 check_forced_tool(name, tools, param=param)
@@ -176,7 +177,7 @@ def _allowed_names(given: list[dict[str, Any]], tools: tuple[Tool, ...], *, at: 
         kind = object_type(tool, at=place)
         if kind is None:
             raise missing(f"{place}.type")
-        if kind == _FUNCTION:
+        if kind in _NAMED:
             name = _function_name(tool, place)
             check_forced_tool(name, tools, param=f"{place}.name")
             yield name

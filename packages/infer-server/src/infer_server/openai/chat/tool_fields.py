@@ -13,7 +13,7 @@ from infer_server.generation.tools import MAX_TOOLS, check_tools
 from infer_server.openai.fields import described
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
-from infer_server.openai.typed_objects import decode_object
+from infer_server.openai.typed_objects import decode_object, object_type
 from infer_server.openai.validation import unsupported
 from infer_server.openapi import schema_of
 
@@ -84,14 +84,15 @@ def tool_settings(
 
 
 def _tool(given: dict[str, Any], at: str) -> Tool:
-    tool = decode_object(given, ToolDefinition, at=at)
-    if tool.type != "function":
-        raise unsupported(f"{at}.type", tool.type, send="`function`")
+    kind = object_type(given, at=at)
+    if kind not in (None, "function"):
+        raise unsupported(f"{at}.type", kind, send="`function`")
+    function = decode_object(given, ToolDefinition, at=at).function
     return Tool(
-        name=tool.function.name,
-        description=tool.function.description,
-        parameters=tool.function.parameters,
-        strict=bool(tool.function.strict),
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
         definition=_without(_OF_PROXIES, {**given, "function": _without(_OF_PROXIES, given["function"])}),
     )
 

@@ -19,6 +19,7 @@ from infer_server.generation.history import read_arguments, with_call_ids
 from infer_server.openai.content_parts import ContentPart, read_content
 from infer_server.openai.fields import described
 from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
+from infer_server.openai.responses.tool_fields import full_name
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.validation import no_text, out_of_range, unsupported
 from infer_server.openapi import schema_of
@@ -46,6 +47,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["function_call"]
     call_id: Annotated[str | None, described("What the item with its result names.")] = None
     name: Annotated[str, described("The function's name.")]
+    namespace: Annotated[str | None, described("That of the function, if it has one.")] = None
     arguments: Annotated[
         str | dict[str, Any] | None,
         described("The JSON text of an object, or the object; what a cut-off call has is taken as it is."),
@@ -173,8 +175,9 @@ class _Conversation:
                 self._close()
                 text = read_content(content, f"{at}.content", send="input_text", param_end=".type").text
                 self._messages.append(ChatMessage(role=_template_role(role, at), content=text))
-            case FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
-                self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(arguments)))
+            case FunctionCallItem(call_id=call_id, name=name, namespace=namespace, arguments=given):
+                name = full_name(namespace, name)
+                self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(given)))
             case FunctionCallOutputItem(call_id=call_id, output=output):
                 text = read_content(output, f"{at}.output", send="input_text", param_end=".type").text
                 self._add_call_and_result(None, ChatMessage(role="tool", content=text, tool_call_id=call_id))

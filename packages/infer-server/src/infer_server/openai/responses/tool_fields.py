@@ -1,20 +1,32 @@
-"""The tools of a response: what may be called."""
+"""The tools of a response: what may be called, and what its client calls it.
 
-from typing import Any, Literal
+The model sees functions only: a tool that takes a text is one with the argument `input`, and the functions of a
+namespace have its name before their own. Their calls come back as the client knows them.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from infer_engine.protocol import Tool
 from infer_server.errors import missing
-from infer_server.generation.tools import MAX_TOOLS, check_tools
+from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_tools
 from infer_server.openai.fields import described
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
-from infer_server.openai.validation import out_of_range
+from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
-_FUNCTION = "function"
+_FUNCTION, _CUSTOM, _NAMESPACE = _KNOWN = ("function", "custom", "namespace")
+INPUT = "input"
+_INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
 
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +39,49 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     strict: ToolStrict = None
 
 
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that takes a text. The model is told of a grammar; it is not held to it."""
+
+    type: Literal["custom"]
+    name: ToolName
+    description: ToolDescription = None
+    format: Annotated[dict[str, Any] | None, described("What the text looks like.")] = None
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions under one name."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, described("Comes before the names of its functions.", pattern=TOOL_NAME_PATTERN)]
+    description: ToolDescription = None
+    tools: Annotated[list[dict[str, Any]], described("Its functions.", items=schema_of(FunctionTool))]
+
+
+class CallableTool(NamedTuple):
+    """A tool as the model sees it, and as the client knows it; `place` is that in the body."""
+
+    tool: Tool
+    place: str
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
 TOOLS = described(
-    "What the model may call. Only functions: tools of other types are accepted without effect.",
+    "What the model may call: functions, tools that take a text, and namespaces of functions. Others are accepted "
+    "without effect where they come beside these.",
     oneOf=[
         {
             "type": "array",
             "maxItems": MAX_TOOLS,
-            "items": {"anyOf": [schema_of(FunctionTool), dropped_object([_FUNCTION])]},
+            "items": {
+                "anyOf": [
+                    schema_of(FunctionTool),
+                    schema_of(CustomTool),
+                    schema_of(NamespaceTool),
+                    dropped_object(_KNOWN),
+                ],
+            },
         },
         {"type": "null"},
     ],
@@ -46,40 +94,62 @@ def tool_settings(
     """Return what a `ChatPrompt` says of tools.
 
     Raises:
-        ApiError: 400: a tool or the choice among them is wrong.
+        ApiError: 400: a tool or the choice among them is wrong, or there are tools and none can be called.
     """
-    return tool_settings_of(choice, _tools(tools or []), parallel=parallel)
+    given = tools or []
+    if len(given) > MAX_TOOLS:
+        raise out_of_range("tools", f"`tools` has {len(given)} tools; send at most {MAX_TOOLS}.")
+    read = callable_tools(given)
+    if given and not read and choice != "none":
+        raise unsupported("tools[0].type", given[0]["type"], send="`function`")
+    offered = tuple(each.tool for each in read)
+    check_tools(offered, places=[each.place for each in read])
+    return tool_settings_of(choice, offered, parallel=parallel)
 
 
-def function_tools(tools: list[dict[str, Any]] | None) -> list[FunctionTool]:
-    """Return the functions among `tools`.
+def callable_tools(given: list[dict[str, Any]] | None) -> list[CallableTool]:
+    """Return those of the tools `given` that can be called.
 
     Raises:
         ApiError: 400: one of them is wrong.
     """
-    return [function for _, function in _functions(tools or [])]
+    return list(_read(given or [], at="tools"))
 
 
-def _tools(given: list[dict[str, Any]]) -> tuple[Tool, ...]:
-    if len(given) > MAX_TOOLS:
-        raise out_of_range("tools", f"`tools` has {len(given)} tools; send at most {MAX_TOOLS}.")
-    functions = _functions(given)
-    tools = tuple(
-        Tool(name=each.name, description=each.description, parameters=each.parameters, strict=bool(each.strict))
-        for _, each in functions
-    )
-    check_tools(tools, places=[place for place, _ in functions])
-    return tools
+def full_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the model calls a function of a namespace, if there is one."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") or name.startswith("__") else f"{namespace}__{name}"
 
 
-def _functions(given: list[dict[str, Any]]) -> list[tuple[str, FunctionTool]]:
-    """Return the functions among the tools `given`, each with its own place in the body."""
-    functions = []
+def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None) -> Iterator[CallableTool]:
     for index, tool in enumerate(given):
-        place = f"tools[{index}]"
-        kind = object_type(tool, at=place)
-        if kind is None:
-            raise missing(f"{place}.type")
-        if kind == _FUNCTION:
-            functions.append((place, decode_object(tool, FunctionTool, at=place)))
-    return functions
+        place = f"{at}[{index}]"
+        match object_type(tool, at=place):
+            case None:
+                raise missing(f"{place}.type")
+            case "function":
+                function = decode_object(tool, FunctionTool, at=place)
+                seen = Tool(
+                    name=full_name(namespace, function.name),
+                    description=function.description,
+                    parameters=function.parameters,
+                    strict=bool(function.strict),
+                )
+                yield CallableTool(seen, place, function.name, namespace)
+            case "custom" if namespace is None:
+                custom = decode_object(tool, CustomTool, at=place)
+                seen = Tool(name=custom.name, description=_description(custom), parameters=_INPUT_SCHEMA)
+                yield CallableTool(seen, place, custom.name, is_custom=True)
+            case "namespace" if namespace is None:
+                inside = decode_object(tool, NamespaceTool, at=place)
+                yield from _read(inside.tools, at=f"{place}.tools", namespace=inside.name)
+
+
+def _description(custom: CustomTool) -> str | None:
+    """Return what the model is told of a tool that takes a text: also what the text looks like."""
+    grammar = (custom.format or {}).get("definition")
+    if not isinstance(grammar, str):
+        return custom.description
+    return "\n\n".join(filter(None, [custom.description, f"`{INPUT}` matches this grammar:\n{grammar}"]))
