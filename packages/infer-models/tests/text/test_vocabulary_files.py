@@ -171,7 +171,8 @@ def test_a_sentencepiece_model_makes_transformers_llama_tokenizer(tmp_path: Path
 def test_a_sentencepiece_model_makes_transformers_gemma_tokenizer(tmp_path: Path) -> None:
     save_sentencepiece(tmp_path, OF_GEMMA, {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True})
     vocab = {text: index for index, (text, _) in enumerate(OF_GEMMA)}
-    theirs: Any = GemmaTokenizer(vocab=vocab, merges=merges_of(OF_GEMMA), add_bos_token=True)
+    merges: Any = merges_of(OF_GEMMA)
+    theirs: Any = GemmaTokenizer(vocab=vocab, merges=merges, add_bos_token=True)
     theirs.add_tokens(["<start_of_turn>"])
     ours = Tokenizer.from_folder(tmp_path)
     for text in SENTENCES:
@@ -224,7 +225,7 @@ def test_the_configuration_says_whether_a_token_is_special(tmp_path: Path, of_js
     raw = byte_level()
     (raw.add_special_tokens if of_json else raw.add_tokens)(["<think>"])
     raw.save(str(tmp_path / "tokenizer.json"))
-    token_id = raw.token_to_id("<think>")
+    token_id = raw.get_vocab()["<think>"]
     listed = {str(token_id): {"content": "<think>", "special": of_config, "normalized": False}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}))
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
