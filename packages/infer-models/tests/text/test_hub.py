@@ -7,7 +7,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # lazily exported
 
 from infer_models.errors import CheckpointError
 from infer_models.hub import DEMO_MODEL_NAME, demo_model_folder, resolve_checkpoint
