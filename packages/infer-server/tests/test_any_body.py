@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body
-from infer_server.openai.chat.messages import ContentPart, Message
+from infer_server.openai.chat.messages import Message
 from infer_server.openai.chat.request import ChatBody, chat_request
 from infer_server.openai.completions.request import CompletionBody, completion_requests
+from infer_server.openai.content_parts import ContentPart
 from infer_server.openai.tokenizer_routes import DetokenizeBody, TokenizeBody
 
 JSON = st.recursive(
@@ -74,12 +75,20 @@ DEEP: dict[str, Callable[[str], bytes]] = {
     "tool_calls": lambda deep: f'{{"messages": [{{"role": "user", "content": "x", "tool_calls": {deep}}}]}}'.encode(),
     "unknown": lambda deep: f'{{"messages": [{{"role": "user", "content": "x", "bogus": {deep}}}]}}'.encode(),
 }
+DEPTHS = [200, *range(900, 1000), 2000, 100_000]
 
 
-@pytest.mark.parametrize("place", DEEP)
+@pytest.mark.parametrize("place", ["tools", "tool_calls"])
 def test_deep_nesting_is_refused_wherever_it_is_also_just_short_of_what_cannot_be_decoded(place: str) -> None:
-    for depth in [200, *range(900, 1000), 2000, 100_000]:
+    for depth in DEPTHS:
         body = DEEP[place]("[" * depth + "]" * depth)
         with pytest.raises(ApiError) as refused:
             chat_request(decode_body(body, ChatBody), served_model="m")
         assert (refused.value.status, len(refused.value.reply.error.message) <= 500) == (400, True)
+
+
+def test_deep_nesting_in_a_field_that_is_passed_over_is_passed_over_or_refused() -> None:
+    for depth in DEPTHS:
+        body = DEEP["unknown"]("[" * depth + "]" * depth)
+        with suppress(ApiError):
+            assert chat_request(decode_body(body, ChatBody), served_model="m").prompt

@@ -24,13 +24,11 @@ async def refusal(client: httpx.AsyncClient, body: object) -> tuple[int, str, st
 MESSAGES: list[tuple[Any, str, str]] = [
     ([], "empty_prompt", "messages"),
     ("hi", "invalid_type", "messages"),
-    ([{"content": "x"}], "missing_field", "role"),
-    ([{"role": "user"}], "invalid_type", "messages[0].content"),
-    ([*HI, {"role": "assistant", "content": None}], "invalid_type", "messages[1].content"),
-    ([{"role": "user", "content": 7}], "invalid_type", "messages"),
-    ([{"role": "function", "content": "x", "name": "f"}], "unsupported_value", "messages[0].role"),
+    ([{"content": "x"}], "missing_field", "messages[0].role"),
+    ([{"role": "user"}], "missing_field", "messages[0].content"),
+    ([{"role": "user", "content": 7}], "invalid_type", "messages[0].content"),
     ([{"role": "robot", "content": "x"}], "invalid_value", "messages[0].role"),
-    ([{"role": "user", "content": "x", "bogus": 1}], "unknown_field", "messages[0].bogus"),
+    ([{"role": "user", "content": "x", "images": ["AA=="]}], "unsupported_value", "messages[0].images"),
     ([{"role": "user", "content": [{"type": "text"}]}], "missing_field", "messages[0].content[0].text"),
     ([{"role": "user", "content": "x"}] * 2049, "invalid_value", "messages"),
 ]
@@ -132,11 +130,8 @@ async def test_unknown_field_is_400_by_name(client: httpx.AsyncClient) -> None:
 
 async def test_wrong_type_is_looked_for_before_unknown_fields(client: httpx.AsyncClient) -> None:
     assert await refusal(client, {"bogus": 1, "messages": HI, "n": "2"}) == (400, "invalid_type", "n")
-    assert await refusal(client, {"messages": [HI[0] | {"x": 1}], "bogus": 1}) == (
-        400,
-        "unknown_field",
-        "messages[0].x",
-    )
+    body = {"stream_options": {"x": 1}, "bogus": 1, "messages": HI}
+    assert await refusal(client, body) == (400, "unknown_field", "stream_options.x")
 
 
 async def test_model_that_is_not_served_is_404(client: httpx.AsyncClient) -> None:

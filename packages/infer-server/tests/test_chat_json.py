@@ -43,9 +43,9 @@ async def test_conversation_reaches_the_engine_with_developers_as_the_system(
         {"role": "system", "content": []},
     ]
     await chat(own_client, messages=messages)
-    expected = [("system", "x"), ("user", "ab"), ("assistant", "y"), ("system", "")]
-    conversation = ChatPrompt(messages=tuple(ChatMessage(role=role, content=text) for role, text in expected))
-    assert engine.requests[0].prompt == conversation
+    expected = [("system", "x", None), ("user", "ab", "Ann"), ("assistant", "y", None), ("system", "", None)]
+    read = tuple(ChatMessage(role=role, content=text, name=name) for role, text, name in expected)
+    assert engine.requests[0].prompt == ChatPrompt(messages=read)
 
 
 async def test_answer_can_be_sent_back_as_it_came(client: httpx.AsyncClient) -> None:

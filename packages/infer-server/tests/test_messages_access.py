@@ -91,7 +91,7 @@ async def test_headers_queries_and_fields_of_newer_clients_are_ignored(path: str
         "tools": [{"name": "a", "input_schema": {}, "eager_input_streaming": True}],
         "tool_choice": {"type": "auto", "new": 1},
         "thinking": {"type": "adaptive", "new": 1},
-        "output_config": {"effort": "high"},
+        "output_config": {"new": 1},
         "metadata": {"user_id": "u", "new": {}},
         "cache_control": {"type": "ephemeral"},
         "service_tier": "auto",

@@ -82,7 +82,7 @@ RESULTS: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(("block", "content"), RESULTS)
 async def test_result_of_a_tool_is_a_message_of_its_own(block: dict[str, object], content: str) -> None:
     prompt = await prompt_for(messages=[*ASKED, {"role": "user", "content": [block]}])
-    assert prompt.messages[2:] == (ChatMessage(role="tool", content=content, tool_call_id="t1"),)
+    assert prompt.messages[2:] == (ChatMessage(role="tool", content=content, tool_call_id="t1", name="weather"),)
 
 
 async def test_text_beside_results_comes_after_them() -> None:
@@ -90,8 +90,8 @@ async def test_text_beside_results_comes_after_them() -> None:
     blocks = [text("so"), result("a"), text(", well"), result("b", tool_use_id="t2")]
     prompt = await prompt_for(messages=[*asked, {"role": "user", "content": blocks}])
     assert prompt.messages[2:] == (
-        ChatMessage(role="tool", content="a", tool_call_id="t1"),
-        ChatMessage(role="tool", content="b", tool_call_id="t2"),
+        ChatMessage(role="tool", content="a", tool_call_id="t1", name="weather"),
+        ChatMessage(role="tool", content="b", tool_call_id="t2", name="weather"),
         ChatMessage(role="user", content="so, well"),
     )
 
@@ -160,18 +160,15 @@ async def test_what_is_no_text_is_refused_by_its_place_and_name(messages: list[A
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "`messages[0].content[0].text` is missing"),
     ({"system": [{"type": "text"}]}, "`system[0].text` is missing"),
-    ({"messages": [{"role": "user"}]}, "`content` is missing"),
-    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "`type` is missing"),
-    ({"messages": [{"role": "user", "content": None}]}, "`messages` is not valid"),
+    ({"messages": [{"role": "user"}]}, "`messages[0].content` is missing"),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "`messages[0].content[0].type` is missing"),
+    ({"messages": [{"role": "user", "content": None}]}, "`messages[0].content` is null"),
     ({"messages": [*HI] * 2049}, "2049 messages"),
-    ({"messages": [*HI, {"role": "assistant", "content": [USE | {"id": ""}]}, *HI]}, "messages[1].content[0].id"),
     ({"messages": [*HI, {"role": "assistant", "content": [USE | {"name": None}]}, *HI]}, "messages[1].content[0].name"),
-    ({"messages": [*HI, {"role": "assistant", "content": [USE | {"name": "a b"}]}, *HI]}, "letters, digits"),
-    ({"messages": [*ASKED, {"role": "user", "content": [{"type": "tool_result"}]}]}, "content[0].tool_use_id"),
-    ({"messages": [*ASKED, {"role": "user", "content": [result(5)]}]}, "content[0].content` must be text"),
-    ({"messages": [*ASKED, {"role": "user", "content": [result("x", tool_use_id="t9")]}]}, "'t9'"),
-    ({"messages": [{"role": "user", "content": [result("x")]}, ASKED[1], *HI]}, "no message before it makes"),
-    ({"messages": [*HI, {"role": "assistant", "content": "It is"}]}, "cannot be continued"),
+    ({"messages": [*ASKED, {"role": "user", "content": [result(5)]}]}, "content[0].content` is not valid"),
+    ({"messages": [*ASKED, {"role": "user", "content": [result([{"text": "x"}])]}]}, "content[0].content[0].type"),
+    ({"messages": ASKED}, "`messages[1].content[0]` is a call in the last message"),
+    ({"mcp_servers": [{"type": "url", "url": "http://169.254.169.254/", "name": "x"}]}, "`mcp_servers`"),
 ]
 
 
@@ -206,7 +203,13 @@ async def test_tools_reach_the_engine_with_all_that_is_said_of_them() -> None:
 async def test_tools_of_a_provider_are_dropped(tool: dict[str, object]) -> None:
     prompt = await prompt_for(tools=[tool, {"name": "bash", "input_schema": SCHEMA}])
     assert prompt.tools == (Tool(name="bash", parameters=SCHEMA),)
-    assert (await prompt_for(tools=[tool])).tools == ()
+    assert (await prompt_for(tools=[tool], tool_choice={"type": "none"})).tools == ()
+
+
+async def test_tools_of_which_none_can_be_called_are_refused_by_name() -> None:
+    """A search that is asked for would silently be none."""
+    words = "`tools[0].type` is web_search_20250305, which is not supported"
+    assert words in await refusal_of(tools=[{"type": "web_search_20250305", "name": "web_search"}])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,60 @@ async def test_wrong_tools_are_refused_by_their_place(tools: list[Any], words: s
         ({"type": "disabled"}, {"enable_thinking": False}),
         ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}),
         ({"type": "adaptive", "display": "summarized"}, {"enable_thinking": True}),
+        ({"type": "between_tools"}, {"enable_thinking": True}),
     ],
 )
 async def test_thinking_is_switched_by_a_variable_of_the_template(thinking: object, variables: dict[str, bool]) -> None:
     assert (await prompt_for(thinking=thinking)).template_kwargs == variables
+
+
+@pytest.mark.parametrize(
+    ("body", "variables"),
+    [
+        ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        ({"output_config": {"effort": None}}, {}),
+        (
+            {"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}},
+            {"enable_thinking": True, "reasoning_effort": "max"},
+        ),
+    ],
+)
+async def test_effort_is_a_variable_of_the_template(body: dict[str, Any], variables: dict[str, object]) -> None:
+    assert (await prompt_for(**body)).template_kwargs == variables
+
+
+@pytest.mark.parametrize("effort", ["", "x" * 21])
+async def test_an_effort_that_is_no_word_is_refused(effort: str) -> None:
+    assert "`output_config.effort`" in await refusal_of(output_config={"effort": effort})
+
+
+HEADER = "x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch=a1b2;"
+
+
+@pytest.mark.parametrize("system", [[text(HEADER), text("Be nice.")], f"{HEADER}\nBe nice."])
+async def test_the_billing_header_is_no_part_of_the_prompt(system: object) -> None:
+    assert (await prompt_for(system=system)).messages[0] == ChatMessage(role="system", content="Be nice.")
+    alone = await prompt_for(system=[text(HEADER)])
+    assert [message.role for message in alone.messages] == ["user"]
+
+
+async def test_a_last_answer_is_continued() -> None:
+    prompt = await prompt_for(messages=[*HI, {"role": "assistant", "content": [text("It "), text("is")]}])
+    assert (prompt.messages[-1].content, prompt.continue_final_message) == ("It is", True)
+    assert prompt.add_generation_prompt is False
+    assert (await prompt_for()).continue_final_message is False
+
+
+@pytest.mark.parametrize("call_id", [None, ""])
+async def test_calls_and_results_need_no_ids(call_id: str | None) -> None:
+    asked = [*HI, {"role": "assistant", "content": [USE | {"id": call_id, "name": "no plain name"}]}]
+    prompt = await prompt_for(messages=[*asked, {"role": "user", "content": [result("x", tool_use_id=call_id)]}])
+    [call] = prompt.messages[1].tool_calls
+    assert (prompt.messages[2].tool_call_id, prompt.messages[2].name) == (call.id, "no plain name")
+
+
+async def test_an_answer_of_nothing_is_empty() -> None:
+    contents: list[Any] = [None, "", []]
+    for content in contents:
+        prompt = await prompt_for(messages=[*HI, {"role": "assistant", "content": content}, *HI])
+        assert prompt.messages[1] == ChatMessage(role="assistant", content="")

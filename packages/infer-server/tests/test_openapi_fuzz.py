@@ -29,10 +29,12 @@ BEYOND_SCHEMAS = re.compile(
     | invalid_value\ (structured_outputs|grammar|json_schema|response_format)  # more than one, or none inside
     | unsupported_value\ best_of                   # not the value of `n`
     | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
-    | unsupported_value\ tool_choice\.type | invalid_value\ (tools\S*|tool_choice)  # tools of one name, or none of that
-    | (missing_field|unsupported_value|invalid_type)\ (function|name)
-    | empty_prompt\ input | invalid_value\ input  # no item that counts, or the result of no call
-    | invalid_value\ input\[\d+\]\.arguments     # not the JSON text of an object
+    | unsupported_value\ (tools\[0\]|tool_choice)\.type  # nothing that can be called
+    | invalid_value\ (tools\S*|tool_choice)         # tools of one name, or none of that
+    | unsupported_value\ (messages|input)\[\d+\]\.(content|output)\[\d+\](\.type)?  # parts that only answers have
+    | invalid_value\ (continue_final_message|add_generation_prompt)  # no message to continue
+    | empty_prompt\ input                         # no item that counts
+    | missing_field\ (input|tool_choice)\S*       # fields that belong to one type
     | invalid_value\ text\.format                # a schema that is missing
     | invalid_value\ tool_choice\.\S+            # none of the tools
     # Messages, whose errors have no codes: the field that is named first

@@ -49,15 +49,17 @@ async def test_a_request_of_an_agent_is_answered(path: Path) -> None:
 async def test_functions_of_an_agent_reach_the_engine_and_its_other_tools_do_not(path: Path) -> None:
     request = read_request(path)
     _, prompt = await events_for(request)
-    tools = request["body"]["tools"]
-    assert [tool.name for tool in prompt.tools] == [tool["name"] for tool in tools if tool["type"] == "function"]
-    assert len(prompt.tools) < len(tools)
+    known = [tool for tool in request["body"]["tools"] if tool["type"] in ("function", "custom", "namespace")]
+    names = [f"{tool['name']}__{tool['tools'][0]['name']}" if "tools" in tool else tool["name"] for tool in known]
+    assert [tool.name for tool in prompt.tools] == names
+    assert len(prompt.tools) < len(request["body"]["tools"])
 
 
 async def test_a_conversation_of_codex_has_one_system_message_and_whole_answers() -> None:
     request = read_request(REQUESTS[0])
     _, prompt = await events_for(request)
     system, _, _, *rest = prompt.messages
+    assert system.content is not None
     assert system.content.startswith(request["body"]["instructions"])
     assert system.content.endswith("</permissions instructions>")
     assert [(message.role, message.reasoning, len(message.tool_calls)) for message in rest] == [
@@ -66,7 +68,16 @@ async def test_a_conversation_of_codex_has_one_system_message_and_whole_answers(
         ("tool", None, 0),
         ("assistant", "The sign is wrong.", 1),
         ("tool", None, 0),
+        ("assistant", None, 1),
+        ("tool", None, 0),
+        ("assistant", None, 1),
+        ("tool", None, 0),
     ]
+    patch, search, _ = [call for message in rest[3:] for call in message.tool_calls]
+    assert patch.name == "apply_patch"
+    assert "Update File: sum.py" in str(patch.arguments)
+    assert (search.name, search.arguments) == ("tool_search", {"query": "docs"})
+    assert rest[4].content == "Success. Updated the following files:\nM sum.py\n"
     assert prompt.template_kwargs == {"enable_thinking": True, "reasoning_effort": "medium"}
 
 

@@ -79,7 +79,7 @@ async def test_an_agent_calls_two_tools_and_gets_its_answer(*, streams: bool) ->
             reasoning="Rome?",
             tool_calls=(ToolCall(id=items[3].call_id, name="weather", arguments={"city": "Rome"}),),
         ),
-        ChatMessage(role="tool", content='Fine for {"city": "Rome"}', tool_call_id=items[3].call_id),
+        ChatMessage(role="tool", content='Fine for {"city": "Rome"}', tool_call_id=items[3].call_id, name="weather"),
     )
     assert thinking.reasoning == "Oslo?"
 

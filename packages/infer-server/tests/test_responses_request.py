@@ -24,10 +24,16 @@ TIME = {"type": "function", "name": "time", "strict": True}
 OTHERS = [
     {"type": "local_shell"},
     {"type": "web_search", "search_context_size": "medium"},
-    {"type": "custom", "name": "patch", "format": {"type": "grammar"}},
     {"type": "mcp", "name": 5, "parameters": []},
-    {"type": "namespace", "name": "weather", "tools": [WEATHER]},
+    {"type": "tool_search", "execution": "client"},
 ]
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Edits.",
+    "format": {"type": "grammar", "definition": "start: /x/"},
+}
+DOCS = {"type": "namespace", "name": "mcp__docs", "tools": [WEATHER, {"type": "web_search"}]}
 TOOLS = [OTHERS[0], WEATHER, *OTHERS[1:], TIME]
 NAMED = {"type": "function", "name": "time"}
 
@@ -58,6 +64,21 @@ async def test_functions_reach_the_engine_and_tools_of_other_types_are_dropped()
     assert (prompt.tool_choice, prompt.tool_name, prompt.parallel_tool_calls) == ("auto", None, True)
 
 
+async def test_tools_that_take_a_text_and_namespaces_are_functions_for_the_model() -> None:
+    prompt = await prompt_of(tools=[TIME, PATCH, DOCS])
+    time, patch, weather = prompt.tools
+    assert (time.name, patch.name, weather.name) == ("time", "patch", "mcp__docs__weather")
+    assert patch.description == "Edits.\n\n`input` matches this grammar:\nstart: /x/"
+    assert (patch.parameters or {})["required"] == ["input"]
+    assert weather.parameters == SCHEMA
+    chosen = await prompt_of(tools=[TIME, PATCH, DOCS], tool_choice={"type": "custom", "name": "patch"})
+    assert (chosen.tool_choice, chosen.tool_name) == ("required", "patch")
+
+
+async def test_tools_of_which_none_can_be_called_may_be_there_where_none_shall_be() -> None:
+    assert (await prompt_of(tools=OTHERS, tool_choice="none")).tools == ()
+
+
 def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"type": "allowed_tools", "mode": mode, "tools": [*tools, {"type": "web_search"}]}
 
@@ -68,9 +89,6 @@ CHOICES: list[tuple[Any, tuple[str, str | None, list[str]]]] = [
     ("auto", ("auto", None, BOTH)),
     ("required", ("required", None, BOTH)),
     (NAMED, ("required", "time", BOTH)),
-    (allowed("auto", NAMED), ("auto", None, ["time"])),
-    (allowed("required", NAMED), ("required", None, ["time"])),
-    (allowed("auto"), ("auto", None, [])),
 ]
 
 
@@ -78,6 +96,14 @@ CHOICES: list[tuple[Any, tuple[str, str | None, list[str]]]] = [
 async def test_the_choice_among_tools_reaches_the_engine(choice: Any, expected: tuple[Any, ...]) -> None:
     prompt = await prompt_of(tools=TOOLS, tool_choice=choice)
     assert (prompt.tool_choice, prompt.tool_name, [tool.name for tool in prompt.tools]) == expected
+
+
+@pytest.mark.parametrize(("mode", "names"), [("auto", ["time"]), ("required", ["time"]), ("auto", [])])
+async def test_allowed_tools_may_be_called_and_the_model_sees_all(mode: str, names: list[str]) -> None:
+    prompt = await prompt_of(tools=TOOLS, tool_choice=allowed(mode, *[NAMED] * len(names)))
+    assert (prompt.tool_choice, prompt.allowed_tools) == (mode, tuple(names))
+    assert [tool.name for tool in prompt.tools] == BOTH
+    assert [tool.name for tool in prompt.callable_tools] == names
 
 
 async def test_calls_can_be_limited_to_one() -> None:
@@ -202,7 +228,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER], "tool_choice": allowed("auto", NAMED)}, "invalid_value", "tool_choice.tools[0].name"),
     ({"tools": [WEATHER], "tool_choice": allowed("maybe")}, "invalid_type", "tool_choice.mode"),
     ({"tools": [WEATHER], "tool_choice": allowed("required")}, "invalid_value", "tool_choice"),
-    ({"tools": OTHERS, "tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"tools": OTHERS}, "unsupported_value", "tools[0].type"),
+    ({"tools": [TIME, {"type": "custom"}]}, "missing_field", "tools[1].name"),
+    ({"tools": [TIME, DOCS | {"tools": [{"type": "function"}]}]}, "missing_field", "tools[1].tools[0].name"),
+    ({"tools": [TIME, DOCS | {"tools": [{"name": "x"}]}]}, "missing_field", "tools[1].tools[0].type"),
 ]
 
 

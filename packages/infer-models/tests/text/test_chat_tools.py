@@ -102,9 +102,8 @@ def test_a_result_of_an_unknown_call_is_one_of_the_tool() -> None:
     assert turns(user("Hi"), calling(call()), result("3", "other"))[-1] == "user\nResult of the tool: 3"
 
 
-def test_user_turns_without_results_stay_apart() -> None:
-    with pytest.raises(ChatTemplateError, match="roles must alternate"):
-        turns(user("Hi"), user("Hi"), tools=(tool(),))
+def test_user_turns_are_joined_where_two_are_refused() -> None:
+    assert turns(user("Hi"), user("there"), tools=(tool(),))[1:] == ["user\nHi\n\nthere"]
 
 
 def test_the_callers_conversation_is_not_changed() -> None:
@@ -170,12 +169,20 @@ def test_a_template_refuses_a_conversation_with_calls_in_its_own_words(template:
         family_tokenizer(template + REFUSING).chat.encode(chat)
 
 
-def test_a_family_refuses_what_it_cannot_write() -> None:
+def test_parallel_calls_become_turns_of_one_call_where_two_are_refused() -> None:
+    two = [user("Hi"), calling(call("1"), call("2")), result("b", "2"), result("a", "1")]
+    one = [user("Hi"), calling(call("1")), result("a"), calling(call("2"), content=""), result("b", "2")]
+    chat = family_tokenizer(LLAMA_3).chat
+    assert chat.render(Conversation(messages=two, tools=[tool()])) == chat.render(
+        Conversation(messages=one, tools=[tool()])
+    )
+
+
+def test_calls_that_are_refused_in_every_form_become_text() -> None:
     two_calls = Conversation(messages=[user("Hi"), calling(call("1"), call("2"))], tools=[tool()])
-    with pytest.raises(ChatTemplateError, match="only one call at once"):
-        family_tokenizer(LLAMA_3).chat.encode(two_calls)
-    with pytest.raises(ChatTemplateError, match="an id has 9 letters"):
-        family_tokenizer(MISTRAL_V3).chat.encode(two_calls)
+    text = family_tokenizer(MISTRAL_V3).chat.render(two_calls)
+    assert text.count("[TOOL_CALLS]") == 2
+    assert '{"name": "f2"' in text
 
 
 def test_a_conversation_with_tools_may_have_as_many_tokens_as_the_limit_and_no_more() -> None:

@@ -193,7 +193,7 @@ def test_variables_become_no_control_tokens(value: str) -> None:
 
 
 def test_variables_cannot_replace_the_conversation_or_the_special_tokens() -> None:
-    for name in ("messages", "tools", "add_generation_prompt", "documents", "bos_token", "eos_token", "a b"):
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "a b"):
         with pytest.raises(ChatTemplateError, match="cannot be set"):
             TOKENIZERS["hermes"].chat.encode(Conversation(messages=say("a").messages, variables={name: "x"}))
 

@@ -38,7 +38,8 @@ class ChatFormats:
             messages=[self._message(message, names) for message in prompt.messages],
             tools=[_described(tool) for tool in _offered_tools(prompt)],
             variables=prompt.template_kwargs,
-            add_generation_prompt=prompt.add_generation_prompt,
+            add_generation_prompt=prompt.add_generation_prompt and not prompt.continue_final_message,
+            continue_final_message=prompt.continue_final_message,
         )
 
     def answer_form(self, prompt: ChatPrompt, state: ReasoningState) -> AnswerForm:
@@ -84,9 +85,11 @@ class ChatFormats:
             raise InvalidRequestError("`tools` has two tools of one name; rename one.", param="tools")
         if prompt.tool_name is not None and prompt.tool_name not in names:
             raise InvalidRequestError("`tool_choice` names none of `tools`; send one of theirs.", param="tool_choice")
-        if not names and prompt.tool_choice == "required":
-            raise InvalidRequestError("`tool_choice` is `required`, but there are no `tools`.", param="tool_choice")
-        if not _offered_tools(prompt):
+        if not prompt.callable_tools and prompt.tool_choice == "required":
+            raise InvalidRequestError(
+                "`tool_choice` is `required`, but there are no `tools` that may be called.", param="tool_choice"
+            )
+        if not prompt.callable_tools:
             return None
         if self._chat.tool_call_format is None and prompt.tool_choice == "auto":
             raise InvalidRequestError(
@@ -101,7 +104,11 @@ class ChatFormats:
         return token_id if token_id in self._tokenizer.special_ids else None
 
     def _message(self, message: ChatMessage, names: dict[str, str]) -> dict[str, object]:
-        fields: dict[str, object] = {"role": message.role, "content": message.content}
+        fields: dict[str, object] = {"role": message.role}
+        if message.content is not None:
+            fields["content"] = message.content
+        if message.name is not None:
+            fields["name"] = message.name
         if message.reasoning is not None:
             fields["reasoning_content"] = message.reasoning
         if message.tool_calls:
@@ -115,7 +122,7 @@ class ChatFormats:
             ]
         if message.tool_call_id is not None:
             fields["tool_call_id"] = self._call_id(message.tool_call_id)
-            fields["name"] = names.get(message.tool_call_id, "")
+            fields["name"] = message.name or names.get(message.tool_call_id, "")
         return fields
 
     def _call_id(self, call_id: str) -> str:
@@ -131,7 +138,8 @@ def _offered_tools(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def _described(tool: Tool) -> dict[str, Any]:
-    """Return the tool as templates get it: in the shape of OpenAI's API."""
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
-    return {"type": "function", "function": function}
+    """Return the tool as templates get it: in the shape of OpenAI's API, and as the client sent it."""
+    if tool.definition is not None:
+        return tool.definition
+    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}

@@ -70,7 +70,7 @@ def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
         case str():
             return len(prompt)
         case ChatPrompt():
-            num_characters = sum(len(message.role) + len(message.content) for message in prompt.messages)
+            num_characters = sum(len(message.role) + len(message.content or "") for message in prompt.messages)
             return num_characters + _CHARACTERS_OF_A_TOOL * len(prompt.tools)
         case _:
             return 0

@@ -109,7 +109,7 @@ class _CallRules:
 
     def make(self, prompt: ChatPrompt) -> list[str]:
         """Return the rules `calls`, for calls alone, and `text_or_calls`."""
-        tools = [tool for tool in prompt.tools if prompt.tool_name in (None, tool.name)]
+        tools = prompt.callable_tools
         max_calls = MAX_CALLS if prompt.parallel_tool_calls and prompt.tool_name is None else 1
         more = f"({self._literal(self._format.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
         end = self._literal(self._format.end)

@@ -1,6 +1,7 @@
 """Text on one side, token ids on the other: tokenizers, chat templates, streaming, stop strings. Imports no torch."""
 
-from infer_models.text.chat.encoder import Conversation, EncodedChat, ReasoningState
+from infer_models.text.chat.conversation import Conversation
+from infer_models.text.chat.encoder import EncodedChat, ReasoningState
 from infer_models.text.chat.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningFormat, ToolCallFormat
 from infer_models.text.chat.template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
 from infer_models.text.detokenizer import IncrementalDetokenizer

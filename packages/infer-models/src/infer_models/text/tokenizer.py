@@ -5,12 +5,13 @@ from pathlib import Path
 
 import tokenizers
 
-from infer_models.text.chat.encoder import ChatEncoder, Conversation
+from infer_models.text.chat.conversation import Conversation
+from infer_models.text.chat.encoder import ChatEncoder
 from infer_models.text.chat.template import ChatTemplate, ChatTemplateMissingError, Message
 from infer_models.text.encoding import TextEncoder
+from infer_models.text.files.tokenizer_files import read_tokenizer_files
 from infer_models.text.token_bytes import TokenBytes
 from infer_models.text.token_count_bound import max_bytes_per_token
-from infer_models.text.tokenizer_files import read_tokenizer_files
 
 # More ids than this are decoded without Python's global lock; for fewer that costs more than it gives.
 _MANY_TOKENS = 4096

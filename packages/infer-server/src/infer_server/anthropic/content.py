@@ -7,7 +7,9 @@ import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.errors import ApiError, missing, shorten
-from infer_server.generation.tools import check_tool_name
+from infer_server.generation.history import read_arguments, with_call_ids
+from infer_server.generation.system_texts import without_billing_header
+from infer_server.http.places import validation_error
 from infer_server.openai.fields import described
 from infer_server.openai.validation import no_text, out_of_range
 
@@ -17,16 +19,17 @@ _DROPPED_ENDINGS = ("_tool_use", "_tool_result")
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """A block of a message; which fields it has depends on its type."""
+    """A block of a message; which fields it has depends on its type. Unknown ones are passed over."""
 
-    type: Annotated[str, described("`text`, `thinking`, `tool_use` or `tool_result`.")]
+    type: Annotated[str, described("`text`, `thinking`, `tool_use`, `tool_result`, `tool_reference` or `compaction`.")]
     text: Annotated[str | None, described("Of a text.")] = None
     thinking: Annotated[str | None, described("Of a block of thinking.")] = None
     id: Annotated[str | None, described("Of a call, which its result names.")] = None
     name: Annotated[str | None, described("Of a called tool.")] = None
-    input: Annotated[dict[str, Any] | None, described("The arguments of a call.")] = None
+    input: Annotated[dict[str, Any] | str | None, described("The arguments of a call.")] = None
     tool_use_id: Annotated[str | None, described("The call of a result.")] = None
-    content: Annotated[Any, described("The result: text, or blocks of text.")] = None
+    content: Annotated[Any, described("The result, or what was compacted: text, or blocks of text.")] = None
+    tool_name: Annotated[str | None, described("The tool that a search for tools found.")] = None
     is_error: Annotated[bool | None, described("The call failed; the model is told.")] = None
 
 
@@ -37,7 +40,7 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True):
     """One message."""
 
     role: Annotated[str, described("The author.", enum=list(_ROLES))]
-    content: Annotated[str | list[Block], described("Text, or blocks.")]
+    content: Annotated[str | list[Block] | None, described("Text, or blocks; null in an empty answer only.")]
 
 
 def conversation_of(system: SystemField, messages: list[MessageField]) -> tuple[ChatMessage, ...]:
@@ -50,20 +53,47 @@ def conversation_of(system: SystemField, messages: list[MessageField]) -> tuple[
         raise ApiError(400, "`messages` is empty; send at least one message.", code="empty_prompt", param="messages")
     if len(messages) > MAX_MESSAGES:
         raise out_of_range("messages", f"`messages` has {len(messages)} messages; send at most {MAX_MESSAGES}.")
-    first = [] if not system else [ChatMessage(role="system", content=_text(system, "system"))]
-    rest = [each for index, message in enumerate(messages) for each in _of_message(message, f"messages[{index}]")]
-    return (*first, *rest)
+    said = _system_text(system, "system")
+    first = [ChatMessage(role="system", content=said)] if said else []
+    rest = (each for index, message in enumerate(messages) for each in _of_message(message, f"messages[{index}]"))
+    return (*first, *with_call_ids(rest))
+
+
+def check_continued(messages: list[MessageField]) -> None:
+    """Refuse to continue a last message of the assistant that has calls: their results come next.
+
+    Raises:
+        ApiError: 400.
+    """
+    at = f"messages[{len(messages) - 1}].content"
+    blocks = messages[-1].content
+    for index, block in enumerate(blocks if isinstance(blocks, list) else ()):
+        if block.type == "tool_use":
+            raise out_of_range(
+                f"{at}[{index}]",
+                f"`{at}[{index}]` is a call in the last message; send its result in a message of the user.",
+            )
 
 
 def _of_message(message: MessageField, at: str) -> Iterator[ChatMessage]:
     content = message.content
     match message.role:
         case "assistant":
-            yield _of_assistant([Block(type="text", text=content)] if isinstance(content, str) else content, at)
-        case "user" if not isinstance(content, str):
+            blocks = content if isinstance(content, list) else [Block(type="text", text=content or "")]
+            yield _of_assistant(blocks, at)
+        case "user" | "system" if content is None:
+            raise ApiError(
+                400,
+                f"`{at}.content` is null; send text, which may be empty.",
+                code="invalid_type",
+                param=f"{at}.content",
+            )
+        case "user" if isinstance(content, list):
             yield from _of_user(content, at)
-        case "user" | "system":
-            yield ChatMessage(role=message.role, content=_text(content, f"{at}.content"))
+        case "user":
+            yield ChatMessage(role="user", content=_text(content or "", f"{at}.content"))
+        case "system":
+            yield ChatMessage(role="system", content=_system_text(content, f"{at}.content"))
         case _:
             raise out_of_range(
                 f"{at}.role", f"`{at}.role` is {shorten(message.role, 40)!r}; send one of {', '.join(_ROLES)}."
@@ -77,9 +107,7 @@ def _of_user(blocks: list[Block], at: str) -> Iterator[ChatMessage]:
         place = f"{at}.content[{index}]"
         if block.type == "tool_result":
             has_results = True
-            if not block.tool_use_id:
-                raise missing(f"{place}.tool_use_id")
-            text = "" if block.content is None else _text(_result_blocks(block.content, place), f"{place}.content")
+            text = _result_text(block.content, f"{place}.content")
             text = f"Error: {text}" if block.is_error else text
             yield ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id)
         elif not _is_dropped(block):
@@ -94,12 +122,13 @@ def _of_assistant(blocks: list[Block], at: str) -> ChatMessage:
         place = f"{at}.content[{index}]"
         match block.type:
             case "tool_use":
-                if not block.id or block.name is None:
-                    raise missing(f"{place}.{'name' if block.id else 'id'}")
-                check_tool_name(block.name, param=f"{place}.name")
-                calls.append(ToolCall(id=block.id, name=block.name, arguments=block.input or {}))
+                if block.name is None:
+                    raise missing(f"{place}.name")
+                calls.append(ToolCall(id=block.id or "", name=block.name, arguments=read_arguments(block.input)))
             case "thinking":
                 thoughts.append(block.thinking or "")
+            case "compaction":
+                texts.append(_result_text(block.content, f"{place}.content"))
             case _ if not _is_dropped(block):
                 texts.append(_text_of(block, place))
     return ChatMessage(
@@ -115,14 +144,28 @@ def _is_dropped(block: Block) -> bool:
     return block.type == "redacted_thinking" or block.type.endswith(_DROPPED_ENDINGS)
 
 
-def _result_blocks(content: Any, at: str) -> str | list[Block]:
-    """Return the content of a result, which clients also send as blocks of other types than those of messages."""
-    if isinstance(content, str):
-        return content
+def _result_text(content: Any, at: str) -> str:
+    """Return the text of a result, which clients also send as blocks of other types than those of messages."""
+    if content is None or isinstance(content, str):
+        return content or ""
     try:
-        return msgspec.convert(content, list[Block])
-    except msgspec.ValidationError:
-        raise out_of_range(f"{at}.content", f"`{at}.content` must be text, or a list of blocks of text.") from None
+        blocks = msgspec.convert(content, list[Block])
+    except msgspec.ValidationError as error:
+        raise validation_error(error, at=at) from None
+    between = "\n" if any(block.type == "tool_reference" for block in blocks) else ""
+    return between.join(_result_block_text(block, f"{at}[{index}]") for index, block in enumerate(blocks))
+
+
+def _result_block_text(block: Block, at: str) -> str:
+    """Return the text of a block of a result; what a search for tools found are their names."""
+    return block.tool_name or "" if block.type == "tool_reference" else _text_of(block, at)
+
+
+def _system_text(content: SystemField, at: str) -> str:
+    """Return what the system says, without what is not for the model."""
+    if isinstance(content, list):
+        return "".join(without_billing_header(_text_of(block, f"{at}[{index}]")) for index, block in enumerate(content))
+    return without_billing_header(content or "")
 
 
 def _text(content: str | list[Block], at: str) -> str:

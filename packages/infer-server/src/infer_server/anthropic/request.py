@@ -16,12 +16,19 @@ from infer_engine.protocol import (
     Tool,
 )
 from infer_engine.protocol.chat import ToolChoice
-from infer_server.anthropic.content import MAX_MESSAGES, MessageField, SystemField, conversation_of
+from infer_server.anthropic.content import (
+    MAX_MESSAGES,
+    MessageField,
+    SystemField,
+    check_continued,
+    conversation_of,
+)
 from infer_server.errors import ApiError, missing, shorten
-from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_results, check_tools
-from infer_server.openai.fields import described
+from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS
+from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
+from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.shared_fields import ModelId, StopString, Temperature, TopK, TopP
-from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value
+from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value, unsupported
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -65,6 +72,9 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the model answers."""
 
     format: OutputFormat | None = None
+    effort: Annotated[
+        str | None, described("The template's `reasoning_effort`.", minLength=1, maxLength=MAX_EFFORT_CHARACTERS)
+    ] = None
 
 
 class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +86,10 @@ class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
     tools: Annotated[list[ToolField] | None, described("What the model may call.")] = None
     tool_choice: Annotated[ToolChoiceField | None, described("Whether tools are called.")] = None
     thinking: Annotated[ThinkingField | None, described("Whether the model thinks before it answers.")] = None
+    output_config: Annotated[OutputConfig | None, described("How the model answers.")] = None
+    mcp_servers: Annotated[
+        Any, restricted("Only null or []: the server calls no others.", allow=([],), send="`tools`")
+    ] = None
 
 
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
@@ -89,7 +103,6 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
         list[StopString] | None, described("Texts that end the answer and are never part of it.", maxItems=16)
     ] = None
     stream: Annotated[bool | None, described("Send events as tokens are made.")] = None
-    output_config: Annotated[OutputConfig | None, described("How the model answers.")] = None
     output_format: Annotated[OutputFormat | None, described("An older place of `output_config.format`.")] = None
     metadata: Annotated[Any, described("Accepted without effect.")] = None
 
@@ -101,10 +114,6 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
         ApiError: 400: a value that is wrong, or a block that is not supported; 404: a model that is not served.
     """
     prompt = prompt_of(body, served_model=served_model)
-    if body.messages[-1].role == "assistant":
-        raise out_of_range(
-            "messages", "`messages` ends with one of the assistant, which cannot be continued; end with the user's."
-        )
     given = {
         name: value
         for name, value in (("temperature", body.temperature), ("top_p", body.top_p), ("top_k", body.top_k))
@@ -123,16 +132,21 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
 
 
 def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
-    """Return the prompt for `body`.
+    """Return the prompt for `body`. A last message of the assistant is continued.
 
     Raises:
         ApiError: 400: a value that is wrong, or a block that is not supported; 404: a model that is not served.
     """
     check_model(body.model, served_model=served_model)
+    check_restricted(body)
     messages = conversation_of(body.system, body.messages)
-    check_results(messages, param="messages")
+    continues = body.messages[-1].role == "assistant"
+    if continues:
+        check_continued(body.messages)
     tools = _tools(body.tools or [])
     choice = body.tool_choice or ToolChoiceField(type="auto")
+    if body.tools and not tools and choice.type != "none":
+        raise unsupported("tools[0].type", body.tools[0].type, send="tools of your own")
     if choice.type not in _CHOICES:
         raise out_of_range(
             "tool_choice", f"`tool_choice.type` is {shorten(choice.type, 40)!r}; send one of {', '.join(_CHOICES)}."
@@ -141,14 +155,15 @@ def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
         check_forced_tool(choice.name or "", tools, param="tool_choice.name")
     if choice.type == "any" and not tools:
         raise out_of_range("tool_choice", "`tool_choice` is `any`, but there are no `tools`; send some.")
-    thinking = body.thinking
     return ChatPrompt(
         messages=messages,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
         tools=tools,
         tool_choice=_CHOICES[choice.type],
         tool_name=choice.name if choice.type == "tool" else None,
         parallel_tool_calls=not choice.disable_parallel_tool_use,
-        template_kwargs={} if thinking is None else {"enable_thinking": _THINKING.get(thinking.type, True)},
+        template_kwargs=_template_kwargs(body),
     )
 
 
@@ -158,6 +173,22 @@ def refusal_of(error: InvalidRequestError, *, body: MessagesBody) -> ApiError | 
         return None
     place, _ = _format_of(body)
     return refused_format(error.message, path=f"{place}.schema" if place else "tools")
+
+
+def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
+    """Return what the template is told of thinking. An effort does not switch it on: it is one of the whole answer."""
+    variables: dict[str, Any] = {}
+    if body.thinking is not None:
+        variables["enable_thinking"] = _THINKING.get(body.thinking.type, True)
+    effort = body.output_config.effort if body.output_config else None
+    if effort is None:
+        return variables
+    if not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
+        raise out_of_range(
+            "output_config.effort",
+            f"`output_config.effort` has {len(effort)} characters; send a word such as `low` or `high`.",
+        )
+    return {**variables, "reasoning_effort": effort}
 
 
 def _tools(fields: list[ToolField]) -> tuple[Tool, ...]:

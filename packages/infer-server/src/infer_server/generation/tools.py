@@ -1,12 +1,9 @@
-"""Checks of tools and tool calls, whatever the API that they come through."""
+"""Checks of tools and of the choice among them, whatever the API that they come through."""
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
-
-from infer_engine.protocol import ChatMessage, Tool
+from infer_engine.protocol import Tool
 from infer_engine.protocol.chat import ToolChoice
 from infer_server.errors import shorten
 from infer_server.openai.validation import out_of_range
@@ -55,52 +52,3 @@ def check_forced_tool(name: str, tools: Sequence[Tool], *, param: str) -> None:
     """
     if all(tool.name != name for tool in tools):
         raise out_of_range(param, f"`{param}` is {shorten(name, 40)!r}, which is none of `tools`; send one of theirs.")
-
-
-def check_results(messages: Sequence[ChatMessage], *, param: str) -> None:
-    """Refuse a result of a tool call that no earlier message made.
-
-    Raises:
-        ApiError: 400.
-    """
-    known: set[str] = set()
-    for message in messages:
-        known.update(call.id for call in message.tool_calls)
-        if message.tool_call_id is not None and message.tool_call_id not in known:
-            raise out_of_range(
-                param,
-                f"`{param}` has the result of the tool call {shorten(message.tool_call_id, 60)!r}, which no message "
-                "before it makes; send the assistant's message with that call too.",
-            )
-
-
-def checked_choice(choice: str, tools: Sequence[Tool]) -> ToolChoice:
-    """Return `choice`, the value of `tool_choice` in OpenAI's APIs where it names no function.
-
-    Raises:
-        ApiError: 400: it is no such word, or requires a call though there are no functions.
-    """
-    for known in TOOL_CHOICES:
-        if choice == known:
-            if known == "required" and not tools:
-                raise out_of_range(
-                    "tool_choice", "`tool_choice` is `required`, but `tools` has no functions; send some."
-                )
-            return known
-    words = ", ".join(TOOL_CHOICES)
-    raise out_of_range("tool_choice", f"`tool_choice` is {shorten(choice, 40)!r}; send one of {words}, or a function.")
-
-
-def read_arguments(text: str, *, param: str) -> dict[str, Any]:
-    """Return the arguments of a call, which clients send back as JSON text; an empty text is no arguments.
-
-    Raises:
-        ApiError: 400: it is no JSON object.
-    """
-    try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise out_of_range(param, f"`{param}` is not JSON ({error}); send a call's arguments as they came.") from None
-    if not isinstance(arguments, dict):
-        raise out_of_range(param, f"`{param}` is not a JSON object; send a call's arguments as they came.")
-    return arguments

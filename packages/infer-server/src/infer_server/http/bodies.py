@@ -3,21 +3,17 @@
 The framework's own decoding is not used: it takes `"5"` for a number, and answers some malformed bodies with 500.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any, TypeVar, get_args
 
 import msgspec
 from litestar import Request
 
-from infer_server.errors import ApiError, missing, shorten
+from infer_server.errors import ApiError
+from infer_server.http.places import is_unknown_field, validation_error
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
-MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
-"""What `msgspec` says of a field that is not there."""
-_PLACE = re.compile(r" - at `\$\.(\w+)")
 # How much is read past the limit and dropped, so that a client that is still sending can read the reply.
 _DISCARD_FACTOR = 4
 
@@ -66,16 +62,14 @@ def decode_body(body: bytes, struct: type[T]) -> T:
 
     Raises:
         ApiError: 400: the body is not JSON, or a value has the wrong type or is missing; only if there is no such
-            error: it has an unknown field.
+            error: it has an unknown field. The error names the place.
     """
     try:
         return msgspec.json.decode(body, type=struct, strict=True)
     except msgspec.ValidationError as error:
-        unknown = _UNKNOWN.fullmatch(str(error))
-        if unknown is None:
-            raise _invalid(error) from None
-        _check_known_fields(body, struct)
-        raise _unknown_field(unknown[1], unknown[2] or "") from None
+        if is_unknown_field(error):
+            _check_known_fields(body, struct)
+        raise validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
 
@@ -86,8 +80,8 @@ def _check_known_fields(body: bytes, struct: type[msgspec.Struct]) -> None:
         msgspec.convert(_known_part(msgspec.json.decode(body), struct), struct, strict=True)
     except msgspec.ValidationError as error:
         # Structs in lists still have their unknown fields: a list may be long, so they are not removed.
-        if _UNKNOWN.fullmatch(str(error)) is None:
-            raise _invalid(error) from None
+        if not is_unknown_field(error):
+            raise validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
 
@@ -118,28 +112,3 @@ def _not_json(error: Exception) -> ApiError:
         case _:
             reason = str(error)
     return ApiError(400, f"The body is not valid JSON: {reason}. Send one JSON object in UTF-8.", code="invalid_json")
-
-
-def _invalid(error: msgspec.ValidationError) -> ApiError:
-    message = str(error)
-    lacking = MISSING_FIELD.match(message)
-    if lacking:
-        return missing(lacking[1])
-    place = _PLACE.search(message)
-    return invalid_value(message, param=place[1] if place else None)
-
-
-def invalid_value(message: str, *, param: str | None) -> ApiError:
-    """Return the error for a value of the wrong type, or a number that is too large; `message` is that of `msgspec`."""
-    where = f"`{param}` is not valid" if param else "The body is not valid"
-    text = f"{where}: {shorten(message, 300)}."
-    if "out of range" in message:
-        return ApiError(400, f"{text} Send a number that fits 64 bits.", code="invalid_value", param=param)
-    return ApiError(400, f"{text} Types are taken strictly: send the expected one.", code="invalid_type", param=param)
-
-
-def _unknown_field(name: str, place: str) -> ApiError:
-    path = shorten(f"{place}.{name}" if place else name, 100)
-    return ApiError(
-        400, f"`{path}` is not a field that this server knows; leave it out.", code="unknown_field", param=path
-    )

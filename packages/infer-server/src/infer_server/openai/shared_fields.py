@@ -50,3 +50,9 @@ ReasoningEffort = Annotated[
 ChatTemplateKwargs = Annotated[
     dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")
 ]
+AddGenerationPrompt = Annotated[
+    bool | None, described("End the prompt where an answer begins; true if left out, unless a message is continued.")
+]
+ContinueFinalMessage = Annotated[
+    bool | None, described("The answer goes on with the last message, which is the assistant's.")
+]

@@ -12,9 +12,9 @@ from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
-from infer_server.openai.chat.tool_fields import TOOLS, ToolDefinition, tool_settings
+from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
 from infer_server.openai.fields import TokenId, described
-from infer_server.openai.shared_fields import ChatTemplateKwargs
+from infer_server.openai.shared_fields import AddGenerationPrompt, ChatTemplateKwargs, ContinueFinalMessage
 from infer_server.openai.validation import check_model, out_of_range
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
@@ -42,10 +42,9 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     add_special_tokens: Annotated[
         bool | None, described("Add what the tokenizer puts around a text; true if left out. Not for `messages`.")
     ] = None
-    add_generation_prompt: Annotated[
-        bool | None, described("End where the answer begins; true if left out. Only for `messages`.")
-    ] = None
-    tools: Annotated[list[ToolDefinition] | None, TOOLS] = None
+    add_generation_prompt: AddGenerationPrompt = None
+    continue_final_message: ContinueFinalMessage = None
+    tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
     chat_template_kwargs: ChatTemplateKwargs = None
     return_token_strs: Annotated[bool | None, described("List the tokens' texts too.")] = None
 
@@ -117,11 +116,7 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
                 400, "`prompt` and `messages` are missing; send one of them.", code="missing_field", param="prompt"
             )
         case (str(text), None):
-            if body.add_generation_prompt:
-                raise out_of_range(
-                    "add_generation_prompt", "`add_generation_prompt` is for `messages`; leave it out with `prompt`."
-                )
-            for name in ("tools", "chat_template_kwargs"):
+            for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
                 if getattr(body, name):
                     raise out_of_range(name, f"`{name}` is for `messages`; leave it out with `prompt`.")
             return text
@@ -133,7 +128,8 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
                 )
             return chat_prompt(
                 messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
                 **tool_settings(body.tools, None, parallel=None),
                 template_kwargs=body.chat_template_kwargs or {},
             )

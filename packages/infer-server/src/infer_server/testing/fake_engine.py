@@ -321,7 +321,7 @@ class FakeEngine:
         if isinstance(prompt, ChatPrompt):
             if not self._script.has_chat_template:
                 raise ChatTemplateUnusableError("The model has no chat template.")
-            prompt = "".join(message.content for message in prompt.messages)
+            prompt = "".join(message.content or "" for message in prompt.messages)
         return [ord(character) % self.info.vocab_size for character in prompt]
 
     def _check(self, request: GenerateRequest) -> None:

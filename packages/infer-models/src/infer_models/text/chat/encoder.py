@@ -1,14 +1,13 @@
 """`ChatEncoder`: from a conversation to the ids of a prompt, in which no message can write a control token."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
-from typing import Any
 
 import tokenizers
 
+from infer_models.text.chat.conversation import Change, Conversation
 from infer_models.text.chat.formats import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
@@ -17,38 +16,23 @@ from infer_models.text.chat.formats import (
     reasoning_format_of,
     tool_call_format_of,
 )
+from infer_models.text.chat.renderer import ChatRenderer
 from infer_models.text.chat.special_tokens import (
     MessageMarks,
+    SeenTexts,
     SpecialToken,
     SpecialTokenScanner,
     distinctive_characters,
+    holds_any,
     visible_characters,
 )
-from infer_models.text.chat.template import ChatRefusedError, ChatTemplate, ChatTemplateError, Message, Tool, json_text
-from infer_models.text.chat.tool_prompt import with_tools_as_text
+from infer_models.text.chat.template import ChatRenderingError, ChatTemplate, ChatTemplateError, map_text
 from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
 from infer_models.text.slicing import change_in_slices
 
 # A name between punctuation, such as `<think>`, `[INST]` or `◁think▷`.
 _MARKER = re.compile(r"[^\w\s]\S*\w\S*[^\w\s]")
 _ALWAYS_CONTROL = re.compile(r"<([|\N{FULLWIDTH VERTICAL LINE}]).+\1>")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """What a chat template gets.
-
-    Attributes:
-        messages: in order, with the fields that `transformers` gives its templates.
-        tools: what the model may call, as OpenAI's API describes it.
-        variables: further variables of the template, such as `enable_thinking`.
-        add_generation_prompt: end the prompt where the answer begins.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Tool] = ()
-    variables: Mapping[str, object] = field(default_factory=dict)
-    add_generation_prompt: bool = True
 
 
 class ReasoningState(Enum):
@@ -124,16 +108,17 @@ class ChatEncoder:
         The formats are their names, or `auto`: what the templates say; `none`: no reasoning.
         """
         self.template = template
-        self._tool_template = tool_template or template
+        tool_template = tool_template or template
         self.reasoning_format: ReasoningFormat | None = REASONING_FORMATS.get(reasoning_format)
         if reasoning_format == "auto":
             self.reasoning_format = reasoning_format_of(template.source)
         self.tool_call_format: ToolCallFormat | None = TOOL_CALL_FORMATS.get(tool_call_format)
         if tool_call_format == "auto":
-            self.tool_call_format = tool_call_format_of(self._tool_template.source)
+            self.tool_call_format = tool_call_format_of(tool_template.source)
+        self._renderer = ChatRenderer(template, tool_template=tool_template, tool_call_format=self.tool_call_format)
         self._encoder = encoder
         markers = [] if self.reasoning_format is None else [self.reasoning_format.begin, self.reasoning_format.end]
-        sources = [template.source, self._tool_template.source, *markers]
+        sources = [template.source, tool_template.source, *markers]
         if self.tool_call_format is not None:
             sources += [self.tool_call_format.write("", ""), self.tool_call_format.prefix]
         control_tokens = _control_tokens(tokenizer, "\n".join(sources))
@@ -147,47 +132,18 @@ class ChatEncoder:
         continuing = without_first_space(plain)
         self._continuing_encoder = TextEncoder(continuing, max_bytes_per_token=max_bytes_per_token)
 
-    @cached_property
+    @property
     def knows_tools(self) -> bool:
         """Whether the template tells the model about tools."""
-        name = "a_tool_to_look_for"
-        text = {"type": "string", "description": ""}
-        parameters = {"type": "object", "properties": {"text": text}, "required": ["text"]}
-        tool = {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
-        try:
-            return name in self._tool_template.render([{"role": "user", "content": "Hi"}], tools=[tool])
-        except ChatTemplateError:
-            return False
+        return self._renderer.knows_tools
 
     def render(self, chat: Conversation) -> str:
         """Return the prompt's text.
 
         Raises:
-            ChatTemplateError: the template refuses the conversation.
+            ChatTemplateError: the template refuses the conversation, in every form.
         """
-        messages, tools = chat.messages, chat.tools
-        has_calls = any(each.get("tool_calls") or each.get("role") == "tool" for each in messages)
-        if (tools or has_calls) and not self.knows_tools:
-            tool_format = self.tool_call_format or TOOL_CALL_FORMATS["json"]
-            messages, tools, has_calls = with_tools_as_text(messages, tools, tool_format), (), False
-        try:
-            return self._render(chat, messages, tools)
-        except ChatTemplateError as error:
-            if not has_calls:
-                raise
-            refusal = error
-        # A few templates write the arguments of calls as they come, and want their JSON text.
-        try:
-            return self._render(chat, [_with_arguments_as_text(each) for each in messages], tools)
-        except ChatTemplateError as error:
-            is_clearer = isinstance(error, ChatRefusedError) and not isinstance(refusal, ChatRefusedError)
-            raise error if is_clearer else refusal from None
-
-    def _render(self, chat: Conversation, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        template = self._tool_template if tools else self.template
-        return template.render(
-            messages, tools=tools, variables=chat.variables, add_generation_prompt=chat.add_generation_prompt
-        )
+        return self._renderer.fit(chat)[1]
 
     def encode(self, chat: Conversation, *, max_tokens: int | None = None) -> EncodedChat:
         """Return the prompt's ids. Nothing in messages, tools and variables becomes a control token.
@@ -199,42 +155,106 @@ class ChatEncoder:
             ChatTemplateError: the template refuses the conversation, or a role is no plain name.
             TextTooLongError: there are more than `max_tokens` ids.
         """
-        whole = self._read(self.render(chat))
-        own = self._own_words(chat, whole)
+        try:
+            change, text = self._renderer.fit(chat)
+        except ChatRenderingError:
+            own = self._read_hidden(chat)
+            if own is None:
+                raise
+            return EncodedChat(
+                token_ids=self._encode_pieces(own.plain_pieces(), max_tokens), reasoning=_reasoning_after(chat, own)
+            )
+        whole = self._read(text)
+        own = self._own_words(chat, whole, change)
+        reasoning = _reasoning_after(chat, own)
         # Not worth a try where messages spell control tokens; and a tokenizer may see more than the scanner does.
         if whole.control_ids == own.control_ids and not self._is_shifted(whole, own):
             token_ids = self._encoder.encode([whole.text], add_special_tokens=False, max_tokens=max_tokens)[0]
             if [token_id for token_id in token_ids if token_id in self._control_ids] == own.control_ids:
-                return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+                return EncodedChat(token_ids=token_ids, reasoning=reasoning)
         token_ids = self._encode_pieces(own.plain_pieces(), max_tokens)
-        return EncodedChat(token_ids=token_ids, reasoning=own.reasoning)
+        return EncodedChat(token_ids=token_ids, reasoning=reasoning)
 
-    def _own_words(self, chat: Conversation, whole: _Reading) -> _Reading:
+    def _own_words(self, chat: Conversation, whole: _Reading, change: Change) -> _Reading:
         """Return the text of `chat`, which is `whole`, with marks: what it spells, the template wrote.
 
         With every character of control tokens marked that is certain. But a template that looks for words in messages,
         or changes their letters, does not find them then: if that matters, only punctuation is marked, unless a control
-        token would be made of a message's letters between the template's punctuation.
+        token would be made of a message's letters between the template's punctuation. A template that takes the
+        thinking in earlier answers apart finds its marks, if it is certain that it writes all marks itself.
         """
         try:
-            strict = self._read_marked(chat, self._visible)
+            strict = self._read_marked(chat, self._visible, change)
         except ChatTemplateError:
-            return self._read_marked(chat, self._distinctive)
+            return self._read_marked(chat, self._distinctive, change)
         if strict.agrees_with(whole):
             return strict
-        readable = self._read_marked(chat, self._distinctive)
+        taken_apart = self._read_taken_apart(chat, change)
+        if taken_apart is not None:
+            return taken_apart
+        readable = self._read_marked(chat, self._distinctive, change)
         is_safe = strict.agrees_with(readable) or strict.words() != readable.words()
         return readable if is_safe else strict
 
-    def _read_marked(self, chat: Conversation, characters: Sequence[str]) -> _Reading:
-        marks = MessageMarks(characters, [*chat.messages, *chat.tools, chat.variables])
-        marked = Conversation(
+    def _read_taken_apart(self, chat: Conversation, change: Change) -> _Reading | None:
+        """Return a reading in which the template sees the marks of thinking in answers; None if one is a message's own.
+
+        A mark that it passes on would be there more often if the message had it twice, or in a piece of some length not
+        at all. So what all these readings have, the template writes itself.
+        """
+        if self.reasoning_format is None:
+            return None
+        texts = (self.reasoning_format.begin, self.reasoning_format.end)
+        if not any(holds_any(texts, message) for message in chat.messages):
+            return None
+        try:
+            seen, *others = (
+                self._read_marked(chat, self._visible, change, seen=SeenTexts(texts=texts, pattern=pattern))
+                for pattern in ("T", "TT", "T.T.", ".T.T")
+            )
+        except ChatTemplateError:
+            return None
+        return seen if all(seen.agrees_with(each) for each in others) else None
+
+    def _read_hidden(self, chat: Conversation) -> _Reading | None:
+        """Return a reading of a conversation that is refused because it spells control tokens, which are hidden.
+
+        gpt-oss's template does so. None if it spells none, or is refused all the same.
+        """
+        is_spelled = False
+
+        def look(text: str) -> str:
+            nonlocal is_spelled
+            is_spelled = is_spelled or any(isinstance(piece, SpecialToken) for piece in self._scanner.split(text))
+            return text
+
+        for value in (*chat.messages, *chat.tools):
+            map_text(value, look)
+        if not is_spelled:
+            return None
+        marks, marked = self._marked(chat, self._visible)
+        try:
+            return self._read(self._renderer.fit(marked)[1], marks)
+        except ChatRenderingError:
+            return None
+
+    def _read_marked(
+        self, chat: Conversation, characters: Sequence[str], change: Change, seen: SeenTexts | None = None
+    ) -> _Reading:
+        marks, marked = self._marked(chat, characters, seen)
+        return self._read(self._renderer.render(change(marked)), marks)
+
+    def _marked(
+        self, chat: Conversation, characters: Sequence[str], seen: SeenTexts | None = None
+    ) -> tuple[MessageMarks, Conversation]:
+        marks = MessageMarks(characters, [*chat.messages, *chat.tools, chat.variables], seen=seen)
+        marked = replace(
+            chat,
             messages=marks.mark(chat.messages),
             tools=[marks.mark_value(tool) for tool in chat.tools],
             variables={name: marks.mark_value(value) for name, value in chat.variables.items()},
-            add_generation_prompt=chat.add_generation_prompt,
         )
-        return self._read(self.render(marked), marks)
+        return marks, marked
 
     def _read(self, text: str, marks: MessageMarks | None = None) -> _Reading:
         pieces = list(self._scanner.split(text))
@@ -271,6 +291,11 @@ class ChatEncoder:
         return ReasoningState.MAY_BEGIN
 
 
+def _reasoning_after(chat: Conversation, reading: _Reading) -> ReasoningState:
+    # What is continued is the answer's text: thinking was before it.
+    return ReasoningState.NONE if chat.continue_final_message else reading.reasoning
+
+
 def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> list[SpecialToken]:
     """Return the special tokens, and the other added ones by which the template structures a prompt.
 
@@ -286,14 +311,3 @@ def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> li
 def _is_control(content: str, template_source: str) -> bool:
     is_written = content in template_source and _MARKER.fullmatch(content) is not None
     return is_written or _ALWAYS_CONTROL.fullmatch(content) is not None
-
-
-def _with_arguments_as_text(message: Message) -> Message:
-    calls: Any = message.get("tool_calls")
-    if not calls:
-        return message
-    as_text = [
-        {**call, "function": {**call["function"], "arguments": json_text(call["function"]["arguments"])}}
-        for call in calls
-    ]
-    return {**message, "tool_calls": as_text}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -47,7 +47,11 @@ class ChatTemplateError(ValueError):
     """The chat template cannot render these messages; the message says why, in the template's own words."""
 
 
-class ChatRefusedError(ChatTemplateError):
+class ChatRenderingError(ChatTemplateError):
+    """The chat template refuses these messages, or fails on them."""
+
+
+class ChatRefusedError(ChatRenderingError):
     """The chat template refuses these messages on purpose, by `raise_exception`."""
 
 
@@ -87,7 +91,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self.source = source
-        self.reserved_names = frozenset({"messages", "tools", "documents", "add_generation_prompt", *variables})
+        self.reserved_names = frozenset({"messages", "tools", "add_generation_prompt", *variables})
         self._template = environment.from_string(source)
         self._variables = dict(variables)
         self._max_characters = max_characters
@@ -105,7 +109,7 @@ class ChatTemplate:
         Args:
             messages: the conversation.
             tools: what the model may call, as OpenAI's API describes it.
-            variables: further variables of the template, such as `enable_thinking`.
+            variables: further variables of the template, such as `enable_thinking` and `documents`.
             add_generation_prompt: end the text where the answer begins.
 
         Raises:
@@ -116,13 +120,44 @@ class ChatTemplate:
             if name in self.reserved_names or not name.isidentifier():
                 raise ChatTemplateError(f"the template's variable `{name[:40]}` cannot be set; leave it out.")
         # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
-        plain_messages = [{key: map_text(value, str) for key, value in message.items()} for message in messages]
+        plain_messages = [_with_reasoning_by_all_names(self._without_null(message)) for message in messages]
         if self.takes_parts:
             plain_messages = [_with_parts(message) for message in plain_messages]
         plain_tools = [map_text(tool, str) for tool in tools] or None
         plain_variables = map_text(variables, str)
         return self._generate(
             {**plain_variables, "tools": plain_tools, "add_generation_prompt": add_generation_prompt}, plain_messages
+        )
+
+    def _without_null(self, message: Message) -> dict[str, Any]:
+        """Return a plain copy of `message` without fields that are null, as `transformers` gives it to templates.
+
+        Only calls without content have a null one where the template writes no others.
+        """
+        plain = {key: map_text(value, str) for key, value in message.items() if value is not None}
+        if plain.get("tool_calls") and not plain.get("content") and self._writes_calls_beside_null_alone:
+            plain["content"] = None
+        return plain
+
+    @cached_property
+    def _writes_calls_beside_null_alone(self) -> bool:
+        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+        message: dict[str, object] = {"role": "assistant", "tool_calls": [call]}
+        question: dict[str, object] = {"role": "user", "content": "Hi"}
+        return not self._writes_probe(question, {**message, "content": ""}) and self._writes_probe(
+            question, {**message, "content": None}
+        )
+
+    @cached_property
+    def dropped_roles(self) -> frozenset[str]:
+        """The roles besides the user's and the assistant's whose messages the template leaves out without a word."""
+        question: dict[str, object] = {"role": "user", "content": "Hi"}
+        return frozenset(
+            role
+            for role in ("system", "developer", "function")
+            if self._renders(said := {**question, "role": role, "content": _PROBE}, question)
+            and not self._writes_probe(said, question)
+            and not (self.takes_parts and self._writes_probe(_with_parts(said), _with_parts(question)))
         )
 
     @cached_property
@@ -134,17 +169,24 @@ class ChatTemplate:
         message: dict[str, object] = {"role": "user", "content": _PROBE}
         return not self._writes_probe(message) and self._writes_probe(_with_parts(message))
 
-    def _writes_probe(self, message: dict[str, object]) -> bool:
+    def _writes_probe(self, *messages: dict[str, object]) -> bool:
+        return _PROBE in (self._try(messages) or "")
+
+    def _renders(self, *messages: dict[str, object]) -> bool:
+        return self._try(messages) is not None
+
+    def _try(self, messages: Sequence[dict[str, object]]) -> str | None:
         try:
-            return _PROBE in self._generate({"tools": None, "add_generation_prompt": True}, [message])
+            return self._generate({"tools": None, "add_generation_prompt": True}, list(messages))
         except ChatTemplateError:
-            return False
+            return None
 
     def _generate(self, variables: dict[str, object], messages: list[dict[str, Any]]) -> str:
         pieces: list[str] = []
         room = self._max_characters
         try:
-            for piece in self._template.generate(**variables, **self._variables, messages=messages, documents=None):
+            named = {"documents": None, **variables, **self._variables, "messages": messages}
+            for piece in self._template.generate(**named):
                 pieces.append(piece)
                 room -= len(piece)
                 if room < 0:
@@ -158,7 +200,7 @@ class ChatTemplate:
             ArithmeticError,
             RecursionError,
         ) as error:
-            error_type = ChatRefusedError if isinstance(error, _RaisedByTemplateError) else ChatTemplateError
+            error_type = ChatRefusedError if isinstance(error, _RaisedByTemplateError) else ChatRenderingError
             raise error_type(f"the chat template cannot render these messages: {error}") from error
         if room < 0:
             raise ChatTemplateError(
@@ -166,6 +208,13 @@ class ChatTemplate:
                 "shorter ones."
             )
         return "".join(pieces)
+
+
+def _with_reasoning_by_all_names(message: dict[str, Any]) -> dict[str, Any]:
+    """Return `message` with what was thought under the name that templates read, and for gpt-oss's as `thinking`."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,4 +290,4 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now(tz=UTC).astimezone().strftime(pattern)
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - local time without a zone, as transformers gives it

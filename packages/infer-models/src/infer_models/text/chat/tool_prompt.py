@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from infer_models.text.chat.call_arguments import arguments_text
 from infer_models.text.chat.formats import ToolCallFormat
-from infer_models.text.chat.template import Message, json_text
+from infer_models.text.chat.template import Message, Tool, json_text
 
 
 def with_tools_as_text(
@@ -37,20 +38,37 @@ def with_tools_as_text(
     return list(written)
 
 
+def complete(tool: Tool) -> Tool:
+    """Return `tool` with what templates may ask of every tool, though clients may leave it out."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return tool
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    missing = {name: value for name, value in empty.items() if function.get(name) is None}
+    return {**tool, "function": {**function, **missing}} if missing else tool
+
+
+def _essence(tool: Tool) -> Mapping[str, Any]:
+    function: Any = complete(tool).get("function")
+    return {name: function[name] for name in ("name", "description", "parameters")} if function else tool
+
+
 def _calls_of(message: Message) -> list[dict[str, Any]]:
     calls: Any = message.get("tool_calls")
     return list(calls or ())
 
 
 def _with_calls(content: str, calls: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat) -> str:
-    texts = [tool_format.write(call["function"]["name"], json_text(call["function"]["arguments"])) for call in calls]
+    texts = [
+        tool_format.write(call["function"]["name"], arguments_text(call["function"]["arguments"])) for call in calls
+    ]
     return "\n".join(filter(None, [content, *texts]))
 
 
 def _describe(
     tools: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat, messages: list[dict[str, object]]
 ) -> None:
-    functions = "\n".join(json_text(tool["function"]) for tool in tools)
+    functions = "\n".join(json_text(_essence(tool)) for tool in tools)
     call = tool_format.write("NAME", "{...}")
     text = f"You can call these functions:\n{functions}\nTo call one, answer with exactly this: {call}"
     if messages and messages[0].get("role") == "system":

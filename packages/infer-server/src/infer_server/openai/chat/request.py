@@ -9,17 +9,18 @@ from typing import Annotated, Any
 from infer_engine.protocol import GenerateRequest
 from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
-from infer_server.openai.chat.tool_fields import (
-    TOOL_CHOICE,
-    TOOLS,
-    NamedToolChoice,
-    ToolDefinition,
-    tool_settings,
-)
+from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
 from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.generation_fields import GenerationFields, sampling_params
-from infer_server.openai.shared_fields import ChatTemplateKwargs, ParallelToolCalls, ReasoningEffort
+from infer_server.openai.shared_fields import (
+    AddGenerationPrompt,
+    ChatTemplateKwargs,
+    ContinueFinalMessage,
+    ParallelToolCalls,
+    ReasoningEffort,
+)
 from infer_server.openai.structured_outputs import ResponseFormat
+from infer_server.openai.tool_choice import TOOL_CHOICE
 from infer_server.openai.validation import check_model, check_range, out_of_range
 
 MAX_TOP_LOGPROBS = 20
@@ -41,11 +42,13 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),
     ] = None
     response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
-    tools: Annotated[list[ToolDefinition] | None, TOOLS] = None
-    tool_choice: Annotated[str | NamedToolChoice | None, TOOL_CHOICE] = None
+    tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, TOOL_CHOICE] = None
     parallel_tool_calls: ParallelToolCalls = None
     reasoning_effort: ReasoningEffort = None
     chat_template_kwargs: ChatTemplateKwargs = None
+    add_generation_prompt: AddGenerationPrompt = None
+    continue_final_message: ContinueFinalMessage = None
     prompt_cache_key: Annotated[str | None, described("Accepted without effect.")] = None
     safety_identifier: Annotated[str | None, described("Accepted without effect.")] = None
     audio: Annotated[Any, restricted("Only null.")] = None
@@ -74,6 +77,8 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
     """
     prompt = chat_prompt(
         body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
         **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         template_kwargs=template_kwargs_of(_effort(body), body.chat_template_kwargs),
     )

@@ -5,13 +5,12 @@ from typing import Any
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
-from infer_engine.protocol import Engine, GenerateRequest
+from infer_engine.protocol import ChatPrompt, Engine, GenerateRequest
 from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventEncoder, plain_event
 from infer_server.openai.chat.request import ChatBody, chat_request
 from infer_server.openai.chat.response import ChatChunkBuilder, ChatCompletion, ChatResponseBuilder
-from infer_server.openai.chat.tool_fields import NamedToolChoice
 from infer_server.openai.chunked_endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
 from infer_server.openai.response_head import ResponseHead, new_response_head
 from infer_server.openapi import error_responses, operation_with_body
@@ -64,7 +63,7 @@ class _ChatEndpoint(ChunkedEndpoint[ChatBody, ChatCompletion]):
 
     async def chunk_builder(self, accepted: AcceptedRequest[ChatBody]) -> ChatChunkBuilder:
         return ChatChunkBuilder(
-            self._head(), token_bytes=self._engine.token_bytes, names_tool=_names_tool(accepted.body)
+            self._head(), token_bytes=self._engine.token_bytes, names_tool=_names_tool(accepted.requests)
         )
 
     async def response_builder(self, accepted: AcceptedRequest[ChatBody]) -> ChatResponseBuilder:
@@ -72,12 +71,12 @@ class _ChatEndpoint(ChunkedEndpoint[ChatBody, ChatCompletion]):
             self._head(),
             num_choices=len(accepted.streams),
             token_bytes=self._engine.token_bytes,
-            names_tool=_names_tool(accepted.body),
+            names_tool=_names_tool(accepted.requests),
         )
 
     def _head(self) -> ResponseHead:
         return new_response_head("chatcmpl", served_model=self._served_model)
 
 
-def _names_tool(body: ChatBody) -> bool:
-    return isinstance(body.tool_choice, NamedToolChoice)
+def _names_tool(requests: list[GenerateRequest]) -> bool:
+    return any(isinstance(each.prompt, ChatPrompt) and each.prompt.tool_name is not None for each in requests)

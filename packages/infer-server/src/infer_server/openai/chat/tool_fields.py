@@ -1,31 +1,27 @@
-"""The fields of a chat that are about tools: what may be called, what must be, and what was."""
+"""The fields of a chat that are about tools: what may be called, and what was."""
 
-from typing import Annotated, TypedDict
+from collections.abc import Collection
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import Tool, ToolCall
-from infer_engine.protocol.chat import ToolChoice
 from infer_server.errors import missing
-from infer_server.generation.tools import (
-    MAX_TOOLS,
-    TOOL_CHOICES,
-    TOOL_NAME_PATTERN,
-    check_forced_tool,
-    check_tool_name,
-    check_tools,
-    checked_choice,
-    read_arguments,
-)
+from infer_server.generation.history import read_arguments
+from infer_server.generation.tools import MAX_TOOLS, check_tools
 from infer_server.openai.fields import described
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
+from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
+from infer_server.openai.typed_objects import decode_object, object_type
 from infer_server.openai.validation import unsupported
+from infer_server.openapi import schema_of
 
 _FUNCTION = {"enum": ["function"]}
 
 
-class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A function that the model may call."""
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call. Unknown fields are passed over."""
 
     name: ToolName
     description: ToolDescription = None
@@ -33,61 +29,48 @@ class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     strict: ToolStrict = None
 
 
-class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool of the client."""
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the client. Unknown fields, such as `cache_control`, are passed over."""
 
     type: Annotated[str, described("Only `function`.", **_FUNCTION)]
     function: FunctionDefinition
 
 
-class FunctionName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names a function of `tools`."""
-
-    name: Annotated[str, described("Its name.", pattern=TOOL_NAME_PATTERN)]
-
-
-class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The function that must be called."""
-
-    type: Annotated[str, described("Only `function`.", **_FUNCTION)]
-    function: FunctionName
-
-
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function and the arguments that it was called with."""
 
-    name: Annotated[str, described("Its name.", pattern=TOOL_NAME_PATTERN)]
-    arguments: Annotated[str, described("The JSON text of an object.")]
+    name: Annotated[str, described("Its name.")]
+    arguments: Annotated[
+        str | dict[str, Any] | None,
+        described("The JSON text of an object, or the object; what a cut-off call has is taken as it is."),
+    ] = None
 
 
-class ToolCallField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call of an earlier answer, as it came."""
+class CustomCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that takes a text, and the text."""
 
-    id: Annotated[str, described("What the message with its result names.")]
-    type: Annotated[str, described("Only `function`.", **_FUNCTION)] = "function"
-    function: CalledFunction
-    index: Annotated[int | None, described("Accepted without effect.")] = None
+    name: Annotated[str, described("Its name.")]
+    input: Annotated[str | None, described("The text.")] = None
 
 
-TOOLS = described("What the model may call.", maxItems=MAX_TOOLS)
-TOOL_CHOICE = described(
-    "`auto` lets the model choose, `required` makes it call, a function must be called, `none` hides the tools; `auto` "
-    "if left out.",
-    anyOf=[{"enum": list(TOOL_CHOICES)}, {"type": "object"}, {"type": "null"}],
+class ToolCallField(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an earlier answer, as it came. Unknown fields are passed over."""
+
+    id: Annotated[str | None, described("What the message with its result names; may be left out.")] = None
+    type: Annotated[str | None, described("`function` or `custom`.")] = None
+    function: Annotated[CalledFunction | UnsetType, described("The function that was called.")] = UNSET
+    custom: Annotated[CustomCall | None, described("The tool of the type `custom` that was called.")] = None
+
+
+TOOLS = described(
+    "What the model may call; templates get it as it is.",
+    oneOf=[{"type": "array", "maxItems": MAX_TOOLS, "items": schema_of(ToolDefinition)}, {"type": "null"}],
 )
-
-
-class ToolSettings(TypedDict):
-    """The part of a `ChatPrompt` that is about tools."""
-
-    tools: tuple[Tool, ...]
-    tool_choice: ToolChoice
-    tool_name: str | None
-    parallel_tool_calls: bool
+_OF_PROXIES = ("cache_control",)
 
 
 def tool_settings(
-    tools: list[ToolDefinition] | None, choice: str | NamedToolChoice | None, *, parallel: bool | None
+    tools: list[dict[str, Any]] | None, choice: ToolChoiceField, *, parallel: bool | None
 ) -> ToolSettings:
     """Return what a `ChatPrompt` says of tools.
 
@@ -95,49 +78,45 @@ def tool_settings(
         ApiError: 400: a tool or the choice among them is wrong.
     """
     places = [f"tools[{index}].function" for index in range(len(tools or ()))]
-    for index, tool in enumerate(tools or ()):
-        _check_type(tool.type, f"tools[{index}].type")
-    offered = tuple(
-        Tool(
-            name=tool.function.name,
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-            strict=bool(tool.function.strict),
-        )
-        for tool in tools or ()
-    )
+    offered = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
     check_tools(offered, places=places)
-    name = None
-    if isinstance(choice, NamedToolChoice):
-        _check_type(choice.type, "tool_choice.type")
-        name, choice = choice.function.name, "required"
-        check_forced_tool(name, offered, param="tool_choice")
-    return ToolSettings(
-        tools=offered,
-        tool_choice=checked_choice(choice or "auto", offered),
-        tool_name=name,
-        parallel_tool_calls=parallel is not False,
+    return tool_settings_of(choice, offered, parallel=parallel)
+
+
+def _tool(given: dict[str, Any], at: str) -> Tool:
+    kind = object_type(given, at=at)
+    if kind not in (None, "function"):
+        raise unsupported(f"{at}.type", kind, send="`function`")
+    function = decode_object(given, ToolDefinition, at=at).function
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+        definition=_without(_OF_PROXIES, {**given, "function": _without(_OF_PROXIES, given["function"])}),
     )
 
 
-def tool_calls(calls: list[ToolCallField] | None, at: str) -> tuple[ToolCall, ...]:
-    """Return the calls of an assistant's message.
+def _without(names: Collection[str], fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def tool_calls(calls: list[ToolCallField] | None, older: CalledFunction | None, at: str) -> tuple[ToolCall, ...]:
+    """Return the calls of an assistant's message at the place `at`; `older` is its `function_call`.
 
     Raises:
-        ApiError: 400: one of another type, without an id, or with arguments that are no JSON object.
+        ApiError: 400: one without a function.
     """
-    read = []
-    for index, call in enumerate(calls or ()):
-        place = f"{at}[{index}]"
-        _check_type(call.type, f"{place}.type")
-        if not call.id:
-            raise missing(f"{place}.id")
-        check_tool_name(call.function.name, param=f"{place}.function.name")
-        arguments = read_arguments(call.function.arguments, param=f"{place}.function.arguments")
-        read.append(ToolCall(id=call.id, name=call.function.name, arguments=arguments))
+    read = [_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls or ())]
+    if older is not None and not read:
+        read.append(ToolCall(id="", name=older.name, arguments=read_arguments(older.arguments)))
     return tuple(read)
 
 
-def _check_type(kind: str, param: str) -> None:
-    if kind != "function":
-        raise unsupported(param, kind, send="`function`")
+def _call(call: ToolCallField, at: str) -> ToolCall:
+    if call.function is not UNSET:
+        called = call.function
+        return ToolCall(id=call.id or "", name=called.name, arguments=read_arguments(called.arguments))
+    if call.custom is not None:
+        return ToolCall(id=call.id or "", name=call.custom.name, arguments={"input": call.custom.input or ""})
+    raise missing(f"{at}.{'custom' if call.type == 'custom' else 'function'}")

@@ -20,7 +20,13 @@ from infer_engine.protocol import RequestStream, StepOutput
 from infer_server.errors import ApiError, ErrorReply
 from infer_server.generation.answer_blocks import AnswerBlock, BlockEnded, BlockGrown, BlockKind, BlockStarted
 from infer_server.generation.failures import raise_if_unfinished
-from infer_server.openai.responses.response import ResponseBuilder, ResponseObject, output_part
+from infer_server.openai.responses.response import (
+    CustomToolCallItem,
+    FunctionCallItem,
+    ResponseBuilder,
+    ResponseObject,
+    output_part,
+)
 
 # By kind of block: the name of the events about its text, and what they have beside it. An item has one part at most.
 _TEXT_EVENTS: dict[BlockKind, str] = {
@@ -28,6 +34,7 @@ _TEXT_EVENTS: dict[BlockKind, str] = {
     "text": "response.output_text",
     "tool_call": "response.function_call_arguments",
 }
+_CUSTOM_EVENTS = "response.custom_tool_call_input"
 _BESIDE_TEXT: dict[BlockKind, dict[str, Any]] = {
     "reasoning": {"content_index": 0},
     "text": {"content_index": 0, "logprobs": []},
@@ -78,7 +85,8 @@ class ResponseEvents:
                 case BlockStarted(block):
                     yield from self._start(block)
                 case BlockGrown(block, text):
-                    yield self._text_event(block, "delta", delta=text)
+                    if not self._builder.takes_text(block):  # whose arguments are no part of its text
+                        yield self._text_event(block, "delta", delta=text)
                 case BlockEnded(block):
                     yield from self._end(block)
         if output.finished:
@@ -90,10 +98,16 @@ class ResponseEvents:
         yield from self._part_event(block, "added", text="")
 
     def _end(self, block: AnswerBlock) -> Iterator[bytes]:
-        whole = {"name": block.name, "arguments": block.text} if block.kind == "tool_call" else {"text": block.text}
-        yield self._text_event(block, "done", **whole)
-        yield from self._part_event(block, "done", text=block.text)
         item = self._builder.ended_item(block)
+        match item:
+            case CustomToolCallItem(input=text):
+                yield self._text_event(block, "delta", delta=text)
+                yield self._text_event(block, "done", input=text)
+            case FunctionCallItem(name=name, arguments=arguments):
+                yield self._text_event(block, "done", name=name, arguments=arguments)
+            case _:
+                yield self._text_event(block, "done", text=block.text)
+        yield from self._part_event(block, "done", text=block.text)
         yield self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _last(self, output: StepOutput) -> bytes:
@@ -107,7 +121,8 @@ class ResponseEvents:
 
     def _text_event(self, block: AnswerBlock, change: str, /, **fields: str) -> bytes:
         place = {"item_id": self._builder.item_id(block), "output_index": block.index}
-        return self._event(f"{_TEXT_EVENTS[block.kind]}.{change}", **place, **_BESIDE_TEXT[block.kind], **fields)
+        kind = _CUSTOM_EVENTS if self._builder.takes_text(block) else _TEXT_EVENTS[block.kind]
+        return self._event(f"{kind}.{change}", **place, **_BESIDE_TEXT[block.kind], **fields)
 
     def _part_event(self, block: AnswerBlock, change: str, *, text: str) -> Iterator[bytes]:
         if block.kind == "tool_call":

@@ -8,16 +8,19 @@ reasoning, message, function_call, function_call | function_call_output, functio
 ```
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
-from infer_server.errors import ApiError, missing, shorten
-from infer_server.generation.tools import TOOL_NAME_PATTERN, check_results, check_tool_name, read_arguments
+from infer_server.errors import ApiError, shorten
+from infer_server.generation.history import read_arguments, with_call_ids
+from infer_server.openai.content_parts import ContentPart, read_content
 from infer_server.openai.fields import described
-from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
+from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
+from infer_server.openai.responses.tool_fields import full_name
+from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.validation import no_text, out_of_range, unsupported
 from infer_server.openapi import schema_of
 
@@ -28,46 +31,41 @@ _TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "a
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message, or of a call's result."""
-
-    type: Annotated[str, described("Text only.", enum=list(_TEXT_PARTS))]
-    text: Annotated[str | None, described("Required.", type="string")] = None
-
-
-# Decoding allows that `text` is missing, so that the error for an unsupported type comes first.
-DocumentedPart = Annotated[ContentPart, msgspec.Meta(extra_json_schema={"required": ["type", "text"]})]
-
-
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True):
     """A message. A reply's message can be sent back unchanged."""
 
     type: Literal["message"] | None = None
     role: Annotated[str, described("The author; `developer` is the same as `system`.", enum=sorted(_TEMPLATE_ROLES))]
-    content: Annotated[str | list[DocumentedPart], described("Text, or parts of it, which are joined.")]
+    content: Annotated[
+        str | list[str | ContentPart] | None, described("Text, or parts of it, which are joined. Null is no text.")
+    ]
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True):
     """A call of an earlier answer, as it came."""
 
     type: Literal["function_call"]
-    call_id: Annotated[str, described("What the item with its result names.", minLength=1)]
-    name: Annotated[str, described("The function's name.", pattern=TOOL_NAME_PATTERN)]
-    arguments: Annotated[str, described("The JSON text of an object.")]
+    call_id: Annotated[str | None, described("What the item with its result names.")] = None
+    name: Annotated[str, described("The function's name.")]
+    namespace: Annotated[str | None, described("That of the function, if it has one.")] = None
+    arguments: Annotated[
+        str | dict[str, Any] | None,
+        described("The JSON text of an object, or the object; what a cut-off call has is taken as it is."),
+    ] = None
 
 
 class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a call that an item before it makes."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
-    call_id: Annotated[str, described("The call.", minLength=1)]
-    output: Annotated[str | list[DocumentedPart], described("Text, or parts of it, which are joined.")]
+    call_id: Annotated[str | None, described("The call.")] = None
+    output: Annotated[str | list[str | ContentPart] | None, described("Text, or parts of it, which are joined.")]
 
 
 class ReasoningPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of what the assistant thought."""
 
-    text: str
+    text: str | None = None
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +83,8 @@ _ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionCallOutputItem |
     "reasoning": ReasoningItem,
 }
 _REFERENCE = "item_reference"
-_MISPLACED_PARTS = ("input_text", "output_text", "text", "input_image", "input_audio", "input_file", "image_url")
+_MISPLACED = (*_TEXT_PARTS, "input_image", "input_audio", "input_file", "image_url", "computer_call_output")
+_NOT_DROPPED = (*_ITEMS, *PROVIDER_ITEMS, *_MISPLACED, _REFERENCE)
 
 INPUT = described(
     "A user's text, or the conversation so far.",
@@ -96,7 +95,11 @@ INPUT = described(
             "minItems": 1,
             "maxItems": MAX_ITEMS,
             "items": {
-                "anyOf": [*map(schema_of, _ITEMS.values()), dropped_object([*_ITEMS, _REFERENCE, *_MISPLACED_PARTS])]
+                "anyOf": [
+                    *map(schema_of, _ITEMS.values()),
+                    schema_of(ProviderItem),
+                    dropped_object(_NOT_DROPPED),
+                ]
             },
         },
     ],
@@ -113,10 +116,9 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
         ApiError: 400: there is no message, or too many items, or an item is wrong or not supported.
     """
     messages = [ChatMessage(role="user", content=given)] if isinstance(given, str) else _messages(given)
-    check_results(messages, param="input")
     leading = _num_leading_system(messages)
     texts = [instructions] if instructions else []
-    texts += [message.content for message in messages[:leading]]
+    texts += [message.content or "" for message in messages[:leading]]
     system = [ChatMessage(role="system", content="\n\n".join(texts))] if texts else []
     return (*system, *messages[leading:])
 
@@ -127,7 +129,7 @@ def _messages(given: list[dict[str, Any]]) -> list[ChatMessage]:
     conversation = _Conversation()
     for index, item in enumerate(given):
         conversation.add(item, f"input[{index}]")
-    messages = conversation.end()
+    messages = list(with_call_ids(conversation.end()))
     if not messages:
         raise ApiError(400, "`input` has no message; send at least one.", code="empty_prompt", param="input")
     return messages
@@ -158,24 +160,29 @@ class _Conversation:
             kind = "message"
         if kind == _REFERENCE:
             raise unsupported(f"{at}.type", kind, send="the item itself: the server keeps none")
-        if kind in _MISPLACED_PARTS:
+        if kind in _MISPLACED:
             raise _misplaced(kind, at)
+        if kind in PROVIDER_ITEMS:
+            self._add_call_and_result(*read_provider_item(item, at=at))
         if kind not in _ITEMS:
             return
         match decode_object(item, _ITEMS[kind], at=at):
             case MessageItem(role="assistant", content=content):
-                self._add_text(_text(content, f"{at}.content"))
+                said = read_content(content, f"{at}.content", is_answer=True, send="input_text", param_end=".type")
+                self._add_reasoning([said.thoughts])
+                self._add_text(said.text)
             case MessageItem(role=role, content=content):
                 self._close()
-                text = _text(content, f"{at}.content")
+                text = read_content(content, f"{at}.content", send="input_text", param_end=".type").text
                 self._messages.append(ChatMessage(role=_template_role(role, at), content=text))
-            case FunctionCallItem() as call:
-                self._calls.append(_call(call, at))
+            case FunctionCallItem(call_id=call_id, name=name, namespace=namespace, arguments=given):
+                name = full_name(namespace, name)
+                self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(given)))
             case FunctionCallOutputItem(call_id=call_id, output=output):
-                self._close()
-                self._messages.append(_result(call_id, _text(output, f"{at}.output"), at))
+                text = read_content(output, f"{at}.output", send="input_text", param_end=".type").text
+                self._add_call_and_result(None, ChatMessage(role="tool", content=text, tool_call_id=call_id))
             case ReasoningItem() as reasoning:
-                self._add_reasoning(reasoning)
+                self._add_reasoning(part.text or "" for part in reasoning.content or reasoning.summary or ())
 
     def end(self) -> list[ChatMessage]:
         """Return the messages, after the last item."""
@@ -188,12 +195,19 @@ class _Conversation:
             self._close()
         self._texts.append(text)
 
-    def _add_reasoning(self, item: ReasoningItem) -> None:
-        if self._texts and not self._calls:
+    def _add_call_and_result(self, call: ToolCall | None, result: ChatMessage | None) -> None:
+        if call is not None:
+            self._calls.append(call)
+        if result is not None:
             self._close()
-        texts = [part.text for part in item.content or item.summary or ()]
-        if any(texts):
-            self._reasoning.append("\n\n".join(texts))
+            self._messages.append(result)
+
+    def _add_reasoning(self, texts: Iterable[str]) -> None:
+        found = list(filter(None, texts))
+        if found and self._texts and not self._calls:
+            self._close()
+        if found:
+            self._reasoning.append("\n\n".join(found))
 
     def _close(self) -> None:
         """End the assistant's message. Reasoning that led to nothing is left out."""
@@ -216,35 +230,8 @@ def _template_role(role: str, at: str) -> str:
     return _TEMPLATE_ROLES[role]
 
 
-def _call(item: FunctionCallItem, at: str) -> ToolCall:
-    if not item.call_id:
-        raise missing(f"{at}.call_id")
-    check_tool_name(item.name, param=f"{at}.name")
-    return ToolCall(id=item.call_id, name=item.name, arguments=read_arguments(item.arguments, param=f"{at}.arguments"))
-
-
-def _result(call_id: str, text: str, at: str) -> ChatMessage:
-    if not call_id:
-        raise missing(f"{at}.call_id")
-    return ChatMessage(role="tool", content=text, tool_call_id=call_id)
-
-
 def _misplaced(kind: str, at: str) -> ApiError:
     if kind not in _TEXT_PARTS:
         return no_text(at, kind, send="input_text")
     message = f"`{at}.type` is `{kind}`, which is a part of a message; send it in the `content` of a message."
     return ApiError(400, message, code="unsupported_value", param=f"{at}.type")
-
-
-def _text(content: str | list[ContentPart], at: str) -> str:
-    return content if isinstance(content, str) else "".join(_part_texts(content, at))
-
-
-def _part_texts(parts: list[ContentPart], at: str) -> Iterator[str]:
-    """Yield the text of each part. A body can have hundreds of thousands of parts, so each must cost little."""
-    for index, part in enumerate(parts):
-        if part.type not in _TEXT_PARTS:
-            raise no_text(f"{at}[{index}]", part.type, send="input_text")
-        if part.text is None:
-            raise missing(f"{at}[{index}].text")
-        yield part.text

@@ -13,7 +13,7 @@ from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwa
 from infer_server.openai.fields import check_restricted, described, restricted
 from infer_server.openai.responses.input_items import INPUT, conversation_of
 from infer_server.openai.responses.text_format import TextField, structured_outputs
-from infer_server.openai.responses.tool_fields import TOOL_CHOICE, TOOLS, tool_settings
+from infer_server.openai.responses.tool_fields import TOOLS, tool_settings
 from infer_server.openai.shared_fields import (
     ChatTemplateKwargs,
     MinP,
@@ -26,6 +26,7 @@ from infer_server.openai.shared_fields import (
     TopK,
     TopP,
 )
+from infer_server.openai.tool_choice import TOOL_CHOICE
 from infer_server.openai.validation import check_model, out_of_range, refused_value
 
 _NO_EFFECT = described("Accepted without effect.")
@@ -108,8 +109,7 @@ def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequ
     _check_stateless(body)
     prompt = ChatPrompt(
         messages=conversation_of(body.input, instructions=body.instructions),
-        **tool_settings(body.tools, body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
         template_kwargs=template_kwargs_of(_effort(body.reasoning), body.chat_template_kwargs),
     )
     check_model(body.model, served_model=served_model)

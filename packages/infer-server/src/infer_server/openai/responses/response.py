@@ -5,18 +5,21 @@ import time
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import FinishReason, StepOutput
 from infer_server.generation.answer_blocks import AnswerBlock, AnswerBlocks, BlockEvent, BlockKind
+from infer_server.generation.history import read_arguments
 from infer_server.openai.responses.request import ResponsesBody
 from infer_server.openai.responses.text_format import ANY_TEXT, TextField
-from infer_server.openai.responses.tool_fields import function_tools
+from infer_server.openai.responses.tool_fields import INPUT, callable_tools
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 _ID_BYTES = 24
 _ID_PREFIXES: dict[BlockKind, str] = {"reasoning": "rs", "text": "msg", "tool_call": "fc"}
+_CUSTOM_PREFIX = "ctc"
 _CUT_SHORT = (None, FinishReason.LENGTH, FinishReason.ABORT)
 
 
@@ -59,11 +62,22 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
     status: ItemStatus
 
 
-OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+class CustomToolCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="custom_tool_call"):
+    """A call that the client shall make of a tool that takes a text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,13 +164,14 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseBuilder:
     """Builds the response to one request, at any time between its first and its last output."""
 
-    __slots__ = ("_answer", "_created_at", "_id", "_item_ids", "_last", "_settings")
+    __slots__ = ("_answer", "_created_at", "_id", "_item_ids", "_last", "_settings", "_tools")
 
     def __init__(self, body: ResponsesBody, *, served_model: str) -> None:
         """Begin the response to `body` at this moment."""
         self._id = _new_id("resp")
         self._created_at = int(time.time())
         self._settings = _settings(body) | {"model": served_model}
+        self._tools = {each.tool.name: each for each in callable_tools(body.tools)}
         self._answer = AnswerBlocks()
         self._item_ids: list[str] = []
         self._last: StepOutput | None = None
@@ -166,12 +181,19 @@ class ResponseBuilder:
         self._last = output
         changes = list(self._answer.add(output))
         new_blocks = self._answer.blocks[len(self._item_ids) :]
-        self._item_ids += [_new_id(_ID_PREFIXES[block.kind]) for block in new_blocks]
+        self._item_ids += [
+            _new_id(_CUSTOM_PREFIX if self.takes_text(block) else _ID_PREFIXES[block.kind]) for block in new_blocks
+        ]
         return changes
 
     def item_id(self, block: AnswerBlock) -> str:
         """Return the id of the item that `block` is."""
         return self._item_ids[block.index]
+
+    def takes_text(self, block: AnswerBlock) -> bool:
+        """Return whether `block` is a call of a tool that takes a text."""
+        tool = self._tools.get(block.name) if block.kind == "tool_call" else None
+        return tool is not None and tool.is_custom
 
     def begun_item(self, block: AnswerBlock) -> OutputItem:
         """Return the item of `block` as it began: without content."""
@@ -232,15 +254,30 @@ class ResponseBuilder:
             **self._settings,
         )
 
-    def _call_item(self, block: AnswerBlock, *, arguments: str, status: ItemStatus) -> FunctionCallItem:
+    def _call_item(self, block: AnswerBlock, *, arguments: str, status: ItemStatus) -> OutputItem:
+        item_id, tool = self.item_id(block), self._tools.get(block.name)
+        if tool is not None and tool.is_custom:
+            text = text_input(arguments)
+            return CustomToolCallItem(id=item_id, call_id=block.call_id, name=tool.name, input=text, status=status)
         return FunctionCallItem(
-            id=self.item_id(block), call_id=block.call_id, name=block.name, arguments=arguments, status=status
+            id=item_id,
+            call_id=block.call_id,
+            name=block.name if tool is None else tool.name,
+            namespace=UNSET if tool is None or tool.namespace is None else tool.namespace,
+            arguments=arguments,
+            status=status,
         )
 
     def _status(self, block: AnswerBlock) -> ItemStatus:
         assert self._last is not None, "a block comes with an output"
         is_last = block is self._answer.blocks[-1]
         return "incomplete" if is_last and self._last.finish_reason in _CUT_SHORT else "completed"
+
+
+def text_input(arguments: str) -> str:
+    """Return the text in the arguments of a tool that takes one; what was cut off is returned as the model wrote it."""
+    read = read_arguments(arguments)
+    return read if isinstance(read, str) else str(read.get(INPUT, ""))
 
 
 def output_part(kind: Literal["reasoning", "text"], text: str) -> ReasoningText | OutputText:
@@ -262,9 +299,12 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": [
             OfferedTool(
-                name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict)
+                name=each.tool.name,
+                description=each.tool.description,
+                parameters=each.tool.parameters,
+                strict=each.tool.strict,
             )
-            for tool in function_tools(body.tools)
+            for each in callable_tools(body.tools)
         ],
         "top_p": 1.0 if body.top_p is None else body.top_p,
     }

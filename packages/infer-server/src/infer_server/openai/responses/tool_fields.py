@@ -1,28 +1,32 @@
-"""The fields of a response that are about tools: what may be called, and what must be."""
+"""The tools of a response: what may be called, and what its client calls it.
 
-from typing import Annotated, Any, Literal, TypeVar
+The model sees functions only: a tool that takes a text is one with the argument `input`, and the functions of a
+namespace have its name before their own. Their calls come back as the client knows them.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from infer_engine.protocol import Tool
 from infer_server.errors import missing
-from infer_server.generation.tools import (
-    MAX_TOOLS,
-    TOOL_CHOICES,
-    TOOL_NAME_PATTERN,
-    check_forced_tool,
-    check_tools,
-    checked_choice,
-)
+from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_tools
 from infer_server.openai.fields import described
-from infer_server.openai.responses.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
+from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
+from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
-_FUNCTION = "function"
-
-T = TypeVar("T", bound=msgspec.Struct)
+_FUNCTION, _CUSTOM, _NAMESPACE = _KNOWN = ("function", "custom", "namespace")
+INPUT = "input"
+_INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
 
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,105 +39,117 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     strict: ToolStrict = None
 
 
-class NamedFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """The function that must be called."""
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that takes a text. The model is told of a grammar; it is not held to it."""
 
-    type: Literal["function"]
-    name: Annotated[str, described("Its name.", pattern=TOOL_NAME_PATTERN)]
+    type: Literal["custom"]
+    name: ToolName
+    description: ToolDescription = None
+    format: Annotated[dict[str, Any] | None, described("What the text looks like.")] = None
 
 
-class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
-    """Those of `tools` that may be called now."""
+class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions under one name."""
 
-    type: Literal["allowed_tools"]
-    mode: Annotated[Literal["auto", "required"], described("`auto` lets the model choose, `required` makes it call.")]
-    tools: Annotated[
-        list[dict[str, Any]],
-        described(
-            "Their types and names.",
-            oneOf=[{"type": "array", "items": {"anyOf": [schema_of(NamedFunction), dropped_object([_FUNCTION])]}}],
-        ),
-    ]
+    type: Literal["namespace"]
+    name: Annotated[str, described("Comes before the names of its functions.", pattern=TOOL_NAME_PATTERN)]
+    description: ToolDescription = None
+    tools: Annotated[list[dict[str, Any]], described("Its functions.", items=schema_of(FunctionTool))]
+
+
+class CallableTool(NamedTuple):
+    """A tool as the model sees it, and as the client knows it; `place` is that in the body."""
+
+    tool: Tool
+    place: str
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
 
 
 TOOLS = described(
-    "What the model may call. Only functions: tools of other types are accepted without effect.",
+    "What the model may call: functions, tools that take a text, and namespaces of functions. Others are accepted "
+    "without effect where they come beside these.",
     oneOf=[
         {
             "type": "array",
             "maxItems": MAX_TOOLS,
-            "items": {"anyOf": [schema_of(FunctionTool), dropped_object([_FUNCTION])]},
+            "items": {
+                "anyOf": [
+                    schema_of(FunctionTool),
+                    schema_of(CustomTool),
+                    schema_of(NamespaceTool),
+                    dropped_object(_KNOWN),
+                ],
+            },
         },
         {"type": "null"},
     ],
 )
-TOOL_CHOICE = described(
-    "`auto` lets the model choose, `required` makes it call, a function must be called, `none` hides the tools; `auto` "
-    "if left out.",
-    oneOf=[{"enum": list(TOOL_CHOICES)}, schema_of(NamedFunction), schema_of(AllowedTools), {"type": "null"}],
-)
 
 
-def tool_settings(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a `ChatPrompt` says of tools: its `tools`, `tool_choice` and `tool_name`.
+def tool_settings(
+    tools: list[dict[str, Any]] | None, choice: ToolChoiceField, *, parallel: bool | None
+) -> ToolSettings:
+    """Return what a `ChatPrompt` says of tools.
 
     Raises:
-        ApiError: 400: a tool or the choice among them is wrong.
+        ApiError: 400: a tool or the choice among them is wrong, or there are tools and none can be called.
     """
-    offered = _tools(tools or [])
-    name, wanted = None, "auto" if choice is None else choice
-    if isinstance(wanted, dict):
-        match object_type(wanted, at="tool_choice"):
-            case "function":
-                name, wanted = decode_object(wanted, NamedFunction, at="tool_choice").name, "required"
-                check_forced_tool(name, offered, param="tool_choice.name")
-            case "allowed_tools":
-                allowed = decode_object(wanted, AllowedTools, at="tool_choice")
-                offered, wanted = _allowed(allowed.tools, offered), allowed.mode
-            case None:
-                raise missing("tool_choice.type")
-            case kind:
-                raise unsupported("tool_choice.type", kind, send="`function` or `allowed_tools`")
-    return {"tools": offered, "tool_choice": checked_choice(wanted, offered), "tool_name": name}
+    given = tools or []
+    if len(given) > MAX_TOOLS:
+        raise out_of_range("tools", f"`tools` has {len(given)} tools; send at most {MAX_TOOLS}.")
+    read = callable_tools(given)
+    if given and not read and choice != "none":
+        raise unsupported("tools[0].type", given[0]["type"], send="`function`")
+    offered = tuple(each.tool for each in read)
+    check_tools(offered, places=[each.place for each in read])
+    return tool_settings_of(choice, offered, parallel=parallel)
 
 
-def function_tools(tools: list[dict[str, Any]] | None) -> list[FunctionTool]:
-    """Return the functions among `tools`.
+def callable_tools(given: list[dict[str, Any]] | None) -> list[CallableTool]:
+    """Return those of the tools `given` that can be called.
 
     Raises:
         ApiError: 400: one of them is wrong.
     """
-    return [function for _, function in _functions(tools or [], FunctionTool, at="tools")]
+    return list(_read(given or [], at="tools"))
 
 
-def _tools(given: list[dict[str, Any]]) -> tuple[Tool, ...]:
-    if len(given) > MAX_TOOLS:
-        raise out_of_range("tools", f"`tools` has {len(given)} tools; send at most {MAX_TOOLS}.")
-    functions = _functions(given, FunctionTool, at="tools")
-    tools = tuple(
-        Tool(name=each.name, description=each.description, parameters=each.parameters, strict=bool(each.strict))
-        for _, each in functions
-    )
-    check_tools(tools, places=[place for place, _ in functions])
-    return tools
+def full_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the model calls a function of a namespace, if there is one."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") or name.startswith("__") else f"{namespace}__{name}"
 
 
-def _allowed(given: list[dict[str, Any]], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    names = set()
-    for place, function in _functions(given, NamedFunction, at="tool_choice.tools"):
-        check_forced_tool(function.name, tools, param=f"{place}.name")
-        names.add(function.name)
-    return tuple(tool for tool in tools if tool.name in names)
-
-
-def _functions(given: list[dict[str, Any]], struct: type[T], *, at: str) -> list[tuple[str, T]]:
-    """Return the functions in `given`, which is at the place `at` in the body, each with its own place."""
-    functions = []
+def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None) -> Iterator[CallableTool]:
     for index, tool in enumerate(given):
         place = f"{at}[{index}]"
-        kind = object_type(tool, at=place)
-        if kind is None:
-            raise missing(f"{place}.type")
-        if kind == _FUNCTION:
-            functions.append((place, decode_object(tool, struct, at=place)))
-    return functions
+        match object_type(tool, at=place):
+            case None:
+                raise missing(f"{place}.type")
+            case "function":
+                function = decode_object(tool, FunctionTool, at=place)
+                seen = Tool(
+                    name=full_name(namespace, function.name),
+                    description=function.description,
+                    parameters=function.parameters,
+                    strict=bool(function.strict),
+                )
+                yield CallableTool(seen, place, function.name, namespace)
+            case "custom" if namespace is None:
+                custom = decode_object(tool, CustomTool, at=place)
+                seen = Tool(name=custom.name, description=_description(custom), parameters=_INPUT_SCHEMA)
+                yield CallableTool(seen, place, custom.name, is_custom=True)
+            case "namespace" if namespace is None:
+                inside = decode_object(tool, NamespaceTool, at=place)
+                yield from _read(inside.tools, at=f"{place}.tools", namespace=inside.name)
+
+
+def _description(custom: CustomTool) -> str | None:
+    """Return what the model is told of a tool that takes a text: also what the text looks like."""
+    grammar = (custom.format or {}).get("definition")
+    if not isinstance(grammar, str):
+        return custom.description
+    return "\n\n".join(filter(None, [custom.description, f"`{INPUT}` matches this grammar:\n{grammar}"]))

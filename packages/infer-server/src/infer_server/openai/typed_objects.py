@@ -3,18 +3,15 @@
 They are decoded after the body, one by one: those of types that are not supported may have any fields, and are dropped.
 """
 
-import re
 from collections.abc import Collection
 from typing import Any, TypeVar
 
 import msgspec
 
-from infer_server.errors import ApiError, missing, shorten
-from infer_server.http.bodies import MISSING_FIELD, invalid_value
+from infer_server.errors import ApiError
+from infer_server.http.places import validation_error
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-_PLACE = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 
 
 def decode_object(value: dict[str, Any], struct: type[T], *, at: str) -> T:
@@ -26,11 +23,7 @@ def decode_object(value: dict[str, Any], struct: type[T], *, at: str) -> T:
     try:
         return msgspec.convert(value, struct, strict=True)
     except msgspec.ValidationError as error:
-        message = str(error)
-    place = _PLACE.search(message)
-    param = shorten(at + (place[1] if place else ""), 100)
-    lacking = MISSING_FIELD.match(message)
-    raise missing(f"{param}.{lacking[1]}") if lacking else invalid_value(_PLACE.sub("", message), param=param)
+        raise validation_error(error, at=at) from None
 
 
 def object_type(value: dict[str, Any], *, at: str) -> str | None:
