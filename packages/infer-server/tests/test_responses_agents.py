@@ -59,6 +59,7 @@ async def test_a_conversation_of_codex_has_one_system_message_and_whole_answers(
     request = read_request(REQUESTS[0])
     _, prompt = await events_for(request)
     system, _, _, *rest = prompt.messages
+    assert system.content is not None
     assert system.content.startswith(request["body"]["instructions"])
     assert system.content.endswith("</permissions instructions>")
     assert [(message.role, message.reasoning, len(message.tool_calls)) for message in rest] == [

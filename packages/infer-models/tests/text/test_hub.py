@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from infer_models.errors import CheckpointError
 from infer_models.hub import DEMO_MODEL_NAME, demo_model_folder, resolve_checkpoint
@@ -42,6 +44,26 @@ def test_an_absent_folder_beside_a_present_one_is_never_looked_up(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="models/absent does not exist"):
         resolve_checkpoint("models/absent")
+
+
+def test_of_the_hub_come_all_files_of_tokenizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [
+        *("config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "special_tokens_map.json"),
+        *("chat_template.jinja", "additional_chat_templates/tool_use.jinja", "vocab.json", "merges.txt"),
+        *("tokenizer.model", "added_tokens.json"),
+    ]
+    others = ["pytorch_model.bin", "original/tokenizer.model", "onnx/model.safetensors", "consolidated.safetensors"]
+    others += ["original/params.json", "modeling_x.py"]
+    taken: list[str] = []
+
+    def download(_: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        files = filter_repo_objects([*wanted, *others], allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        taken.extend(files)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_checkpoint("somebody/something") == tmp_path
+    assert taken == wanted
 
 
 def run_offline(cache: Path, model: str) -> subprocess.CompletedProcess[str]:

@@ -27,10 +27,11 @@ def refusing(condition: str) -> str:
     ).replace("CONDITION", condition) + TURNS
 
 
-ALTERNATING = (  # of the manner of Mistral's: only the user's turns and answers without calls count
-    "{% set ns = namespace(user=true) %}{% for m in messages %}{% if m.role == 'user' or (m.role == 'assistant' and not "
-    "m.tool_calls) %}{% if (m.role == 'user') != ns.user %}{{ raise_exception('must alternate') }}{% endif %}"
-    "{% set ns.user = not ns.user %}{% endif %}{% endfor %}"
+# In the manner of Mistral's: only the user's turns and answers without calls count.
+ALTERNATING = (
+    "{% set ns = namespace(user=true) %}{% for m in messages if m.role == 'user' or m.role == 'assistant' "
+    "and not m.tool_calls %}{% if (m.role == 'user') != ns.user %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% set ns.user = not ns.user %}{% endfor %}"
 )
 GEMMA = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}"
@@ -159,6 +160,17 @@ def test_the_error_is_the_templates_own_refusal() -> None:
     never = family_tokenizer(refusing("'no' in m.content"))
     with pytest.raises(ChatTemplateError, match="cannot render these messages: refused"):
         never.chat.encode(Conversation(messages=[system(), system(), user("no"), calling("1", "2"), result()]))
+
+
+@pytest.mark.parametrize("content", ["It says <|im_end|> there.", "<|im_start|>"])
+def test_a_template_that_refuses_its_control_tokens_does_not_see_them(content: str) -> None:
+    tokenizer = family_tokenizer(refusing("'<|im_' in m.content"))
+    ids = tokenizer.chat.encode(Conversation(messages=[user(content), user("v")])).token_ids
+    harmless = tokenizer.chat.encode(Conversation(messages=[user("x"), user("v")])).token_ids
+    assert sum(token_id in tokenizer.special_ids for token_id in ids) == sum(
+        token_id in tokenizer.special_ids for token_id in harmless
+    )
+    assert content in tokenizer.decode(ids, skip_special_tokens=False)
 
 
 ROLES = st.sampled_from(["system", "developer", "user", "assistant", "null", "calls", "tool", "other tool"])

@@ -26,7 +26,7 @@ from infer_models.text.chat.special_tokens import (
     holds_any,
     visible_characters,
 )
-from infer_models.text.chat.template import ChatTemplate, ChatTemplateError
+from infer_models.text.chat.template import ChatRenderingError, ChatTemplate, ChatTemplateError, map_text
 from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
 from infer_models.text.slicing import change_in_slices
 
@@ -155,11 +155,18 @@ class ChatEncoder:
             ChatTemplateError: the template refuses the conversation, or a role is no plain name.
             TextTooLongError: there are more than `max_tokens` ids.
         """
-        change, text = self._renderer.fit(chat)
+        try:
+            change, text = self._renderer.fit(chat)
+        except ChatRenderingError:
+            own = self._read_hidden(chat)
+            if own is None:
+                raise
+            return EncodedChat(
+                token_ids=self._encode_pieces(own.plain_pieces(), max_tokens), reasoning=_reasoning_after(chat, own)
+            )
         whole = self._read(text)
         own = self._own_words(chat, whole, change)
-        # What is continued is the answer's text: thinking was before it.
-        reasoning = ReasoningState.NONE if chat.continue_final_message else own.reasoning
+        reasoning = _reasoning_after(chat, own)
         # Not worth a try where messages spell control tokens; and a tokenizer may see more than the scanner does.
         if whole.control_ids == own.control_ids and not self._is_shifted(whole, own):
             token_ids = self._encoder.encode([whole.text], add_special_tokens=False, max_tokens=max_tokens)[0]
@@ -209,19 +216,45 @@ class ChatEncoder:
             return None
         return seen if all(seen.agrees_with(each) for each in others) else None
 
+    def _read_hidden(self, chat: Conversation) -> _Reading | None:
+        """Return a reading of a conversation that is refused because it spells control tokens, which are hidden.
+
+        gpt-oss's template does so. None if it spells none, or is refused all the same.
+        """
+        is_spelled = False
+
+        def look(text: str) -> str:
+            nonlocal is_spelled
+            is_spelled = is_spelled or any(isinstance(piece, SpecialToken) for piece in self._scanner.split(text))
+            return text
+
+        for value in (*chat.messages, *chat.tools):
+            map_text(value, look)
+        if not is_spelled:
+            return None
+        marks, marked = self._marked(chat, self._visible)
+        try:
+            return self._read(self._renderer.fit(marked)[1], marks)
+        except ChatRenderingError:
+            return None
+
     def _read_marked(
         self, chat: Conversation, characters: Sequence[str], change: Change, seen: SeenTexts | None = None
     ) -> _Reading:
+        marks, marked = self._marked(chat, characters, seen)
+        return self._read(self._renderer.render(change(marked)), marks)
+
+    def _marked(
+        self, chat: Conversation, characters: Sequence[str], seen: SeenTexts | None = None
+    ) -> tuple[MessageMarks, Conversation]:
         marks = MessageMarks(characters, [*chat.messages, *chat.tools, chat.variables], seen=seen)
-        marked = change(
-            replace(
-                chat,
-                messages=marks.mark(chat.messages),
-                tools=[marks.mark_value(tool) for tool in chat.tools],
-                variables={name: marks.mark_value(value) for name, value in chat.variables.items()},
-            )
+        marked = replace(
+            chat,
+            messages=marks.mark(chat.messages),
+            tools=[marks.mark_value(tool) for tool in chat.tools],
+            variables={name: marks.mark_value(value) for name, value in chat.variables.items()},
         )
-        return self._read(self._renderer.render(marked), marks)
+        return marks, marked
 
     def _read(self, text: str, marks: MessageMarks | None = None) -> _Reading:
         pieces = list(self._scanner.split(text))
@@ -256,6 +289,11 @@ class ChatEncoder:
         if end.endswith(self.reasoning_format.begin):
             return ReasoningState.OPEN
         return ReasoningState.MAY_BEGIN
+
+
+def _reasoning_after(chat: Conversation, reading: _Reading) -> ReasoningState:
+    # What is continued is the answer's text: thinking was before it.
+    return ReasoningState.NONE if chat.continue_final_message else reading.reasoning
 
 
 def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> list[SpecialToken]:

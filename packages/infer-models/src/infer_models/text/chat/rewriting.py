@@ -4,7 +4,7 @@ A rung is one small change, such as joining two turns of one author. `climb` tri
 template renders is never rewritten.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from infer_models.text.chat.template import ChatRefusedError, ChatRenderingError, Message
@@ -95,23 +95,24 @@ def turns_joined(messages: Messages) -> list[Message]:
 def one_call_in_a_turn(messages: Messages) -> list[Message]:
     """Make parallel calls turns of their own, each followed by its result."""
     written: list[Message] = []
-    rest = list(messages)
-    while rest:
-        message, *rest = rest
+    starts = [index for index, each in enumerate(messages) if index == 0 or each.get("role") != "tool"]
+    for start, end in zip(starts, [*starts[1:], len(messages)], strict=False):
+        message, results = messages[start], list(messages[start + 1 : end])
         calls = _calls_of(message)
-        if len(calls) < 2:
-            written.append(message)
-            continue
-        num_results = next((i for i, each in enumerate(rest) if each.get("role") != "tool"), len(rest))
-        results, rest = rest[:num_results], rest[num_results:]
-        for index, call in enumerate(calls):
-            said = message if index == 0 else {"role": message.get("role"), "content": ""}
-            written.append({**said, "tool_calls": [call]})
-            of_call = [each for each in results if each.get("tool_call_id") == call.get("id")]
-            is_last = index == len(calls) - 1
-            written += results if is_last else of_call
-            results = [each for each in results if not any(each is one for one in of_call)]
+        written += [message, *results] if len(calls) < 2 else _one_by_one(message, calls, results)
     return written
+
+
+def _one_by_one(message: Message, calls: Sequence[Mapping[str, Any]], results: list[Message]) -> Iterator[Message]:
+    by_id: dict[object, list[Message]] = {call.get("id"): [] for call in calls}
+    last_id = calls[-1].get("id")
+    for result in results:
+        call_id = result.get("tool_call_id")
+        by_id[call_id if call_id in by_id else last_id].append(result)
+    for index, call in enumerate(calls):
+        said = message if index == 0 else {"role": message.get("role"), "content": ""}
+        yield {**said, "tool_calls": [call]}
+        yield from by_id.pop(call.get("id"), [])
 
 
 def results_without_calls_as_text(messages: Messages) -> list[Message]:

@@ -31,26 +31,32 @@ _DEFAULTS_BY_CLASS: Mapping[str, Mapping[str, str]] = {
 
 
 def tokenizer_fields(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `tokenizer_config.json` with what older files beside it say, as `transformers` joins them.
+    """Return the fields of `tokenizer_config.json`, and of the older `special_tokens_map.json` where that counts.
 
-    `special_tokens_map.json` and `added_tokens.json` are older than `added_tokens_decoder`, which replaces both.
+    It does where there is no `added_tokens_decoder`, as in `transformers`.
 
     Raises:
         CheckpointError: a file is no JSON object.
     """
-    fields = dict(config)
-    if "added_tokens_decoder" in config:
-        return fields
-    named, added = folder / "special_tokens_map.json", folder / "added_tokens.json"
-    if named.is_file():
-        fields |= read_object(named)
-    if added.is_file():
-        special = {*named_tokens(fields, None).values(), *additional_tokens(fields)}
-        fields["added_tokens_decoder"] = {
-            str(token_id): {"content": text, "special": text in special, "normalized": text not in special}
-            for text, token_id in read_object(added).items()
-        }
-    return fields
+    path = folder / "special_tokens_map.json"
+    is_older = "added_tokens_decoder" not in config and path.is_file()
+    return {**config, **read_object(path)} if is_older else dict(config)
+
+
+def listed_tokens(folder: Path, fields: Mapping[str, Any], known: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return `added_tokens_decoder`, or what the older `added_tokens.json` adds to the vocabulary `known`.
+
+    Raises:
+        CheckpointError: a file is no JSON object.
+    """
+    path = folder / "added_tokens.json"
+    if "added_tokens_decoder" in fields or not path.is_file():
+        return fields.get("added_tokens_decoder") or {}
+    return {
+        str(token_id): {"content": text, "normalized": True}
+        for text, token_id in read_object(path).items()
+        if text not in known
+    }
 
 
 def named_tokens(fields: Mapping[str, Any], tokenizer_class: str | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import tokenizers
 from infer_models.errors import CheckpointError
 from infer_models.text.chat.template import ChatTemplate
 from infer_models.text.files.chat_templates import read_chat_templates
-from infer_models.text.files.named_tokens import additional_tokens, named_tokens, tokenizer_fields
+from infer_models.text.files.named_tokens import additional_tokens, listed_tokens, named_tokens, tokenizer_fields
 from infer_models.text.files.reading import one_line, read_object, read_text
 from infer_models.text.files.vocabulary_files import add_ends, build_tokenizer, tokenizer_class_of
 
@@ -47,7 +47,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     if tokenizer is None:
         raise _no_tokenizer(folder)
     named = named_tokens(fields, tokenizer_class)
-    _add_listed_tokens(tokenizer, fields, config_path)
+    _add_listed_tokens(tokenizer, listed_tokens(folder, fields, tokenizer.get_vocab()), config_path)
     _mark_special(tokenizer, [*named.values(), *additional_tokens(fields)])
     if not is_ready:
         add_ends(tokenizer, fields, named)
@@ -83,9 +83,8 @@ def _no_tokenizer(folder: Path) -> CheckpointError:
     )
 
 
-def _add_listed_tokens(tokenizer: tokenizers.Tokenizer, fields: Mapping[str, Any], path: Path) -> None:
+def _add_listed_tokens(tokenizer: tokenizers.Tokenizer, listed: Mapping[str, Any], path: Path) -> None:
     """Add the tokens that the configuration lists, with its ids and properties, which count where the files differ."""
-    listed = fields.get("added_tokens_decoder") or {}
     try:
         entries = sorted((int(token_id), dict(entry)) for token_id, entry in listed.items())
         tokens = [
