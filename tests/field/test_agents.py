@@ -115,6 +115,21 @@ def _allowed_tools_restrict_calls(client: httpx.Client) -> None:
     assert (item["type"], item["name"]) == ("function_call", "read")
 
 
+def test_a_call_that_the_model_begins_of_a_tool_that_is_not_allowed_is_none(serve_script: ServeScript) -> None:
+    written = ["<tool_call>", '\n{"name": "read", "arguments": ', "{}}\n", "</tool_call>"]
+    functions = [{"name": name, "parameters": SCHEMA} for name in ("read", "write")]
+    tools = [{"type": "function", "function": function} for function in functions]
+    with serve_script(
+        written, added_tokens=("<tool_call>", "</tool_call>"), flags=("--tool-call-format", "hermes")
+    ) as client:
+        for allowed in ("read", "write"):
+            choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": allowed}]}
+            body = {"tools": tools, "tool_choice": choice, "temperature": 0, "max_tokens": 60}
+            [answer] = post(client, "/v1/chat/completions", messages=[USER], **body)["choices"]
+            names = [call["function"]["name"] for call in answer["message"].get("tool_calls", [])]
+            assert ("read" in names) == (allowed == "read")
+
+
 async def prompt_of(path: str, **body: Any) -> Any:
     """Return the prompt that reaches the engine."""
     engine = FakeEngine()

@@ -219,3 +219,17 @@ async def test_the_header_that_a_proxy_passes_on_is_no_part_of_the_prompt(text: 
     parts = [{"type": "text", "text": text % "b2"}, {"type": "text", "text": "Be nice.", **MARK}]
     for system in (as_text, {"role": "system", "content": parts}):
         assert (await prompt_of(system, HI)).messages[0].content == "Be nice."
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("any", ("required", None)),
+        ({"type": "auto"}, ("auto", None)),
+        ({"type": "any"}, ("required", None)),
+        ({"type": "function", "name": "time"}, ("required", "time")),
+    ],
+)
+async def test_words_and_shapes_of_other_apis_are_taken(choice: object, expected: tuple[str, str | None]) -> None:
+    prompt = await prompt_of(HI, tools=[TIME, DATE], tool_choice=choice)
+    assert (prompt.tool_choice, prompt.tool_name) == expected

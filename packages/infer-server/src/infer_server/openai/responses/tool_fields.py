@@ -11,7 +11,7 @@ import msgspec
 
 from infer_engine.protocol import Tool
 from infer_server.errors import missing
-from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_tools
+from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_tool_name, check_tools
 from infer_server.openai.fields import described
 from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
@@ -19,7 +19,8 @@ from infer_server.openai.typed_objects import decode_object, dropped_object, obj
 from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
-_FUNCTION, _CUSTOM, _NAMESPACE = _KNOWN = ("function", "custom", "namespace")
+_FUNCTION = "function"
+_KNOWN = (_FUNCTION, "custom", "namespace")
 INPUT = "input"
 _INPUT_SCHEMA = {
     "type": "object",
@@ -48,13 +49,19 @@ class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
     format: Annotated[dict[str, Any] | None, described("What the text looks like.")] = None
 
 
+_FUNCTIONS = described(
+    "Its functions.",
+    oneOf=[{"type": "array", "items": {"anyOf": [schema_of(FunctionTool), dropped_object([_FUNCTION])]}}],
+)
+
+
 class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
     """Functions under one name."""
 
     type: Literal["namespace"]
     name: Annotated[str, described("Comes before the names of its functions.", pattern=TOOL_NAME_PATTERN)]
     description: ToolDescription = None
-    tools: Annotated[list[dict[str, Any]], described("Its functions.", items=schema_of(FunctionTool))]
+    tools: Annotated[list[dict[str, Any]], _FUNCTIONS]
 
 
 class CallableTool(NamedTuple):
@@ -131,6 +138,7 @@ def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None)
                 raise missing(f"{place}.type")
             case "function":
                 function = decode_object(tool, FunctionTool, at=place)
+                check_tool_name(function.name, param=f"{place}.name")
                 seen = Tool(
                     name=full_name(namespace, function.name),
                     description=function.description,
@@ -144,6 +152,7 @@ def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None)
                 yield CallableTool(seen, place, custom.name, is_custom=True)
             case "namespace" if namespace is None:
                 inside = decode_object(tool, NamespaceTool, at=place)
+                check_tool_name(inside.name, param=f"{place}.name")
                 yield from _read(inside.tools, at=f"{place}.tools", namespace=inside.name)
 
 
