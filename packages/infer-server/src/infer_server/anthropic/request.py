@@ -16,10 +16,12 @@ from infer_engine.protocol import (
     Tool,
 )
 from infer_engine.protocol.chat import ToolChoice
+from infer_engine.protocol.sampling import MAX_STOP_STRINGS
 from infer_server.anthropic.content import MAX_MESSAGES, MessageField, SystemField, conversation_of
 from infer_server.errors import ApiError, missing, shorten
 from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_results, check_tools
 from infer_server.openai.fields import described
+from infer_server.openai.foreign_fields import ForeignFields, check_foreign
 from infer_server.openai.shared_fields import ModelId, StopString, Temperature, TopK, TopP
 from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value
 
@@ -67,7 +69,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
+class CountTokensBody(ForeignFields, frozen=True, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: what makes the prompt."""
 
     messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1, maxItems=MAX_MESSAGES)]
@@ -86,12 +88,12 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     top_p: TopP = None
     top_k: TopK = None
     stop_sequences: Annotated[
-        list[StopString] | None, described("Texts that end the answer and are never part of it.", maxItems=16)
+        list[StopString] | None,
+        described("Texts that end the answer and are never part of it.", maxItems=MAX_STOP_STRINGS),
     ] = None
     stream: Annotated[bool | None, described("Send events as tokens are made.")] = None
     output_config: Annotated[OutputConfig | None, described("How the model answers.")] = None
     output_format: Annotated[OutputFormat | None, described("An older place of `output_config.format`.")] = None
-    metadata: Annotated[Any, described("Accepted without effect.")] = None
 
 
 def messages_request(body: MessagesBody, *, served_model: str) -> GenerateRequest:
@@ -101,6 +103,7 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
         ApiError: 400: a value that is wrong, or a block that is not supported; 404: a model that is not served.
     """
     prompt = prompt_of(body, served_model=served_model)
+    check_foreign(body)
     if body.messages[-1].role == "assistant":
         raise out_of_range(
             "messages", "`messages` ends with one of the assistant, which cannot be continued; end with the user's."

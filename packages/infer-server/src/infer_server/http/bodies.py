@@ -3,6 +3,7 @@
 The framework's own decoding is not used: it takes `"5"` for a number, and answers some malformed bodies with 500.
 """
 
+import difflib
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar, get_args
@@ -18,6 +19,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?([^`
 MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 """What `msgspec` says of a field that is not there."""
 _PLACE = re.compile(r" - at `\$\.(\w+)")
+_MAX_COMPARED = 64
 # How much is read past the limit and dropped, so that a client that is still sending can read the reply.
 _DISCARD_FACTOR = 4
 
@@ -71,13 +73,32 @@ def decode_body(body: bytes, struct: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=struct, strict=True)
     except msgspec.ValidationError as error:
+        if "got `float`" in str(error) and (found := _with_whole_numbers(body, struct)) is not None:
+            return found
         unknown = _UNKNOWN.fullmatch(str(error))
         if unknown is None:
             raise _invalid(error) from None
         _check_known_fields(body, struct)
-        raise _unknown_field(unknown[1], unknown[2] or "") from None
+        raise _unknown_field(unknown[1], unknown[2] or "", struct) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
+
+
+def _with_whole_numbers(body: bytes, struct: type[T]) -> T | None:
+    """Return `body` with numbers such as `5.0` taken for whole ones, as in JSON Schema; None if it has other errors."""
+    try:
+        return msgspec.convert(_WHOLE_NUMBERS.decode(body), struct, strict=True)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _whole_number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < _EXACT_BELOW else value
+
+
+_EXACT_BELOW = 2**53
+_WHOLE_NUMBERS = msgspec.json.Decoder(float_hook=_whole_number)
 
 
 def _check_known_fields(body: bytes, struct: type[msgspec.Struct]) -> None:
@@ -138,8 +159,11 @@ def invalid_value(message: str, *, param: str | None) -> ApiError:
     return ApiError(400, f"{text} Types are taken strictly: send the expected one.", code="invalid_type", param=param)
 
 
-def _unknown_field(name: str, place: str) -> ApiError:
+def _unknown_field(name: str, place: str, struct: type[msgspec.Struct]) -> ApiError:
     path = shorten(f"{place}.{name}" if place else name, 100)
+    known = [] if place else [field.encode_name for field in msgspec.structs.fields(struct)]
+    similar = difflib.get_close_matches(name[:_MAX_COMPARED], known, n=1, cutoff=0.75)
+    meant = f" Did you mean `{similar[0]}`?" if similar else ""
     return ApiError(
-        400, f"`{path}` is not a field that this server knows; leave it out.", code="unknown_field", param=path
+        400, f"`{path}` is not a field that this server knows; leave it out.{meant}", code="unknown_field", param=path
     )
