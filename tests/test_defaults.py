@@ -30,7 +30,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "dtype": "auto",
     "device": "auto",
     "load_format": "auto",
-    "max_waiting_requests": 1024,
+    "max_waiting_requests": 2048,
     "batching_mode": "continuous",
     "scheduler_policy": "fcfs",
     "batch_wait_timeout_s": 0.05,
