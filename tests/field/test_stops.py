@@ -16,9 +16,7 @@ HI = [{"role": "user", "content": "x"}]
 SPECIAL = ["<|sep|>", "<|call|>"]
 
 
-def llm_of(
-    folder: Path, script: list[str], *, generation: dict[str, Any] | None = None, **tokenizer: Any
-) -> LLM:
+def llm_of(folder: Path, script: list[str], *, generation: dict[str, Any] | None = None, **tokenizer: Any) -> LLM:
     """Return a library engine over a scripted model, with fields of its tokenizer's configuration."""
     save_scripted(folder, script, special_tokens=SPECIAL)
     path = folder / "tokenizer_config.json"
@@ -140,7 +138,9 @@ def test_every_api_says_what_ended_an_answer(served: httpx.Client) -> None:
 def test_a_stop_string_with_a_special_token_is_found_behind_reasoning(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
     script = ["mm", "<|sep|>", "</think>", "yes", "<|call|>", "it", " is"]
-    save_scripted(tmp_path, script, special_tokens=SPECIAL, added_tokens=["<think>", "</think>"], chat_template=template)
+    save_scripted(
+        tmp_path, script, special_tokens=SPECIAL, added_tokens=["<think>", "</think>"], chat_template=template
+    )
     llm = LLM(str(tmp_path), kv_cache_memory="16MiB", max_batch_size=2, reasoning_format="think")
     done = answer(llm, stop=["<|sep|></think>", "<|call|>it"])
     assert (done.reasoning, done.text, done.stop_reason) == ("mm", "yes", "<|call|>it")

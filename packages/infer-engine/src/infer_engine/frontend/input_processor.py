@@ -129,6 +129,7 @@ class InputProcessor:
             params,
             structured_outputs=None,
             bad_words=(),
+            stop=params.stop[:1],
             stop_token_ids=_with_special_stops(params, rules),
         )
         first_seed = self._base_seed + ids.start if params.seed is None else params.seed

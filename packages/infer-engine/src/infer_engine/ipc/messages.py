@@ -17,7 +17,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         max_tokens: most tokens to generate.
         seed: seed of the random draws; each draw depends on it and on the token's position.
         params: how to sample; the core does not read `max_tokens`, `seed`, `n`, `bad_words` and `structured_outputs`
-            there.
+            there, and of `stop` only whether there are stop strings.
         priority: with the `priority` policy lower numbers come first.
         cache_salt: requests share cached prefixes only with those of the same salt.
         sibling_group: the same value for all sequences of one request with `n` > 1, else None. They share their
