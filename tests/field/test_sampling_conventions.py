@@ -11,7 +11,7 @@ from infer_engine import LLM, EngineConfig, SamplingParams
 from infer_engine.build import load_tokenizer
 from infer_engine.protocol import FinishReason, InvalidRequestError, StructuredOutputs
 from infer_server.http.bodies import decode_body
-from infer_server.openai.completions.request import CompletionBody
+from infer_server.openai.completions.request import CompletionBody, completion_requests
 
 PROMPT = "ROMEO:\n"
 BODY = {"prompt": PROMPT, "max_tokens": 12, "seed": 5}
@@ -27,7 +27,7 @@ def text(client: httpx.Client, **fields: Any) -> str:
 
 def test_none_and_all_in_the_words_of_other_servers(demo: httpx.Client) -> None:
     plain = text(demo)
-    for fields in (
+    neutral: list[dict[str, Any]] = [
         {"top_k": 0},  # huggingface/text-generation-inference#811
         {"top_k": -1},  # vllm-project/vllm#17691
         {"max_tokens": 12.0, "seed": 5.0},
@@ -35,7 +35,8 @@ def test_none_and_all_in_the_words_of_other_servers(demo: httpx.Client) -> None:
         {"stop": ""},
         {"stop": []},
         {"stop": None},
-    ):
+    ]
+    for fields in neutral:
         assert text(demo, **fields) == plain, fields
     assert text(demo, top_p=0, temperature=1.5) == text(demo, temperature=0)
     assert len({text(demo, seed=-1) for _ in range(4)}) > 1  # abetlen/llama-cpp-python#1809
@@ -57,9 +58,11 @@ def test_the_least_of_several_limits_counts(demo: httpx.Client) -> None:
 
 
 def test_no_limit_is_what_the_context_leaves() -> None:
-    for fields in ({"max_tokens": -1}, {"n_predict": -1}):  # ggml-org/llama.cpp's and LM Studio's word
-        assert SamplingParams(max_tokens=-1).max_tokens is None
-        assert decode_body(json.dumps({"prompt": "a"} | fields).encode(), CompletionBody)
+    bodies: list[dict[str, Any]] = [{"max_tokens": -1}, {"n_predict": -1}]  # the words of llama.cpp and LM Studio
+    for fields in bodies:
+        body = decode_body(json.dumps({"prompt": "a"} | fields).encode(), CompletionBody)
+        [request] = completion_requests(body, served_model="m")
+        assert request.params.max_tokens is None
 
 
 SCORED = "ROMEO:\nO she doth teach"

@@ -116,7 +116,7 @@ def test_every_api_says_what_ended_an_answer(served: httpx.Client) -> None:
     found: list[object] = []
     for stop in (["NO", "STOP"], ["NO", "<|sep|>"], [" STOP<|sep|> Her"], None):
         for path, prompt in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": HI})):
-            body = greedy | prompt | {"stop": stop}
+            body: dict[str, Any] = {**greedy, **prompt, "stop": stop}
             [whole] = served.post(f"/v1/{path}", json=body).json()["choices"]
             ends = [event["choices"][0] for event in events_of(served, f"/v1/{path}", body)]
             [last] = [end for end in ends if end["finish_reason"]]
@@ -124,10 +124,10 @@ def test_every_api_says_what_ended_an_answer(served: httpx.Client) -> None:
             found.append({whole["stop_reason"], last["stop_reason"]})
     expected = ["STOP", "<|sep|>", " STOP<|sep|> Her", None]
     assert found == [{stop} for stop in expected for _ in range(2)]
-    for stop, expected_text in (("STOP", "Thought: a "), ("<|sep|>", "Thought: a STOP")):
-        body = greedy | {"messages": HI, "stop_sequences": ["NO", stop]}  # vllm-project/vllm#45807
+    for sequence, expected_text in (("STOP", "Thought: a "), ("<|sep|>", "Thought: a STOP")):
+        body = {**greedy, "messages": HI, "stop_sequences": ["NO", sequence]}  # vllm-project/vllm#45807
         message = served.post("/v1/messages", json=body).json()
-        told = {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        told = {"stop_reason": "stop_sequence", "stop_sequence": sequence}
         assert {name: message[name] for name in told} == told
         assert message["content"][0]["text"] == expected_text
         assert [e["delta"] for e in events_of(served, "/v1/messages", body) if e["type"] == "message_delta"] == [told]

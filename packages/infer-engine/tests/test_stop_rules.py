@@ -62,10 +62,18 @@ CASES: list[tuple[str, tuple[str, ...], str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "stops", "before", "stop"), CASES)
+# Older SentencePiece tokenizers put a blank before text that follows a special token.
+OF_BOTH_KINDS = [case for case in CASES if case[0].endswith("|>") or (case[3] or "").endswith("|>")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "stops", "before", "stop"),
+    [("byte_level", *case) for case in CASES] + [("byte_fallback", *case) for case in OF_BOTH_KINDS],
+)
 def test_an_answer_ends_before_a_stop_string_with_special_tokens(
-    tokenizer: Tokenizer, text: str, stops: tuple[str, ...], before: str, stop: str | None
+    kind: str, text: str, stops: tuple[str, ...], before: str, stop: str | None
 ) -> None:
+    tokenizer = with_special(kind)
     found, reason = answer(tokenizer, text, *stops)
     assert (found.lstrip(" "), reason) == (before, stop)
     found, _ = answer(tokenizer, text, *stops, includes_stop=True)

@@ -110,7 +110,7 @@ def _effort(body: ChatBody) -> str | None:
     """Return the effort that one of the fields about thinking asks for; OpenAI's own comes first."""
     for name, effort in (
         ("reasoning_effort", body.reasoning_effort),
-        ("reasoning.effort", body.reasoning and body.reasoning.effort),
+        ("reasoning.effort", None if body.reasoning is None else body.reasoning.effort),
     ):
         if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
             raise out_of_range(name, f"`{name}` has {len(effort)} characters; send a word such as `low` or `none`.")
@@ -123,7 +123,7 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     """Return the variables of the template; those that the client names itself win."""
     switches = (
         body.enable_thinking,
-        body.reasoning and body.reasoning.enabled,
+        None if body.reasoning is None else body.reasoning.enabled,
         None if body.thinking is None else body.thinking.type != "disabled",
     )
     switch = next((value for value in switches if value is not None), None)
