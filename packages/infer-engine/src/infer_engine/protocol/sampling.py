@@ -97,14 +97,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 msgspec.structs.force_setattr(self, name, _items(name, values))
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
+        _check_count("stop", self.stop, most=MAX_STOP_STRINGS)
         self._normalize()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refusal("min_tokens", self.min_tokens, f"at most `max_tokens`, which is {self.max_tokens}")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise refusal("structured_outputs", self.structured_outputs, "`StructuredOutputs` or None")
         _check_bias(self.logit_bias)
-        _check_texts("stop", self.stop, most=MAX_STOP_STRINGS, most_characters=MAX_STOP_CHARACTERS)
-        _check_texts("bad_words", self.bad_words, most=MAX_BAD_WORDS, most_characters=MAX_BAD_WORD_CHARACTERS)
+        _check_texts("stop", self.stop, most_characters=MAX_STOP_CHARACTERS)
+        _check_count("bad_words", self.bad_words, most=MAX_BAD_WORDS)
+        _check_texts("bad_words", self.bad_words, most_characters=MAX_BAD_WORD_CHARACTERS)
         _check_ids("stop_token_ids", self.stop_token_ids, most=MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
@@ -156,9 +158,12 @@ def _check_bias(logit_bias: object) -> None:
         _BIAS("logit_bias", bias)
 
 
-def _check_texts(name: str, texts: Sequence[object], *, most: int, most_characters: int) -> None:
+def _check_count(name: str, texts: Sequence[object], *, most: int) -> None:
     if len(texts) > most:
         raise ValueError(f"`{name}` has {len(texts)} strings; it must have at most {most}.")
+
+
+def _check_texts(name: str, texts: Sequence[object], *, most_characters: int) -> None:
     for text in texts:
         if not isinstance(text, str) or not 1 <= len(text) <= most_characters:
             shown = text[:40] if isinstance(text, str) else text
