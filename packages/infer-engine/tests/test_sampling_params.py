@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from infer_engine.protocol import SamplingParams
+from infer_engine.protocol import SamplingParams, StructuredOutputs
 
 ALLOWED: list[dict[str, Any]] = [
     {"repetition_penalty": 1e-9},
@@ -25,17 +25,20 @@ ALLOWED: list[dict[str, Any]] = [
     {"logprobs": 0},
     {"logprobs": 20},
     {"n": 1},
-    {"n": 16},
+    {"n": 128},
+    {"stop": tuple("x" * length for length in range(961, 1025))},
+    {"top_p": 1e-6},
 ]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": 0}, "`max_tokens` is 0; it must be a whole number of at least 1."),
-    ({"max_tokens": 2.5}, "`max_tokens` is 2.5; it must be a whole number of at least 1."),
+    ({"max_tokens": -2}, "`max_tokens` is -2; it must be a whole number of at least 0, or -1 for no limit."),
+    ({"max_tokens": 2.5}, "`max_tokens` is 2.5; it must be a whole number of at least 0, or -1 for no limit."),
     ({"temperature": -0.1}, "`temperature` is -0.1; it must be a number in [0, 100]."),
     ({"temperature": "1"}, "`temperature` is '1'; it must be a number in [0, 100]."),
     ({"temperature": None}, "`temperature` is None; it must be a number in [0, 100]."),
-    ({"top_p": 0}, "`top_p` is 0; it must be a number in (0, 1]."),
-    ({"top_k": 1.5}, "`top_k` is 1.5; it must be a whole number of at least 1."),
+    ({"top_p": -0.1}, "`top_p` is -0.1; it must be a number in [0, 1]."),
+    ({"top_k": 1.5}, "`top_k` is 1.5; it must be a whole number of at least 1, or 0 or -1 for all."),
+    ({"top_k": -2}, "`top_k` is -2; it must be a whole number of at least 1, or 0 or -1 for all."),
     ({"min_p": 1.1}, "`min_p` is 1.1; it must be a number in [0, 1]."),
     ({"repetition_penalty": 0.0}, "`repetition_penalty` is 0.0; it must be a number in (0, 10]."),
     ({"repetition_penalty": 10.01}, "`repetition_penalty` is 10.01; it must be a number in (0, 10]."),
@@ -54,9 +57,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 129}, "`min_tokens` is 129; it must be at most `max_tokens`, which is 128."),
     ({"min_tokens": 8, "max_tokens": 7}, "`min_tokens` is 8; it must be at most `max_tokens`, which is 7."),
     ({"stop": 5}, "`stop` is 5; it must be a list."),
-    ({"stop": ("a", "")}, "`stop` is ''; it must be strings of 1 to 256 characters."),
-    ({"stop": ("a", 1)}, "`stop` is 1; it must be strings of 1 to 256 characters."),
-    ({"stop": ("x",) * 17}, "`stop` has 17 strings; it must have at most 16."),
+    ({"stop": ("a", 1)}, "`stop` is 1; it must be strings of 1 to 1024 characters."),
+    ({"stop": ("x",) * 65}, "`stop` has 65 strings; it must have at most 64."),
+    ({"bad_words": ("a", "")}, "`bad_words` is ''; it must be strings of 1 to 256 characters."),
+    ({"bad_words": ("x",) * 1025}, "`bad_words` has 1025 strings; it must have at most 1024."),
+    ({"allowed_token_ids": ()}, "`allowed_token_ids` is empty, so no token could be chosen; leave it out."),
+    ({"allowed_token_ids": (-1,)}, "`allowed_token_ids` is -1; it must be token ids of at least 0."),
+    ({"allowed_token_ids": "5"}, "`allowed_token_ids` is '5'; it must be a list."),
+    (
+        {"allowed_token_ids": (1,), "structured_outputs": StructuredOutputs(choice=["a"])},
+        "`allowed_token_ids` cannot be kept beside `structured_outputs`; send one of them.",
+    ),
+    ({"include_stop_str_in_output": 1}, "`include_stop_str_in_output` is 1; it must be True or False."),
     ({"stop_token_ids": (3, -1)}, "`stop_token_ids` is -1; it must be token ids of at least 0."),
     ({"stop_token_ids": (3, True)}, "`stop_token_ids` is True; it must be token ids of at least 0."),
     ({"stop_token_ids": (3,) * 1025}, "`stop_token_ids` has 1025 ids; it must have at most 1024."),
@@ -64,9 +76,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**63}, "`seed` is 9223372036854775808; it must be a signed 64-bit integer."),
     ({"logprobs": -1}, "`logprobs` is -1; it must be a whole number in [0, 20]."),
     ({"logprobs": 1.5}, "`logprobs` is 1.5; it must be a whole number in [0, 20]."),
-    ({"n": 0}, "`n` is 0; it must be a whole number in [1, 16]."),
-    ({"n": True}, "`n` is True; it must be a whole number in [1, 16]."),
-    ({"n": 17}, "`n` is 17; it must be a whole number in [1, 16]."),
+    ({"n": 0}, "`n` is 0; it must be a whole number in [1, 128]."),
+    ({"n": True}, "`n` is True; it must be a whole number in [1, 128]."),
+    ({"n": 129}, "`n` is 129; it must be a whole number in [1, 128]."),
 ]
 
 
@@ -93,6 +105,28 @@ def test_numbers_are_finite(name: str, value: float) -> None:
 
 def test_one_stop_string_is_one_stop_and_not_its_letters() -> None:
     assert SamplingParams(stop="speak").stop == ("speak",)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ({"max_tokens": -1}, {"max_tokens": None}),
+        ({"top_k": 0}, {"top_k": None}),
+        ({"top_k": -1}, {"top_k": None}),
+        ({"seed": -1}, {"seed": None}),
+        ({"top_p": 0, "temperature": 1.5}, {"temperature": 0.0}),
+        ({"stop": ""}, {"stop": ()}),
+        ({"stop": ["a", ""]}, {"stop": ("a",)}),
+        ({"stop": None, "stop_token_ids": None, "bad_words": None}, {}),
+        ({"bad_words": "word"}, {"bad_words": ("word",)}),
+    ],
+)
+def test_what_means_none_or_all_elsewhere_has_one_form(written: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert SamplingParams(**written) == SamplingParams(**meant)
+
+
+def test_other_negative_seeds_are_seeds() -> None:
+    assert SamplingParams(seed=-2).seed == -2
 
 
 def test_defaults_change_nothing() -> None:

@@ -27,7 +27,7 @@ async def test_chat_completion_is_openais_object(client: httpx.AsyncClient) -> N
     assert answer == {
         "object": "chat.completion",
         "model": "fake-model",
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
     }
 

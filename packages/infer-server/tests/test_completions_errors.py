@@ -61,17 +61,18 @@ async def test_empty_prompt_is_400_before_anything_else(client: httpx.AsyncClien
 
 
 OUT_OF_RANGE = [
-    {"max_tokens": 0},
+    {"max_tokens": -2},
     {"temperature": -0.1},
     {"temperature": 101},
-    {"top_p": 0},
+    {"top_p": -0.1},
     {"top_p": 1.1},
-    {"top_k": 0},
+    {"top_k": -2},
     {"min_p": 2},
     {"seed": 2**63},
-    {"stop": ""},
-    {"stop": ["x"] * 17},
-    {"stop": "x" * 257},
+    {"stop": ["x"] * 65},
+    {"stop": "x" * 1025},
+    {"bad_words": [""]},
+    {"allowed_token_ids": []},
     {"logit_bias": {"1": 101}},
     {"logit_bias": {"-1": 1}},
     {"logit_bias": {"first": 1}},
@@ -79,11 +80,10 @@ OUT_OF_RANGE = [
     {"frequency_penalty": -2.1},
     {"repetition_penalty": 0},
     {"min_tokens": -1},
-    {"stream_options": {"include_usage": True}},
     {"n": 0},
-    {"n": 17},
+    {"n": 129},
     {"logprobs": -1},
-    {"logprobs": 6},
+    {"logprobs": 21},
     {"stop_token_ids": [-1]},
     {"stop_token_ids": [0] * 1025},
     {"logit_bias": {str(i): 1 for i in range(1025)}},
@@ -142,9 +142,9 @@ async def test_token_id_outside_the_vocabulary_is_422(client: httpx.AsyncClient)
     assert (reply.status_code, error_of(reply)["param"]) == (422, "prompt")
 
 
-async def test_more_than_64_prompts_are_422(client: httpx.AsyncClient) -> None:
-    accepted = await client.post("/v1/completions", json={"prompt": ["x"] * 64})
-    refused = await client.post("/v1/completions", json={"prompt": ["x"] * 65})
+async def test_more_than_2048_prompts_are_422(client: httpx.AsyncClient) -> None:
+    accepted = await client.post("/v1/completions", json={"prompt": ["x"] * 2048})
+    refused = await client.post("/v1/completions", json={"prompt": ["x"] * 2049})
     assert (accepted.status_code, refused.status_code) == (200, 422)
 
 

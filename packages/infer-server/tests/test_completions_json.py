@@ -35,7 +35,9 @@ async def test_completion_is_openais_object(client: httpx.AsyncClient) -> None:
     assert answer == {
         "object": "text_completion",
         "model": "fake-model",
-        "choices": [{"index": 0, "text": "Hello, world", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [
+            {"index": 0, "text": "Hello, world", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        ],
         "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
     }
 

@@ -38,7 +38,8 @@ async def test_stream_has_one_event_per_token_then_the_end_then_done() -> None:
     *chunks, last, done = [data for _, data in events(reply)]
     assert [(chunk["token_id"], chunk["token"]) for chunk in chunks] == [(1, "Hello"), (2, ","), (3, " world")]
     assert chunks[0]["choices"] == [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": None}]
-    assert last["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}]
+    [choice] = last["choices"]
+    assert choice == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     assert last["finish_reason"] == "eos"
     assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert done == "[DONE]"

@@ -100,14 +100,13 @@ STOPS: list[tuple[FinishReason, dict[str, Any], tuple[str, str | None]]] = [
     (FinishReason.EOS, {}, ("tool_use", None)),
     (FinishReason.GRAMMAR, {}, ("tool_use", None)),
     (FinishReason.LENGTH, {}, ("max_tokens", None)),
-    (FinishReason.STOP, {"stop_sequences": ["a"]}, ("stop_sequence", "a")),
-    (FinishReason.STOP, {"stop_sequences": ["a", "b"]}, ("stop_sequence", None)),
+    (FinishReason.STOP, {"stop_sequences": ["b", "a"]}, ("stop_sequence", "a")),
 ]
 
 
 @pytest.mark.parametrize(("reason", "body", "expected"), STOPS)
 async def test_stop_reasons(reason: FinishReason, body: dict[str, Any], expected: tuple[str, str | None]) -> None:
-    answer = await message(answering(*ANSWER, reason=reason), **body)
+    answer = await message(answering(*ANSWER, reason=reason, stop_reason="a"), **body)
     assert (answer["stop_reason"], answer["stop_sequence"]) == expected
 
 

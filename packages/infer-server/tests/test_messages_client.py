@@ -188,9 +188,9 @@ async def test_client_tries_an_overloaded_server_again(*, streams: bool) -> None
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_client_sees_which_stop_sequence_ended_a_message(*, streams: bool) -> None:
-    engine = FakeEngine(script_of(THIRD, finish_reason=FinishReason.STOP))
+    engine = FakeEngine(script_of(THIRD, finish_reason=FinishReason.STOP, stop_reason="!"))
     async with client_for(engine) as client:
-        body = BODY | {"stop_sequences": ["!"], "messages": HI}
+        body = BODY | {"stop_sequences": ["?", "!"], "messages": HI}
         if streams:
             async with client.messages.stream(**body) as stream:
                 answer: Any = await stream.get_final_message()

@@ -150,12 +150,12 @@ async def test_schema_that_the_engine_refuses_has_the_clients_name(more: dict[st
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"max_tokens": 0}, "`max_tokens` is 0"),
+        ({"max_tokens": -2}, "`max_tokens` is -2"),
         ({"temperature": 101}, "`temperature` is 101"),
-        ({"top_p": 0}, "`top_p` is 0"),
-        ({"top_k": 0}, "`top_k` is 0"),
-        ({"stop_sequences": ["x"] * 17}, "`stop_sequences` has 17 strings"),
-        ({"stop_sequences": [""]}, "`stop_sequences`"),
+        ({"top_p": -0.1}, "`top_p` is -0.1"),
+        ({"top_k": -2}, "`top_k` is -2"),
+        ({"stop_sequences": ["x"] * 65}, "`stop_sequences` has 65 strings"),
+        ({"mirostat": 2}, "`mirostat` is 2"),
         ({"output_config": {"format": {"type": "regex"}}}, "`output_config.format` must be of type `json_schema`"),
         ({"output_format": {"type": "json_schema"}}, "`output_format` must be of type `json_schema`"),
     ],

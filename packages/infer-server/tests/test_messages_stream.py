@@ -127,7 +127,7 @@ ENDS: list[tuple[FinishReason, list[str], str, str | None]] = [
     (FinishReason.GRAMMAR, [], "end_turn", None),
     (FinishReason.LENGTH, ["x"], "max_tokens", None),
     (FinishReason.STOP, ["x"], "stop_sequence", "x"),
-    (FinishReason.STOP, ["x", "y"], "stop_sequence", None),
+    (FinishReason.STOP, ["y", "x"], "stop_sequence", "x"),
     (FinishReason.EOS, ["x"], "end_turn", None),
 ]
 
@@ -136,7 +136,7 @@ ENDS: list[tuple[FinishReason, list[str], str, str | None]] = [
 async def test_end_of_a_text_is_told_in_the_message_and_in_the_stream(
     reason: FinishReason, stops: list[str], expected: str, sequence: str | None
 ) -> None:
-    engine = answering((ContentDelta("Yes."),), finish_reason=reason)
+    engine = answering((ContentDelta("Yes."),), finish_reason=reason, stop_reason="x")
     whole = (await post(engine, stop_sequences=stops)).json()
     assert (whole["stop_reason"], whole["stop_sequence"]) == (expected, sequence)
     events = dict(await events_of(engine, stop_sequences=stops))

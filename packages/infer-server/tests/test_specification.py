@@ -50,11 +50,11 @@ async def test_prompt_that_is_none_is_400_before_what_is_422(
 
 @pytest.mark.parametrize("text", LONG, ids=["emoji", "control characters", "escapes"])
 async def test_messages_stay_below_a_kilobyte_whatever_was_sent(client: httpx.AsyncClient, text: str) -> None:
-    fields: list[dict[str, Any]] = [{text: 1}, {"model": text}, {"stop": [text]}, {"metadata": {text: 1}}]
-    fields += [{"logit_bias": {text: 1}}, {"stream_options": {text: 1}}, {"user": [text]}, {"cache_salt": {text: 1}}]
+    fields: list[dict[str, Any]] = [{text: 1}, {"model": text}, {"stop": [text]}, {"regex": {text: 1}}]
+    fields += [{"logit_bias": {text: 1}}, {"stream_options": {text: 1}}, {"format": [text]}, {"cache_salt": {text: 1}}]
     completions = [{"prompt": "x"} | field for field in [*fields, {"suffix": text}]]
     chats: list[dict[str, Any]] = [{"messages": CHAT} | field for field in fields]
-    chats += [{"messages": CHAT, "service_tier": text}, {"messages": CHAT, "response_format": {"type": text}}]
+    chats += [{"messages": CHAT, "verbosity": text}, {"messages": CHAT, "response_format": {"type": text}}]
     chats += [{"messages": CHAT, "structured_outputs": {"json_object": text}}]
     chats += [{"messages": [{"role": text, "content": "x"}]}, {"messages": CHAT, "tool_choice": {"type": text}}]
     chats += [{"messages": [{"role": "user", "content": [{"type": text}]}]}]

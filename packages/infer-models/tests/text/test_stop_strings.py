@@ -14,9 +14,9 @@ def run(stops: list[str], deltas: list[str]) -> tuple[list[str], bool]:
     matcher = StopStringMatcher(stops)
     sent: list[str] = []
     for delta in deltas:
-        text, matched = matcher.add(delta)
+        text, stop = matcher.add(delta)
         sent.append(text)
-        if matched:
+        if stop is not None:
             return sent, True
     return [*sent, matcher.finish()], False
 
@@ -39,8 +39,8 @@ def test_text_ends_before_the_first_stop_string_wherever_it_is_cut(stops: list[s
 @given(stops=STOPS, text=LETTERS)
 def test_all_text_that_cannot_begin_a_stop_string_is_sent_at_once(stops: list[str], text: str) -> None:
     matcher = StopStringMatcher(stops)
-    sent, matched = matcher.add(text)
-    if not matched:
+    sent, stop = matcher.add(text)
+    if stop is None:
         held = text[len(sent) :]
         longest = next((text[i:] for i in range(len(text)) if any(s.startswith(text[i:]) for s in stops)), "")
         assert held == longest
@@ -69,9 +69,15 @@ def test_of_stop_strings_that_end_together_the_longest_counts(stops: list[str]) 
 
 def test_nothing_is_sent_after_a_match() -> None:
     matcher = StopStringMatcher(["x"])
-    assert matcher.add("ax") == ("a", True)
-    assert matcher.add("more") == ("", True)
+    assert matcher.add("ax") == ("a", "x")
+    assert matcher.add("more") == ("", "x")
     assert matcher.finish() == ""
+
+
+@given(stops=STOPS, text=LETTERS)
+def test_the_stop_string_that_ended_the_text_is_told(stops: list[str], text: str) -> None:
+    before, stop = StopStringMatcher(stops).add(text)
+    assert stop is None or (stop in stops and text.startswith(before + stop))
 
 
 def test_an_empty_stop_string_is_refused() -> None:
@@ -85,15 +91,15 @@ def test_a_stop_string_that_ends_in_text_passed_over_does_not_count(
 ) -> None:
     matcher = StopStringMatcher(stops)
     sent = [matcher.pass_over(delta) for delta in passed]
-    before, text, matched = len("".join(passed)), "".join([*passed, *deltas]), False
+    before, text, matched = len("".join(passed)), "".join([*passed, *deltas]), None
     for delta in deltas:
         piece, matched = matcher.add(delta)
         sent.append(piece)
-        if matched:
+        if matched is not None:
             break
     for end in range(before + 1, len(text) + 1):
         if any(text[:end].endswith(stop) for stop in stops):
-            assert matched
+            assert matched == max((stop for stop in stops if text[:end].endswith(stop)), key=len)
             assert text.startswith("".join(sent))
             assert len("".join(sent)) == end - max(len(stop) for stop in stops if text[:end].endswith(stop))
             return

@@ -6,10 +6,10 @@ It is deterministic: the same messages between the same steps give the same toke
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from infer_engine.core.constraints import make_constraint
 from infer_engine.core.flight import Flight
 from infer_engine.core.prefix_sharing import PrefixSharing
 from infer_engine.core.request import Request, RequestState
@@ -23,9 +23,6 @@ from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
 from infer_engine.structured.compiler import GrammarCompiler
 from infer_engine.structured.errors import GrammarError
-
-if TYPE_CHECKING:
-    from infer_engine.structured.constraint import TokenConstraint
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +144,7 @@ class EngineCore:
         if message.request_id in self._requests:
             raise ValueError(f"`request_id` {message.request_id!r} is in use; every request needs its own.")
         try:
-            constraint = self._make_constraint(message)
+            constraint = make_constraint(message, self._grammars)
         except GrammarError as error:
             logger.error("The grammar of request %s cannot be compiled: %s", message.request_id, error)  # noqa: TRY400 - no traceback of ours would help
             self._counts.num_failed += 1
@@ -164,13 +161,6 @@ class EngineCore:
         self._requests[message.request_id] = request
         self._ended.pop(message.request_id, None)
         self._scheduler.add(request)
-
-    def _make_constraint(self, message: Submit) -> "TokenConstraint | None":
-        if message.grammar is None:
-            return None
-        if self._grammars is None:
-            raise GrammarError("this core compiles no grammars")
-        return self._grammars.constraint(message.grammar)
 
     def _abort(self, request_id: str) -> None:
         if request := self._requests.get(request_id):

@@ -14,6 +14,7 @@ from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
+    from infer_engine.structured.allowed_tokens import AllowedTokens
     from infer_engine.structured.constraint import TokenConstraint
 
 
@@ -43,6 +44,7 @@ class Request:
         sampling: how to sample them.
         stop_token_ids: the stop ids of its parameters, as a set.
         seed: seed of the random draws.
+        banned_sequences: sequences of tokens that it must not generate.
         constraint: which tokens may come next; None: all.
         block_hashes: hashes of its full blocks; None if it shares no blocks.
         state: its state; the scheduler moves it between WAITING, PREFILL and DECODE.
@@ -65,6 +67,7 @@ class Request:
     __slots__ = (
         "arrival",
         "arrival_step",
+        "banned_sequences",
         "block_hashes",
         "capacity",
         "constraint",
@@ -97,7 +100,7 @@ class Request:
         arrival: int,
         arrival_step: int = 0,
         block_hashes: BlockHashes | None = None,
-        constraint: "TokenConstraint | None" = None,
+        constraint: "TokenConstraint | AllowedTokens | None" = None,
     ) -> None:
         """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
         self.request_id = submission.request_id
@@ -111,6 +114,7 @@ class Request:
         self.sampling: SamplingParams = submission.params
         self.stop_token_ids = frozenset(submission.params.stop_token_ids)
         self.seed = submission.seed
+        self.banned_sequences = submission.banned_sequences
         self.block_hashes = block_hashes
         self.constraint = constraint
         self.state = RequestState.WAITING

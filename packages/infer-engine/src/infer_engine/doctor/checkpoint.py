@@ -15,12 +15,12 @@ from infer_engine.doctor.model_reading import (
     without_weights,
 )
 from infer_engine.doctor.reporter import Reporter, size
-from infer_engine.model_runner.loading import usable_vocab_size
+from infer_engine.model_runner.loading import end_token_ids, usable_vocab_size
 from infer_engine.model_runner.rank_loading import LoadedRank
 from infer_engine.protocol import CheckpointUnusableError
 from infer_engine.sizing import KVMemory, kv_memory
 from infer_kernels import QuantizedWeight
-from infer_models import CausalLM, CheckpointError, GenerationConfig
+from infer_models import CausalLM, CheckpointError
 from infer_models.checkpoint import check_weights, read_checkpoint_config
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.text import ChatTemplateError, Tokenizer
@@ -93,8 +93,8 @@ def _examine_weights(reporter: Reporter, read: ReadModel, model: CausalLM) -> No
 def _examine_tokenizer(reporter: Reporter, read: ReadModel) -> None:
     try:
         tokenizer = load_tokenizer(read.engine_config)
-        usable_vocab_size(tokenizer, read.config, read.folder)
-        eos_token_ids = GenerationConfig.from_folder(read.folder).eos_token_ids
+        vocab_size = usable_vocab_size(tokenizer, read.config, read.folder)
+        eos_token_ids = end_token_ids(tokenizer, read.folder, vocab_size=vocab_size)
     except (CheckpointError, CheckpointUnusableError) as error:
         reporter.fail("tokenizer", str(error), fix="download or save the checkpoint again")
         return
@@ -106,7 +106,7 @@ def _examine_tokenizer(reporter: Reporter, read: ReadModel) -> None:
         fix = "a base model's tokenizer may normalize texts; else download the checkpoint again"
         reporter.warn("tokenizer", f"{SAMPLE_TEXT!r} becomes {text!r} and not itself", fix=fix)
     if not eos_token_ids:
-        fix = "set `eos_token_id` in generation_config.json or config.json"
+        fix = "set `eos_token_id` in generation_config.json, or `eos_token` in tokenizer_config.json"
         reporter.warn("end of text", "no token ends an answer: answers end at `max_tokens` only", fix=fix)
     _examine_chat(reporter, tokenizer)
 

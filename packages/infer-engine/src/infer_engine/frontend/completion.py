@@ -35,6 +35,7 @@ class Completion:
         tool_calls: what the model asks the caller to call.
         token_ids: the generated tokens, an end-of-sequence token included.
         finish_reason: why it ended; None if it failed.
+        stop_reason: with the reason `stop`, which stop string or stop id ended it; else None.
         error: why it failed; None otherwise. The tokens generated before the failure are kept.
         logprobs: one for each of `token_ids` if the request asked for them, else None.
         prompt_logprobs: one for each prompt token if the request asked for them (None for the first token); None
@@ -50,6 +51,7 @@ class Completion:
     tool_calls: list[GeneratedCall]
     token_ids: list[int]
     finish_reason: FinishReason | None
+    stop_reason: str | int | None
     error: RequestFailure | None
     logprobs: list[TokenLogprob] | None
     prompt_logprobs: list[TokenLogprob | None] | None
@@ -106,6 +108,7 @@ class CompletionBuilder:
             tool_calls=[GeneratedCall(name=name, arguments="".join(pieces)) for name, pieces in self._calls],
             token_ids=self._token_ids,
             finish_reason=self._last.finish_reason,
+            stop_reason=self._last.stop_reason,
             error=self._last.error,
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,

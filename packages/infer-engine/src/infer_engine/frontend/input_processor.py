@@ -7,12 +7,14 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from msgspec import structs
 
 from infer_engine.frontend.chat_formats import ChatFormats
-from infer_engine.frontend.output_processor import OutputProcessor
+from infer_engine.frontend.output_processor import OutputProcessor, PromptOnlyProcessor
+from infer_engine.frontend.stop_rules import StopRules, stop_rules
 from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import (
     ChatPrompt,
@@ -21,14 +23,15 @@ from infer_engine.protocol import (
     EmptyPromptError,
     GenerateRequest,
     InvalidRequestError,
+    SamplingParams,
 )
+from infer_engine.protocol.sampling import MAX_STOP_TOKEN_IDS
 from infer_engine.structured.answer_form import AnswerForm
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
     EncodedChat,
     IncrementalDetokenizer,
-    StopStringMatcher,
     TextTooLongError,
     Tokenizer,
 )
@@ -39,6 +42,8 @@ MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
 
 _CHARACTERS_OF_A_TOOL = 1_000  # about: a description and a schema
+
+_KEPT_STOP_RULES = 16  # clients send the same stop strings again and again
 
 _T = TypeVar("_T")
 
@@ -84,6 +89,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._chat_formats = ChatFormats(tokenizer) if tokenizer.has_chat else None
         self._limits = limits
+        self._stop_rules = lru_cache(maxsize=_KEPT_STOP_RULES)(partial(stop_rules, tokenizer=tokenizer))
         self._num_ids = 0
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
 
@@ -113,9 +119,19 @@ class InputProcessor:
             self._check_ids("prompt", prompt)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         _check_queueing(request)
         grammar = _grammar_of(request, form)
+        rules = _refuse_if_tokenizer_fails(lambda: self._stop_rules(params.stop), param="stop")
+        banned = self._banned_sequences(params)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
+        core_params = structs.replace(
+            params,
+            structured_outputs=None,
+            bad_words=(),
+            stop=params.stop[:1],
+            stop_token_ids=_with_special_stops(params, rules),
+        )
         first_seed = self._base_seed + ids.start if params.seed is None else params.seed
         group = f"r{ids.start}" if len(ids) > 1 else None
         return [
@@ -125,13 +141,16 @@ class InputProcessor:
                     prompt_token_ids=prompt,
                     max_tokens=max_tokens,
                     seed=_signed_64_bit(first_seed + index),
-                    params=structs.replace(params, structured_outputs=None),
+                    params=core_params,
                     priority=request.priority,
                     cache_salt=_salt(request),
                     sibling_group=group,
                     grammar=grammar,
+                    banned_sequences=banned,
                 ),
-                output_processor=_refuse_if_tokenizer_fails(lambda: self._make_output_processor(request, prompt, form)),
+                output_processor=_refuse_if_tokenizer_fails(
+                    lambda: self._make_output_processor(request, prompt, form, rules)
+                ),
             )
             for index, sequence_id in enumerate(ids)
         ]
@@ -178,7 +197,8 @@ class InputProcessor:
             return request.prompt, None
         try:
             if isinstance(request.prompt, str):
-                return self.tokenize(request.prompt, max_tokens=limit), None
+                add_special_tokens = request.add_special_tokens
+                return self.tokenize(request.prompt, add_special_tokens=add_special_tokens, max_tokens=limit), None
             encoded = self._encode_chat(request.prompt, limit)
             return encoded.token_ids, self._require_formats().answer_form(request.prompt, encoded.reasoning)
         except TextTooLongError as error:
@@ -206,20 +226,45 @@ class InputProcessor:
         return self._chat_formats
 
     def _make_output_processor(
-        self, request: GenerateRequest, prompt: list[int], form: AnswerForm | None
+        self, request: GenerateRequest, prompt: list[int], form: AnswerForm | None, rules: StopRules
     ) -> OutputProcessor:
+        params = request.params
         formats = None if form is None else self._chat_formats
         shown_ids = frozenset[int]() if formats is None or form is None else formats.marker_ids(form)
-        return OutputProcessor(
-            IncrementalDetokenizer(self._tokenizer, prompt, shown_ids=shown_ids),
-            StopStringMatcher(request.params.stop),
-            min_tokens=request.params.min_tokens,
-            parser=None if formats is None or form is None else formats.parser(form),
+        if not params.skip_special_tokens:
+            shown_ids = self._tokenizer.special_ids
+        make = PromptOnlyProcessor if params.max_tokens == 0 else OutputProcessor
+        return make(
+            rules.detokenizer(
+                IncrementalDetokenizer(self._tokenizer, prompt, shown_ids=shown_ids), shown_ids=shown_ids
+            ),
+            rules.matcher(),
+            min_tokens=params.min_tokens,
+            parser=rules.parser(None if formats is None or form is None else formats.parser(form)),
+            stop_token_texts=rules.by_id,
+            includes_stop=params.include_stop_str_in_output,
         )
+
+    def _banned_sequences(self, params: SamplingParams) -> list[list[int]]:
+        """Return the tokens of each of the `bad_words`, with and without a blank before it."""
+        if not params.bad_words:
+            return []
+        texts = dict.fromkeys(text for word in params.bad_words for text in (word, f" {word.lstrip()}"))
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        found = _refuse_if_tokenizer_fails(lambda: [encode(text) for text in texts], param="bad_words")
+        banned = list(map(list, dict.fromkeys(tuple(token_ids) for token_ids in found if token_ids)))
+        singles = {sequence[0] for sequence in banned if len(sequence) == 1}
+        if params.allowed_token_ids is not None and singles.issuperset(params.allowed_token_ids):
+            raise InvalidRequestError(
+                "`bad_words` forbids all of `allowed_token_ids`, so no token could be chosen; leave one of them out.",
+                param="bad_words",
+            )
+        return banned
 
     def _max_tokens(self, request: GenerateRequest, *, num_prompt_tokens: int) -> int:
         remaining = self._limits.max_seq_len - num_prompt_tokens
-        max_tokens = request.params.max_tokens or max(remaining, 1)
+        wanted = request.params.max_tokens
+        max_tokens = max(remaining if wanted is None else wanted, 1)  # to read a prompt takes a token, which is dropped
         if request.clip_max_tokens:
             max_tokens = min(max_tokens, max(remaining, 1))
         if max_tokens > remaining:
@@ -261,6 +306,10 @@ def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> str | None
     content = request.params.structured_outputs
     if content is None and (form is None or form.tool_call_format is None):
         return None
+    if request.params.allowed_token_ids is not None:
+        raise InvalidRequestError(
+            "`allowed_token_ids` cannot be kept beside tools; send one of them.", param="allowed_token_ids"
+        )
     # They import the grammar library.
     from infer_engine.structured.answer_grammar import answer_grammar  # noqa: PLC0415
     from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415
@@ -274,6 +323,18 @@ def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> str | None
     except ValueError as error:
         param = "tools" if str(error).startswith("`tools`") else "structured_outputs"
         raise InvalidRequestError(str(error), param=param) from None
+
+
+def _with_special_stops(params: SamplingParams, rules: StopRules) -> tuple[int, ...]:
+    """Return the ids at which the core ends a request: those that it names, and those of special stop strings."""
+    token_ids = tuple(dict.fromkeys((*params.stop_token_ids, *rules.by_id)))
+    if len(token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"`stop_token_ids` and the special tokens of `stop` are {len(token_ids)} ids; send at most "
+            f"{MAX_STOP_TOKEN_IDS}.",
+            param="stop_token_ids",
+        )
+    return token_ids
 
 
 def _salt(request: GenerateRequest) -> str | None:

@@ -1,17 +1,21 @@
 """`OutputProcessor`: turns the tokens of one request into text, takes it apart, and looks for stop strings."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeVar, TypeVarTuple
 
-from infer_engine.frontend.answer_parser import AnswerParser
+from infer_engine.frontend.stop_rules import Detokenizer, PartsParser
 from infer_engine.ipc.messages import TokenOutput
 from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, RequestFailure, StepOutput
-from infer_models.text import IncrementalDetokenizer, StopStringMatcher
+from infer_models.text import StopStringMatcher
 
 logger = logging.getLogger(__name__)
 
 TEXT_FAILED = RequestFailure(message="This request's text could not be made; the log says why.", code="text_failed")
+
+_NO_IDS: Mapping[int, str] = MappingProxyType({})
+_BY_ID = (FinishReason.EOS, FinishReason.STOP)
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -24,25 +28,32 @@ class OutputProcessor:
         "_deltas",
         "_detokenizer",
         "_failed",
+        "_includes_stop",
         "_is_in_content",
         "_min_tokens",
         "_num_reasoning_tokens",
         "_num_tokens",
         "_parser",
+        "_stop_reason",
+        "_stop_token_texts",
         "_stops",
     )
 
     def __init__(
         self,
-        detokenizer: IncrementalDetokenizer,
+        detokenizer: Detokenizer,
         stops: StopStringMatcher,
         *,
         min_tokens: int = 0,
-        parser: AnswerParser | None = None,
+        parser: PartsParser | None = None,
+        stop_token_texts: Mapping[int, str] = _NO_IDS,
+        includes_stop: bool = False,
     ) -> None:
         """Detokenize with `detokenizer`; a match of `stops` ends the text once it has more than `min_tokens` tokens.
 
         `parser` takes the text apart; stop strings are looked for in the content only. Without it all is content.
+        `stop_token_texts` are the stop strings that are special tokens, by their ids, at which the core ends the
+        request. With `includes_stop` what ended the text is a part of it.
         """
         self._detokenizer = detokenizer
         self._parser = parser
@@ -50,6 +61,9 @@ class OutputProcessor:
         self._is_in_content = False
         self._num_reasoning_tokens = 0
         self._stops = stops
+        self._stop_token_texts = stop_token_texts
+        self._includes_stop = includes_stop
+        self._stop_reason: str | int | None = None
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._failed = False
@@ -74,7 +88,7 @@ class OutputProcessor:
         reason = output.finish_reason
         num_tokens = len(output.token_ids)
         # A token that ends the request by its id is not part of the text.
-        num_text_tokens = num_tokens - 1 if reason in (FinishReason.EOS, FinishReason.STOP) else num_tokens
+        num_text_tokens = num_tokens - 1 if reason in _BY_ID and not self._includes_stop else num_tokens
         text = ""
         for index in range(num_text_tokens):
             self._num_tokens += 1
@@ -85,9 +99,20 @@ class OutputProcessor:
         if reason is None:
             return self._step_output(output, num_tokens=num_tokens, text=text)
         delta, matched = self._finish()
-        return self._step_output(
-            output, num_tokens=num_tokens, text=text + delta, reason=FinishReason.STOP if matched else reason
-        )
+        if matched:
+            return self._step_output(output, num_tokens=num_tokens, text=text + delta, reason=FinishReason.STOP)
+        if reason is FinishReason.STOP:
+            delta += self._end_by_id(output.token_ids[-1])
+        return self._step_output(output, num_tokens=num_tokens, text=text + delta, reason=reason)
+
+    def _end_by_id(self, token_id: int) -> str:
+        """Note which token ended the request; return its text if that belongs to the answer and is not there yet."""
+        self._stop_reason = self._stop_token_texts.get(token_id, token_id)
+        if not self._includes_stop or not isinstance(self._stop_reason, str):
+            return ""
+        if self._parser is not None:
+            self._deltas.append(ContentDelta(self._stop_reason))
+        return self._stop_reason
 
     def _finish(self) -> tuple[str, bool]:
         """Return the rest of the content, and whether it completed a stop string."""
@@ -140,9 +165,13 @@ class OutputProcessor:
         return deltas
 
     def _match_stops(self, delta: str) -> tuple[str, bool]:
-        if self._num_tokens > self._min_tokens:
-            return self._stops.add(delta)
-        return self._stops.pass_over(delta), False
+        if self._num_tokens <= self._min_tokens:
+            return self._stops.pass_over(delta), False
+        text, stop = self._stops.add(delta)
+        if stop is None:
+            return text, False
+        self._stop_reason = stop
+        return text + stop if self._includes_stop else text, True
 
     def _catch_failures(self, call: Callable[[*_Args], _T], *args: *_Args) -> _T | None:
         try:
@@ -171,6 +200,7 @@ class OutputProcessor:
             deltas=self._take_deltas(),
             finished=reason is not None or error is not None,
             finish_reason=reason,
+            stop_reason=self._stop_reason,
             error=error,
             num_prompt_tokens=output.num_prompt_tokens,
             num_completion_tokens=output.num_completion_tokens - len(output.token_ids) + num_tokens,
@@ -179,3 +209,12 @@ class OutputProcessor:
             logprobs=None if output.logprobs is None else output.logprobs[:num_tokens],
             prompt_logprobs=output.prompt_logprobs,
         )
+
+
+class PromptOnlyProcessor(OutputProcessor):
+    """Processes a request that only reads its prompt: the token that a step chooses after it is dropped."""
+
+    __slots__ = ()
+
+    def _process(self, output: TokenOutput) -> StepOutput:
+        return self._step_output(output, num_tokens=0, reason=FinishReason.LENGTH)

@@ -16,12 +16,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         prompt_token_ids: at least one.
         max_tokens: most tokens to generate.
         seed: seed of the random draws; each draw depends on it and on the token's position.
-        params: how to sample; the core does not read `max_tokens`, `seed`, `n` and `structured_outputs` there.
+        params: how to sample; the core does not read `max_tokens`, `seed`, `n`, `bad_words` and `structured_outputs`
+            there, and of `stop` only whether there are stop strings.
         priority: with the `priority` policy lower numbers come first.
         cache_salt: requests share cached prefixes only with those of the same salt.
         sibling_group: the same value for all sequences of one request with `n` > 1, else None. They share their
             prompt's blocks even if prefix caching is off.
         grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
+        banned_sequences: sequences of tokens that must not be generated: the request's `bad_words`.
         generated_token_ids: tokens that another core has generated for it. This core computes them again, as after a
             preemption, and goes on behind them; `max_tokens` counts them.
     """
@@ -35,6 +37,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_salt: str | None = None
     sibling_group: str | None = None
     grammar: str | None = None
+    banned_sequences: list[list[int]] = []
     generated_token_ids: list[int] = []
 
 

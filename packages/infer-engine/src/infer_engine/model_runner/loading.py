@@ -74,7 +74,7 @@ def load_model_runner(
     use_device(device)
     model_config = ModelConfig.from_folder(folder)
     vocab_size = usable_vocab_size(tokenizer, model_config, folder)
-    eos_token_ids = frozenset(GenerationConfig.from_folder(folder).eos_token_ids)
+    eos_token_ids = end_token_ids(tokenizer, folder, vocab_size=vocab_size)
     size = config.tensor_parallel_size
     if device.type == "cuda":
         require_launcher()
@@ -232,3 +232,14 @@ def usable_vocab_size(tokenizer: Tokenizer, model_config: ModelConfig, folder: P
             f"{model_config.vocab_size}: the tokenizer belongs to another model."
         )
     return min(tokenizer.vocab_size, model_config.vocab_size)
+
+
+def end_token_ids(tokenizer: Tokenizer, folder: Path, *, vocab_size: int) -> frozenset[int]:
+    """Return the tokens that end an answer: those of the configuration, and the tokenizer's own.
+
+    A fine-tune on conversations often names the end of its turns in the tokenizer alone, beside the configuration of
+    its base model.
+    """
+    named = GenerationConfig.from_folder(folder).eos_token_ids
+    own = tokenizer.eos_token_id
+    return frozenset(named) if own is None or own >= vocab_size else frozenset({*named, own})

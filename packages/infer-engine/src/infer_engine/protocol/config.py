@@ -110,7 +110,7 @@ class EngineConfig:
     max_seq_len: int | None = None
     max_batch_size: int | None = None
     max_num_batched_tokens: int | None = None
-    max_waiting_requests: int = 1024
+    max_waiting_requests: int = 2048
     seed: int | None = None
     batching_mode: BatchingMode = "continuous"
     scheduler_policy: SchedulerPolicy = "fcfs"

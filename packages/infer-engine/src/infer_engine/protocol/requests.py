@@ -41,6 +41,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prompt: a text, token ids, or a conversation.
         params: how to sample and when to stop.
+        add_special_tokens: whether a text gets the tokens that the tokenizer puts around every text.
         clip_max_tokens: whether a `max_tokens` for which the context has no room is lowered to what it leaves, instead
             of being refused.
         priority: with the `priority` policy lower numbers come first; others ignore it.
@@ -50,6 +51,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str | list[int] | ChatPrompt
     params: SamplingParams
+    add_special_tokens: bool = True
     clip_max_tokens: bool = False
     priority: int = 0
     cache_salt: str | None = None
@@ -82,6 +84,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
             parts, and all of the text is content.
         finished: whether this is the last output.
         finish_reason: why it ended; None while it runs and if it failed.
+        stop_reason: with the reason `stop`, which of the request's `stop` or `stop_token_ids` ended it; else None.
         error: why it failed; None otherwise.
         num_prompt_tokens: tokens of the prompt.
         num_completion_tokens: tokens generated so far, including those of this output.
@@ -98,6 +101,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     deltas: list[AnswerDelta] | None = None
     finished: bool = False
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
     error: RequestFailure | None = None
     num_prompt_tokens: int
     num_completion_tokens: int

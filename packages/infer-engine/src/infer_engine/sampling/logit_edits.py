@@ -1,10 +1,11 @@
-"""Edits logits for `min_tokens` and `logit_bias`.
+"""Edits logits for `min_tokens`, `bad_words` and `logit_bias`.
 
     logit = logit + bias[token]
     logit = -inf        for tokens that end a request with fewer than `min_tokens` tokens
+    logit = -inf        for tokens that complete one of its `bad_words`
 
-The second rule wins if both apply. The tokens that end a request are its `stop_token_ids`, and the end-of-sequence ids
-unless `ignore_eos` is set.
+The later rules win if several apply. Where a mask of allowed tokens and they leave no token, they give way. The tokens
+that end a request are its `stop_token_ids`, and the end-of-sequence ids unless `ignore_eos` is set.
 
 Precision: fp32 inside, one rounding to the logits' dtype.
 """
@@ -17,7 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from infer_engine.protocol import SamplingParams
+from infer_engine.core.request import Request
+from infer_engine.sampling.banned_sequences import BannedSequences
 from infer_engine.sampling.host_to_device import to_device
 
 Bitmask = npt.NDArray[np.int32]
@@ -45,35 +47,40 @@ class RequestEdits:
         min_tokens: number of generated tokens after which it may end.
         before: the edit up to that number; None edits nothing.
         after: the edit from that number on; None edits nothing.
+        biases: the edit that forbids no token; None edits nothing.
+        banned: sequences that it must not generate, of several tokens.
     """
 
     min_tokens: int
     before: Edit | None
     after: Edit | None
+    biases: Edit | None
+    banned: BannedSequences
 
-    def leaves_any(self, allowed: Bitmask) -> bool:
-        """Return whether `before` leaves any of the `allowed` tokens possible."""
-        left = np.unpackbits(allowed.view(np.uint8), bitorder="little")
-        if self.before is not None:
-            forbidden = self.before.ids[np.isneginf(self.before.values)]
-            left[forbidden[forbidden < len(left)]] = 0
-        return bool(left.any())
-
-    def edit_after(self, num_completion_tokens: int) -> Edit | None:
-        """Return the edit for the token that follows `num_completion_tokens` generated ones."""
-        return self.before if num_completion_tokens < self.min_tokens else self.after
+    def edit_of(self, request: Request, allowed: Bitmask | None) -> Edit | None:
+        """Return the edit for the next token of `request`, of which `allowed` is the mask, if there is one."""
+        edit = self.before if request.num_completion_tokens < self.min_tokens else self.after
+        if self.banned:
+            edit = _forbid(edit, self.banned.forbidden_after(request.token_ids, request.num_prompt_tokens))
+        if allowed is None or edit is self.biases or _leaves_any(allowed, edit):
+            return edit
+        return self.after if edit is self.before and _leaves_any(allowed, self.after) else self.biases
 
 
-def plan_edits(params: SamplingParams, *, eos_token_ids: frozenset[int], vocab_size: int) -> RequestEdits | None:
-    """Return the edits for `params`, or None if there are none. Ids outside the vocabulary are ignored."""
-    if not params.logit_bias and not params.min_tokens:
+def plan_edits(request: Request, *, eos_token_ids: frozenset[int], vocab_size: int) -> RequestEdits | None:
+    """Return the edits for `request`, or None if there are none. Ids outside the vocabulary are ignored."""
+    params = request.sampling
+    if not (params.logit_bias or params.min_tokens or request.banned_sequences):
         return None
     ending = set(params.stop_token_ids) if params.ignore_eos else eos_token_ids.union(params.stop_token_ids)
-    forbidden = dict.fromkeys(ending, -np.inf)
+    banned = {sequence[0]: -np.inf for sequence in request.banned_sequences if len(sequence) == 1}
+    biases = _edit(params.logit_bias, vocab_size)
     return RequestEdits(
         min_tokens=params.min_tokens,
-        before=_edit(params.logit_bias | forbidden, vocab_size),
-        after=_edit(params.logit_bias, vocab_size),
+        before=_edit(params.logit_bias | banned | dict.fromkeys(ending, -np.inf), vocab_size),
+        after=_edit(params.logit_bias | banned, vocab_size) if banned else biases,
+        biases=biases,
+        banned=BannedSequences(sequence for sequence in request.banned_sequences if len(sequence) > 1),
     )
 
 
@@ -83,6 +90,29 @@ def _edit(values: dict[int, float], vocab_size: int) -> Edit | None:
         return None
     count = len(inside)
     return Edit(ids=np.fromiter(inside, np.int64, count), values=np.fromiter(inside.values(), np.float32, count))
+
+
+def _forbid(edit: Edit | None, token_ids: Sequence[int]) -> Edit | None:
+    """Return `edit` with tokens of the vocabulary that it forbids too."""
+    if not token_ids:
+        return edit
+    forbidden = np.unique(np.array(token_ids, np.int64))
+    if edit is None:
+        return Edit(ids=forbidden, values=np.full(len(forbidden), -np.inf, np.float32))
+    kept = ~np.isin(edit.ids, forbidden)
+    return Edit(
+        ids=np.concatenate([edit.ids[kept], forbidden]),
+        values=np.concatenate([edit.values[kept], np.full(len(forbidden), -np.inf, np.float32)]),
+    )
+
+
+def _leaves_any(allowed: Bitmask, edit: Edit | None) -> bool:
+    """Return whether `edit` leaves any of the `allowed` tokens possible."""
+    left = np.unpackbits(allowed.view(np.uint8), bitorder="little")
+    if edit is not None:
+        forbidden = edit.ids[np.isneginf(edit.values)]
+        left[forbidden[forbidden < len(left)]] = 0
+    return bool(left.any())
 
 
 class LogitEdits:

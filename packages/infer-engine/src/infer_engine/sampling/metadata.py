@@ -30,7 +30,7 @@ class SamplingNeeds(enum.IntFlag):
     EDITS = enum.auto()
     PENALTIES = enum.auto()
     LOGPROBS = enum.auto()
-    GRAMMAR = enum.auto()
+    CONSTRAINT = enum.auto()
 
 
 PLAIN_DRAW = SamplingNeeds.DRAW | SamplingNeeds.TOP_K | SamplingNeeds.TOP_P | SamplingNeeds.MIN_P
@@ -117,7 +117,7 @@ class SamplingParamsTable:
     def edits(self, step: SamplingMetadata, *, masks: Mapping[int, Bitmask]) -> list[tuple[int, Edit]]:
         """Return the logit edits of this step, each with the index of its row.
 
-        `masks` are the tokens that grammars allow, by row index. Where that is the end alone, `min_tokens` gives way.
+        `masks` are the tokens that constraints allow, by row index; see `RequestEdits.edit_of`.
         """
         row_edits = []
         for index in step.indices_with(SamplingNeeds.EDITS):
@@ -125,9 +125,7 @@ class SamplingParamsTable:
             edits = self._edits[request.row]
             if edits is None:
                 continue
-            edit = edits.edit_after(request.num_completion_tokens)
-            if index in masks and edit is edits.before and not edits.leaves_any(masks[index]):
-                edit = edits.after
+            edit = edits.edit_of(request, masks.get(index))
             if edit is not None:
                 row_edits.append((index, edit))
         return row_edits
@@ -146,7 +144,7 @@ class SamplingParamsTable:
 
     def _read_params(self, request: Request) -> None:
         row, params = request.row, request.sampling
-        edits = plan_edits(params, eos_token_ids=self._eos_token_ids, vocab_size=self._vocab_size)
+        edits = plan_edits(request, eos_token_ids=self._eos_token_ids, vocab_size=self._vocab_size)
         columns = self._columns
         columns["seeds"][row] = request.seed
         columns["temperatures"][row] = 0.0 if params.is_greedy else params.temperature
@@ -158,11 +156,11 @@ class SamplingParamsTable:
         columns["frequency"][row] = params.frequency_penalty
         self._num_logprobs[row] = params.logprobs or 0
         self._edits[row] = edits
-        self._needs[row] = _needs(params, has_edits=edits is not None, has_grammar=request.constraint is not None)
+        self._needs[row] = _needs(params, has_edits=edits is not None, has_constraint=request.constraint is not None)
         self._owners[row] = request.arrival
 
 
-def _needs(params: SamplingParams, *, has_edits: bool, has_grammar: bool) -> SamplingNeeds:
+def _needs(params: SamplingParams, *, has_edits: bool, has_constraint: bool) -> SamplingNeeds:
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     draws = not params.is_greedy
     conditions = (
@@ -173,6 +171,6 @@ def _needs(params: SamplingParams, *, has_edits: bool, has_grammar: bool) -> Sam
         (SamplingNeeds.EDITS, has_edits),
         (SamplingNeeds.PENALTIES, penalties != (1.0, 0.0, 0.0)),
         (SamplingNeeds.LOGPROBS, params.logprobs is not None),
-        (SamplingNeeds.GRAMMAR, has_grammar),
+        (SamplingNeeds.CONSTRAINT, has_constraint),
     )
     return SamplingNeeds(sum(need for need, holds in conditions if holds))

@@ -3,9 +3,9 @@
     logits ──> log-probabilities, for the rows that need them, of the unedited logits
        │
        ├─ min_tokens: tokens that end the request are forbidden ┐
-       ├─ logit_bias                                            ├─ in place, one rounding each
+       ├─ logit_bias, bad_words                                 ├─ in place, one rounding each
        ├─ repetition, then frequency and presence penalties ────┤
-       ├─ grammar: tokens that it does not allow are forbidden ─┘
+       ├─ constraint: tokens not allowed by it are forbidden ───┘
        └─ temperature, min-p, top-k, top-p, one draw              `infer_kernels.sample`
 
 An operation runs only if a row of the batch needs it.
@@ -139,7 +139,9 @@ class Sampler:
         if logprob_indices:
             logprob_rows = to_device({"rows": np.array(logprob_indices, np.int64)}, self._device)["rows"]
         unedited = logits[logprob_rows] if logprob_rows is not None else logits  # a copy, because edits change `logits`
-        masks, grammar_failed = _read_masks(metadata) if metadata.any_needs & SamplingNeeds.GRAMMAR else ({}, NO_ROWS)
+        masks, grammar_failed = (
+            _read_masks(metadata) if metadata.any_needs & SamplingNeeds.CONSTRAINT else ({}, NO_ROWS)
+        )
         largest = self._edit_logits(logits, metadata, masks)
         drawn = self._draw(logits, metadata)
         chosen = check_drawn(logits, drawn) if largest is None else check_tokens(Largest(drawn, largest))
@@ -178,8 +180,8 @@ class Sampler:
                 **self._rows.columns(metadata, "repetition", "presence", "frequency"),
             )
         if masks:
-            bits = np.concatenate(list(masks.values()))
-            copied = to_device({"rows": np.array(list(masks), np.int64), "bits": bits}, self._device)
+            bits = _of_one_length(list(masks.values()))
+            copied = to_device({"rows": np.array(list(masks), np.int64), "bits": np.concatenate(bits)}, self._device)
             apply_bitmask(logits, copied["bits"].view(len(masks), -1), copied["rows"])
         return largest
 
@@ -190,10 +192,10 @@ class Sampler:
 
 
 def _read_masks(metadata: SamplingMetadata) -> tuple[dict[int, Bitmask], frozenset[int]]:
-    """Return the tokens that grammars allow, by row index, and the rows whose grammars fail."""
+    """Return the tokens that constraints allow, by row index, and the rows whose grammars fail."""
     masks: dict[int, Bitmask] = {}
     failed = []
-    for index in metadata.indices_with(SamplingNeeds.GRAMMAR):
+    for index in metadata.indices_with(SamplingNeeds.CONSTRAINT):
         constraint = metadata.requests[index].constraint
         assert constraint is not None
         try:
@@ -202,6 +204,12 @@ def _read_masks(metadata: SamplingMetadata) -> tuple[dict[int, Bitmask], frozens
             logger.error("The grammar of request %s fails: %s", metadata.requests[index].request_id, error)  # noqa: TRY400 - no traceback of ours would help
             failed.append(index)
     return masks, frozenset(failed)
+
+
+def _of_one_length(masks: list[Bitmask]) -> list[Bitmask]:
+    """Return `masks` with as many words as the longest has; a word that is not there allows nothing."""
+    longest = max(map(len, masks))
+    return [mask if len(mask) == longest else np.pad(mask, (0, longest - len(mask))) for mask in masks]
 
 
 def check_tokens(chosen: Largest) -> ChosenTokens:

@@ -26,8 +26,8 @@ class Tokenizer:
         special_ids: ids of the special tokens, which have no text in answers.
         fallback_byte_ids: ids of tokens such as `<0xE2>` that stand for one byte each; empty where there are none.
         bos_token_id: of the token that begins a text, by `tokenizer_config.json`; None where there is none.
-        eos_token_id: of the token that ends a text, by `tokenizer_config.json`; None where there is none. Which
-            tokens end an answer is in `generation_config.json`.
+        eos_token_id: of the token that ends a text, by `tokenizer_config.json`; None where there is none. Further
+            tokens that end an answer are in `generation_config.json`.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from infer_engine.protocol import (
     Tool,
 )
 from infer_engine.protocol.chat import ToolChoice
+from infer_engine.protocol.sampling import MAX_STOP_STRINGS
 from infer_server.anthropic.content import (
     MAX_MESSAGES,
     MessageField,
@@ -27,6 +28,7 @@ from infer_server.errors import ApiError, missing, shorten
 from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS
 from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
 from infer_server.openai.fields import check_restricted, described, restricted
+from infer_server.openai.foreign_fields import ForeignFields, check_foreign
 from infer_server.openai.shared_fields import ModelId, StopString, Temperature, TopK, TopP
 from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value, unsupported
 
@@ -77,7 +79,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
+class CountTokensBody(ForeignFields, frozen=True, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: what makes the prompt."""
 
     messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1, maxItems=MAX_MESSAGES)]
@@ -100,11 +102,11 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     top_p: TopP = None
     top_k: TopK = None
     stop_sequences: Annotated[
-        list[StopString] | None, described("Texts that end the answer and are never part of it.", maxItems=16)
+        list[StopString] | None,
+        described("Texts that end the answer and are never part of it.", maxItems=MAX_STOP_STRINGS),
     ] = None
     stream: Annotated[bool | None, described("Send events as tokens are made.")] = None
     output_format: Annotated[OutputFormat | None, described("An older place of `output_config.format`.")] = None
-    metadata: Annotated[Any, described("Accepted without effect.")] = None
 
 
 def messages_request(body: MessagesBody, *, served_model: str) -> GenerateRequest:
@@ -114,6 +116,7 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
         ApiError: 400: a value that is wrong, or a block that is not supported; 404: a model that is not served.
     """
     prompt = prompt_of(body, served_model=served_model)
+    check_foreign(body)
     given = {
         name: value
         for name, value in (("temperature", body.temperature), ("top_p", body.top_p), ("top_k", body.top_k))

@@ -150,12 +150,11 @@ PING = named_event("ping", Ping())
 class MessageBuilder:
     """Makes the message of one request, whole or event by event."""
 
-    def __init__(self, stream: RequestStream, *, served_model: str, stop_sequences: list[str]) -> None:
+    def __init__(self, stream: RequestStream, *, served_model: str) -> None:
         """Answer with the outputs of `stream`."""
         self._stream = stream
         self._id = f"msg_{secrets.token_hex(12)}"
         self._model = served_model
-        self._stop_sequences = stop_sequences
         self._answer = AnswerBlocks()
 
     async def whole(self) -> MessageReply:
@@ -195,13 +194,12 @@ class MessageBuilder:
         )
 
     def _end(self, last: StepOutput) -> MessageEnd:
-        """Return why the message ended. Which of several stop sequences it was is not known."""
+        """Return why the message ended."""
         match last.finish_reason:
             case FinishReason.LENGTH:
                 return MessageEnd(stop_reason="max_tokens", stop_sequence=None)
-            case FinishReason.STOP if self._stop_sequences:
-                known = self._stop_sequences[0] if len(self._stop_sequences) == 1 else None
-                return MessageEnd(stop_reason="stop_sequence", stop_sequence=known)
+            case FinishReason.STOP if isinstance(last.stop_reason, str):
+                return MessageEnd(stop_reason="stop_sequence", stop_sequence=last.stop_reason)
             case _:
                 return MessageEnd(stop_reason="tool_use" if self._answer.has_calls else "end_turn", stop_sequence=None)
 

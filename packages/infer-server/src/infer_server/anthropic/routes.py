@@ -89,5 +89,4 @@ class _MessagesEndpoint:
 
     def _builder(self, accepted: AcceptedRequest[MessagesBody]) -> MessageBuilder:
         [stream] = accepted.streams
-        stops = list(accepted.body.stop_sequences or ())
-        return MessageBuilder(stream, served_model=self._served_model, stop_sequences=stops)
+        return MessageBuilder(stream, served_model=self._served_model)

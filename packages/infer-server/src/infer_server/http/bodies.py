@@ -67,11 +67,31 @@ def decode_body(body: bytes, struct: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=struct, strict=True)
     except msgspec.ValidationError as error:
+        if "got `float`" in str(error) and (found := _with_whole_numbers(body, struct)) is not None:
+            return found
         if is_unknown_field(error):
             _check_known_fields(body, struct)
-        raise validation_error(error) from None
+        names = [field.encode_name for field in msgspec.structs.fields(struct)]
+        raise validation_error(error, names=names) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
+
+
+def _with_whole_numbers(body: bytes, struct: type[T]) -> T | None:
+    """Return `body` with numbers such as `5.0` taken for whole ones, as in JSON Schema; None if it has other errors."""
+    try:
+        return msgspec.convert(_WHOLE_NUMBERS.decode(body), struct, strict=True)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _whole_number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < _EXACT_BELOW else value
+
+
+_EXACT_BELOW = 2**53
+_WHOLE_NUMBERS = msgspec.json.Decoder(float_hook=_whole_number)
 
 
 def _check_known_fields(body: bytes, struct: type[msgspec.Struct]) -> None:

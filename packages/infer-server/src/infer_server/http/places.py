@@ -3,7 +3,9 @@
 `msgspec` writes the place at the end of its messages: `Expected ... - at `$.tools[39]``.
 """
 
+import difflib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +13,7 @@ import msgspec
 from infer_server.errors import ApiError, missing, shorten
 
 _MAX_PLACE_CHARACTERS = 100
+_MAX_COMPARED = 64
 
 _ANY_KEY = "[...]"  # in the place of the keys that a client chooses, such as those of `metadata`
 _SUFFIX = re.compile(r" - at `(key in )?\$(.*)`$", re.DOTALL)
@@ -25,14 +28,22 @@ class _Located(NamedTuple):
     place: str
 
 
-def validation_error(error: msgspec.ValidationError, *, at: str = "") -> ApiError:
-    """Return the reply to a body that is not valid; what was decoded stands at the place `at` in the body."""
+def validation_error(error: msgspec.ValidationError, *, at: str = "", names: Sequence[str] = ()) -> ApiError:
+    """Return the reply to a body that is not valid.
+
+    Args:
+        error: what is wrong.
+        at: where in the body stands what was decoded.
+        names: fields of the body, of which one may be meant by an unknown one.
+    """
     words, place = _located(error, at)
     if lacking := _MISSING_FIELD.fullmatch(words):
         return missing(_member(place, lacking[1]))
     if unknown := _UNKNOWN_FIELD.fullmatch(words):
         path = _member(place, unknown[1])
-        text = f"`{path}` is not a field that this server knows; leave it out."
+        similar = difflib.get_close_matches(unknown[1][:_MAX_COMPARED], [] if place else names, n=1, cutoff=0.75)
+        meant = f" Did you mean `{similar[0]}`?" if similar else ""
+        text = f"`{path}` is not a field that this server knows; leave it out.{meant}"
         return ApiError(400, text, code="unknown_field", param=path)
     where = f"`{place}` is not valid" if place else "The body is not valid"
     text = f"{where}: {shorten(words, 300)}."

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from infer_engine.protocol import AnswerDelta, RequestStream, StepOutput, TokenLogprob
+from infer_engine.protocol import AnswerDelta, FinishReason, RequestStream, StepOutput, TokenLogprob
 from infer_server.errors import ApiError
 from infer_server.generation.failures import raise_if_failed, raise_if_unfinished
 from infer_server.generation.outputs import merge_outputs
@@ -80,7 +80,7 @@ async def stream_events(
         async with aclosing(merge_outputs(streams)) as outputs:
             async for index, output in outputs:
                 events: list[bytes] = []
-                if output.token_ids and index not in started:
+                if index not in started and (output.token_ids or output.finish_reason is FinishReason.LENGTH):
                     started.add(index)
                     start = chunks.start(index, output)
                     events += [] if start is None else [encode("token", start)]

@@ -10,6 +10,7 @@ from infer_server.errors import ApiError
 from infer_server.generation.handler import AcceptedRequest
 from infer_server.http.sse import DONE, EventEncoder, EventStream
 from infer_server.openai.builders import ChunkBuilder, ResponseBuilder, complete_response, stream_events
+from infer_server.openai.continuous_usage import ContinuousUsage
 from infer_server.openai.generation_fields import GenerationFields, check_stream_options
 from infer_server.openai.structured_outputs import refusal_of
 
@@ -43,9 +44,8 @@ class ChunkedEndpoint(ABC, Generic[B, R]):
 
     def is_streaming(self, body: B, *, accepts_events: bool) -> bool:
         """Return what `stream` says or, if it is left out, the `Accept` header."""
-        streaming = accepts_events if body.stream is None else body.stream
-        check_stream_options(body.stream_options, streaming=streaming)
-        return streaming
+        check_stream_options(body.stream_options)
+        return accepts_events if body.stream is None else body.stream
 
     def refusal(self, error: InvalidRequestError, body: B) -> ApiError | None:
         """Return the error for structured output that the engine refuses, under the client's name for it."""
@@ -55,12 +55,14 @@ class ChunkedEndpoint(ABC, Generic[B, R]):
         """Return the chunks as events."""
         encode = self.event_encoder(accepts_events=accepts_events)
         options = accepted.body.stream_options
+        include_usage = bool(options and options.include_usage)
+        chunks = await self.chunk_builder(accepted)
         events = stream_events(
             accepted.streams,
-            await self.chunk_builder(accepted),
+            ContinuousUsage(chunks) if options and include_usage and options.continuous_usage_stats else chunks,
             encode=encode,
             choices_per_prompt=accepted.choices_per_prompt,
-            include_usage=bool(options and options.include_usage),
+            include_usage=include_usage,
         )
         return EventStream(events=events, error_event=lambda reply: encode("error", reply) + DONE)
 

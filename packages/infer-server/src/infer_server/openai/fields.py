@@ -1,7 +1,8 @@
 """Declares the fields of request bodies: what the OpenAPI document says of each, and which values are supported."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
@@ -38,8 +39,11 @@ def check_restricted(body: msgspec.Struct, *, prefix: str = "") -> None:
     Raises:
         ApiError: 400, `unsupported_value`.
     """
-    for name, restriction in _restrictions(type(body)):
-        value = getattr(body, name)
+    values_of, nothing, restrictions = _checked(type(body))
+    values = values_of(body)
+    if values == nothing:  # most bodies
+        return
+    for (name, restriction), value in zip(restrictions, values, strict=True):
         if value is not None and value not in restriction.allowed:
             raise unsupported(prefix + name, value, send=restriction.send)
 
@@ -47,6 +51,18 @@ def check_restricted(body: msgspec.Struct, *, prefix: str = "") -> None:
 def restricted_names(struct: type[msgspec.Struct]) -> tuple[str, ...]:
     """Return the names of the restricted fields of `struct`."""
     return tuple(name for name, _ in _restrictions(struct))
+
+
+@functools.cache
+def _checked(
+    struct: type[msgspec.Struct],
+) -> tuple[Callable[[msgspec.Struct], tuple[object, ...]], tuple[None, ...], tuple[tuple[str, _Restriction], ...]]:
+    """Return what reads the restricted fields of a `struct`, their values if they are left out, and the fields."""
+    restrictions = _restrictions(struct)
+    names = [name for name, _ in restrictions]
+    if len(names) > 1:
+        return attrgetter(*names), (None,) * len(names), restrictions
+    return (lambda body: tuple(getattr(body, name) for name in names)), (None,) * len(names), restrictions
 
 
 @functools.cache

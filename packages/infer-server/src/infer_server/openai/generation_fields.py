@@ -10,9 +10,19 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.protocol.sampling import MAX_LOGIT_BIAS_ENTRIES
+from infer_engine.protocol.sampling import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 from infer_server.errors import shorten
 from infer_server.openai.fields import TokenId, check_restricted, described, restricted
+from infer_server.openai.foreign_fields import ForeignFields
 from infer_server.openai.shared_fields import MinP, ModelId, Seed, StopString, Stream, Temperature, TopK, TopP
 from infer_server.openai.structured_outputs import (
     TEXT_LENGTHS,
@@ -27,17 +37,20 @@ Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream has beside its tokens."""
+    """What a stream has beside its tokens. Without a stream it has no effect: the reply has its usage."""
 
     include_usage: Annotated[
         bool | None, described("End with one more chunk that has the usage of the whole request.")
+    ] = None
+    continuous_usage_stats: Annotated[
+        bool | None, described("With `include_usage`: every chunk has the usage of its choice so far.")
     ] = None
     include_obfuscation: Annotated[
         bool | None, restricted("Only false: chunks are not padded.", allow=(False,), send="false")
     ] = None
 
 
-class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerationFields(ForeignFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of every body that asks for generated text."""
 
     model: ModelId = None
@@ -71,16 +84,30 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stop: Annotated[
         StopString | list[StopString] | None,
         described(
-            "One string or more, of 1 to 256 characters, that end the text and are never part of it.", maxItems=16
+            f"One string or more, of up to {MAX_STOP_CHARACTERS:,} characters, that end the text and are not part of "
+            "it; special tokens too.",
+            maxItems=MAX_STOP_STRINGS,
         ),
     ] = None
-    stop_token_ids: Annotated[list[TokenId] | None, described("Token ids that end the text.", maxItems=1024)] = None
+    stop_token_ids: Annotated[
+        list[TokenId] | None, described("Token ids that end the text.", maxItems=MAX_STOP_TOKEN_IDS)
+    ] = None
+    include_stop_str_in_output: Annotated[bool | None, described("Keep what ended the text as its end.")] = None
+    skip_special_tokens: Annotated[bool | None, described("False: special tokens are in the text too.")] = None
+    bad_words: Annotated[
+        list[Annotated[str, described("A text.", minLength=1, maxLength=MAX_BAD_WORD_CHARACTERS)]] | None,
+        described("Texts that are not generated, in the tokens that the tokenizer makes.", maxItems=MAX_BAD_WORDS),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[TokenId] | None,
+        described("The only tokens that are generated.", minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS),
+    ] = None
     ignore_eos: Annotated[bool | None, described("Go on after an end-of-sequence token.")] = None
     min_tokens: Annotated[
         int | None, described("Tokens to generate before one that ends the text may come.", minimum=0)
     ] = None
     seed: Seed = None
-    n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=16)] = None
+    n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=MAX_CHOICES)] = None
     stream: Stream = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
     priority: Annotated[
@@ -102,9 +129,6 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     guided_choice: Annotated[Any, guided("choice")] = None
     guided_grammar: Annotated[Any, guided("grammar")] = None
     guided_whitespace_pattern: Annotated[Any, guided("whitespace_pattern")] = None
-    user: Annotated[str | None, described("Accepted without effect.")] = None
-    metadata: Annotated[dict[str, str] | None, described("Accepted without effect.")] = None
-    store: Annotated[bool | None, described("Accepted without effect: nothing is stored.")] = None
 
 
 # Fields with the same name, meaning and default in `SamplingParams`.
@@ -117,6 +141,10 @@ _SAME_NAMED_FIELDS = (
     "frequency_penalty",
     "repetition_penalty",
     "stop",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "bad_words",
+    "allowed_token_ids",
     "ignore_eos",
     "min_tokens",
     "seed",
@@ -158,19 +186,29 @@ def sampling_params(
         raise refused_value(error) from None
 
 
-def check_stream_options(options: StreamOptions | None, *, streaming: bool) -> None:
-    """Refuse options that are not supported, or that only make sense on a stream.
+def most_tokens(**limits: int | None) -> int | None:
+    """Return the least of `limits`, each under its field's name; None and -1 are no limit.
 
     Raises:
-        ApiError: 400, `unsupported_value` or `invalid_value`.
+        ApiError: 400, `invalid_value`.
     """
-    if options is None:
-        return
-    check_restricted(options, prefix="stream_options.")
-    if options.include_usage and not streaming:
-        raise out_of_range(
-            "stream_options", "`stream_options.include_usage` is for streams; send `stream` true, or leave it out."
-        )
+    least: int | None = None
+    for name, value in limits.items():
+        if value is not None and value < -1:
+            raise out_of_range(name, f"`{name}` is {value}; it must be a whole number, or -1 for no limit.")
+        if value not in (None, -1) and (least is None or value < least):
+            least = value
+    return least
+
+
+def check_stream_options(options: StreamOptions | None) -> None:
+    """Refuse options that are not supported.
+
+    Raises:
+        ApiError: 400, `unsupported_value`.
+    """
+    if options is not None:
+        check_restricted(options, prefix="stream_options.")
 
 
 def _biases(logit_bias: dict[str, float]) -> dict[int, float]:

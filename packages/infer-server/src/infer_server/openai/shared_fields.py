@@ -7,7 +7,7 @@ from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS
 from infer_server.generation.tools import TOOL_NAME_PATTERN
 from infer_server.openai.fields import described
 
-ModelId = Annotated[str | None, described("Id of the served model; may be left out.")]
+ModelId = Annotated[str | None, described("Id of the served model; may be left out, or empty.")]
 
 Temperature = Annotated[
     float | None, described("0 always takes the most probable token; 1 if left out.", minimum=0, maximum=100)
@@ -15,17 +15,19 @@ Temperature = Annotated[
 TopP = Annotated[
     float | None,
     described(
-        "Sample from the most probable tokens that hold this much probability; 1 if left out.",
-        exclusiveMinimum=0,
+        "Sample from the most probable tokens that hold this much probability; 1 if left out, 0 is greedy.",
+        minimum=0,
         maximum=1,
     ),
 ]
-TopK = Annotated[int | None, described("Sample from this many most probable tokens.", minimum=1)]
+TopK = Annotated[int | None, described("Sample from this many most probable tokens; 0 and -1: from all.", minimum=-1)]
 MinP = Annotated[
     float | None, described("Drop tokens less probable than this times the most probable one.", minimum=0, maximum=1)
 ]
-Seed = Annotated[int | None, described("The same seed gives the same tokens.", minimum=-(2**63), maximum=2**63 - 1)]
-StopString = Annotated[str, described("A text.", minLength=1, maxLength=MAX_STOP_CHARACTERS)]
+Seed = Annotated[
+    int | None, described("The same seed gives the same tokens; -1: none.", minimum=-(2**63), maximum=2**63 - 1)
+]
+StopString = Annotated[str, described("A text.", maxLength=MAX_STOP_CHARACTERS)]
 Stream = Annotated[bool | None, described("Send events as tokens are made; if left out, the `Accept` header decides.")]
 
 ToolName = Annotated[str, described("Of letters, digits, `_`, `-` and `.`.", pattern=TOOL_NAME_PATTERN)]

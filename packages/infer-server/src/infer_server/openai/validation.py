@@ -67,12 +67,12 @@ def no_text(place: str, kind: str, *, send: str, param: str | None = None) -> Ap
 
 
 def check_model(model: str | None, *, served_model: str) -> None:
-    """Refuse a body that names another model than the served one; it need not name any.
+    """Refuse a body that names another model than the served one; it need not name any, and "" names none.
 
     Raises:
         ApiError: 404, `model_not_found`.
     """
-    if model is not None and model != served_model:
+    if model and model != served_model:
         raise ApiError(
             404,
             f"The model `{shorten(model, 100)}` is not served here; send `{shorten(served_model, 200)}`, or leave "

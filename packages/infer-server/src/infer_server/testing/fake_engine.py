@@ -52,6 +52,7 @@ class Script:
     Attributes:
         steps: one output for each: its token ids, and its text or what it adds to the parts of the answer.
         finish_reason: that of the last output.
+        stop_reason: that of the last output.
         failure: ends the request after all steps, in place of `finish_reason`.
         num_cached_tokens: prompt tokens that were found in a cache.
         has_chat_template: whether conversations are accepted.
@@ -64,6 +65,7 @@ class Script:
         ((3,), " world"),
     )
     finish_reason: FinishReason = FinishReason.EOS
+    stop_reason: str | int | None = None
     failure: RequestFailure | None = None
     num_cached_tokens: int = 0
     has_chat_template: bool = True
@@ -149,6 +151,7 @@ class FakeStream:
             deltas=None if isinstance(parts, str) else list(parts),
             finished=reason is not None or error is not None,
             finish_reason=reason,
+            stop_reason=self._script.stop_reason if reason is FinishReason.STOP else None,
             error=error,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_completion_tokens=made,

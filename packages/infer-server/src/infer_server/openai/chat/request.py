@@ -1,17 +1,20 @@
 """The body of `POST /v1/chat/completions`, and the engine's request that it makes.
 
-Every field of OpenAI's own API is here. Fields that this server does not support are restricted to the values with
-which they have no effect.
+Fields of OpenAI's own API that this server does not support, and those of other servers, are in the table of
+`infer_server.openai.foreign_fields`.
 """
 
 from typing import Annotated, Any
+
+import msgspec
 
 from infer_engine.protocol import GenerateRequest
 from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
 from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
 from infer_server.openai.fields import check_restricted, described, restricted
-from infer_server.openai.generation_fields import GenerationFields, sampling_params
+from infer_server.openai.foreign_fields import check_foreign
+from infer_server.openai.generation_fields import GenerationFields, most_tokens, sampling_params
 from infer_server.openai.shared_fields import (
     AddGenerationPrompt,
     ChatTemplateKwargs,
@@ -26,6 +29,22 @@ from infer_server.openai.validation import check_model, check_range, out_of_rang
 MAX_TOP_LOGPROBS = 20
 
 
+class ReasoningSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much the model thinks."""
+
+    effort: ReasoningEffort = None
+    enabled: Annotated[bool | None, described("Whether it thinks.")] = None
+    exclude: Annotated[bool | None, restricted("Only false.", allow=(False,), send="false")] = None
+    max_tokens: Annotated[Any, restricted("Only null.")] = None
+    summary: Annotated[Any, described("Accepted without effect: the whole reasoning is in the answer.")] = None
+
+
+class ThinkingSwitch(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the model thinks."""
+
+    type: Annotated[str, described("`disabled`; other words are taken as `enabled`.", examples=["enabled", "disabled"])]
+
+
 class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/chat/completions`. A null is the same as leaving the field out."""
 
@@ -33,10 +52,14 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         list[DocumentedMessage], described("The conversation so far.", minItems=1, maxItems=MAX_MESSAGES)
     ]
     max_completion_tokens: Annotated[
-        int | None, described("Most tokens to generate; if left out, what the context leaves.", minimum=1)
+        int | None, described("Most tokens to generate; if left out, or -1, what the context leaves.", minimum=-1)
     ] = None
-    max_tokens: Annotated[int | None, described("The older name of `max_completion_tokens`.", minimum=1)] = None
-    logprobs: Annotated[bool | None, described("List the log-probability of each token.")] = None
+    max_tokens: Annotated[
+        int | None,
+        described("The older name of `max_completion_tokens`; the least of several limits counts.", minimum=-1),
+    ] = None
+    n_predict: Annotated[int | None, described("The same in llama.cpp's words.", minimum=-1)] = None
+    logprobs: Annotated[bool | int | None, described("List the log-probability of each token; 1 is true.")] = None
     top_logprobs: Annotated[
         int | None,
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),
@@ -46,26 +69,14 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
     tool_choice: Annotated[str | dict[str, Any] | None, TOOL_CHOICE] = None
     parallel_tool_calls: ParallelToolCalls = None
     reasoning_effort: ReasoningEffort = None
+    reasoning: Annotated[ReasoningSwitch | None, described("How much the model thinks, in OpenRouter's words.")] = None
+    thinking: Annotated[ThinkingSwitch | None, described("Whether the model thinks, in the words of GLM's API.")] = None
+    enable_thinking: Annotated[bool | None, described("Whether the model thinks, as templates call it.")] = None
     chat_template_kwargs: ChatTemplateKwargs = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
-    prompt_cache_key: Annotated[str | None, described("Accepted without effect.")] = None
-    safety_identifier: Annotated[str | None, described("Accepted without effect.")] = None
-    audio: Annotated[Any, restricted("Only null.")] = None
     function_call: Annotated[Any, restricted("Only `none` or `auto`.", allow=("none", "auto"), send="`none`")] = None
     functions: Annotated[Any, restricted("Only null or [].", allow=([],), send="`tools`")] = None
-    modalities: Annotated[list[str] | None, restricted('Only ["text"].', allow=(["text"],), send='["text"]')] = None
-    moderation: Annotated[Any, restricted("Only null.")] = None
-    prediction: Annotated[Any, restricted("Only null.")] = None
-    prompt_cache_options: Annotated[Any, restricted("Only null.")] = None
-    prompt_cache_retention: Annotated[
-        str | None, restricted("Only `in_memory`.", allow=("in_memory", "in-memory"), send="`in_memory`")
-    ] = None
-    service_tier: Annotated[
-        str | None, restricted("Only `auto` or `default`.", allow=("auto", "default"), send="`auto`")
-    ] = None
-    verbosity: Annotated[str | None, restricted("Only `medium`.", allow=("medium",), send="`medium`")] = None
-    web_search_options: Annotated[Any, restricted("Only null.")] = None
 
 
 def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
@@ -80,10 +91,12 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
-        template_kwargs=template_kwargs_of(_effort(body), body.chat_template_kwargs),
+        template_kwargs=_template_kwargs(body),
     )
     check_model(body.model, served_model=served_model)
-    check_restricted(body)
+    check_foreign(body)
+    if body.reasoning is not None:
+        check_restricted(body.reasoning, prefix="reasoning.")
     return GenerateRequest(
         prompt=prompt,
         params=sampling_params(
@@ -99,31 +112,48 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
 
 
 def _effort(body: ChatBody) -> str | None:
-    effort = body.reasoning_effort
-    if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
-        raise out_of_range(
-            "reasoning_effort", f"`reasoning_effort` has {len(effort)} characters; send a word such as `low` or `none`."
-        )
-    return effort
+    """Return the effort that one of the fields about thinking asks for; OpenAI's own comes first."""
+    for name, effort in (
+        ("reasoning_effort", body.reasoning_effort),
+        ("reasoning.effort", None if body.reasoning is None else body.reasoning.effort),
+    ):
+        if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
+            raise out_of_range(name, f"`{name}` has {len(effort)} characters; send a word such as `low` or `none`.")
+        if effort is not None:
+            return effort
+    return None
+
+
+def _template_kwargs(body: ChatBody) -> dict[str, Any]:
+    """Return the variables of the template; those that the client names itself win."""
+    switches = (
+        body.enable_thinking,
+        None if body.reasoning is None else body.reasoning.enabled,
+        None if body.thinking is None else body.thinking.type != "disabled",
+    )
+    switch = next((value for value in switches if value is not None), None)
+    given = {} if switch is None else {"enable_thinking": switch}
+    return template_kwargs_of(_effort(body), given | (body.chat_template_kwargs or {}))
 
 
 def _max_tokens(body: ChatBody) -> int | None:
-    wanted, older = body.max_completion_tokens, body.max_tokens
-    if wanted is None:
-        return older
-    if older not in (None, wanted):
-        raise out_of_range(
-            "max_tokens", f"`max_tokens` is {older} but `max_completion_tokens` is {wanted}; send only the latter."
-        )
-    if wanted < 1:
-        raise out_of_range(
-            "max_completion_tokens", f"`max_completion_tokens` is {wanted}; it must be a whole number of at least 1."
-        )
-    return wanted
+    limits = {
+        "max_completion_tokens": body.max_completion_tokens,
+        "max_tokens": body.max_tokens,
+        "n_predict": body.n_predict,
+    }
+    for name, value in limits.items():
+        if value == 0:  # some clients mean no limit by it, and others no answer
+            raise out_of_range(name, f"`{name}` is 0; it must be a whole number of at least 1, or -1 for no limit.")
+    return most_tokens(**limits)
 
 
 def _logprobs(body: ChatBody) -> int | None:
     check_range("top_logprobs", body.top_logprobs, low=0, high=MAX_TOP_LOGPROBS)
+    if body.logprobs not in (None, False, True):
+        raise out_of_range(
+            "logprobs", f"`logprobs` is {body.logprobs}; send true, and how many tokens to list as `top_logprobs`."
+        )
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:

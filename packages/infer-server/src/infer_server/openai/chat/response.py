@@ -45,12 +45,13 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the `n` answers."""
+    """One of the `n` answers; `stop_reason` is the stop string or stop token that ended it, null if it was neither."""
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: OpenAIFinishReason
+    stop_reason: str | int | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +98,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: OpenAIFinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,7 +153,8 @@ class ChatChunkBuilder:
         if last.deltas is not None and not last.token_ids:  # what was held back is of one kind
             [delta] = self._deltas(index, last.deltas)
         reason = chat_finish_reason(last, has_calls=index in self._with_calls, names_tool=self._names_tool)
-        return self._chunk(ChatChunkChoice(index=index, delta=delta, finish_reason=reason))
+        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=reason, stop_reason=last.stop_reason)
+        return self._chunk(choice)
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         """Return the chunk with the usage of the whole request."""
@@ -209,6 +212,7 @@ class ChatResponseBuilder:
             message=_message(answer),
             logprobs=ChatLogprobs(content=entries) if entries else None,
             finish_reason=chat_finish_reason(last, has_calls=answer.has_calls, names_tool=self._names_tool),
+            stop_reason=last.stop_reason,
         )
 
 

@@ -1,19 +1,20 @@
 """The body of `POST /v1/completions`, and the engine's requests that it makes.
 
-Every field of OpenAI's own API is here. Fields that this server does not support are restricted to the values with
-which they have no effect.
+Fields of OpenAI's own API that this server does not support, and those of other servers, are in the table of
+`infer_server.openai.foreign_fields`.
 """
 
 from typing import Annotated
 
 from infer_engine.protocol import GenerateRequest
+from infer_engine.protocol.sampling import MAX_LOGPROBS
 from infer_server.errors import ApiError
-from infer_server.openai.fields import check_restricted, described, restricted
-from infer_server.openai.generation_fields import GenerationFields, sampling_params
+from infer_server.openai.fields import described
+from infer_server.openai.foreign_fields import check_foreign
+from infer_server.openai.generation_fields import GenerationFields, most_tokens, sampling_params
 from infer_server.openai.validation import check_model, check_range, out_of_range, unsupported
 
-MAX_PROMPTS = 64
-MAX_LOGPROBS = 5
+MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 128
 
 Prompt = str | list[str | int | list[int]]
@@ -29,7 +30,7 @@ class CompletionBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown
     prompt: Annotated[
         Prompt,
         described(
-            "Text, token ids, or a list of up to 64 of either, each of which gets `n` choices.",
+            f"Text, token ids, or a list of up to {MAX_PROMPTS:,} of either, each of which gets `n` choices.",
             oneOf=[
                 _TEXT,
                 {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
@@ -38,19 +39,32 @@ class CompletionBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown
             ],
         ),
     ]
-    max_tokens: Annotated[int | None, described("Most tokens to generate; 128 if left out.", minimum=1)] = None
-    echo: Annotated[bool | None, described("Begin each choice's text with the prompt.")] = None
-    logprobs: Annotated[
+    max_tokens: Annotated[
         int | None,
         described(
-            "List the log-probability of each token and of this many most probable ones; with `echo`, of the "
-            "prompt's tokens too.",
+            "Most tokens to generate; 128 if left out. -1: what the context leaves; 0 only reads the prompt, to score "
+            "it with `echo` and `logprobs`.",
+            minimum=-1,
+        ),
+    ] = None
+    max_completion_tokens: Annotated[
+        int | None, described("The same; of several limits the least counts.", minimum=-1)
+    ] = None
+    n_predict: Annotated[int | None, described("The same in llama.cpp's words.", minimum=-1)] = None
+    add_special_tokens: Annotated[
+        bool | None, described("False: a text does not get what the tokenizer puts around texts, such as a beginning.")
+    ] = None
+    echo: Annotated[bool | None, described("Begin each choice's text with the prompt.")] = None
+    logprobs: Annotated[
+        int | bool | None,
+        described(
+            "List the log-probability of each token and of this many most probable ones, true: of one; with `echo`, of "
+            "the prompt's tokens too.",
             minimum=0,
             maximum=MAX_LOGPROBS,
         ),
     ] = None
     best_of: Annotated[int | None, described("Only the value of `n`: the choices made are those sent.")] = None
-    suffix: Annotated[str | None, restricted('Only null or "".', allow=("",))] = None
 
     def __post_init__(self) -> None:
         """Check the prompt while decoding: its errors come before those of other fields, and of unknown fields too."""
@@ -68,20 +82,44 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     if len(prompts) > MAX_PROMPTS:
         raise out_of_range("prompt", f"`prompt` has {len(prompts)} prompts; send at most {MAX_PROMPTS} in one request.")
     n = 1 if body.n is None else body.n
-    check_restricted(body)
+    check_foreign(body)
     if body.best_of not in (None, n):
         raise unsupported("best_of", body.best_of, send=f"{n}, the value of `n`")
-    check_range("logprobs", body.logprobs, low=0, high=MAX_LOGPROBS)
+    logprobs = _logprobs(body)
     params = sampling_params(
         body,
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        max_tokens=_max_tokens(body),
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if body.echo else None,
     )
     return [
-        GenerateRequest(prompt=prompt, params=params, priority=body.priority or 0, cache_salt=body.cache_salt)
+        GenerateRequest(
+            prompt=prompt,
+            params=params,
+            add_special_tokens=body.add_special_tokens is not False,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+        )
         for prompt in prompts
     ]
+
+
+def _max_tokens(body: CompletionBody) -> int | None:
+    limits = {
+        "max_tokens": body.max_tokens,
+        "max_completion_tokens": body.max_completion_tokens,
+        "n_predict": body.n_predict,
+    }
+    return DEFAULT_MAX_TOKENS if set(limits.values()) == {None} else most_tokens(**limits)
+
+
+def _logprobs(body: CompletionBody) -> int | None:
+    """Return how many of the most probable tokens to list: true asks for one, as elsewhere; false for nothing."""
+    wanted = body.logprobs
+    if isinstance(wanted, bool):
+        return 1 if wanted else None
+    check_range("logprobs", wanted, low=0, high=MAX_LOGPROBS)
+    return wanted
 
 
 def _check_prompt(prompt: Prompt) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import FinishReason, RequestStream, StepOutput, TokenLogprob
 from infer_server.openai.builders import GeneratedToken
@@ -16,12 +17,16 @@ from infer_server.openai.usage import Usage, usage_of
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of a choice, or its next piece. `index` is the prompt's number times `n`, plus the choice's."""
+    """The text of a choice, or its next piece. `index` is the prompt's number times `n`, plus the choice's.
+
+    `stop_reason`, at its end, is the stop string or the stop token that ended it; null if it was neither.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: OpenAIFinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
 
 
 class _CompletionHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +48,7 @@ class TokenChunk(_CompletionHead, frozen=True, kw_only=True):
 
     token: str
     token_id: int | None
+    usage: Usage | UnsetType = UNSET
 
 
 class FinishChunk(_CompletionHead, frozen=True, kw_only=True):
@@ -112,7 +118,14 @@ class CompletionChunkBuilder:
         """Return the chunk that ends choice `index` after its `last` output; `text` is what no token's chunk had."""
         return FinishChunk(
             **self._head,
-            choices=[CompletionChoice(index=index, text=text, finish_reason=openai_finish_reason(last))],
+            choices=[
+                CompletionChoice(
+                    index=index,
+                    text=text,
+                    finish_reason=openai_finish_reason(last),
+                    stop_reason=last.stop_reason,
+                )
+            ],
             finish_reason=finish_reason_of(last),
             usage=usage_of([last], choices_per_prompt=1),
         )
@@ -128,14 +141,14 @@ class CompletionChunkBuilder:
 class CompletionResponseBuilder:
     """Builds the completion of a request that does not stream."""
 
-    __slots__ = ("_choices", "_finish_reasons", "_head", "_pieces")
+    __slots__ = ("_choices", "_head", "_last_outputs", "_pieces")
 
     def __init__(self, head: ResponseHead, pieces: ChoicePieces, *, num_choices: int) -> None:
         """The completion has the fields of `head` and `num_choices` choices."""
         self._head = head
         self._pieces = pieces
         self._choices: list[list[CompletionChoice]] = [[] for _ in range(num_choices)]
-        self._finish_reasons: dict[int, OpenAIFinishReason] = {}
+        self._last_outputs: dict[int, StepOutput] = {}
 
     def add(self, index: int, output: StepOutput) -> None:
         """Take the next output of the choice `index`."""
@@ -145,7 +158,7 @@ class CompletionResponseBuilder:
             pieces += [] if echoed is None else [echoed]
         pieces.append(self._pieces.generated(index, output.text, output.logprobs))
         if output.finished:
-            self._finish_reasons[index] = openai_finish_reason(output)
+            self._last_outputs[index] = output
 
     def build(self, usage: Usage) -> Completion:
         """Return the completion."""
@@ -154,7 +167,8 @@ class CompletionResponseBuilder:
                 index=index,
                 text="".join([piece.text for piece in pieces]),
                 logprobs=_joined([piece.logprobs for piece in pieces if piece.logprobs is not None]),
-                finish_reason=self._finish_reasons[index],
+                finish_reason=openai_finish_reason(self._last_outputs[index]),
+                stop_reason=self._last_outputs[index].stop_reason,
             )
             for index, pieces in enumerate(self._choices)
         ]

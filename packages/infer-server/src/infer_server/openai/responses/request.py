@@ -10,7 +10,8 @@ import msgspec
 from infer_engine.protocol import ChatPrompt, GenerateRequest, SamplingParams
 from infer_server.errors import ApiError
 from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
-from infer_server.openai.fields import check_restricted, described, restricted
+from infer_server.openai.fields import described, restricted
+from infer_server.openai.foreign_fields import ForeignFields, check_foreign
 from infer_server.openai.responses.input_items import INPUT, conversation_of
 from infer_server.openai.responses.text_format import TextField, structured_outputs
 from infer_server.openai.responses.tool_fields import TOOLS, tool_settings
@@ -41,7 +42,7 @@ class ReasoningField(msgspec.Struct, frozen=True, kw_only=True):
     summary: Annotated[Any, described("Accepted without effect: the whole reasoning is in the answer.")] = None
 
 
-class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesBody(ForeignFields, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`. A null is the same as leaving the field out; unknown fields are ignored."""
 
     model: ModelId = None
@@ -64,7 +65,6 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: ChatTemplateKwargs = None
     stream: Stream = None
     metadata: Annotated[dict[str, str] | None, described("Comes back with the response.")] = None
-    store: Annotated[bool | None, described("Accepted without effect: nothing is stored.")] = None
     truncation: Annotated[
         str | None,
         restricted(
@@ -82,13 +82,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: Annotated[int | None, restricted("Only 0.", allow=(0,), send="0")] = None
     stream_options: Annotated[Any, _NO_EFFECT] = None
     include: Annotated[Any, _NO_EFFECT] = None
-    user: Annotated[Any, _NO_EFFECT] = None
-    service_tier: Annotated[Any, _NO_EFFECT] = None
-    safety_identifier: Annotated[Any, _NO_EFFECT] = None
     max_tool_calls: Annotated[Any, described("Accepted without effect: it limits calls of OpenAI's own tools.")] = None
-    prompt_cache_key: Annotated[Any, described("Accepted without effect: cached prefixes are always used.")] = None
-    prompt_cache_options: Annotated[Any, _NO_EFFECT] = None
-    prompt_cache_retention: Annotated[Any, _NO_EFFECT] = None
     context_management: Annotated[Any, _NO_EFFECT] = None
     moderation: Annotated[Any, _NO_EFFECT] = None
     access_programs: Annotated[Any, _NO_EFFECT] = None
@@ -113,7 +107,7 @@ def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequ
         template_kwargs=template_kwargs_of(_effort(body.reasoning), body.chat_template_kwargs),
     )
     check_model(body.model, served_model=served_model)
-    check_restricted(body)
+    check_foreign(body)
     return GenerateRequest(prompt=prompt, params=_sampling_params(body), clip_max_tokens=True)
 
 
@@ -140,6 +134,8 @@ def _effort(reasoning: ReasoningField | None) -> str | None:
 
 def _sampling_params(body: ResponsesBody) -> SamplingParams:
     wanted = structured_outputs(body.text)
+    if body.max_output_tokens == 0:
+        raise out_of_range("max_output_tokens", "`max_output_tokens` is 0; it must be a whole number of at least 1.")
     given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(body, name)) is not None}
     try:
         return SamplingParams(max_tokens=body.max_output_tokens, structured_outputs=wanted, **given)

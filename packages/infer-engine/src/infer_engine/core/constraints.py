@@ -1,0 +1,28 @@
+"""Makes the constraint of a sequence: the tokens that it may take, by a grammar or by a list."""
+
+from typing import TYPE_CHECKING
+
+from infer_engine.ipc.messages import Submit
+from infer_engine.structured.compiler import GrammarCompiler
+from infer_engine.structured.errors import GrammarError
+
+if TYPE_CHECKING:
+    from infer_engine.structured.allowed_tokens import AllowedTokens
+    from infer_engine.structured.constraint import TokenConstraint
+
+
+def make_constraint(message: Submit, grammars: GrammarCompiler | None) -> "TokenConstraint | AllowedTokens | None":
+    """Return the constraint of `message`, at its beginning; None allows all tokens.
+
+    Raises:
+        GrammarError: its grammar cannot be compiled, or there are no `grammars`.
+    """
+    if message.params.allowed_token_ids is not None:
+        from infer_engine.structured.allowed_tokens import AllowedTokens  # noqa: PLC0415 - numpy: only when used
+
+        return AllowedTokens(message.params.allowed_token_ids)
+    if message.grammar is None:
+        return None
+    if grammars is None:
+        raise GrammarError("this core compiles no grammars")
+    return grammars.constraint(message.grammar)
