@@ -1,6 +1,6 @@
 """What this process may use of its machine: memory and processors, as the cgroups of its container limit them.
 
-Reads /proc and /sys, from the standard library alone. Of every cgroup from this process's own up to the highest one that
+Reads /proc and /sys, from the standard library alone. Of all cgroups from this process's own up to the highest one that
 is mounted here, the one that leaves the least decides; what a container cannot see of the groups above its own, version
 1 tells in `hierarchical_memory_limit`. Weights and requests (`cpu.weight`, `cpu.shares`, `memory.low`) limit nothing.
 """
@@ -137,7 +137,7 @@ def _own_paths(root: Path, controller: str) -> dict[bool, str]:
 def _within(path: str, *, mounted: str) -> str:
     """Return a cgroup's `path` below the one that is `mounted`; empty where it is that one, or outside it.
 
-    In a container the mount may be of the container's own cgroup, while the path counts from the host's, or the path may
+    In a container the mount may be of the container's own cgroup while the path counts from the host's, or the path may
     count from a namespace of its own.
     """
     if mounted != "/" and (path == mounted or path.startswith(f"{mounted}/")):

@@ -40,8 +40,8 @@ def divide_processors(processors: Sequence[int], num_parts: int, *, system: Path
 def use_processors(processors: Sequence[int], *, num_parts: int = 1) -> None:
     """Compute on `processors` alone, with as many threads; call it before torch is imported. Empty: on all.
 
-    A container's quota of time, divided among `num_parts` such processes, may be worth fewer threads. A number of threads
-    in the environment is taken, up to the number of `processors`.
+    A container's quota of time, divided among `num_parts` such processes, may be worth fewer threads. A number in the
+    environment is taken, up to that of the `processors`.
     """
     limits = [len(processors)] if processors else []
     if processors:
@@ -56,7 +56,7 @@ def use_processors(processors: Sequence[int], *, num_parts: int = 1) -> None:
 
 
 def limit_threads(num_parts: int) -> None:
-    """Lower torch's threads in this process to what a container's quota of time is worth, unless the user chose them."""
+    """Lower torch's threads in this process to what a container's quota is worth, unless the user chose them."""
     import torch  # noqa: PLC0415 - the rest of this module is used before torch is imported
 
     worth = None if os.environ.get(THREADS) else read_host_limits().threads(num_parts)

@@ -1,6 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: the served model, in OpenAI's shape."""
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -49,18 +50,21 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
-def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]:
+def model_routes(engine: Engine, *, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
     """Return the handlers under `/v1/models`."""
-    model = Model(
-        id=served_model,
-        created=int(time.time()),
-        max_model_len=engine.info.max_seq_len,
-        capabilities=_capabilities(engine.info),
-    )
+    models = [
+        Model(
+            id=name,
+            created=int(time.time()),
+            max_model_len=engine.info.max_seq_len,
+            capabilities=_capabilities(engine.info),
+        )
+        for name in served_models
+    ]
 
     @get("/v1/models", summary="List the served models")
     async def list_models() -> ModelList:
-        return ModelList(data=[model])
+        return ModelList(data=models)
 
     @get(
         "/v1/models/{model_id:path}",
@@ -69,14 +73,15 @@ def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]
     )
     async def retrieve_model(model_id: Annotated[str, PathParameter(description="The model's id.")]) -> Model:
         # The id may be a Hub id or a folder; routing removes leading and doubled slashes and `./`.
-        if _segments(model_id) != _segments(served_model):
-            raise ApiError(
-                404,
-                f"The model `{shorten(model_id.lstrip('/'), 100)}` is not served here; `{served_model}` is.",
-                code="model_not_found",
-                param="model",
-            )
-        return model
+        for model in models:
+            if _segments(model_id) == _segments(model.id):
+                return model
+        raise ApiError(
+            404,
+            f"The model `{shorten(model_id.lstrip('/'), 100)}` is not served here; `{served_models[0]}` is.",
+            code="model_not_found",
+            param="model",
+        )
 
     return [list_models, retrieve_model]
 
