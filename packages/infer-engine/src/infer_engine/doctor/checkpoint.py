@@ -9,6 +9,7 @@ import torch
 from infer_engine.build import load_tokenizer
 from infer_engine.doctor.model_reading import ReadModel, read_model, sized_rank, without_weights
 from infer_engine.doctor.reporter import Reporter, size
+from infer_engine.frontend.generation_config import FILE, sampling_defaults
 from infer_engine.model_runner.loading import usable_vocab_size
 from infer_engine.model_runner.rank_loading import LoadedRank
 from infer_engine.protocol import CheckpointUnusableError
@@ -99,6 +100,10 @@ def _examine_tokenizer(reporter: Reporter, read: ReadModel) -> None:
         fix = "set `eos_token_id` in generation_config.json or config.json"
         reporter.warn("end of text", "no token ends an answer: answers end at `max_tokens` only", fix=fix)
     _examine_chat(reporter, tokenizer)
+    defaults = sampling_defaults(read.engine_config, read.folder).given
+    if defaults:
+        said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        reporter.ok("sampling defaults", f"{FILE} has {said}, for requests that leave them out")
 
 
 def _examine_chat(reporter: Reporter, tokenizer: Tokenizer) -> None:

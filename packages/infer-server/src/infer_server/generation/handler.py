@@ -15,7 +15,7 @@ import msgspec
 from litestar import Request, Response
 from msgspec import structs
 
-from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream
+from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream, SamplingDefaults
 from infer_server.errors import ApiError
 from infer_server.generation.served_models import served_name
 from infer_server.http.authentication import tenant
@@ -120,7 +120,8 @@ class GenerationHandler(Generic[B, R]):
         accepts_events = accepts_event_stream(request.headers.get("accept", ""))
         named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
         endpoint = self._endpoints[served_name(named, self._endpoints)]
-        requests = _of_tenant(endpoint.requests(body), tenant(request.scope))
+        requests = _with_defaults(endpoint.requests(body), body, self._engine.info.sampling_defaults)
+        requests = _of_tenant(requests, tenant(request.scope))
         streaming = endpoint.is_streaming(body, accepts_events=accepts_events)
         log_prompts(request.scope, requests)
         accepted = AcceptedRequest(body=body, requests=requests, streams=await self._submit(requests, body, endpoint))
@@ -147,6 +148,24 @@ class GenerationHandler(Generic[B, R]):
             accepted.abort()
             raise
         return EventStreamResponse(stream, release=accepted.abort, ping_interval_s=self._ping_interval_s)
+
+
+def _with_defaults(
+    requests: list[GenerateRequest], body: msgspec.Struct, defaults: SamplingDefaults
+) -> list[GenerateRequest]:
+    """Return `requests` with the model's sampling values where `body` has none of its own.
+
+    A number of tokens that the model recommends is cut to what the context leaves.
+    """
+    if not defaults.given:
+        return requests
+    sent = {name: value for name in defaults.given if (value := getattr(body, name, None)) is not None}
+    filled = []
+    for request in requests:
+        params = defaults.fill(request.params, leaving=sent)
+        clips = request.clip_max_tokens or params.max_tokens != request.params.max_tokens
+        filled.append(structs.replace(request, params=params, clip_max_tokens=clips))
+    return filled
 
 
 def _of_tenant(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:

@@ -9,7 +9,7 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import PathParameter
 
-from infer_engine.protocol import Engine, EngineInfo
+from infer_engine.protocol import Engine, EngineInfo, SamplingDefaults
 from infer_server.errors import ApiError, shorten
 from infer_server.openapi import error_responses
 
@@ -33,7 +33,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model; `max_model_len` is the most tokens of prompt and answer together."""
+    """A served model.
+
+    `max_model_len` is the most tokens of prompt and answer together; `sampling_defaults` are what the model recommends
+    for fields that a request leaves out.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -41,6 +45,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "infer"
     max_model_len: int
     capabilities: Capabilities
+    sampling_defaults: SamplingDefaults
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,7 @@ def model_routes(engine: Engine, *, served_models: Sequence[str]) -> list[HTTPRo
             created=int(time.time()),
             max_model_len=engine.info.max_seq_len,
             capabilities=_capabilities(engine.info),
+            sampling_defaults=engine.info.sampling_defaults,
         )
         for name in served_models
     ]

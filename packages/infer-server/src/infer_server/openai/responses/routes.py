@@ -79,4 +79,5 @@ class _ResponsesEndpoint:
 
     def _answer(self, accepted: AcceptedRequest[ResponsesBody]) -> ResponseEvents:
         [stream] = accepted.streams
-        return ResponseEvents(stream, ResponseBuilder(accepted.body, served_model=self._served_model))
+        [request] = accepted.requests
+        return ResponseEvents(stream, ResponseBuilder(accepted.body, request.params, served_model=self._served_model))
