@@ -89,10 +89,7 @@ async def test_the_limit_of_a_body_is_that_of_its_contents(codings: str) -> None
     assert len(body) < 100_000
     reply = await posted(body, codings, max_body_size="1MB")
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
-    exact = gzip.compress(BODY)
-    assert (await posted(exact, "gzip", max_body_size=len(BODY))).status_code == (
-        200 if len(exact) <= len(BODY) else 413
-    )
+    assert (await posted(gzip.compress(BODY), "gzip", max_body_size=100)).status_code == 200
 
 
 @pytest.mark.parametrize(("body", "coding"), [(gzip.compress(BODY), "gzip"), (ZSTD, "zstd")])
@@ -169,8 +166,8 @@ async def test_every_name_is_listed_answered_and_repeated() -> None:
         assert [model["id"] for model in listed] == list(NAMES)
         for name in NAMES:
             assert (await client.get(f"/v1/models/{name}")).json()["id"] == name
-        chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-        bodies = {
+        chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+        bodies: dict[str, dict[str, Any]] = {
             "/v1/completions": {"prompt": "x"},
             "/v1/chat/completions": chat,
             "/v1/responses": {"input": "x"},
