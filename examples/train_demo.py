@@ -163,7 +163,7 @@ def write_descriptions(out: Path, tokenizer: Tokenizer, recipe: Recipe) -> None:
         "bos_token_id": None,
         "eos_token_id": end_id,
     }
-    generation = {"eos_token_id": end_id, "do_sample": True, "temperature": 0.8}
+    generation = {"eos_token_id": end_id}
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,

@@ -47,6 +47,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "routing_policy": "prefix",
     "tool_call_format": "auto",
     "reasoning_format": "auto",
+    "generation_config": "auto",
 }
 REQUEST: dict[str, Any] = {
     "max_tokens": 128,
@@ -78,6 +79,7 @@ SERVER: dict[str, Any] = {
     "api_key": (),
     "cors_allow_origins": (),
     "served_model_name": None,
+    "root_path": "",
     "max_body_size": "10MB",
     "sse_event_names": "negotiated",
     "shutdown_timeout": 30.0,

@@ -18,9 +18,9 @@ from infer_engine.doctor.host import (
     describe_memory,
     describe_processors,
     describe_variables,
-    processor_limit,
     versions,
 )
+from infer_engine.host_limits import HostLimits, MemoryLimit, ProcessorLimit
 from infer_engine.testing.doctor import examined
 
 DRIVER = DriverFacts(
@@ -62,17 +62,25 @@ def test_secrets_are_said_to_be_set_and_not_shown() -> None:
     }
 
 
-def test_limits_of_a_container_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    (tmp_path / "memory.max").write_text(f"{4 * GIB}\n")
+def limited(*, quota: float | None = None, memory: int | None = None, usable: int = 8) -> HostLimits:
+    """Return limits as a container with 1 GiB in use has them."""
+    file = Path("/sys/fs/cgroup/limit")
+    return HostLimits(
+        memory=None if memory is None else MemoryLimit(file=file, limit=memory, used=GIB),
+        quota=None if quota is None else ProcessorLimit(file=file, processors=quota),
+        usable_processors=usable,
+    )
+
+
+def test_limits_of_a_container_are_described() -> None:
     cpuinfo = "processor\t: 0\nmodel name\t: A CPU\nflags\t\t: fpu avx2 avx512f amx_bf16 sse\n"
-    processors = describe_processors(cpuinfo, cgroup=tmp_path)
+    limits = limited(quota=1.5, memory=4 * GIB)
+    processors = describe_processors(cpuinfo, limits=limits)
     assert (processors["model"], processors["instruction_sets"]) == ("A CPU", ["avx2", "avx512f", "amx_bf16"])
-    assert processors["cgroup_processors"] == 1.5
-    assert processor_limit({**processors, "usable_processors": 8}) == 2
-    assert describe_memory(cgroup=tmp_path)["cgroup_limit"] == 4 * GIB
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert describe_processors(cpuinfo, cgroup=tmp_path)["cgroup_processors"] is None
+    assert (processors["usable_processors"], processors["cgroup_processors"]) == (8, 1.5)
+    memory = describe_memory(limits=limits)
+    assert (memory["cgroup_limit"], memory["cgroup_free"]) == (4 * GIB, 3 * GIB)
+    assert describe_processors(cpuinfo, limits=limited())["cgroup_processors"] is None
 
 
 def test_more_threads_than_processors_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,13 +89,21 @@ def test_more_threads_than_processors_is_a_warning(monkeypatch: pytest.MonkeyPat
     assert (finding.verdict, "OMP_NUM_THREADS" in finding.fix) == ("warning", True)
 
 
-def test_a_limit_of_memory_that_an_engine_does_not_see_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = {"total": 64 * GIB, "available": 32 * GIB, "cgroup_limit": 8 * GIB}
-    monkeypatch.setattr(environment, "describe_memory", lambda: memory)
+def test_threads_that_an_engine_lowers_to_the_quota_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(environment, "read_host_limits", lambda: limited(quota=2.5))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    finding = examined(examine_environment).findings["threads"]
+    assert (finding.verdict, finding.found.partition(",")[0]) == ("ok", "2 on 8 processors")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert examined(examine_environment).findings["threads"].verdict == "warning"
+
+
+def test_a_containers_limit_of_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "read_host_limits", lambda: limited(memory=8 * GIB))
     finding = examined(examine_environment).findings["memory limit"]
-    assert (finding.verdict, "may use 8.0 GiB" in finding.found) == ("warning", True)
-    assert "--kv-cache-memory" in finding.fix
-    monkeypatch.setattr(environment, "describe_memory", lambda: {**memory, "cgroup_limit": None})
+    assert (finding.verdict, "may use 8.0 GiB, of which 7.0 GiB are free" in finding.found) == ("ok", True)
+    monkeypatch.setattr(environment, "read_host_limits", limited)
     assert "memory limit" not in examined(examine_environment).findings
 
 
@@ -153,7 +169,7 @@ def made_gpus(monkeypatch: pytest.MonkeyPatch, *, free: int = 79 * GIB, mode: st
         patch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
         patch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 * GIB))
         patch.setattr(environment, "ask_nvidia_smi", lambda: [{"name": "A GPU", "compute_mode": mode}] * 2)
-        patch.setattr(environment, "describe_processors", lambda: {"usable_processors": 16, "cgroup_processors": None})
+        patch.setattr(environment, "read_host_limits", lambda: limited(usable=16))
         patch.setattr("infer_kernels.gpu.require_launcher", lambda: None)
         yield
 

@@ -219,7 +219,7 @@ async def answer_of(steps: list[list[AnswerDelta]], reason: FinishReason) -> Res
     """Return the answer to a request whose outputs have these deltas."""
     engine = answering(*map(tuple, steps), finish_reason=reason)
     [outputs] = await engine.submit([GenerateRequest(prompt="hi", params=SamplingParams())])
-    return ResponseEvents(outputs, ResponseBuilder(ResponsesBody(input="hi"), served_model="m"))
+    return ResponseEvents(outputs, ResponseBuilder(ResponsesBody(input="hi"), SamplingParams(), served_model="m"))
 
 
 @given(

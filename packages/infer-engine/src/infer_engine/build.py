@@ -21,6 +21,7 @@ from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
 from infer_engine.core.step_runner import StepRunner
 from infer_engine.frontend.async_engine import AsyncEngine
+from infer_engine.frontend.generation_config import sampling_defaults
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.ipc.core_client import CoreClient
 from infer_engine.ipc.process_client import ProcessCoreClient
@@ -190,6 +191,7 @@ def build_core(
     try:
         folder = resolve_checkpoint(config.model)
         tokenizer = _read_tokenizer(config, folder)
+        defaults = sampling_defaults(config, folder)
         loaded = load_model_runner(config, folder, tokenizer, rank_options=rank_options)
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
@@ -204,7 +206,7 @@ def build_core(
         ),
         build_scheduler=lambda manager: build_scheduler(config, manager, loaded.limits),
     )
-    info = _with_chat_formats(loaded.info, tokenizer)
+    info = structs.replace(_with_chat_formats(loaded.info, tokenizer), sampling_defaults=defaults)
     grammars = GrammarCompiler(
         lambda: Vocabulary(
             tokenizer.vocabulary_bytes(loaded.info.vocab_size),

@@ -67,6 +67,12 @@ class LLM:
         """Statistics of steps, requests, blocks and tokens."""
         return self._core.stats
 
+    @property
+    def default_params(self) -> SamplingParams:
+        """How prompts are sampled without `params`: `SamplingParams()` with the model's own recommendations."""
+        defaults = self.info.sampling_defaults
+        return SamplingParams(**{"max_tokens": SamplingParams().max_tokens, **defaults.given})
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -83,7 +89,7 @@ class LLM:
 
         Args:
             prompts: one prompt or several, each text or token ids.
-            params: one for all prompts, or one per prompt; None takes `SamplingParams()`.
+            params: one for all prompts, or one per prompt, taken as they are; None takes `default_params`.
             priority: with the `priority` policy lower numbers come first.
             cache_salt: prompts share cached prefixes only with those of the same salt.
             use_tqdm: show a progress bar on standard error.
@@ -93,13 +99,19 @@ class LLM:
             ValueError: there are not as many `params` as prompts.
         """
         prompt_list = _to_list(prompts)
-        per_prompt = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompt_list)
+        per_prompt = params if isinstance(params, Sequence) else [params or self.default_params] * len(prompt_list)
         if len(per_prompt) != len(prompt_list):
             raise ValueError(
                 f"`params` has {len(per_prompt)} entries for {len(prompt_list)} prompts; give one, or one each."
             )
         requests = [
-            GenerateRequest(prompt=p, params=s, priority=priority, cache_salt=cache_salt)
+            GenerateRequest(
+                prompt=p,
+                params=s,
+                clip_max_tokens=self._clips(params),
+                priority=priority,
+                cache_salt=cache_salt,
+            )
             for p, s in zip(prompt_list, per_prompt, strict=True)
         ]
         return self._run(requests, use_tqdm=use_tqdm)
@@ -137,7 +149,8 @@ class LLM:
         """
         is_one = bool(messages) and isinstance(messages[0], Mapping | ChatMessage)
         conversations: Any = [messages] if is_one else messages
-        params = params or SamplingParams(max_tokens=None)
+        clips = self._clips(params)
+        params = params or self.info.sampling_defaults.fill(SamplingParams(max_tokens=None))
         requests = [
             GenerateRequest(
                 prompt=ChatPrompt(
@@ -147,6 +160,7 @@ class LLM:
                     template_kwargs=dict(template_kwargs),
                 ),
                 params=params,
+                clip_max_tokens=clips,
                 priority=priority,
                 cache_salt=cache_salt,
             )
@@ -171,12 +185,23 @@ class LLM:
             RequestRefusedError: as in `generate`, before the first output is asked for.
             ValueError: `params.n` is not 1.
         """
-        params = params or SamplingParams()
+        clips = self._clips(params)
+        params = params or self.default_params
         if params.n != 1:
             raise ValueError(f"`n` is {params.n}; a stream is one answer: use `generate`, or one stream for each.")
-        request = GenerateRequest(prompt=_normalize(prompt), params=params, priority=priority, cache_salt=cache_salt)
+        request = GenerateRequest(
+            prompt=_normalize(prompt),
+            params=params,
+            clip_max_tokens=clips,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
         [processed] = self._process_input(request)
         return self._stream(processed)
+
+    def _clips(self, params: object) -> bool:
+        """Return whether the tokens of an answer are the model's recommendation, which is cut to the context's rest."""
+        return params is None and self.info.sampling_defaults.max_tokens is not None
 
     def _process_input(self, request: GenerateRequest) -> list[ProcessedInput]:
         processed = self._input_processor.process(request, ids=self._input_processor.reserve_ids(request))

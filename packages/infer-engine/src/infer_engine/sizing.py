@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from infer_cache import max_blocks_in_window
+from infer_engine.host_limits import MemoryLimit, read_host_limits
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
 
@@ -130,14 +131,37 @@ def size_step(
     )
 
 
+def free_host_memory() -> int:
+    """Return the bytes of main memory that are free: the machine's, or those that a container's limit leaves."""
+    available: int = psutil.virtual_memory().available
+    limit = read_host_limits().memory
+    return available if limit is None else min(available, limit.free)
+
+
+def check_weights_fit(num_bytes: int, *, num_ranks: int, memory: MemoryLimit | None) -> None:
+    """Refuse weights of `num_bytes` in each of `num_ranks` processes that a container's limit leaves no room for.
+
+    The kernel would kill a process that reads them, without a word.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    if memory is None or (num_bytes <= memory.free and num_bytes * num_ranks <= memory.limit):
+        return
+    raise ValueError(
+        f"The weights take {num_bytes * num_ranks} bytes, but the container's limit in `{memory.file}` is "
+        f"{memory.limit}, of which {memory.free} are free; raise the limit, or take a smaller model or `quantization`."
+    )
+
+
 def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: int) -> KVMemory:
     """Return the bytes that the KV cache may take once the weights are on `device`.
 
     On a GPU its share is what `gpu_memory_utilization` leaves beside what is in use and `activation_bytes`; on a CPU a
-    quarter of the memory that is free, divided among the replicas and their ranks.
+    quarter of the memory that machine and container have free, divided among the replicas and their ranks.
     """
     if device.type == "cpu":
-        free = psutil.virtual_memory().available
+        free = free_host_memory()
         num_ranks = config.tensor_parallel_size
         share = int(free * CPU_MEMORY_SHARE / config.data_parallel_size / num_ranks)
         return KVMemory(share=share, free=free // num_ranks)

@@ -1,5 +1,6 @@
 """`load_model`: from a checkpoint folder to a model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ from infer_models.config import ModelConfig
 from infer_models.families import FAMILIES
 from infer_models.layers import ParameterFactory
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
-from infer_models.weight_storage import Quantization, allocate_weights
+from infer_models.weight_storage import Quantization, allocate_weights, weight_bytes
 
 
 def load_model(
@@ -26,6 +27,7 @@ def load_model(
     shard: Shard | None = None,
     max_seq_len: int | None = None,
     quantization: Quantization = "auto",
+    check_size: Callable[[int], None] | None = None,
 ) -> CausalLM:
     """Build the model that `config.json` describes and fill it.
 
@@ -43,6 +45,7 @@ def load_model(
             by such weights; `none`: in `dtype`; `int8`, `int4`, `fp8`: quantized while they are read. With
             `int4`, embeddings, LM head and the products whose errors cost most have eight bits; with `fp8`, embeddings
             and LM head have `dtype`, and routers of experts always have it.
+        check_size: called with the bytes of all weights before they are read, to refuse them.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
@@ -66,6 +69,8 @@ def load_model(
     model = FAMILIES[config.model_type](config, factory)
     if factory.defers_matrices:
         allocate_weights(model, quantization=quantization, device=device, dtype=dtype)
+    if check_size is not None:
+        check_size(weight_bytes(model))
     match load_format:
         case "auto":
             load_weights(model, folder)

@@ -3,9 +3,11 @@
 What holds for every path, also for unknown ones, is middleware around the framework, which sees only its own routes:
 
 ```
-access log -> request ids -> CORS -> authentication -> HEAD -> routes
+access log -> root path -> request ids -> CORS -> authentication -> HEAD -> routes
 ```
 """
+
+from collections.abc import Sequence
 
 from litestar import Litestar
 from litestar.types import ASGIApp
@@ -18,6 +20,7 @@ from infer_server.http.cors import with_cors
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.head_requests import with_head_requests
 from infer_server.http.request_ids import with_request_ids
+from infer_server.http.root_path import with_root_path
 from infer_server.openai.chat.routes import chat_routes
 from infer_server.openai.completions.routes import completion_routes
 from infer_server.openai.model_routes import model_routes
@@ -40,25 +43,28 @@ def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
     Raises:
         TracingUnavailableError: `settings` ask for traces, and the `tracing` extra is not installed.
     """
-    served_model = settings.served_model_name or engine.info.model
-    metrics = ServerMetrics(engine, served_model=served_model)
+    served_models = settings.served_models or (engine.info.model,)
+    metrics = ServerMetrics(engine, served_model=served_models[0])
     observed = ObservedEngine(engine, metrics.requests)
-    routes = _routes(observed, settings=settings, served_model=served_model, metrics=metrics)
+    routes = _routes(observed, settings=settings, served_models=served_models, metrics=metrics)
     app = with_authentication(with_head_requests(routes), keys=settings.api_key, shape=error_shape)
     app = with_request_ids(with_cors(app, origins=settings.cors_allow_origins))
+    app = with_root_path(app, root=settings.root)
     return AccessLog(app, engine=observed, metrics=metrics.http, settings=settings)
 
 
-def _routes(engine: Engine, *, settings: ServerSettings, served_model: str, metrics: ServerMetrics) -> Litestar:
+def _routes(
+    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str], metrics: ServerMetrics
+) -> Litestar:
     traces = tracing(settings)
     routes = Litestar(
         route_handlers=[
-            *completion_routes(engine, settings=settings, served_model=served_model),
-            *chat_routes(engine, settings=settings, served_model=served_model),
-            *responses_routes(engine, settings=settings, served_model=served_model),
-            *message_routes(engine, settings=settings, served_model=served_model),
-            *tokenizer_routes(engine, settings=settings, served_model=served_model),
-            *model_routes(engine, served_model=served_model),
+            *completion_routes(engine, settings=settings, served_models=served_models),
+            *chat_routes(engine, settings=settings, served_models=served_models),
+            *responses_routes(engine, settings=settings, served_models=served_models),
+            *message_routes(engine, settings=settings, served_models=served_models),
+            *tokenizer_routes(engine, settings=settings, served_models=served_models),
+            *model_routes(engine, served_models=served_models),
             *status_routes(engine),
             *metric_routes(metrics),
             *playground_routes(engine),
@@ -68,7 +74,7 @@ def _routes(engine: Engine, *, settings: ServerSettings, served_model: str, metr
         before_send=traces.before_send,
         plugins=traces.plugins,
         on_shutdown=traces.on_shutdown,
-        openapi_config=openapi_config(),
+        openapi_config=openapi_config(root=settings.root),
         request_max_body_size=None,  # `read_body` checks the size, and answers clients that are still sending
         logging_config=None,
         debug=False,

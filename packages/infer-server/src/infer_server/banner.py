@@ -11,7 +11,7 @@ from infer_server.settings import ServerSettings
 def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> str:
     """Return the lines to print when the server listens at `address`."""
     tokens = info.num_kv_blocks * info.block_size
-    name = settings.served_model_name or info.model
+    name = ", ".join(settings.served_models) or info.model
     body = json.dumps({"prompt": "To be, or not to be, ", "max_tokens": 64, "stream": True})
     replicas = f" in {info.num_replicas} replicas" if info.num_replicas > 1 else ""
     ranks = f" over {info.num_ranks} ranks" if info.num_ranks > 1 else ""
@@ -27,7 +27,7 @@ def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> s
             f"listens on {address.text}",
             "",
             "Try it:",
-            f"  curl -N {address.curl}/v1/completions {options} -d {shlex.quote(body)}",
+            f"  curl -N {address.curl}{settings.root}/v1/completions {options} -d {shlex.quote(body)}",
         )
     )
 

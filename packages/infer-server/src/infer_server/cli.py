@@ -57,7 +57,8 @@ def _app(build_engine: EngineFactory | None) -> App:
         name="infer-server",
         help="Serve a model over an OpenAI-compatible HTTP API. Without flags: the bundled demo model on this machine.",
         version=version("infer-server"),
-        default_parameter=Parameter(negative_iterable=()),  # no `--empty-...` flags
+        # No `--empty-...` flags; several values may follow one flag, as there are no other arguments.
+        default_parameter=Parameter(negative_iterable=(), consume_multiple=True),
     )
 
     @app.default

@@ -25,6 +25,7 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
     SecurityScheme,
+    Server,
 )
 
 from infer_server.errors import ErrorReply
@@ -51,6 +52,11 @@ class _ReadySchema(Schema):
 class _StaticPage(OpenAPIRenderPlugin):
     """The document as a page without scripts."""
 
+    def __init__(self, *, path: str, root: str) -> None:
+        """The page is at `path`; its links begin with `root`."""
+        super().__init__(path=path)
+        self._root = root
+
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """Return a list of the routes and the whole document."""
         title = html.escape(openapi_schema["info"]["title"])
@@ -64,18 +70,19 @@ class _StaticPage(OpenAPIRenderPlugin):
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
             '<body style="font-family: sans-serif; max-width: 60rem; margin: 2rem auto">'
             f"<h1>{title}</h1><ul>{routes}</ul>"
-            f'<p>For programs: <a href="{self.get_openapi_json_route(request)}">openapi.json</a></p>'
+            f'<p>For programs: <a href="{self._root}{self.get_openapi_json_route(request)}">openapi.json</a></p>'
             f"<pre>{document}</pre>"
         ).encode()
 
 
-def openapi_config() -> OpenAPIConfig:
-    """Return the configuration of `/schema`."""
+def openapi_config(*, root: str = "") -> OpenAPIConfig:
+    """Return the configuration of `/schema`; `root` is the path under which clients find it."""
     return OpenAPIConfig(
         title="infer",
         version=version("infer-server"),
         description="LLM inference over an OpenAI-compatible API.",
-        render_plugins=[_StaticPage(path="/")],
+        servers=[Server(url=root or "/")],
+        render_plugins=[_StaticPage(path="/", root=root)],
         openapi_router=Router("/schema", route_handlers=[], include_in_schema=False, after_request=_no_html_error),
     )
 

@@ -13,6 +13,8 @@ LogFormat = Literal["text", "json"]
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[!-.0-~]+")  # printable ASCII without slashes
 
+_ROOT_PATH = re.compile(r"[A-Za-z0-9/._~-]*")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -31,7 +33,9 @@ class ServerSettings:
             request is served.
         cors_allow_origins: Origin, such as `https://example.com` or `*`, whose web pages may call this server; may be
             repeated. Left out: none.
-        served_model_name: The model's id in the API. Left out: the `model` string as given.
+        served_model_name: The model's id in the API, or several: requests may name any of them, and get the first where
+            they name none. Left out: the `model` string as given.
+        root_path: Path under which a gateway shows this server, such as `/llm`: routes answer below it too.
         max_body_size: Largest request body, such as `10MB`.
         sse_event_names: Which clients get `event:` lines on streams: all, those whose `Accept` header names
             `text/event-stream`, or none.
@@ -63,7 +67,8 @@ class ServerSettings:
     ssl_keyfile_password: str | None = None
     api_key: tuple[str, ...] = ()
     cors_allow_origins: tuple[str, ...] = ()
-    served_model_name: str | None = None
+    served_model_name: tuple[str, ...] | str | None = None
+    root_path: str = ""
     max_body_size: int | str = "10MB"
     sse_event_names: SseEventNames = "negotiated"
     sse_ping_interval: float = 15.0
@@ -97,8 +102,9 @@ class ServerSettings:
             value = getattr(self, name)
             _check(name, value, math.isfinite(value) and value > 0, "a positive number of seconds")
         _check("max_connections", self.max_connections, self.max_connections >= 1, "at least 1")
-        named = self.served_model_name is None or _is_name(self.served_model_name)
-        _check("served_model_name", self.served_model_name, named, "a name in UTF-8")
+        for name in self.served_models:
+            _check("served_model_name", name, _is_name(name), "a name in UTF-8")
+        _check("root_path", self.root_path, bool(_ROOT_PATH.fullmatch(self.root_path)), "a path such as `/llm`")
         parse_bytes("max_body_size", self.max_body_size)
         _check_word("sse_event_names", self.sse_event_names, ("always", "negotiated", "never"))
         positive = math.isfinite(self.sse_ping_interval) and self.sse_ping_interval > 0
@@ -112,6 +118,17 @@ class ServerSettings:
     def max_body_bytes(self) -> int:
         """`max_body_size` in bytes."""
         return parse_bytes("max_body_size", self.max_body_size)
+
+    @property
+    def served_models(self) -> tuple[str, ...]:
+        """The names of `served_model_name`; empty if it was left out."""
+        names = self.served_model_name or ()
+        return (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+
+    @property
+    def root(self) -> str:
+        """`root_path` as paths begin with it: a slash before it and none after it, or empty."""
+        return "".join(f"/{part}" for part in self.root_path.split("/") if part)
 
 
 def _is_name(text: str) -> bool:

@@ -15,6 +15,7 @@ from infer_engine.doctor.model_reading import (
     without_weights,
 )
 from infer_engine.doctor.reporter import Reporter, size
+from infer_engine.frontend.generation_config import FILE, sampling_defaults
 from infer_engine.model_runner.loading import end_token_ids, usable_vocab_size
 from infer_engine.model_runner.rank_loading import LoadedRank
 from infer_engine.protocol import CheckpointUnusableError
@@ -109,6 +110,10 @@ def _examine_tokenizer(reporter: Reporter, read: ReadModel) -> None:
         fix = "set `eos_token_id` in generation_config.json, or `eos_token` in tokenizer_config.json"
         reporter.warn("end of text", "no token ends an answer: answers end at `max_tokens` only", fix=fix)
     _examine_chat(reporter, tokenizer)
+    defaults = sampling_defaults(read.engine_config, read.folder).given
+    if defaults:
+        said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        reporter.ok("sampling defaults", f"{FILE} has {said}, for requests that leave them out")
 
 
 def _examine_chat(reporter: Reporter, tokenizer: Tokenizer) -> None:

@@ -3,7 +3,6 @@
 import os
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable, read_driver
@@ -13,10 +12,11 @@ from infer_engine.doctor.host import (
     describe_processors,
     describe_system,
     describe_variables,
-    processor_limit,
     versions,
 )
 from infer_engine.doctor.reporter import Reporter, describe, size
+from infer_engine.host_limits import HostLimits, read_host_limits
+from infer_engine.ipc.processors import THREADS
 
 MAX_KERNEL_PROCESSES = 4
 """Processes that compile and compare Triton kernels side by side; each compiles on one core."""
@@ -28,12 +28,12 @@ _BUSY_SHARE = 0.1
 
 def examine_environment(reporter: Reporter) -> None:
     """Report the machine; what needs torch comes last, because it may fail."""
-    processors, memory = describe_processors(), describe_memory()
+    limits = read_host_limits()
     reporter.details(
         versions=versions(),
         system=describe_system(),
-        processors=processors,
-        memory=memory,
+        processors=describe_processors(limits=limits),
+        memory=describe_memory(limits=limits),
         compilers=describe_compilers(),
         variables=describe_variables(),
     )
@@ -48,9 +48,10 @@ def examine_environment(reporter: Reporter) -> None:
         _examine_triton(reporter)
     else:
         _examine_cpu_kernels(reporter)
-        _examine_threads(reporter, processor_limit(processors), torch.get_num_threads())
-        _examine_memory_limit(reporter, memory)
-    where = "on a GPU" if on_gpu else f"on {processor_limit(processors)} processors"
+        num_threads = torch.get_num_threads()
+        _examine_threads(reporter, limits, num_threads)
+        _examine_memory_limit(reporter, limits)
+    where = "on a GPU" if on_gpu else f"on {limits.threads() or limits.usable_processors} processors"
     reporter.finish(f"torch {torch.__version__} computes {where}")
 
 
@@ -102,7 +103,8 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
         reporter.fail("GPU", f"{properties[index].name} cannot be used: {describe(error)}", fix=fix)
         return False
     is_exclusive = EXCLUSIVE in modes
-    processes = 1 if is_exclusive else min(MAX_KERNEL_PROCESSES, processor_limit(describe_processors()))
+    limits = read_host_limits()
+    processes = 1 if is_exclusive else min(MAX_KERNEL_PROCESSES, limits.threads() or limits.usable_processors)
     reporter.details(device=f"cuda:{index}", kernel_processes=processes, gpu_memory={"free": free, "total": total})
     capability = (properties[index].major, properties[index].minor)
     name = f"{properties[index].name}, compute capability {capability[0]}.{capability[1]}, {size(total)}"
@@ -180,18 +182,22 @@ def _examine_folder(reporter: Reporter, what: str, folder: Path, *, variable: st
         reporter.ok(what, f"{folder} can be written")
 
 
-def _examine_threads(reporter: Reporter, limit: int, num_threads: int) -> None:
-    if num_threads > limit:
-        fix = f"set `OMP_NUM_THREADS` to {limit}: threads that wait for each other's processor cost several times more"
-        reporter.warn("threads", f"{num_threads} threads on {limit} processors", fix=fix)
+def _examine_threads(reporter: Reporter, limits: HostLimits, num_threads: int) -> None:
+    """Report the threads; an engine lowers them to what a quota is worth, unless `OMP_NUM_THREADS` says how many."""
+    worth = limits.threads()
+    quota = "" if limits.quota is None else f", whose quota is {limits.quota.processors:g} ({limits.quota.file})"
+    where = f"{limits.usable_processors} processors{quota}"
+    most = worth or limits.usable_processors
+    if num_threads > most and (worth is None or os.environ.get(THREADS)):
+        fix = f"set `{THREADS}` to {most}: threads that wait for each other's processor cost several times more"
+        reporter.warn("threads", f"{num_threads} threads on {where}", fix=fix)
     else:
-        reporter.ok("threads", f"{num_threads} on {limit} processors")
+        reporter.ok("threads", f"{min(num_threads, most)} on {where}")
 
 
-def _examine_memory_limit(reporter: Reporter, memory: Mapping[str, int | None]) -> None:
-    """Report whether the memory that an engine sees is what it may use."""
-    limit, available = memory["cgroup_limit"], memory["available"]
-    if limit is not None and available is not None and limit < available:
-        found = f"this container may use {size(limit)}, and an engine sees the machine's {size(available)}"
-        fix = "start with `--kv-cache-memory`, at most what the limit leaves beside the weights"
-        reporter.warn("memory limit", found, fix=fix)
+def _examine_memory_limit(reporter: Reporter, limits: HostLimits) -> None:
+    """Report the limit of a container, which the engine sizes its KV cache by."""
+    memory = limits.memory
+    if memory is not None:
+        found = f"this container may use {size(memory.limit)}, of which {size(memory.free)} are free ({memory.file})"
+        reporter.ok("memory limit", found)

@@ -1,7 +1,6 @@
 """Facts about the host, from the standard library alone: they are known even where torch cannot be imported."""
 
 import importlib.metadata
-import math
 import os
 import platform
 import re
@@ -10,6 +9,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from infer_engine.host_limits import HostLimits
 
 OUR_PACKAGES = ("infer-kernels", "infer-models", "infer-cache", "infer-engine", "infer-server", "infer-ray")
 OTHER_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface-hub", "msgspec", "litestar")
@@ -59,7 +60,7 @@ def describe_variables(environment: Mapping[str, str] = os.environ) -> dict[str,
     }
 
 
-def describe_processors(cpuinfo: str | None = None, *, cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
+def describe_processors(cpuinfo: str | None = None, *, limits: HostLimits) -> dict[str, Any]:
     """Return the CPU's model, its instruction sets, and how many of its processors this process may use."""
     text = _read(Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
     fields = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", text, re.MULTILINE))
@@ -68,17 +69,22 @@ def describe_processors(cpuinfo: str | None = None, *, cgroup: Path = Path("/sys
         "model": fields.get("model name") or platform.processor() or platform.machine(),
         "instruction_sets": [name for name in (*INSTRUCTION_SETS, *ARM_INSTRUCTION_SETS) if name in flags],
         "processors": os.cpu_count(),
-        "usable_processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "cgroup_processors": _cgroup_processors(cgroup),
+        "usable_processors": limits.usable_processors,
+        "cgroup_processors": None if limits.quota is None else limits.quota.processors,
     }
 
 
-def describe_memory(*, cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
-    """Return bytes of memory: all, available, and what the cgroup of this process allows, or None."""
+def describe_memory(*, limits: HostLimits) -> dict[str, int | None]:
+    """Return bytes of memory: all, available, and what the cgroups of this process allow and leave free, or None."""
     fields = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", _read(Path("/proc/meminfo")), re.MULTILINE))
     total, available = (int(fields[name]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable"))
-    limit = _read(cgroup / "memory.max").strip()
-    return {"total": total, "available": available, "cgroup_limit": int(limit) if limit.isdecimal() else None}
+    limit = limits.memory
+    return {
+        "total": total,
+        "available": available,
+        "cgroup_limit": None if limit is None else limit.limit,
+        "cgroup_free": None if limit is None else limit.free,
+    }
 
 
 def describe_compilers(environment: Mapping[str, str] = os.environ) -> dict[str, str | bool | None]:
@@ -88,18 +94,6 @@ def describe_compilers(environment: Mapping[str, str] = os.environ) -> dict[str,
         name: shutil.which(name, path=path) for name in ("cc", "gcc", "clang", "c++", "g++", "clang++", "ptxas")
     }
     return found | {"Python.h": Path(sysconfig.get_path("include"), "Python.h").exists()}
-
-
-def processor_limit(processors: Mapping[str, Any]) -> int:
-    """Return how many processors `describe_processors` says that this process can use at once."""
-    limits = (processors["usable_processors"], processors["cgroup_processors"])
-    return max(1, math.ceil(min((float(limit) for limit in limits if limit is not None), default=1.0)))
-
-
-def _cgroup_processors(cgroup: Path) -> float | None:
-    """Return the processors' worth of time that the cgroup allows, or None."""
-    quota, _, period = _read(cgroup / "cpu.max").strip().partition(" ")
-    return round(int(quota) / int(period), 2) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _read(path: Path) -> str:

@@ -6,7 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from infer_engine.host_limits import read_host_limits
+
 logger = logging.getLogger(__name__)
+
+THREADS = "OMP_NUM_THREADS"
+"""The environment variable with the number of threads that torch and the kernels compute with."""
 
 _SYSTEM = Path("/sys/devices/system")
 
@@ -32,14 +37,31 @@ def divide_processors(processors: Sequence[int], num_parts: int, *, system: Path
     return [sorted(ordered[first:end]) for first, end in itertools.pairwise(bounds)]
 
 
-def use_processors(processors: Sequence[int]) -> None:
-    """Compute on `processors` alone, with as many threads; call it before torch is imported. Empty: no change."""
-    if not processors:
-        return
-    os.sched_setaffinity(0, processors)
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    num_threads = min(int(wanted), len(processors)) if wanted.isdecimal() and int(wanted) else len(processors)
-    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+def use_processors(processors: Sequence[int], *, num_parts: int = 1) -> None:
+    """Compute on `processors` alone, with as many threads; call it before torch is imported. Empty: on all.
+
+    A container's quota of time, divided among `num_parts` such processes, may be worth fewer threads. A number in the
+    environment is taken, up to that of the `processors`.
+    """
+    limits = [len(processors)] if processors else []
+    if processors:
+        os.sched_setaffinity(0, processors)
+    wanted = os.environ.get(THREADS, "")
+    if wanted.isdecimal() and int(wanted):
+        limits.append(int(wanted))
+    elif (worth := read_host_limits().threads(num_parts)) is not None:
+        limits.append(worth)
+    if limits:
+        os.environ[THREADS] = str(min(limits))
+
+
+def limit_threads(num_parts: int) -> None:
+    """Lower torch's threads in this process to what a container's quota is worth, unless the user chose them."""
+    import torch  # noqa: PLC0415 - the rest of this module is used before torch is imported
+
+    worth = None if os.environ.get(THREADS) else read_host_limits().threads(num_parts)
+    if worth is not None and torch.get_num_threads() > worth:
+        torch.set_num_threads(worth)
 
 
 def _node_of(processor: int, system: Path) -> int:

@@ -53,7 +53,7 @@ def _serve(setup: WorkerSetup, sender: MessageSender, inbox: Inbox) -> int:
     processors = [setup.processors]
     if config.tensor_parallel_size > 1 and not config.device.startswith("cuda"):
         processors = divide_processors(setup.processors or available_processors(), config.tensor_parallel_size)
-    use_processors(processors[0])
+    use_processors(processors[0], num_parts=config.data_parallel_size * config.tensor_parallel_size)
     from infer_engine.ipc.kernel_compiler import compiling_kernels  # noqa: PLC0415 - only after the reader has started
 
     try:

@@ -9,6 +9,8 @@ import torch
 
 from infer_cache import KVPool
 from infer_engine.core.step_runner import StepRunner
+from infer_engine.host_limits import read_host_limits
+from infer_engine.ipc.processors import limit_threads
 from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
@@ -76,6 +78,7 @@ def load_model_runner(
     vocab_size = usable_vocab_size(tokenizer, model_config, folder)
     eos_token_ids = end_token_ids(tokenizer, folder, vocab_size=vocab_size)
     size = config.tensor_parallel_size
+    _use_limits(config)
     if device.type == "cuda":
         require_launcher()
     choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
@@ -91,6 +94,13 @@ def load_model_runner(
     except BaseException:
         followers.close()
         raise
+
+
+def _use_limits(config: EngineConfig) -> None:
+    """Compute with as many threads as a container's quota is worth, and log its limits."""
+    limit_threads(config.data_parallel_size * config.tensor_parallel_size)
+    if found := read_host_limits().describe():
+        logger.info("%s; %d threads compute", found, torch.get_num_threads())
 
 
 def _build_runner(

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from infer_cache import KVPool, LayerGroups
+from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.cache_views import HostPlannedViews
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
@@ -17,6 +18,7 @@ from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import (
     KVMemory,
     KVSizes,
+    check_weights_fit,
     choose_block_size,
     computes_in_tiles,
     size_kv_cache,
@@ -145,6 +147,10 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
     )
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
+
+    def check_size(num_bytes: int) -> None:
+        check_weights_fit(num_bytes, num_ranks=config.tensor_parallel_size, memory=read_host_limits().memory)
+
     model = load_model(
         folder,
         device=device,
@@ -154,6 +160,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         shard=shard,
         max_seq_len=config.max_seq_len,
         quantization=config.quantization,
+        check_size=check_size if device.type == "cpu" else None,
     )
     model.prepack()
     return LoadedRank(

@@ -33,6 +33,7 @@ from infer_engine.protocol.requests import (
     TokenLogprob,
 )
 from infer_engine.protocol.sampling import SamplingParams
+from infer_engine.protocol.sampling_defaults import SamplingDefaults
 from infer_engine.protocol.snapshot import BatchSnapshot, SequenceSnapshot
 from infer_engine.protocol.stats import EngineStats
 from infer_engine.protocol.structured_outputs import StructuredOutputs
@@ -63,6 +64,7 @@ __all__ = [
     "RequestRefusedError",
     "RequestStream",
     "RequestTimes",
+    "SamplingDefaults",
     "SamplingParams",
     "SequenceSnapshot",
     "StepOutput",

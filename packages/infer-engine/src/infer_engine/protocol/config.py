@@ -16,6 +16,7 @@ KVCacheDType = Literal["auto", "fp8_e4m3", "int8"]
 KVCacheBackend = Literal["contiguous", "paged"]
 RoutingPolicy = Literal["prefix", "least_loaded", "random"]
 ToolCallFormatChoice = Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args", "json"]
+GenerationConfigChoice = Literal["auto", "none", "vllm"]
 ReasoningFormatChoice = Literal["auto", "none", "think", "mistral"]
 KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
@@ -96,6 +97,8 @@ class EngineConfig:
         tool_call_format: How the model writes tool calls. `auto`: as its chat template asks for them.
         reasoning_format: How the model writes what it thinks before it answers; `none`: it does not, or it is to be
             part of the text. `auto`: as its chat template has it.
+        generation_config: Where a request's sampling values come from that it leaves out. `auto`: from the model's
+            `generation_config.json`; `none`, or `vllm` as vLLM spells it: fixed ones.
 
     Raises:
         ValueError: a value is not allowed, or two that were set conflict; the message names the field, the value and
@@ -137,6 +140,7 @@ class EngineConfig:
     routing_policy: RoutingPolicy = "prefix"
     tool_call_format: ToolCallFormatChoice = "auto"
     reasoning_format: ReasoningFormatChoice = "auto"
+    generation_config: GenerationConfigChoice = "auto"
 
     def __post_init__(self) -> None:
         """Check each value, then the conflicts between them."""
@@ -385,4 +389,5 @@ _CHECKS = {
     "routing_policy": one_of(*get_args(RoutingPolicy)),
     "tool_call_format": one_of(*get_args(ToolCallFormatChoice)),
     "reasoning_format": one_of(*get_args(ReasoningFormatChoice)),
+    "generation_config": one_of(*get_args(GenerationConfigChoice)),
 }

@@ -8,6 +8,7 @@ import msgspec
 
 from infer_engine.protocol.chat import ChatPrompt
 from infer_engine.protocol.requests import GenerateRequest, StepOutput
+from infer_engine.protocol.sampling_defaults import SamplingDefaults
 from infer_engine.protocol.snapshot import BatchSnapshot
 from infer_engine.protocol.stats import EngineStats
 
@@ -32,6 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         has_chat_template: whether it takes conversations.
         tool_call_format: how the model writes tool calls by itself; None where it can only be made to.
         reasoning_format: how the model writes reasoning; None if it does not.
+        sampling_defaults: how requests are sampled that do not say how.
     """
 
     model: str
@@ -50,6 +52,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_chat_template: bool = True
     tool_call_format: str | None = None
     reasoning_format: str | None = None
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 class EngineStatus(enum.StrEnum):

@@ -33,7 +33,9 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides when to end
     connection = Connection(int(sys.argv[1]))
     first_frame = connection.recv_bytes(MAX_FRAME_BYTES)
-    use_processors(msgspec.msgpack.decode(first_frame)["processors"])
+    start = msgspec.msgpack.decode(first_frame)
+    num_parts = start["config"]["data_parallel_size"] * start["config"]["tensor_parallel_size"]
+    use_processors(start["processors"], num_parts=num_parts)
     from infer_engine.tensor_parallel.messages import FollowerSetup, ToFollower  # noqa: PLC0415 - imports torch
 
     setup = msgspec.msgpack.decode(first_frame, type=FollowerSetup)

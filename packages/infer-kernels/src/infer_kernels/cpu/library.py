@@ -18,6 +18,8 @@ from infer_kernels.cpu.build import (
 
 logger = logging.getLogger("infer_kernels")
 
+_NOEXEC_HINT = "; the folder may be mounted `noexec`: set `INFER_CACHE_DIR` to one from which libraries may be loaded"
+
 
 class Library:
     """The loaded library.
@@ -97,7 +99,8 @@ def _library(dtype: str) -> Library | None:
             built = build_temporarily(dtype, extra_flags=flags)
             loaded = _load(built)
     except (BuildError, OSError) as error:
-        logger.warning("No CPU kernels for %s, plain PyTorch computes, several times slower: %s", dtype, error)
+        hint = _NOEXEC_HINT if "failed to map segment" in str(error) else ""
+        logger.warning("No CPU kernels for %s, plain PyTorch computes, several times slower: %s%s", dtype, error, hint)
         return None
     if loaded.was_compiled:
         seconds = time.monotonic() - began

@@ -44,6 +44,10 @@ class JsonFields:
         """Return whether the field is present and not null."""
         return name in self._fields
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that are not null, unchecked."""
+        return dict(self._fields)
+
     def is_null(self, name: str) -> bool:
         """Return whether the field is there and null, where a family means something by that."""
         return name in self._nulls

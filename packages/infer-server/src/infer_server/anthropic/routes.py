@@ -1,5 +1,6 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request, Response, post
@@ -11,6 +12,7 @@ from infer_server.anthropic.request import CountTokensBody, MessagesBody, messag
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
 from infer_server.errors import ApiError
 from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
+from infer_server.generation.served_models import served_name
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.http.error_handlers import exception_handlers
@@ -32,10 +34,10 @@ _EVENTS = (
 )
 
 
-def message_routes(engine: Engine, *, settings: ServerSettings, served_model: str) -> list[HTTPRouteHandler]:
+def message_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
     """Return the handlers under `/v1/messages`."""
-    endpoint = _MessagesEndpoint(served_model=served_model)
-    handler = GenerationHandler(endpoint, MessagesBody, engine=engine, settings=settings)
+    endpoints = {name: _MessagesEndpoint(served_model=name) for name in served_models}
+    handler = GenerationHandler(endpoints, MessagesBody, engine=engine, settings=settings)
     handlers = exception_handlers(params={"prompt": "messages"}, shape=error_shape)
 
     @post(
@@ -60,7 +62,7 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_model: st
     )
     async def count_tokens(request: Request[Any, Any, Any]) -> TokenCount:
         body = decode_body(await read_body(request, settings.max_body_bytes), CountTokensBody)
-        prompt = prompt_of(body, served_model=served_model)
+        prompt = prompt_of(body, served_model=served_name(body.model, served_models))
         return TokenCount(input_tokens=len(await unless_disconnected(engine.tokenize(prompt), request.receive)))
 
     return [create_message, count_tokens]

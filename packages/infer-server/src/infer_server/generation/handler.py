@@ -7,6 +7,7 @@ read -> decode -> check -> submit -> stream, or wait for the whole response
 ```
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,8 +15,9 @@ import msgspec
 from litestar import Request, Response
 from msgspec import structs
 
-from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream
+from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream, SamplingDefaults
 from infer_server.errors import ApiError
+from infer_server.generation.served_models import served_name
 from infer_server.http.authentication import tenant
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
@@ -96,9 +98,11 @@ class Endpoint(Protocol[B_contra, R_co]):
 class GenerationHandler(Generic[B, R]):
     """Handles the requests of one endpoint."""
 
-    def __init__(self, endpoint: Endpoint[B, R], body: type[B], *, engine: Engine, settings: ServerSettings) -> None:
-        """Bodies are decoded as `body`."""
-        self._endpoint = endpoint
+    def __init__(
+        self, endpoints: Mapping[str, Endpoint[B, R]], body: type[B], *, engine: Engine, settings: ServerSettings
+    ) -> None:
+        """Bodies are decoded as `body`; `endpoints` has one for each name of the model, which its answers repeat."""
+        self._endpoints = endpoints
         self._body = body
         self._engine = engine
         self._max_body_bytes = settings.max_body_bytes
@@ -114,31 +118,54 @@ class GenerationHandler(Generic[B, R]):
         """
         body = decode_body(await read_body(request, self._max_body_bytes), self._body)
         accepts_events = accepts_event_stream(request.headers.get("accept", ""))
-        requests = _of_tenant(self._endpoint.requests(body), tenant(request.scope))
-        streaming = self._endpoint.is_streaming(body, accepts_events=accepts_events)
+        named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
+        endpoint = self._endpoints[served_name(named, self._endpoints)]
+        requests = _with_defaults(endpoint.requests(body), body, self._engine.info.sampling_defaults)
+        requests = _of_tenant(requests, tenant(request.scope))
+        streaming = endpoint.is_streaming(body, accepts_events=accepts_events)
         log_prompts(request.scope, requests)
-        accepted = AcceptedRequest(body=body, requests=requests, streams=await self._submit(requests, body))
+        accepted = AcceptedRequest(body=body, requests=requests, streams=await self._submit(requests, body, endpoint))
         record_generation(request.scope, accepted.streams)
         if streaming:
-            return await self._stream(accepted, accepts_events=accepts_events)
+            return await self._stream(accepted, endpoint, accepts_events=accepts_events)
         try:
-            return Response(await unless_disconnected(self._endpoint.complete(accepted), request.receive))
+            return Response(await unless_disconnected(endpoint.complete(accepted), request.receive))
         finally:
             accepted.abort()
 
-    async def _submit(self, requests: list[GenerateRequest], body: B) -> list[RequestStream]:
+    async def _submit(self, requests: list[GenerateRequest], body: B, endpoint: Endpoint[B, R]) -> list[RequestStream]:
         try:
             return await self._engine.submit(requests)
         except InvalidRequestError as error:
-            raise self._endpoint.refusal(error, body) or error from None
+            raise endpoint.refusal(error, body) or error from None
 
-    async def _stream(self, accepted: AcceptedRequest[B], *, accepts_events: bool) -> Response[R]:
+    async def _stream(
+        self, accepted: AcceptedRequest[B], endpoint: Endpoint[B, R], *, accepts_events: bool
+    ) -> Response[R]:
         try:
-            stream = await self._endpoint.events(accepted, accepts_events=accepts_events)
+            stream = await endpoint.events(accepted, accepts_events=accepts_events)
         except BaseException:
             accepted.abort()
             raise
         return EventStreamResponse(stream, release=accepted.abort, ping_interval_s=self._ping_interval_s)
+
+
+def _with_defaults(
+    requests: list[GenerateRequest], body: msgspec.Struct, defaults: SamplingDefaults
+) -> list[GenerateRequest]:
+    """Return `requests` with the model's sampling values where `body` has none of its own.
+
+    A number of tokens that the model recommends is cut to what the context leaves.
+    """
+    if not defaults.given:
+        return requests
+    sent = {name: value for name in defaults.given if (value := getattr(body, name, None)) is not None}
+    filled = []
+    for request in requests:
+        params = defaults.fill(request.params, leaving=sent)
+        clips = request.clip_max_tokens or params.max_tokens != request.params.max_tokens
+        filled.append(structs.replace(request, params=params, clip_max_tokens=clips))
+    return filled
 
 
 def _of_tenant(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:

@@ -10,6 +10,7 @@ import msgspec
 from litestar import Request
 
 from infer_server.errors import ApiError
+from infer_server.http.content_codings import TooLargeError, coding_by_magic, codings_of, decompress
 from infer_server.http.places import is_unknown_field, validation_error
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -23,12 +24,14 @@ class ClientDisconnectedError(Exception):
 
 
 async def read_body(request: Request[Any, Any, Any], max_bytes: int) -> bytes:
-    """Return the body of `request`.
+    """Return the body of `request`, decompressed.
 
     Raises:
-        ApiError: 413, the body is larger than `max_bytes`.
+        ApiError: 413, the body is larger than `max_bytes`, as it was sent or decompressed; 415, it is compressed in
+            an unknown way; 400, it is not compressed as it says.
         ClientDisconnectedError: the client closed the connection while it was sending.
     """
+    codings = codings_of(", ".join(request.headers.getall("content-encoding", [])))
     too_large = ApiError(
         413,
         f"The body is larger than {max_bytes} bytes; send less, or raise the server's `--max-body-size`.",
@@ -54,7 +57,10 @@ async def read_body(request: Request[Any, Any, Any], max_bytes: int) -> bytes:
             chunks.clear()
     if size > max_bytes:
         raise too_large
-    return b"".join(chunks)
+    try:
+        return decompress(b"".join(chunks), codings, max_bytes=max_bytes)
+    except TooLargeError:
+        raise too_large from None
 
 
 def decode_body(body: bytes, struct: type[T]) -> T:
@@ -74,7 +80,7 @@ def decode_body(body: bytes, struct: type[T]) -> T:
         names = [field.encode_name for field in msgspec.structs.fields(struct)]
         raise validation_error(error, names=names) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise _not_json(error, body) from None
 
 
 def _with_whole_numbers(body: bytes, struct: type[T]) -> T | None:
@@ -103,7 +109,7 @@ def _check_known_fields(body: bytes, struct: type[msgspec.Struct]) -> None:
         if not is_unknown_field(error):
             raise validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error) from None
+        raise _not_json(error, body) from None
 
 
 def _known_part(value: Any, kind: Any) -> Any:
@@ -123,7 +129,10 @@ def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
         yield from _structs_in(part)
 
 
-def _not_json(error: Exception) -> ApiError:
+def _not_json(error: Exception, body: bytes) -> ApiError:
+    if coding := coding_by_magic(body):
+        message = f"The body is not JSON, but compressed with {coding}; say so in `Content-Encoding`."
+        return ApiError(400, message, code="invalid_json")
     match error:
         case RecursionError():
             reason = "it is nested too deeply"

@@ -68,7 +68,9 @@ def _of_http_exception(request: AnyRequest, error: HTTPException) -> ApiError:
     method, path = _printable(request.scope["method"]), _printable(request.scope["path"])
     match error:
         case NotFoundException():
-            message = f"There is nothing at `{path}`; `/schema` lists what there is."
+            meant = _meant_path(request)
+            there = "`/schema` lists what there is" if meant is None else f"`{meant}` is what you may mean"
+            message = f"There is nothing at `{path}`; {there}."
         case MethodNotAllowedException():
             message = f"`{path}` does not take {method}; `/schema` lists what it takes."
         case _ if error.status_code >= 500:
@@ -79,6 +81,17 @@ def _of_http_exception(request: AnyRequest, error: HTTPException) -> ApiError:
     reply = ApiError(error.status_code, message, code=code)
     reply.headers = {**reply.headers, **(error.headers or {})}
     return reply
+
+
+def _meant_path(request: AnyRequest) -> str | None:
+    """Return the path of the route that a client's path seems to mean, from mistakes in base URLs; None: none.
+
+    Such as `/v1/v1/models`, `/models` and `/openai/v1/models`, or a whole path as a base: the longest that fits.
+    """
+    asked = request.scope["path"].rstrip("/").lower()
+    known = [route.path for route in request.app.routes if route.path.count("/") > 1 and "{" not in route.path]
+    fitting = [path for path in known if asked.endswith(path) or path == f"/v1{asked}" or asked.startswith(f"{path}/")]
+    return max(fitting, key=len, default=None)
 
 
 def _printable(text: str) -> str:

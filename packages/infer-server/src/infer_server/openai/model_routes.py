@@ -1,6 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: the served model, in OpenAI's shape."""
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -8,7 +9,7 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import PathParameter
 
-from infer_engine.protocol import Engine, EngineInfo
+from infer_engine.protocol import Engine, EngineInfo, SamplingDefaults
 from infer_server.errors import ApiError, shorten
 from infer_server.openapi import error_responses
 
@@ -32,7 +33,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model; `max_model_len` is the most tokens of prompt and answer together."""
+    """A served model.
+
+    `max_model_len` is the most tokens of prompt and answer together; `sampling_defaults` are what the model recommends
+    for fields that a request leaves out.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -40,6 +45,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "infer"
     max_model_len: int
     capabilities: Capabilities
+    sampling_defaults: SamplingDefaults
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,18 +55,22 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
-def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]:
+def model_routes(engine: Engine, *, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
     """Return the handlers under `/v1/models`."""
-    model = Model(
-        id=served_model,
-        created=int(time.time()),
-        max_model_len=engine.info.max_seq_len,
-        capabilities=_capabilities(engine.info),
-    )
+    models = [
+        Model(
+            id=name,
+            created=int(time.time()),
+            max_model_len=engine.info.max_seq_len,
+            capabilities=_capabilities(engine.info),
+            sampling_defaults=engine.info.sampling_defaults,
+        )
+        for name in served_models
+    ]
 
     @get("/v1/models", summary="List the served models")
     async def list_models() -> ModelList:
-        return ModelList(data=[model])
+        return ModelList(data=models)
 
     @get(
         "/v1/models/{model_id:path}",
@@ -69,14 +79,15 @@ def model_routes(engine: Engine, *, served_model: str) -> list[HTTPRouteHandler]
     )
     async def retrieve_model(model_id: Annotated[str, PathParameter(description="The model's id.")]) -> Model:
         # The id may be a Hub id or a folder; routing removes leading and doubled slashes and `./`.
-        if _segments(model_id) != _segments(served_model):
-            raise ApiError(
-                404,
-                f"The model `{shorten(model_id.lstrip('/'), 100)}` is not served here; `{served_model}` is.",
-                code="model_not_found",
-                param="model",
-            )
-        return model
+        for model in models:
+            if _segments(model_id) == _segments(model.id):
+                return model
+        raise ApiError(
+            404,
+            f"The model `{shorten(model_id.lstrip('/'), 100)}` is not served here; `{served_models[0]}` is.",
+            code="model_not_found",
+            param="model",
+        )
 
     return [list_models, retrieve_model]
 

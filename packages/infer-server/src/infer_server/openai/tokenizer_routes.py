@@ -1,6 +1,7 @@
 """`POST /tokenize` and `/detokenize`: text to token ids and back, in vLLM's shapes."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -9,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import ChatPrompt, Engine
 from infer_server.errors import ApiError
+from infer_server.generation.served_models import served_name
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
@@ -71,7 +73,9 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-def tokenizer_routes(engine: Engine, *, settings: ServerSettings, served_model: str) -> list[HTTPRouteHandler]:
+def tokenizer_routes(
+    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
+) -> list[HTTPRouteHandler]:
     """Return the handlers of `/tokenize` and `/detokenize`."""
 
     @post(
@@ -84,7 +88,7 @@ def tokenizer_routes(engine: Engine, *, settings: ServerSettings, served_model: 
     async def tokenize(request: Request[Any, Any, Any]) -> Tokenized:
         body = decode_body(await read_body(request, settings.max_body_bytes), TokenizeBody)
         prompt = _prompt(body)
-        check_model(body.model, served_model=served_model)
+        check_model(body.model, served_model=served_name(body.model, served_models))
         tokenizing = engine.tokenize(prompt, add_special_tokens=body.add_special_tokens is not False)
         tokens = await unless_disconnected(tokenizing, request.receive)
         return Tokenized(
@@ -103,7 +107,7 @@ def tokenizer_routes(engine: Engine, *, settings: ServerSettings, served_model: 
     )
     async def detokenize(request: Request[Any, Any, Any]) -> Detokenized:
         body = decode_body(await read_body(request, settings.max_body_bytes), DetokenizeBody)
-        check_model(body.model, served_model=served_model)
+        check_model(body.model, served_model=served_name(body.model, served_models))
         return Detokenized(prompt=await unless_disconnected(engine.detokenize(body.tokens), request.receive))
 
     return [tokenize, detokenize]

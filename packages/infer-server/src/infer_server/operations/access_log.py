@@ -16,6 +16,7 @@ from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope,
 from infer_engine.protocol import GenerateRequest, RequestStream
 from infer_server.errors import shorten
 from infer_server.http.request_ids import request_id
+from infer_server.http.root_path import without_root
 from infer_server.operations.http_metrics import NO_HANDLER, HttpMetrics
 from infer_server.operations.log_fields import generation_log_fields
 from infer_server.operations.observed_engine import ObservedEngine
@@ -40,6 +41,7 @@ class AccessLog:
         self._engine = engine
         self._metrics = metrics
         self._logs_lines = settings.access_log
+        self._root = settings.root
         self._logs_prompts = settings.log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +66,7 @@ class AccessLog:
             num_bytes_in=exchange.num_bytes_in,
             num_bytes_out=exchange.num_bytes_out,
         )
-        level = logging.DEBUG if exchange.path in _PROBE_PATHS else logging.INFO
+        level = logging.DEBUG if without_root(exchange.path, self._root) in _PROBE_PATHS else logging.INFO
         if self._logs_lines and logger.isEnabledFor(level):
             streams = [self._engine.observed(stream.request_id) for stream in exchange.streams]
             fields = exchange.log_fields(scope, duration_s) | generation_log_fields(

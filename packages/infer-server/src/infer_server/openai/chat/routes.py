@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request, Response, post
@@ -28,10 +29,10 @@ _EVENTS = (
 )
 
 
-def chat_routes(engine: Engine, *, settings: ServerSettings, served_model: str) -> list[HTTPRouteHandler]:
+def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
     """Return the handlers of `/v1/chat/completions`."""
-    endpoint = _ChatEndpoint(engine, served_model=served_model)
-    handler = GenerationHandler(endpoint, ChatBody, engine=engine, settings=settings)
+    endpoints = {name: _ChatEndpoint(engine, served_model=name) for name in served_models}
+    handler = GenerationHandler(endpoints, ChatBody, engine=engine, settings=settings)
 
     @post(
         "/v1/chat/completions",

@@ -1,5 +1,6 @@
 """`POST /v1/completions`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request, Response, post
@@ -33,10 +34,15 @@ _EVENTS = (
 )
 
 
-def completion_routes(engine: Engine, *, settings: ServerSettings, served_model: str) -> list[HTTPRouteHandler]:
+def completion_routes(
+    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
+) -> list[HTTPRouteHandler]:
     """Return the handlers of `/v1/completions`."""
-    endpoint = _CompletionEndpoint(engine, served_model=served_model, event_names=settings.sse_event_names)
-    handler = GenerationHandler(endpoint, CompletionBody, engine=engine, settings=settings)
+    endpoints = {
+        name: _CompletionEndpoint(engine, served_model=name, event_names=settings.sse_event_names)
+        for name in served_models
+    }
+    handler = GenerationHandler(endpoints, CompletionBody, engine=engine, settings=settings)
 
     @post(
         "/v1/completions",

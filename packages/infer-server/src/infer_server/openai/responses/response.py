@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from infer_engine.protocol import FinishReason, StepOutput
+from infer_engine.protocol import FinishReason, SamplingParams, StepOutput
 from infer_server.generation.answer_blocks import AnswerBlock, AnswerBlocks, BlockEvent, BlockKind
 from infer_server.generation.history import read_arguments
 from infer_server.openai.responses.request import ResponsesBody
@@ -166,11 +166,11 @@ class ResponseBuilder:
 
     __slots__ = ("_answer", "_created_at", "_id", "_item_ids", "_last", "_settings", "_tools")
 
-    def __init__(self, body: ResponsesBody, *, served_model: str) -> None:
-        """Begin the response to `body` at this moment."""
+    def __init__(self, body: ResponsesBody, params: SamplingParams, *, served_model: str) -> None:
+        """Begin the response to `body`, which is sampled as `params` say, at this moment."""
         self._id = _new_id("resp")
         self._created_at = int(time.time())
-        self._settings = _settings(body) | {"model": served_model}
+        self._settings = _settings(body, params) | {"model": served_model}
         self._tools = {each.tool.name: each for each in callable_tools(body.tools)}
         self._answer = AnswerBlocks()
         self._item_ids: list[str] = []
@@ -285,7 +285,7 @@ def output_part(kind: Literal["reasoning", "text"], text: str) -> ReasoningText 
     return ReasoningText(text=text) if kind == "reasoning" else OutputText(text=text)
 
 
-def _settings(body: ResponsesBody) -> dict[str, Any]:
+def _settings(body: ResponsesBody, params: SamplingParams) -> dict[str, Any]:
     """Return the fields of the response that say what was asked for."""
     text = body.text or TextField()
     return {
@@ -294,7 +294,7 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": ReasoningSettings(effort=body.reasoning.effort if body.reasoning else None),
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": params.temperature,
         "text": TextField(format=text.format or ANY_TEXT, verbosity=text.verbosity),
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": [
@@ -306,7 +306,7 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
             )
             for each in callable_tools(body.tools)
         ],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": params.top_p,
     }
 
 

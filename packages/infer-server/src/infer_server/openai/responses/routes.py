@@ -1,5 +1,6 @@
 """`POST /v1/responses`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request, Response, post
@@ -32,10 +33,12 @@ _EVENTS = (
 _PARAMS = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
 
 
-def responses_routes(engine: Engine, *, settings: ServerSettings, served_model: str) -> list[HTTPRouteHandler]:
+def responses_routes(
+    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
+) -> list[HTTPRouteHandler]:
     """Return the handlers of `/v1/responses`."""
-    endpoint = _ResponsesEndpoint(served_model=served_model)
-    handler = GenerationHandler(endpoint, ResponsesBody, engine=engine, settings=settings)
+    endpoints = {name: _ResponsesEndpoint(served_model=name) for name in served_models}
+    handler = GenerationHandler(endpoints, ResponsesBody, engine=engine, settings=settings)
 
     @post(
         "/v1/responses",
@@ -76,4 +79,5 @@ class _ResponsesEndpoint:
 
     def _answer(self, accepted: AcceptedRequest[ResponsesBody]) -> ResponseEvents:
         [stream] = accepted.streams
-        return ResponseEvents(stream, ResponseBuilder(accepted.body, served_model=self._served_model))
+        [request] = accepted.requests
+        return ResponseEvents(stream, ResponseBuilder(accepted.body, request.params, served_model=self._served_model))

@@ -1,0 +1,67 @@
+"""The fields of `generation_config.json` that say how a model is meant to be sampled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from infer_models.config.json_fields import JsonFields
+
+TAKEN = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "num_beams": (1,),
+        "num_beam_groups": (1,),
+        "typical_p": (1, 1.0),
+        "top_h": (),
+        "epsilon_cutoff": (0, 0.0),
+        "eta_cutoff": (0, 0.0),
+        "penalty_alpha": (0, 0.0),
+        "no_repeat_ngram_size": (0,),
+        "encoder_repetition_penalty": (1, 1.0),
+        "encoder_no_repeat_ngram_size": (0,),
+        "min_new_tokens": (0,),
+        "min_length": (0,),
+        "exponential_decay_length_penalty": (),
+        "bad_words_ids": ([],),
+        "suppress_tokens": ([],),
+        "begin_suppress_tokens": ([],),
+        "sequence_bias": ({}, []),
+        "forced_bos_token_id": (),
+        "forced_eos_token_id": (),
+        "stop_strings": ([],),
+        "guidance_scale": (1, 1.0),
+        "watermarking_config": (),
+    }
+)
+"""Fields of `transformers` that change answers and are not taken, with the values at which they change nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFields:
+    """What a checkpoint recommends, unchecked.
+
+    Attributes:
+        taken: fields of `TAKEN` that are there and not null.
+        untaken: further fields that would change answers.
+    """
+
+    taken: Mapping[str, Any]
+    untaken: Mapping[str, Any]
+
+
+def read_generation_fields(folder: Path) -> GenerationFields:
+    """Return the fields of `generation_config.json` in a folder; none where there is no such file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = folder / "generation_config.json"
+    fields = JsonFields.from_file(path).as_dict() if path.exists() else {}
+    return GenerationFields(
+        taken={name: fields[name] for name in TAKEN if name in fields},
+        untaken={
+            name: fields[name] for name, neutral in _NEUTRAL.items() if name in fields and fields[name] not in neutral
+        },
+    )
