@@ -132,7 +132,7 @@ class ChatEncoder:
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(self._tool_template.source)
         self._encoder = encoder
-        markers = [] if self.reasoning_format is None else [self.reasoning_format.begin, self.reasoning_format.end]
+        markers = () if self.reasoning_format is None else self.reasoning_format.markers
         sources = [template.source, self._tool_template.source, *markers]
         if self.tool_call_format is not None:
             sources += [self.tool_call_format.write("", ""), self.tool_call_format.prefix]
@@ -159,6 +159,15 @@ class ChatEncoder:
         except ChatTemplateError:
             return False
 
+    @property
+    def _describes_tools(self) -> bool:
+        """Whether the template's own words about tools ask for calls that can be read.
+
+        Another format than the known ones would be asked for in vain: it is better not mentioned.
+        """
+        has_channels = self.reasoning_format is not None and bool(self.reasoning_format.channels)
+        return self.knows_tools and (self.tool_call_format is not None or has_channels)
+
     def render(self, chat: Conversation) -> str:
         """Return the prompt's text.
 
@@ -167,7 +176,7 @@ class ChatEncoder:
         """
         messages, tools = chat.messages, chat.tools
         has_calls = any(each.get("tool_calls") or each.get("role") == "tool" for each in messages)
-        if (tools or has_calls) and not self.knows_tools:
+        if (has_calls and not self.knows_tools) or (tools and not self._describes_tools):
             tool_format = self.tool_call_format or TOOL_CALL_FORMATS["json"]
             messages, tools, has_calls = with_tools_as_text(messages, tools, tool_format), (), False
         try:
