@@ -25,6 +25,7 @@ from infer_engine.structured.compiler import GrammarCompiler
 from infer_engine.structured.errors import GrammarError
 
 if TYPE_CHECKING:
+    from infer_engine.structured.call_constraint import CallConstraint
     from infer_engine.structured.constraint import TokenConstraint
 
 logger = logging.getLogger(__name__)
@@ -165,11 +166,13 @@ class EngineCore:
         self._ended.pop(message.request_id, None)
         self._scheduler.add(request)
 
-    def _make_constraint(self, message: Submit) -> "TokenConstraint | None":
+    def _make_constraint(self, message: Submit) -> "TokenConstraint | CallConstraint | None":
         if message.grammar is None:
             return None
         if self._grammars is None:
             raise GrammarError("this core compiles no grammars")
+        if message.call_heads is not None:
+            return self._grammars.call_constraint(message.grammar, message.call_heads)
         return self._grammars.constraint(message.grammar)
 
     def _abort(self, request_id: str) -> None:

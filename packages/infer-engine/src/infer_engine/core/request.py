@@ -14,6 +14,7 @@ from infer_engine.ipc.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
+    from infer_engine.structured.call_constraint import CallConstraint
     from infer_engine.structured.constraint import TokenConstraint
 
 
@@ -97,7 +98,7 @@ class Request:
         arrival: int,
         arrival_step: int = 0,
         block_hashes: BlockHashes | None = None,
-        constraint: "TokenConstraint | None" = None,
+        constraint: "TokenConstraint | CallConstraint | None" = None,
     ) -> None:
         """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
         self.request_id = submission.request_id

@@ -23,6 +23,7 @@ from infer_engine.protocol import (
     InvalidRequestError,
 )
 from infer_engine.structured.answer_form import AnswerForm
+from infer_engine.structured.call_heads import CallHeads
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
@@ -114,7 +115,7 @@ class InputProcessor:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         _check_queueing(request)
-        grammar = _grammar_of(request, form)
+        grammar, call_heads = _grammar_of(request, form)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
         first_seed = self._base_seed + ids.start if params.seed is None else params.seed
         group = f"r{ids.start}" if len(ids) > 1 else None
@@ -130,6 +131,7 @@ class InputProcessor:
                     cache_salt=_salt(request),
                     sibling_group=group,
                     grammar=grammar,
+                    call_heads=call_heads,
                 ),
                 output_processor=_refuse_if_tokenizer_fails(lambda: self._make_output_processor(request, prompt, form)),
             )
@@ -209,12 +211,12 @@ class InputProcessor:
         self, request: GenerateRequest, prompt: list[int], form: AnswerForm | None
     ) -> OutputProcessor:
         formats = None if form is None else self._chat_formats
-        shown_ids = frozenset[int]() if formats is None or form is None else formats.marker_ids(form)
+        is_free = request.params.structured_outputs is None
         return OutputProcessor(
-            IncrementalDetokenizer(self._tokenizer, prompt, shown_ids=shown_ids),
+            IncrementalDetokenizer(self._tokenizer, prompt, shown_ids=frozenset() if form is None else form.shown_ids),
             StopStringMatcher(request.params.stop),
             min_tokens=request.params.min_tokens,
-            parser=None if formats is None or form is None else formats.parser(form),
+            parser=None if formats is None or form is None else formats.parser(form, is_free=is_free),
         )
 
     def _max_tokens(self, request: GenerateRequest, *, num_prompt_tokens: int) -> int:
@@ -256,21 +258,27 @@ def _check_queueing(request: GenerateRequest) -> None:
         )
 
 
-def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> str | None:
-    """Return the text of the request's grammar, whose answer has this `form`; it is not compiled here."""
+def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> tuple[str | None, CallHeads | None]:
+    """Return the text of the request's grammar, whose answer has this `form`, and where it begins; see `Submit`.
+
+    It is not compiled here.
+    """
     content = request.params.structured_outputs
     if content is None and (form is None or form.tool_call_format is None):
-        return None
+        return None, None
     # They import the grammar library.
-    from infer_engine.structured.answer_grammar import answer_grammar  # noqa: PLC0415
+    from infer_engine.structured.answer_grammar import answer_grammar, arguments_grammar  # noqa: PLC0415
     from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415
 
     try:
         if form is not None:
             assert isinstance(request.prompt, ChatPrompt)
-            return answer_grammar(request.prompt, content, form)
+            heads = form.call_heads() if content is None else None
+            if heads is not None:
+                return arguments_grammar(request.prompt), heads
+            return answer_grammar(request.prompt, content, form), None
         assert content is not None
-        return to_grammar_text(content)
+        return to_grammar_text(content), None
     except ValueError as error:
         param = "tools" if str(error).startswith("`tools`") else "structured_outputs"
         raise InvalidRequestError(str(error), param=param) from None

@@ -5,8 +5,16 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, TypeVarTuple
 
 from infer_engine.frontend.answer_parser import AnswerParser
+from infer_engine.frontend.channel_parser import ChannelParser
 from infer_engine.ipc.messages import TokenOutput
-from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, RequestFailure, StepOutput
+from infer_engine.protocol import (
+    AnswerDelta,
+    ContentDelta,
+    ContentWasReasoning,
+    FinishReason,
+    RequestFailure,
+    StepOutput,
+)
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher
 
 logger = logging.getLogger(__name__)
@@ -38,7 +46,7 @@ class OutputProcessor:
         stops: StopStringMatcher,
         *,
         min_tokens: int = 0,
-        parser: AnswerParser | None = None,
+        parser: AnswerParser | ChannelParser | None = None,
     ) -> None:
         """Detokenize with `detokenizer`; a match of `stops` ends the text once it has more than `min_tokens` tokens.
 
@@ -122,6 +130,8 @@ class OutputProcessor:
             else:
                 if self._is_in_content:
                     content += self._end_content()
+                if isinstance(part, ContentWasReasoning):
+                    self._num_reasoning_tokens = self._num_tokens
                 self._deltas.append(part)
         return content, False
 

@@ -6,6 +6,7 @@ The same messages serve a core in this thread, in another thread or in another p
 import msgspec
 
 from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, RequestFailure, SamplingParams, TokenLogprob
+from infer_engine.structured.call_heads import CallHeads
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -22,6 +23,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         sibling_group: the same value for all sequences of one request with `n` > 1, else None. They share their
             prompt's blocks even if prefix caching is off.
         grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
+        call_heads: where the grammar begins: it is that of arguments, which follow these heads; None: at the beginning.
         generated_token_ids: tokens that another core has generated for it. This core computes them again, as after a
             preemption, and goes on behind them; `max_tokens` counts them.
     """
@@ -35,6 +37,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_salt: str | None = None
     sibling_group: str | None = None
     grammar: str | None = None
+    call_heads: CallHeads | None = None
     generated_token_ids: list[int] = []
 
 

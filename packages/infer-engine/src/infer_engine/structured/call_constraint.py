@@ -1,0 +1,93 @@
+"""`CallConstraint`: which tokens a sequence may take next where only the arguments of tool calls follow a grammar.
+
+    free ──a whole head, with the name of an offered tool──> arguments ──their last bracket──> free
+    no mask                                                  a mask                            no mask
+
+The parser that takes the answer apart for the client finds the heads, so both always agree on what a call is. What the
+model writes outside of arguments is what it would write without tools.
+"""
+
+import codecs
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from infer_engine.frontend.parsers import parser_of_calls
+from infer_engine.protocol import AnswerDelta, ToolCallDelta
+from infer_engine.structured.call_heads import CallHeads
+from infer_engine.structured.constraint import TokenConstraint
+from infer_engine.structured.tool_selection import selection_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from infer_engine.structured.compiler import Vocabulary
+
+
+class CallConstraint:
+    """The state of an answer after the generated tokens of one sequence; consumes as `TokenConstraint` does."""
+
+    def __init__(self, heads: CallHeads, matcher: "LLMatcher", vocabulary: "Vocabulary") -> None:
+        """Look for `heads`; `matcher`, which others use too, is at the beginning of the grammar of arguments."""
+        self._vocabulary = vocabulary
+        self._shown_ids = frozenset(heads.shown_ids)
+        self._parser = parser_of_calls(heads)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._beginning = matcher
+        self._call_number = 0
+        self._arguments: TokenConstraint | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last call that the answer may have is complete."""
+        return self._parser.is_over
+
+    def mask(self) -> npt.NDArray[np.int32] | None:
+        """Return the tokens that may come next, as `TokenConstraint.mask`; None: all.
+
+        Raises:
+            GrammarError: the grammar has reached a limit.
+        """
+        return None if self._arguments is None else self._arguments.mask()
+
+    def consume(self, token_id: int) -> None:
+        """Go on with `token_id`."""
+        if self._arguments is not None:
+            self._arguments.consume(token_id)
+        deltas = self._parser.add(self._decoder.decode(self._text_bytes(token_id)))
+        callee = self._parser.callee
+        if callee is None:
+            self._arguments = None
+        elif self._parser.call_number != self._call_number:
+            self._call_number = self._parser.call_number
+            pending, _ = self._decoder.getstate()
+            begun = self._parser.awaited + _last_arguments(deltas)
+            self._arguments = self._begin(callee, begun.encode() + pending)
+
+    def _text_bytes(self, token_id: int) -> bytes:
+        is_hidden = token_id in self._vocabulary.special_ids and token_id not in self._shown_ids
+        tokens = self._vocabulary.tokens
+        return b"" if is_hidden or token_id >= len(tokens) else tokens[token_id]
+
+    def _begin(self, tool_name: str, begun: bytes) -> TokenConstraint | None:
+        """Return the constraint of arguments of which the token that ended the head had the beginning.
+
+        None where the grammar does not allow that beginning: what has been written stays, and is as free as before.
+        """
+        token_ids = self._vocabulary.spell(selection_of(tool_name).encode() + begun)
+        if token_ids is None:
+            return None
+        matcher = self._beginning.deep_copy()
+        if matcher.try_consume_tokens(token_ids) < len(token_ids):
+            return None
+        return TokenConstraint(matcher, vocab_size=self._vocabulary.tokenizer.vocab_size)
+
+
+def _last_arguments(deltas: list[AnswerDelta]) -> str:
+    """Return what came of the arguments of the last call that begins in `deltas`."""
+    text = ""
+    for delta in deltas:
+        if isinstance(delta, ToolCallDelta):
+            text = delta.arguments if delta.name is not None else text + delta.arguments
+    return text
