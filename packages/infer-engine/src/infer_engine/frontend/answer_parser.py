@@ -121,6 +121,21 @@ class AnswerParser:
                 self._deltas.append(ContentDelta("".join(self._blanks)))
         return self._take()
 
+    def foresee(self, text: str) -> tuple[str, str] | None:
+        """Return the tool whose head `text` would complete, and the beginning of the arguments that came with it."""
+        if self._calls is None or self.is_reasoning or self.callee is not None:
+            return None
+        text, begin, position = self._held + text, self._calls.first_begin, 0
+        if self._step == self._read_next_head:
+            begin = self._calls.begin
+        elif self._step != self._read_first_head:
+            position = text.find(self._calls.format.trigger)
+            is_content = self._step == self._read_answer and not self._calls.format.is_anywhere
+            if position < 0 or is_content:
+                return None
+        head = self._calls.match_head(text, position, begin)
+        return (head.name, text[head.end :]) if head.end >= 0 else None
+
     def _take(self) -> list[AnswerDelta]:
         deltas, self._deltas = self._deltas, []
         return deltas

@@ -83,6 +83,9 @@ class ChannelParser:
             self._put(held)
         return self._take()
 
+    def foresee(self, _: str) -> None:
+        """Return nothing: the mark before arguments is a token of its own."""
+
     def _take(self) -> list[AnswerDelta]:
         deltas, self._deltas = self._deltas, []
         return deltas

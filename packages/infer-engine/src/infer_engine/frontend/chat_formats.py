@@ -58,6 +58,7 @@ class ChatFormats:
             tool_call_format=tool_call_format,
             token_id_of=self._special_token_id,
             tool_names=names if tool_call_format is not None else (),
+            strict_names=tuple(tool.name for tool in prompt.tools if tool.strict),
             max_calls=MAX_CALLS if prompt.parallel_tool_calls and prompt.tool_name is None else 1,
             must_call=tool_call_format is not None and prompt.tool_choice == "required",
             shown_ids=self._marker_ids(tool_call_format),

@@ -23,6 +23,7 @@ class AnswerForm:
         tool_call_format: how the model writes tool calls; None if it may write none.
         token_id_of: tells special tokens from text.
         tool_names: of the tools that it may call.
+        strict_names: of those whose schemas must be kept in full.
         max_calls: most calls of the answer.
         must_call: whether it must call.
         shown_ids: special tokens that have a text in answers.
@@ -33,6 +34,7 @@ class AnswerForm:
     tool_call_format: ToolCallFormat | None
     token_id_of: TokenIdOf
     tool_names: tuple[str, ...] = ()
+    strict_names: tuple[str, ...] = ()
     max_calls: int = MAX_CALLS
     must_call: bool = False
     shown_ids: frozenset[int] = frozenset()
@@ -52,6 +54,7 @@ class AnswerForm:
             reasoning_state=self.reasoning_state,
             tool_call_format=self.tool_call_format,
             tool_names=self.tool_names,
+            strict_names=self.strict_names,
             max_calls=self.max_calls,
             shown_ids=tuple(sorted(self.shown_ids)),
         )

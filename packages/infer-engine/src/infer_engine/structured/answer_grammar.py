@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from infer_engine.frontend.call_marks import MAX_BLANKS
 from infer_engine.protocol import ChatPrompt, StructuredOutputs, Tool
 from infer_engine.structured.answer_form import AnswerForm, TokenIdOf
 from infer_engine.structured.any_order import RULES as ANY_ORDER_RULES
@@ -28,6 +29,10 @@ _RULES = r"""
 TEXT: /(.|\n)*/
 GAP: /[ \n]{0,4}/
 WS: /[ \n]?/
+"""
+_AROUND_ARGUMENTS = rf"""
+TEXT: /(.|\n)*/
+GAP: /[ \t\r\n]{{0,{MAX_BLANKS}}}/
 """
 _WHITESPACE = "[ ]?"
 """In arguments: models write them on one line."""
@@ -62,14 +67,22 @@ def arguments_grammar(prompt: ChatPrompt) -> str:
     Raises:
         ValueError: as in `answer_grammar`.
     """
-    rules: list[str] = []
+    return _arguments_grammar(tuple(msgspec.json.encode(tool) for tool in prompt.tools))
+
+
+@functools.lru_cache(maxsize=64)  # agents send the same tools with every request
+def _arguments_grammar(encoded_tools: Sequence[bytes]) -> str:
+    members = AnyOrder()
     starts: list[str] = []
-    for index, tool in enumerate(prompt.tools):
-        expression, more = _arguments_in_any_order(index, msgspec.json.encode(tool))
-        rules += more
-        starts.append(f"{_quoted(selection_of(tool.name))} ws {expression} TEXT")
-    _check_size(sum(map(len, rules)) + sum(map(len, starts)))
-    return HEADER + "\n".join([f"start: {' | '.join(starts)}", *rules]) + ANY_ORDER_RULES + "TEXT: /(.|\\n)*/\n"
+    num_characters = 0
+    for encoded in encoded_tools:
+        tool = msgspec.json.decode(encoded, type=Tool)
+        schema = arguments_schema(tool)
+        num_characters += len(_arguments(encoded))
+        arguments = json_expression(schema, ANY_ORDER_WHITESPACE) if tool.strict else members.whole(schema)
+        starts.append(f"{_quoted(selection_of(tool.name))} GAP {arguments} TEXT")
+    _check_size(num_characters)
+    return HEADER + "\n".join([f"start: {' | '.join(starts)}", *members.rules]) + ANY_ORDER_RULES + _AROUND_ARGUMENTS
 
 
 def _answer_with_calls(prompt: ChatPrompt, content: StructuredOutputs | None, rules: list[str]) -> str:
@@ -175,18 +188,6 @@ class _CallRules:
 def _arguments(encoded_tool: bytes) -> str:
     """Return what generates the arguments of a tool, which is given as JSON."""
     return json_expression(arguments_schema(msgspec.json.decode(encoded_tool, type=Tool)), _WHITESPACE)
-
-
-@functools.lru_cache(maxsize=256)
-def _arguments_in_any_order(index: int, encoded_tool: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return what generates the arguments of a tool, and the rules that it needs, which are named after `index`."""
-    tool = msgspec.json.decode(encoded_tool, type=Tool)
-    schema = arguments_schema(tool)
-    if tool.strict:
-        return json_expression(schema, ANY_ORDER_WHITESPACE), ()
-    members = AnyOrder(f"tool{index}", schema)
-    expression = members.expression(schema)
-    return expression, tuple(members.rules)
 
 
 def _json_call(tool: Tool, tool_format: ToolCallFormat) -> str:

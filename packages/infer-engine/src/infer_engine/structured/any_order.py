@@ -1,13 +1,15 @@
 """A grammar of JSON in which the members of objects come in any order.
 
-    prefix_p0:  prefix_v0                      one property, of few; p012 is complete where 0 and 2 are required
-    prefix_p01: prefix_p0 "," prefix_v1 | prefix_p1 "," prefix_v0
+    has_a:  a                                      of an object with the properties `a` and `b`
+    has_b:  b
+    has_ab: has_a "," b | has_b "," a
 
 Of objects with few properties, or with few required ones, every set of those that have come has a rule, so that none of
 them is missing in the end and none comes twice. With more, the grammar does not count.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -28,8 +30,9 @@ ws: WS
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$defs", "definitions", "$schema"}
 )
-_OBJECT = frozenset({"type", "properties", "required", "additionalProperties"}) | _ANNOTATIONS
-_ARRAY = frozenset({"type", "items", "minItems", "maxItems"}) | _ANNOTATIONS
+_OBJECT = frozenset({"type", "properties", "required", "additionalProperties"})
+_ARRAY = frozenset({"type", "items", "minItems", "maxItems"})
+_REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 _ANY_STRING = r"([^\"\\\x00-\x1f]|\\([\"\\\/bfnrt]|u[0-9a-fA-F]{4}))*"
 
 
@@ -43,41 +46,54 @@ class AnyOrder:
         rules: made so far.
     """
 
-    def __init__(self, prefix: str, schema: Mapping[str, Any]) -> None:
-        """Name rules with `prefix`, of small letters; definitions are those of `schema`."""
+    def __init__(self) -> None:
+        """Begin with no rule."""
         self.rules: list[str] = []
-        self._prefix = prefix
-        self._definitions = {
-            f"#/{place}/{name}": each
-            for place in ("$defs", "definitions")
-            for name, each in (schema.get(place) or {}).items()
-        }
-        self._places = {place: schema[place] for place in ("$defs", "definitions") if place in schema}
-        self._kept: dict[str, str] = {}
+        self._num_names = 0
+        self._definitions: dict[str, Any] = {}
+        self._places: dict[str, Any] = {}
+        self._made: dict[str, str] = {}  # rules by their schema; many are equal, in one tool and in several
 
-    def expression(self, schema: Any) -> str:
+    def whole(self, schema: Mapping[str, Any]) -> str:
+        """Return what generates a whole schema, which may have definitions."""
+        self._places = {place: schema[place] for place in ("$defs", "definitions") if place in schema}
+        self._definitions = {
+            f"#/{place}/{name}": each for place, named in self._places.items() for name, each in named.items()
+        }
+        references = _REFERENCE.findall(json.dumps(schema))
+        if not self._definitions.keys() >= set(references):  # to other places than definitions: only the whole has them
+            return json_expression(dict(schema), WHITESPACE)
+        return self._rule(schema)
+
+    def _rule(self, schema: Any) -> str:
         """Return the name of the rule of `schema`."""
-        key = json.dumps(schema, sort_keys=True)
-        if key not in self._kept:
-            self._kept[key] = name = self._new_name()
-            self.rules.append(f"{name}: {self._make(schema)}")
-        return self._kept[key]
+        own = schema
+        if isinstance(schema, dict):
+            own = {word: value for word, value in schema.items() if word not in _ANNOTATIONS}
+        key = json.dumps(own)
+        if '"$ref"' in key:
+            key += json.dumps(self._places)
+        if key not in self._made:
+            self._made[key] = name = self._new_name()
+            self.rules.append(f"{name}: {self._make(own)}")
+        return self._made[key]
 
     def _new_name(self) -> str:
-        return f"{self._prefix}_{len(self._kept)}"
+        self._num_names += 1
+        return f"v{self._num_names}"
 
     def _make(self, schema: Any) -> str:
         if not isinstance(schema, dict):
             return self._leaf(schema)
         reference = schema.get("$ref")
-        if isinstance(reference, str) and reference in self._definitions and schema.keys() <= {"$ref", *_ANNOTATIONS}:
-            return self.expression(self._definitions[reference])
+        if isinstance(reference, str) and reference in self._definitions and schema.keys() == {"$ref"}:
+            return self._rule(self._definitions[reference])
         for word in ("anyOf", "oneOf"):
-            if schema.get(word) and schema.keys() <= {word, *_ANNOTATIONS} and _holds_objects(schema):
-                return " | ".join(map(self.expression, schema[word]))
+            if schema.get(word) and schema.keys() == {word} and _holds_objects(schema):
+                return " | ".join(map(self._rule, schema[word]))
         kind = schema.get("type")
         if isinstance(kind, list) and _holds_objects(schema):
-            return " | ".join(self.expression(schema | {"type": each}) for each in kind)
+            return " | ".join(self._rule(schema | {"type": each}) for each in kind)
         if kind == "object" and isinstance(schema.get("properties"), dict) and schema.keys() <= _OBJECT:
             return self._object(schema)
         if kind == "array" and "items" in schema and schema.keys() <= _ARRAY and _holds_objects(schema["items"]):
@@ -87,13 +103,12 @@ class AnyOrder:
     def _leaf(self, schema: Any) -> str:
         if isinstance(schema, bool):
             schema = {} if schema else {"not": {}}
-        own = {word: value for word, value in schema.items() if word not in _ANNOTATIONS}
-        needs_definitions = "$ref" in json.dumps(own)
-        return json_expression(own | self._places if needs_definitions else own, WHITESPACE)
+        needs_definitions = '"$ref"' in json.dumps(schema)
+        return json_expression(schema | self._places if needs_definitions else schema, WHITESPACE)
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        item = self.expression(schema["items"])
+        item = self._rule(schema["items"])
         if most == 0:
             return '"[" ws "]"'
         more = f'(ws "," ws {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
@@ -118,15 +133,9 @@ class AnyOrder:
         self, counted: Sequence[str], members: Mapping[str, str], others: Iterable[str]
     ) -> dict[tuple[str, ...], str]:
         """Return the rules of at least one member, by those of `counted` that they have."""
-        prefix = f"{self._new_name()}_s{len(self.rules)}"
         other = f"({' | '.join(others)})" if others else None
-        names = {
-            chosen: f"{prefix}_{number}"
-            for number, chosen in enumerate(
-                chosen for size in range(len(counted) + 1) for chosen in combinations(counted, size)
-            )
-            if chosen or other
-        }
+        sets = (chosen for size in range(len(counted) + 1) for chosen in combinations(counted, size))
+        names = {chosen: self._new_name() for chosen in sets if chosen or other}
         for chosen, rule in names.items():
             ways = []
             for name in chosen:
@@ -143,14 +152,14 @@ class AnyOrder:
     def _member(self, name: str, schema: Any) -> str:
         spelled = {json.dumps(name, ensure_ascii=False), json.dumps(name)}
         keys = " | ".join(json.dumps(each, ensure_ascii=False) for each in sorted(spelled))
-        return f'({keys}) ws ":" ws {self.expression(schema)}'
+        return f'({keys}) ws ":" ws {self._rule(schema)}'
 
     def _other_member(self, properties: Iterable[str], schema: Any) -> str:
         """Return a member of any name but those of `properties`."""
-        name = f"{self._prefix}_K{len(self.rules)}".upper()
+        name = self._new_name().upper()
         listed = "|".join(_escaped(json.dumps(each, ensure_ascii=False)[1:-1]) for each in properties)
         self.rules.append(f'{name}: /"{_ANY_STRING}"/' + (f' & ~/"({listed})"/' if listed else ""))
-        return f'{name} ws ":" ws {self.expression(schema)}'
+        return f'{name} ws ":" ws {self._rule(schema)}'
 
 
 def _holds_objects(schema: Any) -> bool:

@@ -13,6 +13,7 @@ class CallHeads(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_state: where the prompt leaves off.
         tool_call_format: how it writes calls.
         tool_names: of the tools that are offered.
+        strict_names: of those whose arguments must match their schemas, whatever the tokens.
         max_calls: after so many the answer is over.
         shown_ids: special tokens that have a text in answers.
     """
@@ -21,5 +22,6 @@ class CallHeads(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_state: ReasoningState
     tool_call_format: ToolCallFormat
     tool_names: tuple[str, ...]
+    strict_names: tuple[str, ...] = ()
     max_calls: int
     shown_ids: tuple[int, ...] = ()

@@ -1,6 +1,7 @@
 """`GrammarCompiler`: compiles grammars over a vocabulary, and keeps those that were used last."""
 
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -23,6 +24,7 @@ MAX_LEXER_STATES = 20_000
 """About 2 kB each; a usual schema has some hundreds."""
 
 
+_OBJECT_BEGUN = re.compile(rb"[:\]]\s*\{.")
 _LONGEST_SPELLING = 4
 """Bytes of a character in UTF-8."""
 
@@ -69,6 +71,15 @@ class Vocabulary:
             for token_id, token in enumerate(self.tokens)
             if 0 < len(token) <= _LONGEST_SPELLING and token_id not in self.special_ids
         }
+
+    @cached_property
+    def objects_begun(self) -> list[int]:
+        """The tokens of text in which more than the beginning of an object follows what may end the head of a call."""
+        return [
+            token_id
+            for token_id, token in enumerate(self.tokens)
+            if b"{" in token and _OBJECT_BEGUN.search(token) and token_id not in self.special_ids
+        ]
 
     def __call__(self, _: bytes | str) -> list[int]:
         """Return nothing: grammars force no tokens, so the library has no text to tokenize."""
