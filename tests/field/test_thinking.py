@@ -57,7 +57,7 @@ MARKS = {
 @pytest.mark.parametrize("begin", MARKS)
 @pytest.mark.parametrize("kind", ["special_tokens", "added_tokens", "spelled"])
 def test_a_template_that_only_opens_thinking_is_enough(begin: str, kind: str, tmp_path: Path) -> None:
-    how = {} if kind == "spelled" else {kind: [begin, MARKS[begin]]}
+    how: dict[str, Any] = {} if kind == "spelled" else {kind: [begin, MARKS[begin]]}
     for number, opened in enumerate((begin, begin + "\n")):
         found = ask(tmp_path / str(number), ["\nhm", MARKS[begin], "\n\nyes"], template(opened=opened), **how)
         assert (found.reasoning, found.text) == ("hm", "yes")

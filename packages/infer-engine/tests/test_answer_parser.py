@@ -242,6 +242,26 @@ def test_what_models_leave_out_or_add_at_the_end_of_a_call_is_no_content(text: s
     assert parse([text]) == parse(list(text)) == [("f", '{"a": 1}')]
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "json", "mistral"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"name":"f","KEY":{"a":1}}',
+        '{\n  "name": "f",\n  "KEY": {"a":1}\n}',
+        '{ "name" : "f" , "KEY" : {"a":1} }',
+        '{"type": "function", "name": "f", "KEY": {"a":1}}',
+    ],
+)
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+def test_a_call_that_is_json_may_be_written_in_other_ways(name: str, written: str, key: str) -> None:
+    around = {"hermes": ("<tool_call>", "</tool_call>"), "mistral": ("[TOOL_CALLS][", "]")}.get(name, ("", ""))
+    text = around[0] + written.replace("KEY", key) + around[1]
+    for pieces in ([text], list(text)):
+        reader = AnswerParser(tool_call_format=TOOL_CALL_FORMATS[name], tool_names=("f",))
+        deltas = [delta for piece in pieces for delta in reader.add(piece)] + reader.finish()
+        assert joined(deltas) == [("f", '{"a":1}')]
+
+
 ADVERSARIAL = {
     "triggers": "<tool_call>",
     "heads": '<tool_call>\n{"name": "',

@@ -104,8 +104,10 @@ def _kind(delta: AnswerDelta) -> tuple[str, str]:
             return "reasoning", text
         case ContentDelta(text=text):
             return "content", text
+        case ToolCallDelta(index=index, arguments=arguments):
+            return f"call {index}", arguments
         case _:
-            return f"call {delta.index}", delta.arguments
+            return "reasoning", ""
 
 
 ANSWER = f"<think>so END it</think>\n\nWell. Now\n{CALL}\n{CALL}"

@@ -10,7 +10,16 @@ The same machine tells the core where the arguments of a call begin (`infer_engi
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from infer_engine.frontend.call_marks import MORE, NO, CallMarks, match, match_any_of, num_begun, skip_blanks
+from infer_engine.frontend.call_marks import (
+    MORE,
+    NO,
+    CallMarks,
+    match,
+    match_any_of,
+    match_one_of,
+    num_begun,
+    skip_blanks,
+)
 from infer_engine.frontend.json_object_reader import JsonObjectReader
 from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
@@ -129,7 +138,8 @@ class AnswerParser:
         if self._step == self._read_next_head:
             begin = self._calls.begin
         elif self._step != self._read_first_head:
-            position = text.find(self._calls.format.trigger)
+            trigger = self._calls.format.trigger
+            position = text.find(trigger if self._calls.format.is_anywhere else trigger[0])
             is_content = self._step == self._read_answer and not self._calls.format.is_anywhere
             if position < 0 or is_content:
                 return None
@@ -228,14 +238,14 @@ class AnswerParser:
                 start = skip_blanks(text, position)
             elif call_format.prefix.startswith(text[start : start + len(call_format.prefix)]):
                 return self._hold(text, position)
-        if text.startswith(call_format.trigger, start):
-            self._put(ContentDelta, text[position:start])
-            self._step = self._read_first_head
-            return start
-        if call_format.trigger.startswith(text[start : start + len(call_format.trigger)]):
+        if start == len(text):
             return self._hold(text, position)
         self._step = self._read_answer
-        return position
+        if text[start] != call_format.trigger[0]:
+            return position
+        self._put(ContentDelta, text[position:start])
+        self._step = self._read_first_head
+        return start
 
     def _marks(self) -> list[str]:
         """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
@@ -286,7 +296,7 @@ class AnswerParser:
         assert self._calls is not None
         return self._read_head(text, position, self._calls.begin)
 
-    def _read_head(self, text: str, position: int, begin: Sequence[str]) -> int:
+    def _read_head(self, text: str, position: int, begin: Sequence[Sequence[str]]) -> int:
         """Read a call up to its arguments; text that turns out to be no call is content."""
         assert self._calls is not None
         head = self._calls.match_head(text, position, begin)
@@ -297,7 +307,8 @@ class AnswerParser:
             return self._hold(text, position)
         if head.end == NO:
             self.callee = None
-            end = position + len(self._calls.format.trigger)
+            trigger = self._calls.format.trigger
+            end = position + (len(trigger) if text.startswith(trigger, position) else 0)
             self._put(ContentDelta, text[position:end])
             self._step = self._read_answer
             return end
@@ -362,7 +373,7 @@ class AnswerParser:
         after_separator = match(text, position, marks.separator)
         if after_separator >= 0:
             after_separator = skip_blanks(text, after_separator)
-            next_call = match(text, after_separator, marks.begin)
+            next_call = match_one_of(text, after_separator, marks.begin)
             if next_call == MORE:
                 return self._hold(text, position)
             if next_call != NO:

@@ -1,5 +1,10 @@
-"""`CallMarks`: finds the head of a tool call, up to its arguments, in text that may go on."""
+"""`CallMarks`: finds the head of a tool call, up to its arguments, in text that may go on.
 
+In formats whose calls are JSON, models write what means the same: other white space, `parameters` for `arguments` or
+the other way round, and a first member `"type": "function"`.
+"""
+
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -27,6 +32,12 @@ class Head(NamedTuple):
     mark_end: int = -1
 
 
+_Marks = Sequence[Sequence[str]]
+"""Ways to write one mark, each as pieces between which there may be white space."""
+
+_JSON_PIECE = re.compile(r'"\w+"|[{}:,"]|[^{}:,"]+')
+_KEYS = ('"arguments"', '"parameters"')
+
 _NO_HEAD = Head(NO)
 _MORE_HEAD = Head(MORE)
 
@@ -39,26 +50,29 @@ class CallMarks:
     def __init__(self, call_format: ToolCallFormat, names: Collection[str] | None) -> None:
         """Find calls of `names`; None: of any name."""
         self.format = call_format
-        self.begin = call_format.call_begin.split()
-        self.first_begin = [*call_format.begin.split(), *self.begin]
+        begin = _pieces(call_format.call_begin)
+        self.begin: _Marks = [begin, *_with_type(begin)]
+        self.first_begin: _Marks = [[*call_format.begin.split(), *each] for each in self.begin]
         self.call_end = call_format.call_end.split()
         self.separator = call_format.separator.split()
         self.end = call_format.end.split()
-        self._before_arguments = call_format.before_arguments.split()
+        pieces = _pieces(call_format.before_arguments)
+        keys = _KEYS if set(pieces) & set(_KEYS) else ("",)
+        self._before_arguments: _Marks = [[key if each in _KEYS else each for each in pieces] for key in keys]
         self._names = None if names is None else frozenset(names)
 
-    def match_head(self, text: str, position: int, begin: Sequence[str]) -> Head:
+    def match_head(self, text: str, position: int, begin: _Marks) -> Head:
         """Return the head of the call at `position`."""
-        start = match(text, position, begin)
+        start = match_one_of(text, position, begin)
         if start < 0:
             return Head(start)
-        name_end = text.find(self._before_arguments[0][0], start, start + MAX_NAME_CHARACTERS + 1)
+        name_end = text.find(self._before_arguments[0][0][0], start, start + MAX_NAME_CHARACTERS + 1)
         name = text[start : name_end if name_end >= 0 else start + MAX_NAME_CHARACTERS + 1]
         if name_end < 0:
             return _MORE_HEAD if len(name) <= MAX_NAME_CHARACTERS and self._may_become(name) else _NO_HEAD
         if not name or (self._names is not None and name not in self._names):
             return _NO_HEAD
-        mark_end = match(text, name_end, self._before_arguments)
+        mark_end = match_one_of(text, name_end, self._before_arguments)
         if mark_end < 0:
             return Head(mark_end)
         end = skip_blanks(text, mark_end)
@@ -69,6 +83,25 @@ class CallMarks:
     def _may_become(self, name: str) -> bool:
         """Whether `name` may be the beginning of a tool's."""
         return self._names is None or any(each.startswith(name) for each in self._names)
+
+
+def _pieces(mark: str) -> list[str]:
+    """Return the pieces of a mark; where it is JSON, they are JSON's tokens."""
+    return [piece for part in mark.split() for piece in (_JSON_PIECE.findall(part) if '"' in part else [part])]
+
+
+def _with_type(begin: list[str]) -> _Marks:
+    """Return the way to write `begin` in which the call says that it is one of a function."""
+    if '"name"' not in begin:
+        return []
+    name = begin.index('"name"')
+    return [[*begin[:name], '"type"', ":", '"function"', ",", *begin[name:]]]
+
+
+def match_one_of(text: str, position: int, marks: _Marks) -> int:
+    """Return where the first of `marks` that is there ends; `MORE` if one may still come."""
+    ends = [match(text, position, pieces) for pieces in marks]
+    return max(ends)
 
 
 def match(text: str, position: int, pieces: Sequence[str]) -> int:
