@@ -299,14 +299,14 @@ def test_demo_model_calls_the_tool_that_it_must(visit: Visit, demo_url: str) -> 
     page.get_by_text("Tools", exact=True).click()
     page.get_by_role("button", name="Insert an example").click()
     choice = page.get_by_label("Calls")
-    assert choice.locator("option").all_inner_texts() == ["required", "none", "only get_weather"]
+    assert choice.locator("option").all_inner_texts() == ["auto", "required", "none", "only get_weather"]
     choice.select_option("only get_weather")
     body = sent_by(page, lambda: send(page, "How is the weather in Rome?"))
     assert body["tool_choice"] == {"type": "function", "function": {"name": "get_weather"}}
     expect(card(page, "get_weather")).to_contain_text('"city"')
     page.get_by_label("Result").fill("sunny")
     body = sent_by(page, lambda: page.get_by_role("button", name="Send results").click())
-    assert body["tool_choice"] == "none", "a call is forced once, or there would be no answer"
+    assert body["tool_choice"] == "auto", "a call is forced once, or there would be no answer"
     expect(page.locator(".said").last).not_to_be_empty()
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from infer_engine.frontend.answer_parser import AnswerParser
 from infer_engine.protocol import ChatPrompt, ContentDelta, StructuredOutputs, Tool, ToolCallDelta
-from infer_engine.structured.answer_form import AnswerForm
-from infer_engine.structured.answer_grammar import MAX_CALLS, answer_grammar
+from infer_engine.structured.answer_form import MAX_CALLS, AnswerForm
+from infer_engine.structured.answer_grammar import answer_grammar
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_models.text import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningState, Tokenizer, ToolCallFormat
 from infer_models.text.testing import split_byte_level
@@ -53,8 +53,11 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 COMPILERS = {name: compiler(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
 
-def form(calls: ToolCallFormat | None, state: ReasoningState, vocabulary: str) -> AnswerForm:
-    tokenizer = TOKENIZERS[vocabulary]
+def form(
+    calls: ToolCallFormat | None, state: ReasoningState, vocabulary: str, prompt: ChatPrompt | None = None
+) -> AnswerForm:
+    tokenizer, prompt = TOKENIZERS[vocabulary], prompt or ChatPrompt(messages=())
+    is_one = not prompt.parallel_tool_calls or prompt.tool_name is not None
 
     def token_id_of(text: str) -> int | None:
         token_id = tokenizer.token_to_id(text)
@@ -65,6 +68,9 @@ def form(calls: ToolCallFormat | None, state: ReasoningState, vocabulary: str) -
         reasoning_state=state,
         tool_call_format=calls,
         token_id_of=token_id_of,
+        tool_names=tuple(tool.name for tool in prompt.tools if prompt.tool_name in (None, tool.name)),
+        max_calls=1 if is_one else MAX_CALLS,
+        must_call=prompt.tool_choice == "required",
     )
 
 
@@ -78,9 +84,8 @@ def allows(
     **prompt: Any,
 ) -> str:
     """Return `whole` if the answer may end after `text`, `part` if it may go on to, `no` if it cannot come."""
-    grammar = answer_grammar(
-        ChatPrompt(messages=(), **{"tools": TOOLS, **prompt}), content, form(calls, state, vocabulary)
-    )
+    asked = ChatPrompt(messages=(), **{"tools": TOOLS, "tool_choice": "required", **prompt})
+    grammar = answer_grammar(asked, content, form(calls, state, vocabulary, asked))
     assert grammar is not None
     constraint = COMPILERS[vocabulary].constraint(grammar)
     for token_id in TOKENIZERS[vocabulary].encode(text, add_special_tokens=False):
@@ -107,21 +112,17 @@ def test_calls_of_each_format(calls: ToolCallFormat, vocabulary: str) -> None:
         return allows(text, calls, vocabulary=vocabulary, **prompt)
 
     one, two = calls_of(calls, ROME), calls_of(calls, ROME, NOTHING)
-    for choice in ("auto", "required"):
-        assert found(one, tool_choice=choice) == "whole"
-        assert found(two, tool_choice=choice) == "whole"
-        assert found(two, tool_choice=choice, parallel_tool_calls=False) == "no"
-        assert found(one, tool_choice=choice, parallel_tool_calls=False) == "whole"
-    assert found("Hello there.") == "whole"
-    assert found("Hello there.", tool_choice="required") == "no"
-    named = {"tool_choice": "required", "tool_name": "get"}
-    assert found(calls_of(calls, NOTHING), **named) == "whole"
-    assert found(one, **named) == "no"
-    assert found(calls_of(calls, NOTHING, NOTHING), **named) == "no"
+    assert found(one) == "whole"
+    assert found(two) == "whole"
+    assert found(two, parallel_tool_calls=False) == "no"
+    assert found(one, parallel_tool_calls=False) == "whole"
+    assert found("Hello there.") == "no"
+    assert found(calls_of(calls, NOTHING), tool_name="get") == "whole"
+    assert found(one, tool_name="get") == "no"
+    assert found(calls_of(calls, NOTHING, NOTHING), tool_name="get") == "no"
     for wrong in (("get_time", "{}"), ("get_weather", "{}"), ("get_weather", '{"city": 1}'), ("get", '{"a": 1}')):
         assert found(calls_of(calls, wrong)) == "no"
-    assert (found(f"Well. {one}") == "whole") is calls.is_anywhere or not calls.is_anywhere
-    assert found(calls.trigger + "x" if calls.trigger.startswith("<") else calls.trigger + "?") == "no"
+    assert found(f"Well. {one}") == "no"
 
 
 @pytest.mark.parametrize("state", [MAY_BEGIN, OPEN])
@@ -130,12 +131,27 @@ def test_thinking_comes_first_and_is_free(calls: ToolCallFormat, state: Reasonin
     begin = "<think>" if state is MAY_BEGIN else ""
     thought = begin + 'so <tool_call> {"name": " [TOOL_CALLS] {</think>\n\n'
     one = calls_of(calls, ROME)
-    for choice in ("auto", "required"):
-        assert allows(thought + one, calls, state=state, tool_choice=choice) == "whole"
-    assert allows(thought + "Well.", calls, state=state) == "whole"
-    assert allows(thought + "Well.", calls, state=state, tool_choice="required") == "no"
-    assert allows(one, calls, state=state, tool_choice="required") == ("whole" if state is MAY_BEGIN else "part")
+    assert allows(thought + one, calls, state=state) == "whole"
+    assert allows(thought + "Well.", calls, state=state) == "no"
+    assert allows(one, calls, state=state) == "whole"
     assert allows(thought + calls.trigger + "?", calls, state=state) == "no"
+
+
+@pytest.mark.parametrize("vocabulary", TOKENIZERS)
+@pytest.mark.parametrize("content", [None, StructuredOutputs(choice=("yes", "no"))], ids=["calls", "content"])
+def test_an_answer_may_end_while_thinking_but_not_between_thinking_and_its_end(
+    content: StructuredOutputs | None, vocabulary: str
+) -> None:
+    for state, begin in ((OPEN, ""), (MAY_BEGIN, "<think>")):
+        for calls in (HERMES, *([None] if content else [])):
+            choice = "auto" if content else "required"
+
+            def found(text: str, *, state: ReasoningState = state, **how: Any) -> str:
+                return allows(text, content=content, state=state, vocabulary=vocabulary, **how)
+
+            assert found(begin + "hm", calls=calls, tool_choice=choice) == "whole"
+            assert found(begin + "hm</thin", calls=calls, tool_choice=choice) == "whole"
+            assert found(begin + "hm</think>", calls=calls, tool_choice=choice) == "part"
 
 
 TAG = {"structures": [{"begin": "<a>", "schema": {"enum": [3]}, "end": "</a>"}], "triggers": ["<a"]}
@@ -156,13 +172,12 @@ def test_structured_output_follows_the_thinking_or_gives_way_to_calls(
 ) -> None:
     content = StructuredOutputs(**kind)
     for state, begin in ((NONE, ""), (MAY_BEGIN, "<think>hm yes {</think>\n\n"), (OPEN, "hm yes {</think>\n")):
-        for calls in (None, HERMES):
-            assert allows(begin + good, calls, state=state, content=content) == "whole"
-            assert allows(begin + bad, calls, state=state, content=content) == "no"
-        assert allows(begin + calls_of(HERMES, ROME), state=state, content=content) == "whole"
+        for written in (None, HERMES):
+            assert allows(begin + good, written, state=state, content=content, tool_choice="auto") == "whole"
+            assert allows(begin + bad, written, state=state, content=content, tool_choice="auto") == "no"
+        calls = calls_of(HERMES, ROME)
+        assert allows(begin + calls, state=state, content=content, tool_choice="auto") == "whole"
         assert allows(begin + good, state=state, content=content, tool_choice="required") == "no"
-    if "structural_tag" not in kind:
-        assert allows(good, None, state=OPEN, content=content) == "part"
 
 
 def test_without_tools_and_structured_output_there_is_no_grammar() -> None:
@@ -170,10 +185,12 @@ def test_without_tools_and_structured_output_there_is_no_grammar() -> None:
         assert answer_grammar(ChatPrompt(messages=()), None, form(None, state, "text")) is None
 
 
-@pytest.mark.parametrize("calls", [each for each in FORMATS if not each.is_anywhere], ids=lambda calls: calls.name)
-def test_calls_that_cannot_be_told_from_structured_output_are_refused(calls: ToolCallFormat) -> None:
-    with pytest.raises(ValueError, match=r"^`structured_outputs`.*`tool_choice`"):
-        allows("", calls, content=StructuredOutputs(json_object=True))
+@pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
+def test_structured_output_and_calls_go_together_in_every_format(calls: ToolCallFormat) -> None:
+    content = StructuredOutputs(json=CITY)
+    for text in (calls_of(calls, ROME), '{"city": "Rome"}'):
+        assert allows(text, calls, content=content, tool_choice="auto") == "whole"
+    assert allows('{"town', calls, content=content, tool_choice="auto") == "no"
 
 
 def test_an_answer_has_a_limited_number_of_calls() -> None:
@@ -209,24 +226,19 @@ SCHEMAS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(LEAVES), min_s
     schemas=st.lists(SCHEMAS, min_size=1, max_size=2),
     calls=st.sampled_from(FORMATS),
     vocabulary=st.sampled_from(sorted(TOKENIZERS)),
-    choice=st.sampled_from(["required", "auto"]),
     seed=st.integers(0, 2**32),
 )
 def test_whatever_the_grammar_allows_is_read_as_calls_that_validate(
-    schemas: list[dict[str, Any]], calls: ToolCallFormat, vocabulary: str, choice: str, seed: int
+    schemas: list[dict[str, Any]], calls: ToolCallFormat, vocabulary: str, seed: int
 ) -> None:
     """Tokens are drawn from those allowed, the illegal ones being as likely as can be."""
     tools = tuple(Tool(name=f"f{'_' * number}", parameters=schema) for number, schema in enumerate(schemas))
-    prompt = ChatPrompt(messages=(), tools=tools, tool_choice=choice, parallel_tool_calls=False)  # type: ignore[arg-type]  # a literal
-    grammar = answer_grammar(prompt, None, form(calls, NONE, vocabulary))
+    prompt = ChatPrompt(messages=(), tools=tools, tool_choice="required", parallel_tool_calls=False)
+    grammar = answer_grammar(prompt, None, form(calls, NONE, vocabulary, prompt))
     assert grammar is not None
     constraint, draw = COMPILERS[vocabulary].constraint(grammar), random.Random(seed)  # noqa: S311 - a test
     tokenizer = TOKENIZERS[vocabulary]
     token_ids: list[int] = []
-    if choice == "auto":  # a random text hardly ever comes to a call
-        for token_id in tokenizer.encode(calls.trigger, add_special_tokens=False):
-            constraint.consume(token_id)
-            token_ids.append(token_id)
     while not constraint.is_over and len(token_ids) < 400:
         mask = constraint.mask()
         allowed = [i for i in range(tokenizer.vocab_size) if mask[i // 32] >> (i % 32) & 1]

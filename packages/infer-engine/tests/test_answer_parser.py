@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_engine.frontend.answer_parser import AnswerParser
-from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta, ToolCallDelta
+from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
 from infer_models.text import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningState, ToolCallFormat
 
 THINK = REASONING_FORMATS["think"]
@@ -32,6 +32,8 @@ def joined(deltas: list[AnswerDelta]) -> Parts:
             case ToolCallDelta(name=name):
                 assert delta.index == sum(part[0] not in ("reasoning", "content") for part in parts)
                 parts.append([str(name), delta.arguments])
+            case ContentWasReasoning():
+                parts = [["reasoning" if kind == "content" else kind, text] for kind, text in parts]
             case ReasoningDelta(text=text) | ContentDelta(text=text):
                 kind = "content" if isinstance(delta, ContentDelta) else "reasoning"
                 assert text
@@ -118,9 +120,8 @@ def test_text_without_marks_comes_out_as_it_is(state: ReasoningState) -> None:
 def test_the_state_of_the_prompt_says_whether_an_answer_begins_with_reasoning() -> None:
     text = "a</think>b"
     assert parse([text], None, ReasoningState.OPEN) == [("reasoning", "a"), ("content", "b")]
-    assert parse([text], None, ReasoningState.MAY_BEGIN) == [("content", text)]
     assert parse(["<think>" + text], None, ReasoningState.MAY_BEGIN) == [("reasoning", "a"), ("content", "b")]
-    assert parse(["<think>" + text], None, ReasoningState.NONE) == [("content", "<think>" + text)]
+    assert parse([text], None, ReasoningState.NONE) == [("content", text)]
 
 
 def test_a_mark_inside_reasoning_is_reasoning() -> None:
@@ -143,7 +144,9 @@ def test_a_call_that_is_cut_off_has_what_came_of_its_arguments() -> None:
         assert parts in ([], [("content", text[:end])]) or parts == [("f", '{"city": "Rome"}'[: len(parts[0][1])])]
     begun = text.index('": {') + 4
     assert parse([text[:begun]]) == [("f", "{")]
-    assert parse([text[: begun - 4]]) == []
+    assert parse([text[: begun - 4]]) == [("content", text[: begun - 4])]
+    cut = AnswerParser(tool_call_format=HERMES, must_call=True)
+    assert joined(cut.add(text[: begun - 4]) + cut.finish()) == []
 
 
 def test_calls_are_told_by_pieces_of_white_space_of_any_kind() -> None:
@@ -155,6 +158,108 @@ def test_calls_are_told_by_pieces_of_white_space_of_any_kind() -> None:
     assert parse(
         ["<|python_tag|>" + call(TOOL_CALL_FORMATS["llama3_json"], ("f", "{}"))], TOOL_CALL_FORMATS["llama3_json"]
     ) == [("f", "{}")]
+
+
+CLOSED_ONLY: list[tuple[str, Parts]] = [
+    ("Okay.\n</think>\n\nBlue.", [("reasoning", "Okay."), ("content", "Blue.")]),
+    ("</think>\n\nBlue.", [("content", "Blue.")]),
+    ("Okay.</think>", [("reasoning", "Okay.")]),
+    ("Say `</think>` to end.", [("content", "Say `</think>` to end.")]),
+    ("It ends with '</think>'. So.</think>Yes", [("reasoning", "It ends with '</think>'. So."), ("content", "Yes")]),
+    ("So.</think>Write </think> then.", [("reasoning", "So."), ("content", "Write </think> then.")]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), CLOSED_ONLY)
+@pytest.mark.parametrize("length", [1, 7, 100])
+def test_reasoning_may_have_an_end_alone(text: str, expected: Parts, length: int) -> None:
+    pieces = [text[start : start + length] for start in range(0, len(text), length)]
+    assert parse(pieces) == parse(pieces, None) == expected
+
+
+def test_content_that_follows_a_grammar_holds_the_end_of_reasoning_as_any_text() -> None:
+    text = '{"a": "x </think> y"}'
+    reader = AnswerParser(reasoning_format=THINK, state=ReasoningState.MAY_BEGIN, may_lack_begin=False)
+    assert joined(reader.add(text) + reader.finish()) == [("content", text)]
+
+
+TWICE: list[tuple[str, ReasoningState, Parts]] = [
+    ("<think>\nhm</think>yes", ReasoningState.OPEN, [("reasoning", "hm"), ("content", "yes")]),
+    ("<think><think>hm</think>yes", ReasoningState.MAY_BEGIN, [("reasoning", "hm"), ("content", "yes")]),
+    (
+        "<think>\n\n</think>\n\n<think>hm</think>yes",
+        ReasoningState.MAY_BEGIN,
+        [("reasoning", "hm"), ("content", "yes")],
+    ),
+    ("<think>hm</think>yes", ReasoningState.NONE, [("reasoning", "hm"), ("content", "yes")]),
+    ("<th", ReasoningState.OPEN, [("reasoning", "<th")]),
+]
+
+
+@pytest.mark.parametrize(("text", "state", "expected"), TWICE)
+def test_reasoning_may_be_opened_twice(text: str, state: ReasoningState, expected: Parts) -> None:
+    assert parse([text], HERMES, state) == parse(list(text), HERMES, state) == expected
+
+
+@pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
+def test_a_call_of_a_tool_that_is_not_offered_is_content(calls: ToolCallFormat) -> None:
+    text = call(calls, ("get_weather", "{}"))
+    for names, expected in (((), [("content", text)]), (("get", "get_weather_now"), [("content", text)])):
+        for pieces in ([text], list(text)):
+            reader = AnswerParser(tool_call_format=calls, tool_names=names)
+            assert joined([delta for piece in pieces for delta in reader.add(piece)] + reader.finish()) == expected
+    reader = AnswerParser(tool_call_format=calls, tool_names=("get_weather", "get"))
+    assert joined(reader.add(text) + reader.finish()) == [("get_weather", "{}")]
+
+
+@pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
+def test_text_is_held_back_only_while_it_may_become_the_head_of_an_offered_tool(calls: ToolCallFormat) -> None:
+    reader = AnswerParser(tool_call_format=calls, tool_names=("look",))
+    begin = calls.begin + calls.call_begin
+    assert reader.add(begin + "lo") == []
+    assert joined(reader.add("s")) == [("content", begin + "los")]
+
+
+@pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
+def test_after_the_last_call_that_it_may_have_an_answer_is_over(calls: ToolCallFormat) -> None:
+    text = call(calls, *CALLS)
+    for pieces in ([text + "more"], list(text + "more")):
+        reader = AnswerParser(tool_call_format=calls, max_calls=1)
+        assert joined([delta for piece in pieces for delta in reader.add(piece)] + reader.finish()) == [CALLS[0]]
+        assert reader.is_over
+
+
+SLOPPY = [
+    '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": 1}}',
+    '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "}x"}\n</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": 1}, "more": [{"b": "]"}] }\n</tool_call>\n',
+]
+
+
+@pytest.mark.parametrize("text", SLOPPY)
+def test_what_models_leave_out_or_add_at_the_end_of_a_call_is_no_content(text: str) -> None:
+    assert parse([text]) == parse(list(text)) == [("f", '{"a": 1}')]
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "json", "mistral"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"name":"f","KEY":{"a":1}}',
+        '{\n  "name": "f",\n  "KEY": {"a":1}\n}',
+        '{ "name" : "f" , "KEY" : {"a":1} }',
+        '{"type": "function", "name": "f", "KEY": {"a":1}}',
+    ],
+)
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+def test_a_call_that_is_json_may_be_written_in_other_ways(name: str, written: str, key: str) -> None:
+    around = {"hermes": ("<tool_call>", "</tool_call>"), "mistral": ("[TOOL_CALLS][", "]")}.get(name, ("", ""))
+    text = around[0] + written.replace("KEY", key) + around[1]
+    for pieces in ([text], list(text)):
+        reader = AnswerParser(tool_call_format=TOOL_CALL_FORMATS[name], tool_names=("f",))
+        deltas = [delta for piece in pieces for delta in reader.add(piece)] + reader.finish()
+        assert joined(deltas) == [("f", '{"a":1}')]
 
 
 ADVERSARIAL = {

@@ -104,8 +104,10 @@ def _kind(delta: AnswerDelta) -> tuple[str, str]:
             return "reasoning", text
         case ContentDelta(text=text):
             return "content", text
+        case ToolCallDelta(index=index, arguments=arguments):
+            return f"call {index}", arguments
         case _:
-            return f"call {delta.index}", delta.arguments
+            return "reasoning", ""
 
 
 ANSWER = f"<think>so END it</think>\n\nWell. Now\n{CALL}\n{CALL}"
@@ -190,7 +192,6 @@ def submitted(inputs: InputProcessor, **fields: Any) -> Any:
 
 STRICT = Tool(name="strict", parameters={"properties": {"a": {"not": {}}}}, strict=True)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tool_choice": "auto"}, "tools"),
     ({"tools": (NOTHING, NOTHING)}, "tools"),
     ({"tools": (STRICT,)}, "tools"),
     ({"tools": (Tool(name="x", parameters={"type": "string"}),)}, "tools"),
@@ -218,8 +219,13 @@ def test_a_model_without_a_chat_template_has_no_tools() -> None:
         submitted(inputs)
 
 
-def test_a_format_that_is_set_lets_any_model_choose() -> None:
-    assert submitted(input_processor(tool_call_format="json"), tool_choice="auto").grammar is not None
+@pytest.mark.parametrize("calls", ["auto", "json", "hermes"])
+def test_any_model_may_choose_and_only_arguments_follow_a_grammar(calls: str) -> None:
+    submission = submitted(input_processor(tool_call_format=calls), tool_choice="auto")
+    assert submission.grammar is not None
+    assert submission.call_heads.tool_names == ("get_weather", "noop")
+    assert submission.call_heads.tool_call_format.name == ("json" if calls == "auto" else calls)
+    assert submitted(input_processor(tool_call_format=calls)).call_heads is None
 
 
 def test_tools_that_are_not_to_be_called_are_hidden() -> None:

@@ -61,7 +61,7 @@ async def test_version_is_the_packages(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("info", "expected"),
     [
-        ({}, (True, ["none", "required", "function"], None, False)),
+        ({}, (True, ["none", "auto", "required", "function"], None, False)),
         (
             {"tool_call_format": "hermes", "reasoning_format": "think"},
             (True, ["none", "auto", "required", "function"], "hermes", True),

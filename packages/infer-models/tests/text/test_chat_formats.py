@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from infer_models.text import ChatTemplate, Conversation, IncrementalDetokenizer, ReasoningState, Tokenizer
+from infer_models.text import (
+    REASONING_FORMATS,
+    ChatTemplate,
+    Conversation,
+    IncrementalDetokenizer,
+    ReasoningState,
+    Tokenizer,
+)
 from infer_models.text.testing import (
     CHATML,
     FAMILIES,
@@ -105,7 +112,12 @@ def test_a_template_that_wants_parameters_described_knows_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "name"), [("</think>", "think"), ("[/THINK]", "mistral"), ("<think>", None), ("</thinking>", None)]
+    ("source", "name"),
+    [
+        *((mark, name) for name, known in REASONING_FORMATS.items() if name != "harmony" for mark in known.markers),
+        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
+        ("</thinking>", None),
+    ],
 )
 def test_the_format_of_reasoning_is_found_from_the_template(source: str, name: str | None) -> None:
     assert format_names(family_tokenizer(f"{CHATML}{{# {source} #}}"))[1] == name

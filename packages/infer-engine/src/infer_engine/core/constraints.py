@@ -8,10 +8,13 @@ from infer_engine.structured.errors import GrammarError
 
 if TYPE_CHECKING:
     from infer_engine.structured.allowed_tokens import AllowedTokens
+    from infer_engine.structured.call_constraint import CallConstraint
     from infer_engine.structured.constraint import TokenConstraint
 
 
-def make_constraint(message: Submit, grammars: GrammarCompiler | None) -> "TokenConstraint | AllowedTokens | None":
+def make_constraint(
+    message: Submit, grammars: GrammarCompiler | None
+) -> "TokenConstraint | CallConstraint | AllowedTokens | None":
     """Return the constraint of `message`, at its beginning; None allows all tokens.
 
     Raises:
@@ -25,4 +28,6 @@ def make_constraint(message: Submit, grammars: GrammarCompiler | None) -> "Token
         return None
     if grammars is None:
         raise GrammarError("this core compiles no grammars")
+    if message.call_heads is not None:
+        return grammars.call_constraint(message.grammar, message.call_heads)
     return grammars.constraint(message.grammar)

@@ -1,23 +1,31 @@
 """`AnswerParser`: takes the text of an answer apart into reasoning, content and tool calls, as it arrives.
 
 A state machine whose work grows with the length of the text alone. What it does not recognize is content: whatever a
-model writes, nothing is raised, and no text is lost but the marks, the white space between the parts, and a call that
-is cut off before its arguments.
+model writes, nothing is raised, and no text is lost but the marks, the white space between the parts, and what a call
+has beside its name and arguments.
+
+The same machine tells the core where the arguments of a call begin (`infer_engine.structured.call_constraint`).
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta, ToolCallDelta
+from infer_engine.frontend.call_marks import (
+    MORE,
+    NO,
+    CallMarks,
+    match,
+    match_any_of,
+    match_one_of,
+    num_begun,
+    skip_blanks,
+)
+from infer_engine.frontend.json_object_reader import JsonObjectReader
+from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
-MAX_NAME_CHARACTERS = 128
-_MAX_BLANKS = 8
-_INSIDE_JSON = re.compile(r'[{}\[\]"]')
-_INSIDE_STRING = re.compile(r'["\\]')
-
-_MORE = -1  # the text may still become a match
-_NO = -2
+_QUOTES = frozenset("`'\"\u201c\u2018")
+"""Before the end of a thought they say that it is only mentioned."""
 
 _Step = Callable[[str, int], int]
 """Reads text from a position on; returns where the next step goes on. What it cannot tell yet it holds back."""
@@ -28,20 +36,31 @@ class AnswerParser:
 
     Attributes:
         is_reasoning: whether the text that comes next is reasoning, as far as is known.
+        callee: the tool whose arguments come next, or go on; None elsewhere.
+        call_number: of the latest whole head, from 1.
+        awaited: while the arguments of `callee` have not begun: the white space before them.
+        is_over: whether the last call that the answer may have is complete; text that follows is passed over.
     """
 
     __slots__ = (
+        "_before_mark",
         "_blanks",
         "_calls",
+        "_content_marks",
         "_deltas",
-        "_depth",
         "_drops_blanks",
         "_held",
-        "_in_string",
-        "_is_escaped",
+        "_json",
+        "_max_calls",
+        "_must_call",
         "_num_calls",
         "_reasoning",
+        "_seeks_end",
         "_step",
+        "awaited",
+        "call_number",
+        "callee",
+        "is_over",
         "is_reasoning",
     )
 
@@ -51,23 +70,45 @@ class AnswerParser:
         reasoning_format: ReasoningFormat | None = None,
         state: ReasoningState = ReasoningState.NONE,
         tool_call_format: ToolCallFormat | None = None,
+        tool_names: Collection[str] | None = None,
+        max_calls: int | None = None,
+        must_call: bool = False,
+        may_lack_begin: bool = True,
     ) -> None:
-        """Begin where the prompt leaves off, in `state`; look for calls only with a `tool_call_format`."""
+        """Begin where the prompt leaves off, in `state`; look for calls only with a `tool_call_format`.
+
+        Args:
+            reasoning_format: how reasoning is written; None: there is none.
+            state: where the prompt leaves off.
+            tool_call_format: how calls are written.
+            tool_names: of the tools that are offered; what is no call of one is content. None: of any name.
+            max_calls: after so many the answer is over.
+            must_call: the answer is calls: what is cut off in the head of one is no content.
+            may_lack_begin: reasoning may have an end without a beginning. False where the content may hold anything.
+        """
         self._reasoning = reasoning_format
-        self._calls = None if tool_call_format is None else _CallMarks(tool_call_format)
+        self._calls = None if tool_call_format is None else CallMarks(tool_call_format, tool_names)
+        self._max_calls = max_calls
+        self._must_call = must_call
+        self._seeks_end = may_lack_begin and reasoning_format is not None and state is ReasoningState.MAY_BEGIN
+        self._content_marks: re.Pattern[str] | None = None
         self._deltas: list[AnswerDelta] = []
         self._held = ""
+        self._before_mark = ""  # the last character of content
         self._blanks: list[str] = []  # white space that belongs to a part only if more of its text follows
         self._drops_blanks = False  # at the beginning of a part
         self._num_calls = 0
-        self._depth = 0
-        self._in_string = self._is_escaped = False
+        self._json = JsonObjectReader()
         self.is_reasoning = False
-        self._step: _Step = self._read_answer
-        if reasoning_format is not None and state is ReasoningState.OPEN:
+        self.callee: str | None = None
+        self.call_number = 0
+        self.awaited = ""
+        self.is_over = False
+        self._step: _Step = self._read_beginning
+        if reasoning_format is None:
+            self._begin_answer()
+        elif state is ReasoningState.OPEN:
             self._begin_reasoning()
-        elif reasoning_format is not None and state is ReasoningState.MAY_BEGIN:
-            self._step = self._read_beginning
 
     def add(self, text: str) -> list[AnswerDelta]:
         """Take the next piece of text; return what it settles, in order."""
@@ -80,13 +121,30 @@ class AnswerParser:
     def finish(self) -> list[AnswerDelta]:
         """Return what was held back: no more text comes."""
         held, self._held = self._held, ""
+        is_in_head = self._step in (self._read_first_head, self._read_next_head)
         if self.is_reasoning:
             self._put(ReasoningDelta, held)
-        elif self._step not in (self._read_first_head, self._read_next_head, self._read_call_end):
+        elif self._step != self._read_call_end and not (is_in_head and self._must_call):
             self._put(ContentDelta, held)
             if self._blanks and not self._drops_blanks:
                 self._deltas.append(ContentDelta("".join(self._blanks)))
         return self._take()
+
+    def foresee(self, text: str) -> tuple[str, str] | None:
+        """Return the tool whose head `text` would complete, and the beginning of the arguments that came with it."""
+        if self._calls is None or self.is_reasoning or self.callee is not None:
+            return None
+        text, begin, position = self._held + text, self._calls.first_begin, 0
+        if self._step == self._read_next_head:
+            begin = self._calls.begin
+        elif self._step != self._read_first_head:
+            trigger = self._calls.format.trigger
+            position = text.find(trigger if self._calls.format.is_anywhere else trigger[0])
+            is_content = self._step == self._read_answer and not self._calls.format.is_anywhere
+            if position < 0 or is_content:
+                return None
+        head = self._calls.match_head(text, position, begin)
+        return (head.name, text[head.end :]) if head.end >= 0 else None
 
     def _take(self) -> list[AnswerDelta]:
         deltas, self._deltas = self._deltas, []
@@ -119,70 +177,116 @@ class AnswerParser:
         self._held = text[position:]
         return len(text)
 
+    # Reasoning
+
     def _begin_reasoning(self) -> None:
         self.is_reasoning = True
+        self._seeks_end = False
         self._end_part()
-        self._step = self._read_reasoning
+        self._step = self._read_beginning_of_reasoning
 
     def _read_beginning(self, text: str, position: int) -> int:
-        """Read the beginning of an answer that may begin with reasoning."""
+        """Read where reasoning may begin: at the beginning of an answer, and after other reasoning."""
         assert self._reasoning is not None
         begin = self._reasoning.begin
-        start = _skip_blanks(text, position)
+        start = skip_blanks(text, position)
         if text.startswith(begin, start):
             self._begin_reasoning()
             return start + len(begin)
         if begin.startswith(text[start : start + len(begin)]):
             return self._hold(text, position)
-        self._step = self._read_answer
+        self._begin_answer()
         return position
+
+    def _read_beginning_of_reasoning(self, text: str, position: int) -> int:
+        """Pass over a second mark: models write it where the prompt has written it before."""
+        assert self._reasoning is not None
+        begin = self._reasoning.begin
+        start = skip_blanks(text, position)
+        if begin != text[start : start + len(begin)] and begin.startswith(text[start : start + len(begin)]):
+            return self._hold(text, position)
+        self._step = self._read_reasoning
+        return start + len(begin) if text.startswith(begin, start) else position
 
     def _read_reasoning(self, text: str, position: int) -> int:
         assert self._reasoning is not None
         marker = self._reasoning.end
         end = text.find(marker, position)
         if end < 0:
-            return self._put_all_but(ReasoningDelta, text, position, marker)
+            return self._put_all_but(ReasoningDelta, text, position, (marker,))
         self._put(ReasoningDelta, text[position:end])
         self._end_part()
         self.is_reasoning = False
-        self._step = self._read_answer
+        self._step = self._read_beginning
         return end + len(marker)
 
-    def _read_answer(self, text: str, position: int) -> int:
-        """Read content up to the first call."""
-        if self._calls is None:
-            return self._read_content(text, position)
-        if not self._calls.format.is_anywhere:
-            return self._read_answer_of_one_kind(text, position, self._calls.format)
-        trigger = self._calls.format.trigger
-        start = text.find(trigger, position)
-        if start < 0:
-            return self._put_all_but(ContentDelta, text, position, trigger)
+    # Content
+
+    def _begin_answer(self) -> None:
+        self._step = self._read_answer
+        if self._calls is not None and not self._calls.format.is_anywhere:
+            self._step = self._read_answer_of_one_kind
+
+    def _read_answer_of_one_kind(self, text: str, position: int) -> int:
+        """Read the beginning of an answer that is all text or all calls."""
+        assert self._calls is not None
+        call_format = self._calls.format
+        start = skip_blanks(text, position)
+        if call_format.prefix:
+            if text.startswith(call_format.prefix, start):
+                position = start + len(call_format.prefix)
+                start = skip_blanks(text, position)
+            elif call_format.prefix.startswith(text[start : start + len(call_format.prefix)]):
+                return self._hold(text, position)
+        if start == len(text):
+            return self._hold(text, position)
+        self._step = self._read_answer
+        if text[start] != call_format.trigger[0]:
+            return position
         self._put(ContentDelta, text[position:start])
         self._step = self._read_first_head
         return start
 
-    def _read_answer_of_one_kind(self, text: str, position: int, call_format: ToolCallFormat) -> int:
-        """Read the beginning of an answer that is all text or all calls."""
-        start = _skip_blanks(text, position)
-        if call_format.prefix:
-            if text.startswith(call_format.prefix, start):
-                position = start + len(call_format.prefix)
-                start = _skip_blanks(text, position)
-            elif call_format.prefix.startswith(text[start : start + len(call_format.prefix)]):
-                return self._hold(text, position)
-        if text.startswith(call_format.trigger, start):
+    def _marks(self) -> list[str]:
+        """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
+        ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
+        is_anywhere = self._calls is not None and self._calls.format.is_anywhere
+        return [*ends, *([self._calls.format.trigger] if is_anywhere and self._calls is not None else [])]
+
+    def _read_answer(self, text: str, position: int) -> int:
+        """Read content up to the first call."""
+        marks = self._marks()
+        if not marks:
+            self._put(ContentDelta, text[position:] if position else text)
+            return len(text)
+        if self._content_marks is None:
+            self._content_marks = re.compile("|".join(map(re.escape, marks)))
+        found = self._content_marks.search(text, position)
+        if found is None:
+            return self._put_all_but(ContentDelta, text, position, marks)
+        start = found.start()
+        before = text[start - 1] if start else self._before_mark
+        self._put(ContentDelta, text[position:start])
+        if self._calls is not None and found[0] == self._calls.format.trigger:
             self._step = self._read_first_head
             return start
-        if call_format.trigger.startswith(text[start : start + len(call_format.trigger)]):
-            return self._hold(text, position)
-        self._step = self._read_content
-        return position
+        if before in _QUOTES:
+            self._put(ContentDelta, found[0])
+        else:
+            self._end_reasoning_without_beginning()
+        return found.end()
 
-    def _read_content(self, text: str, position: int) -> int:
-        self._put(ContentDelta, text[position:] if position else text)
-        return len(text)
+    def _end_reasoning_without_beginning(self) -> None:
+        self._deltas.append(ContentWasReasoning())
+        self._stop_seeking()
+        self._end_part()
+        self._step = self._read_beginning
+
+    def _stop_seeking(self) -> None:
+        self._seeks_end = False
+        self._content_marks = None
+
+    # Calls
 
     def _read_first_head(self, text: str, position: int) -> int:
         assert self._calls is not None
@@ -192,151 +296,100 @@ class AnswerParser:
         assert self._calls is not None
         return self._read_head(text, position, self._calls.begin)
 
-    def _read_head(self, text: str, position: int, begin: Sequence[str]) -> int:
+    def _read_head(self, text: str, position: int, begin: Sequence[Sequence[str]]) -> int:
         """Read a call up to its arguments; text that turns out to be no call is content."""
         assert self._calls is not None
-        end, name = self._calls.match_head(text, position, begin)
-        if end == _MORE:
+        head = self._calls.match_head(text, position, begin)
+        if head.mark_end >= 0:
+            self.callee, self.call_number = head.name, self._num_calls + 1
+            self.awaited = text[head.mark_end :] if head.end == MORE else ""
+        if head.end == MORE:
             return self._hold(text, position)
-        if end == _NO:
-            end = position + len(self._calls.format.trigger)
+        if head.end == NO:
+            self.callee = None
+            trigger = self._calls.format.trigger
+            end = position + (len(trigger) if text.startswith(trigger, position) else 0)
             self._put(ContentDelta, text[position:end])
-            self._step = self._read_answer if self._calls.format.is_anywhere else self._read_content
+            self._step = self._read_answer
             return end
+        self._stop_seeking()
         self._end_part()
-        self._deltas.append(ToolCallDelta(index=self._num_calls, name=name))
+        self._deltas.append(ToolCallDelta(index=self._num_calls, name=head.name))
         self._num_calls += 1
         self._step = self._read_arguments
-        return end
+        return head.end
 
     def _read_arguments(self, text: str, start: int) -> int:
         """Read a JSON object, of which the beginning may have been read."""
-        position = start
-        while position < len(text):
-            if self._is_escaped:
-                self._is_escaped = False
-                position += 1
-                continue
-            found = (_INSIDE_STRING if self._in_string else _INSIDE_JSON).search(text, position)
-            if found is None:
-                break
-            position = found.end()
-            match found[0]:
-                case '"':
-                    self._in_string = not self._in_string
-                case "\\":
-                    self._is_escaped = True
-                case "{" | "[":
-                    self._depth += 1
-                case _:
-                    self._depth -= 1
-                    if self._depth == 0:
-                        self._step = self._read_call_end
-                        self._put_arguments(text[start:position])
-                        return position
-        self._put_arguments(text[start:] if start else text)
-        return len(text)
+        assert self._calls is not None
+        end = self._json.read(text, start)
+        if end < 0:
+            self._put_arguments(text[start:] if start else text)
+            return len(text)
+        self._put_arguments(text[start:end])
+        self.callee = None
+        self._step = self._read_call_end
+        if not self._calls.call_end:
+            self._end_call()
+        return end
 
     def _put_arguments(self, text: str) -> None:
         self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=text))
 
     def _read_call_end(self, text: str, position: int) -> int:
         assert self._calls is not None
-        end = _match(text, _skip_blanks(text, position), self._calls.call_end)
-        if end == _MORE:
+        start = skip_blanks(text, position)
+        if text.startswith(",", start) and self._calls.call_end[0] == "}":  # an id, or other members of the call
+            self._json.begin_inside()
+            self._step = self._read_more_members
+            return start + 1
+        end = match_any_of(text, start, self._calls.call_end)
+        if end == MORE:
             return self._hold(text, position)
-        self._step = self._read_after_call
-        return position if end == _NO else end
+        self._end_call()
+        return end
+
+    def _read_more_members(self, text: str, position: int) -> int:
+        end = self._json.read(text, position)
+        if end < 0:
+            return len(text)
+        self._step = self._read_call_end
+        return end - 1
+
+    def _end_call(self) -> None:
+        self.is_over = self._num_calls == self._max_calls
+        self._step = self._pass_over if self.is_over else self._read_after_call
+
+    def _pass_over(self, text: str, _: int) -> int:
+        return len(text)
 
     def _read_after_call(self, text: str, position: int) -> int:
         """Read what follows a call: another one, the end of all, or text."""
         assert self._calls is not None
         marks = self._calls
-        position = _skip_blanks(text, position)
+        position = skip_blanks(text, position)
         if position == len(text) or text[position].isspace():  # white space between calls has no meaning
             return position
-        after_separator = _match(text, position, marks.separator)
+        after_separator = match(text, position, marks.separator)
         if after_separator >= 0:
-            after_separator = _skip_blanks(text, after_separator)
-            next_call = _match(text, after_separator, marks.begin)
-            if next_call == _MORE:
+            after_separator = skip_blanks(text, after_separator)
+            next_call = match_one_of(text, after_separator, marks.begin)
+            if next_call == MORE:
                 return self._hold(text, position)
-            if next_call != _NO:
+            if next_call != NO:
                 self._step = self._read_next_head
                 return after_separator
-        self._step = self._read_answer if marks.format.is_anywhere else self._read_content
-        end = _match(text, position, marks.end)
+        self._step = self._read_answer
+        end = match(text, position, marks.end)
         return position if end < 0 else end
 
-    def _put_all_but(self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, marker: str) -> int:
-        """Add the rest of `text` to the current part, but hold back its end if `marker` may begin there."""
+    def _put_all_but(
+        self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, markers: Sequence[str]
+    ) -> int:
+        """Add the rest of `text` to the current part, but hold back its end if one of `markers` may begin there."""
         rest = text[position:] if position else text
-        num_held = _num_begun(rest, marker) if marker[0] in rest else 0
-        if not num_held:
-            self._put(kind, rest)
-            return len(text)
-        self._put(kind, rest[:-num_held])
-        return self._hold(text, len(text) - num_held)
-
-
-class _CallMarks:
-    """The marks of a format, split at their white space."""
-
-    __slots__ = ("_before_arguments", "begin", "call_end", "end", "first_begin", "format", "separator")
-
-    def __init__(self, call_format: ToolCallFormat) -> None:
-        self.format = call_format
-        self.begin = call_format.call_begin.split()
-        self.first_begin = [*call_format.begin.split(), *self.begin]
-        self.call_end = call_format.call_end.split()
-        self.separator = call_format.separator.split()
-        self.end = call_format.end.split()
-        self._before_arguments = call_format.before_arguments.split()
-
-    def match_head(self, text: str, position: int, begin: Sequence[str]) -> tuple[int, str]:
-        """Return where the arguments of the call at `position` begin, and the tool's name.
-
-        In place of a position there may be `_MORE` or `_NO`.
-        """
-        start = _match(text, position, begin)
-        if start < 0:
-            return start, ""
-        name_end = text.find(self._before_arguments[0][0], start, start + MAX_NAME_CHARACTERS + 1)
-        if name_end < 0:
-            return (_MORE if len(text) - start <= MAX_NAME_CHARACTERS else _NO), ""
-        end = _match(text, name_end, self._before_arguments)
-        if end < 0 or name_end == start:
-            return (_NO if name_end == start else end), ""
-        end = _skip_blanks(text, end)
-        if end == len(text):
-            return _MORE, ""
-        return (end if text[end] == "{" else _NO), text[start:name_end]
-
-
-def _match(text: str, position: int, pieces: Sequence[str]) -> int:
-    """Return where `pieces`, with little or no white space between them, end if they begin at `position`."""
-    for index, piece in enumerate(pieces):
-        if index:
-            position = _skip_blanks(text, position)
-        if not text.startswith(piece, position):
-            is_begun = piece.startswith(text[position : position + len(piece)])
-            return _MORE if is_begun else _NO
-        position += len(piece)
-    return position
-
-
-def _skip_blanks(text: str, position: int) -> int:
-    end = min(len(text), position + _MAX_BLANKS)
-    while position < end and text[position].isspace():
-        position += 1
-    return position
-
-
-def _num_begun(text: str, marker: str) -> int:
-    """Return the most characters at the end of `text` with which `marker` begins, but is not complete."""
-    position = text.find(marker[0], max(0, len(text) - len(marker) + 1))
-    while position >= 0:
-        if marker.startswith(text[position:]):
-            return len(text) - position
-        position = text.find(marker[0], position + 1)
-    return 0
+        num_held = max(num_begun(rest, marker) if marker[0] in rest else 0 for marker in markers)
+        self._put(kind, rest[:-num_held] if num_held else rest)
+        if num_held < len(rest):
+            self._before_mark = rest[-num_held - 1]
+        return self._hold(text, len(text) - num_held) if num_held else len(text)

@@ -4,9 +4,12 @@ import hashlib
 import re
 from typing import Any
 
-from infer_engine.frontend.answer_parser import MAX_NAME_CHARACTERS, AnswerParser
+from infer_engine.frontend.answer_parser import AnswerParser
+from infer_engine.frontend.call_marks import MAX_NAME_CHARACTERS
+from infer_engine.frontend.channel_parser import ChannelParser
+from infer_engine.frontend.parsers import parser_of_calls
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool
-from infer_engine.structured.answer_form import AnswerForm
+from infer_engine.structured.answer_form import MAX_CALLS, AnswerForm
 from infer_models.text import TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 
 _SHORT_ID_LENGTH = 9
@@ -46,31 +49,50 @@ class ChatFormats:
         """Return what an answer may look like where the prompt leaves off in `state`.
 
         Raises:
-            InvalidRequestError: the tools cannot be told apart, are not there, or the model may not choose by itself.
+            InvalidRequestError: the tools cannot be told apart, or are not there.
         """
+        tool_call_format = self._tool_call_format(prompt)
+        names = tuple(tool.name for tool in prompt.callable_tools if prompt.tool_name in (None, tool.name))
         return AnswerForm(
             reasoning_format=self._chat.reasoning_format,
             reasoning_state=state,
-            tool_call_format=self._tool_call_format(prompt),
+            tool_call_format=tool_call_format,
             token_id_of=self._special_token_id,
+            tool_names=names if tool_call_format is not None else (),
+            strict_names=tuple(tool.name for tool in prompt.tools if tool.strict),
+            max_calls=MAX_CALLS if prompt.parallel_tool_calls and prompt.tool_name is None else 1,
+            must_call=tool_call_format is not None and prompt.tool_choice == "required",
+            shown_ids=self._marker_ids(tool_call_format),
         )
 
-    def parser(self, form: AnswerForm) -> AnswerParser | None:
-        """Return the parser of an answer; None if all of it is content."""
-        thinks = form.reasoning_format is not None and form.reasoning_state is not ReasoningState.NONE
-        if not thinks and form.tool_call_format is None:
+    def parser(self, form: AnswerForm, *, is_free: bool) -> AnswerParser | ChannelParser | None:
+        """Return the parser of an answer; None if all of it is content. `is_free`: its content follows no grammar."""
+        heads = form.call_heads()
+        if heads is not None and is_free:
+            return parser_of_calls(heads)
+        reasoning = form.reasoning_format
+        if reasoning is not None and reasoning.channels:  # a grammar of the whole answer has no channels
+            reasoning = None
+            if is_free and not form.must_call:
+                return ChannelParser()
+        if reasoning is None and form.tool_call_format is None:
             return None
         return AnswerParser(
-            reasoning_format=form.reasoning_format, state=form.reasoning_state, tool_call_format=form.tool_call_format
+            reasoning_format=reasoning,
+            state=form.reasoning_state,
+            tool_call_format=form.tool_call_format,
+            tool_names=form.tool_names,
+            max_calls=form.max_calls,
+            must_call=form.must_call,
+            may_lack_begin=is_free and not form.must_call,
         )
 
-    def marker_ids(self, form: AnswerForm) -> frozenset[int]:
-        """Return the ids of special tokens whose text the parser of such an answer must see."""
-        markers: list[str] = []
-        if form.reasoning_format is not None:
-            markers += [form.reasoning_format.begin, form.reasoning_format.end]
-        if form.tool_call_format is not None:
-            markers += form.tool_call_format.markers
+    def _marker_ids(self, tool_call_format: ToolCallFormat | None) -> frozenset[int]:
+        """Return the ids of special tokens whose text the parser of an answer must see."""
+        reasoning = self._chat.reasoning_format
+        markers = () if reasoning is None else reasoning.markers
+        if tool_call_format is not None:
+            markers += tool_call_format.markers
         return frozenset(token_id for text in markers if (token_id := self._special_token_id(text)) is not None)
 
     def _tool_call_format(self, prompt: ChatPrompt) -> ToolCallFormat | None:
@@ -91,12 +113,6 @@ class ChatFormats:
             )
         if not prompt.callable_tools:
             return None
-        if self._chat.tool_call_format is None and prompt.tool_choice == "auto":
-            raise InvalidRequestError(
-                "`tools`: this model's chat template has no known format of tool calls, so the model cannot choose by "
-                "itself; send `tool_choice` `required` or a tool's name, or start with `--tool-call-format`.",
-                param="tools",
-            )
         return self._chat.tool_call_format or TOOL_CALL_FORMATS["json"]
 
     def _special_token_id(self, text: str) -> int | None:

@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 from infer_engine.protocol import (
     ChatPrompt,
+    ContentDelta,
+    ContentWasReasoning,
     FinishReason,
     ReasoningDelta,
     RequestFailure,
     StepOutput,
     TokenLogprob,
     ToolCallDelta,
+    answer_deltas,
 )
 
 Prompt = str | list[int]
@@ -77,17 +80,18 @@ class CompletionBuilder:
     def add(self, output: StepOutput) -> None:
         """Add the next output."""
         self._last = output
-        self._texts.append(output.text)
-        for delta in output.deltas or ():
+        for delta in answer_deltas(output):
             match delta:
+                case ContentDelta(text=text):
+                    self._texts.append(text)
+                case ContentWasReasoning():
+                    self._reasoning, self._texts = [*self._reasoning, *self._texts], []
                 case ReasoningDelta(text=text):
                     self._reasoning.append(text)
                 case ToolCallDelta(name=str(name)):
                     self._calls.append((name, [delta.arguments]))
                 case ToolCallDelta():
                     self._calls[delta.index][1].append(delta.arguments)
-                case _:
-                    pass  # the content is the text
         self._token_ids += output.token_ids
         if output.logprobs is not None:
             if self._logprobs is None:

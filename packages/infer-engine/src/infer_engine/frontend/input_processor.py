@@ -27,6 +27,7 @@ from infer_engine.protocol import (
 )
 from infer_engine.protocol.sampling import MAX_STOP_TOKEN_IDS
 from infer_engine.structured.answer_form import AnswerForm
+from infer_engine.structured.call_heads import CallHeads
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
@@ -121,7 +122,7 @@ class InputProcessor:
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         _check_queueing(request)
-        grammar = _grammar_of(request, form)
+        grammar, call_heads = _grammar_of(request, form)
         rules = _refuse_if_tokenizer_fails(lambda: self._stop_rules(params.stop), param="stop")
         banned = self._banned_sequences(params)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
@@ -146,6 +147,7 @@ class InputProcessor:
                     cache_salt=_salt(request),
                     sibling_group=group,
                     grammar=grammar,
+                    call_heads=call_heads,
                     banned_sequences=banned,
                 ),
                 output_processor=_refuse_if_tokenizer_fails(
@@ -230,7 +232,8 @@ class InputProcessor:
     ) -> OutputProcessor:
         params = request.params
         formats = None if form is None else self._chat_formats
-        shown_ids = frozenset[int]() if formats is None or form is None else formats.marker_ids(form)
+        is_free = params.structured_outputs is None
+        shown_ids = frozenset[int]() if form is None else form.shown_ids
         if not params.skip_special_tokens:
             shown_ids = self._tokenizer.special_ids
         make = PromptOnlyProcessor if params.max_tokens == 0 else OutputProcessor
@@ -240,7 +243,7 @@ class InputProcessor:
             ),
             rules.matcher(),
             min_tokens=params.min_tokens,
-            parser=rules.parser(None if formats is None or form is None else formats.parser(form)),
+            parser=rules.parser(None if formats is None or form is None else formats.parser(form, is_free=is_free)),
             stop_token_texts=rules.by_id,
             includes_stop=params.include_stop_str_in_output,
         )
@@ -301,25 +304,31 @@ def _check_queueing(request: GenerateRequest) -> None:
         )
 
 
-def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> str | None:
-    """Return the text of the request's grammar, whose answer has this `form`; it is not compiled here."""
+def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> tuple[str | None, CallHeads | None]:
+    """Return the text of the request's grammar, whose answer has this `form`, and where it begins; see `Submit`.
+
+    It is not compiled here.
+    """
     content = request.params.structured_outputs
     if content is None and (form is None or form.tool_call_format is None):
-        return None
+        return None, None
     if request.params.allowed_token_ids is not None:
         raise InvalidRequestError(
             "`allowed_token_ids` cannot be kept beside tools; send one of them.", param="allowed_token_ids"
         )
     # They import the grammar library.
-    from infer_engine.structured.answer_grammar import answer_grammar  # noqa: PLC0415
+    from infer_engine.structured.answer_grammar import answer_grammar, arguments_grammar  # noqa: PLC0415
     from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415
 
     try:
         if form is not None:
             assert isinstance(request.prompt, ChatPrompt)
-            return answer_grammar(request.prompt, content, form)
+            heads = form.call_heads() if content is None else None
+            if heads is not None:
+                return arguments_grammar(request.prompt), heads
+            return answer_grammar(request.prompt, content, form), None
         assert content is not None
-        return to_grammar_text(content)
+        return to_grammar_text(content), None
     except ValueError as error:
         param = "tools" if str(error).startswith("`tools`") else "structured_outputs"
         raise InvalidRequestError(str(error), param=param) from None

@@ -7,7 +7,14 @@ from typing import TypeVar, TypeVarTuple
 
 from infer_engine.frontend.stop_rules import Detokenizer, PartsParser
 from infer_engine.ipc.messages import TokenOutput
-from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, RequestFailure, StepOutput
+from infer_engine.protocol import (
+    AnswerDelta,
+    ContentDelta,
+    ContentWasReasoning,
+    FinishReason,
+    RequestFailure,
+    StepOutput,
+)
 from infer_models.text import StopStringMatcher
 
 logger = logging.getLogger(__name__)
@@ -147,6 +154,8 @@ class OutputProcessor:
             else:
                 if self._is_in_content:
                     content += self._end_content()
+                if isinstance(part, ContentWasReasoning):
+                    self._num_reasoning_tokens = self._num_tokens
                 self._deltas.append(part)
         return content, False
 

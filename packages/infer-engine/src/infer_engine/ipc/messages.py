@@ -6,6 +6,7 @@ The same messages serve a core in this thread, in another thread or in another p
 import msgspec
 
 from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, RequestFailure, SamplingParams, TokenLogprob
+from infer_engine.structured.call_heads import CallHeads
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -24,6 +25,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             prompt's blocks even if prefix caching is off.
         grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
         banned_sequences: sequences of tokens that must not be generated: the request's `bad_words`.
+        call_heads: where the grammar begins: it is that of arguments, which follow these heads; None: at the beginning.
         generated_token_ids: tokens that another core has generated for it. This core computes them again, as after a
             preemption, and goes on behind them; `max_tokens` counts them.
     """
@@ -38,6 +40,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sibling_group: str | None = None
     grammar: str | None = None
     banned_sequences: list[list[int]] = []
+    call_heads: CallHeads | None = None
     generated_token_ids: list[int] = []
 
 

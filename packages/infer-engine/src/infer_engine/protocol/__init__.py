@@ -7,6 +7,7 @@ made. The server is written against `Engine` and `RequestStream`, which `infer_e
 from infer_engine.protocol.answer_deltas import (
     AnswerDelta,
     ContentDelta,
+    ContentWasReasoning,
     ReasoningDelta,
     ToolCallDelta,
     answer_deltas,
@@ -46,6 +47,7 @@ __all__ = [
     "ChatTemplateUnusableError",
     "CheckpointUnusableError",
     "ContentDelta",
+    "ContentWasReasoning",
     "ContextLengthExceededError",
     "EmptyPromptError",
     "Engine",

@@ -21,6 +21,13 @@ class ContentDelta(msgspec.Struct, frozen=True, gc=False, tag="content"):
     text: str
 
 
+class ContentWasReasoning(msgspec.Struct, frozen=True, gc=False, tag="content_was_reasoning"):
+    """All content so far was reasoning: its end has come, and its beginning was not marked.
+
+    Whoever still holds the content moves it to the reasoning; a stream has sent it.
+    """
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
     """The beginning of a tool call, or more of its arguments.
 
@@ -35,7 +42,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
     arguments: str = ""
 
 
-AnswerDelta = ReasoningDelta | ContentDelta | ToolCallDelta
+AnswerDelta = ReasoningDelta | ContentDelta | ContentWasReasoning | ToolCallDelta
 
 
 def answer_deltas(output: "StepOutput") -> Sequence[AnswerDelta]:

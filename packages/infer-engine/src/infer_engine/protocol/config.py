@@ -17,7 +17,7 @@ KVCacheBackend = Literal["contiguous", "paged"]
 RoutingPolicy = Literal["prefix", "least_loaded", "random"]
 ToolCallFormatChoice = Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args", "json"]
 GenerationConfigChoice = Literal["auto", "none", "vllm"]
-ReasoningFormatChoice = Literal["auto", "none", "think", "mistral"]
+ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "seed", "kimi", "exaone", "cohere", "harmony"]
 KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05

@@ -31,7 +31,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         num_ranks: processes that compute each copy together.
         cuda_graphs: what came of capturing steps as CUDA graphs; None if there was nothing to capture.
         has_chat_template: whether it takes conversations.
-        tool_call_format: how the model writes tool calls by itself; None where it can only be made to.
+        tool_call_format: how the model writes tool calls; None where it has no way of its own and is told one.
         reasoning_format: how the model writes reasoning; None if it does not.
         sampling_defaults: how requests are sampled that do not say how.
     """

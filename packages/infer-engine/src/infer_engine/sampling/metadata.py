@@ -6,7 +6,7 @@ in a few array operations.
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,10 @@ class SamplingMetadata:
     rows: npt.NDArray[np.int64]
     needs: npt.NDArray[np.uint8]
     any_needs: SamplingNeeds
+
+    def without(self, need: SamplingNeeds) -> "SamplingMetadata":
+        """Return the same with a need that no row has in this step."""
+        return replace(self, any_needs=self.any_needs & ~need)
 
     def indices_with(self, need: SamplingNeeds) -> list[int]:
         """Return the indices of the rows with `need`."""

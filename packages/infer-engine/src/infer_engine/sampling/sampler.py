@@ -139,9 +139,12 @@ class Sampler:
         if logprob_indices:
             logprob_rows = to_device({"rows": np.array(logprob_indices, np.int64)}, self._device)["rows"]
         unedited = logits[logprob_rows] if logprob_rows is not None else logits  # a copy, because edits change `logits`
-        masks, grammar_failed = (
-            _read_masks(metadata) if metadata.any_needs & SamplingNeeds.CONSTRAINT else ({}, NO_ROWS)
-        )
+        masks: dict[int, Bitmask] = {}
+        grammar_failed = NO_ROWS
+        if metadata.any_needs & SamplingNeeds.CONSTRAINT:
+            masks, grammar_failed = _read_masks(metadata)
+            if not masks:  # as where tools are offered and no call is being written
+                metadata = metadata.without(SamplingNeeds.CONSTRAINT)
         largest = self._edit_logits(logits, metadata, masks)
         drawn = self._draw(logits, metadata)
         chosen = check_drawn(logits, drawn) if largest is None else check_tokens(Largest(drawn, largest))
@@ -199,10 +202,13 @@ def _read_masks(metadata: SamplingMetadata) -> tuple[dict[int, Bitmask], frozens
         constraint = metadata.requests[index].constraint
         assert constraint is not None
         try:
-            masks[index] = constraint.mask()
+            mask = constraint.mask()
         except GrammarError as error:
             logger.error("The grammar of request %s fails: %s", metadata.requests[index].request_id, error)  # noqa: TRY400 - no traceback of ours would help
             failed.append(index)
+            continue
+        if mask is not None:
+            masks[index] = mask
     return masks, frozenset(failed)
 
 

@@ -1,7 +1,8 @@
 """The grammar of a conversation's answer: reasoning, then content or tool calls, in the words of the model's family.
 
-One grammar holds all of it, so that the calls that an answer has are always calls of the given tools with arguments
-that match their schemas, and thinking is as free as it would be without.
+One grammar holds all of it where the answer must call, or where its content follows a grammar too: thinking is as free
+as it would be without, and may end the answer. Where the model may choose and its content is free, the grammar is that
+of arguments alone (`arguments_grammar`), and the core begins it behind the head of a call.
 """
 
 import functools
@@ -10,14 +11,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from infer_engine.frontend.call_marks import MAX_BLANKS
 from infer_engine.protocol import ChatPrompt, StructuredOutputs, Tool
 from infer_engine.structured.answer_form import AnswerForm, TokenIdOf
+from infer_engine.structured.any_order import RULES as ANY_ORDER_RULES
+from infer_engine.structured.any_order import WHITESPACE as ANY_ORDER_WHITESPACE
+from infer_engine.structured.any_order import AnyOrder
 from infer_engine.structured.grammar_text import HEADER, json_expression, to_grammar_text, to_rules
 from infer_engine.structured.tool_schemas import arguments_schema
+from infer_engine.structured.tool_selection import selection_of
 from infer_models.text import ReasoningState, ToolCallFormat
 
-MAX_CALLS = 64
-"""Of one answer; a small model may never come to an end of its own."""
 MAX_TOOL_CHARACTERS = 262_144
 """Of all schemas of tools together."""
 
@@ -25,6 +29,10 @@ _RULES = r"""
 TEXT: /(.|\n)*/
 GAP: /[ \n]{0,4}/
 WS: /[ \n]?/
+"""
+_AROUND_ARGUMENTS = rf"""
+TEXT: /(.|\n)*/
+GAP: /[ \t\r\n]{{0,{MAX_BLANKS}}}/
 """
 _WHITESPACE = "[ ]?"
 """In arguments: models write them on one line."""
@@ -36,34 +44,52 @@ def answer_grammar(prompt: ChatPrompt, content: StructuredOutputs | None, form: 
     Raises:
         ValueError: a schema that cannot be kept; the message begins with `tools` or an attribute's name in backticks.
     """
-    thinks = form.reasoning_format is not None and form.reasoning_state is not ReasoningState.NONE
     if form.tool_call_format is None:
         if content is None:
             return None
-        if not thinks:
+        if not form.thinks:
             return to_grammar_text(content)
         rules = [f"content: {_nested(content)}"]
         answer = "content"
     else:
-        rules = _CallRules(form.tool_call_format, form.token_id_of).make(prompt)
-        answer = _answer_with_calls(prompt, content, form.tool_call_format, rules)
-    start = f"start: {answer}" if not thinks else _with_reasoning(answer, form, rules)
+        is_json = content is not None and not form.tool_call_format.is_anywhere
+        rules = _CallRules(form).make(prompt, as_json=is_json)
+        answer = _answer_with_calls(prompt, content, rules)
+    start = f"start: {answer}" if not form.thinks else _with_reasoning(answer, form, rules)
     return HEADER + "\n".join([start, *rules]) + _RULES
 
 
-def _answer_with_calls(
-    prompt: ChatPrompt, content: StructuredOutputs | None, tool_format: ToolCallFormat, rules: list[str]
-) -> str:
+def arguments_grammar(prompt: ChatPrompt) -> str:
+    """Return the text of the grammar of the arguments of one call of a tool of `prompt`, and of any text behind them.
+
+    It begins with the tool's selection (`selection_of`). Members of tools that are not strict come in any order.
+
+    Raises:
+        ValueError: as in `answer_grammar`.
+    """
+    return _arguments_grammar(tuple(msgspec.json.encode(tool) for tool in prompt.tools))
+
+
+@functools.lru_cache(maxsize=64)  # agents send the same tools with every request
+def _arguments_grammar(encoded_tools: Sequence[bytes]) -> str:
+    members = AnyOrder()
+    starts: list[str] = []
+    num_characters = 0
+    for encoded in encoded_tools:
+        tool = msgspec.json.decode(encoded, type=Tool)
+        schema = arguments_schema(tool)
+        num_characters += len(_arguments(encoded))
+        arguments = json_expression(schema, ANY_ORDER_WHITESPACE) if tool.strict else members.whole(schema)
+        starts.append(f"{_quoted(selection_of(tool.name))} GAP {arguments} TEXT")
+    _check_size(num_characters)
+    return HEADER + "\n".join([f"start: {' | '.join(starts)}", *members.rules]) + ANY_ORDER_RULES + _AROUND_ARGUMENTS
+
+
+def _answer_with_calls(prompt: ChatPrompt, content: StructuredOutputs | None, rules: list[str]) -> str:
     """Return what an answer is made of; rules that it needs are added to `rules`."""
     if prompt.tool_choice == "required":
         return "calls"
-    if content is None:
-        return "text_or_calls"
-    if not tool_format.is_anywhere:
-        raise ValueError(
-            "`structured_outputs` cannot be kept where this model may call tools instead: its calls are JSON too. Send "
-            "`tool_choice` `none` or `required`."
-        )
+    assert content is not None
     rules.append(f"content: {_nested(content)}")
     return "(content | calls)"
 
@@ -79,77 +105,68 @@ def _nested(content: StructuredOutputs) -> str:
 def _with_reasoning(answer: str, form: AnswerForm, rules: list[str]) -> str:
     """Return the start of an answer that reasoning may or must come before."""
     assert form.reasoning_format is not None
-    end = _up_to("thought", form.reasoning_format.end, form.token_id_of, rules)
-    after = "text_or_calls" if answer == "text_or_calls" else f"GAP {answer}"
+    end, thinking = _up_to("thought", form.reasoning_format.end, form.token_id_of, rules)
+    after = f"({end} GAP {answer} | {thinking})"
     if form.reasoning_state is ReasoningState.OPEN:
-        return f"start: {end} {after}"
+        return f"start: {after}"
     begin_id = form.token_id_of(form.reasoning_format.begin)
     if begin_id is None:
         rules.append(f"thinking[lazy]: /[ \\n]{{0,4}}{_escaped(form.reasoning_format.begin)}/")
     else:
         rules.append(f"thinking: GAP <[{begin_id}]>")
-    return f"start: {answer} | thinking {end} {after}"
+    return f"start: {answer} | thinking {after}"
 
 
-def _up_to(rule: str, marker: str, token_id_of: TokenIdOf, rules: list[str]) -> str:
-    """Return free text that ends with `marker`, which may be a special token."""
+def _up_to(rule: str, marker: str, token_id_of: TokenIdOf, rules: list[str]) -> tuple[str, str]:
+    """Return free text that ends with `marker`, which may be a special token, and text in which it does not come."""
     token_id = token_id_of(marker)
     if token_id is not None:
-        return f"TEXT <[{token_id}]>"
+        return f"TEXT <[{token_id}]>", "TEXT"
     rules.append(f"{rule}[lazy]: /(.|\\n)*{_escaped(marker)}/")
-    return rule
+    rules.append(f"{rule.upper()}: /(.|\\n)*/ & ~/(.|\\n)*{_escaped(marker)}(.|\\n)*/")
+    return rule, rule.upper()
 
 
 class _CallRules:
     """Makes the rules of the tool calls of one answer."""
 
-    def __init__(self, tool_format: ToolCallFormat, token_id_of: TokenIdOf) -> None:
-        self._format = tool_format
-        self._token_id_of = token_id_of
+    def __init__(self, form: AnswerForm) -> None:
+        assert form.tool_call_format is not None
+        self._format = form.tool_call_format
+        self._token_id_of = form.token_id_of
+        self._max_calls = form.max_calls
+        self._names = form.tool_names
 
-    def make(self, prompt: ChatPrompt) -> list[str]:
-        """Return the rules `calls`, for calls alone, and `text_or_calls`."""
-        tools = prompt.callable_tools
-        max_calls = MAX_CALLS if prompt.parallel_tool_calls and prompt.tool_name is None else 1
+    def make(self, prompt: ChatPrompt, *, as_json: bool) -> list[str]:
+        """Return the rule `calls`, and those that it needs.
+
+        `as_json`: a call is one JSON text, beside which another one may be asked for. To the library's lexer a call's
+        first mark would be one word, which JSON has not.
+        """
+        tools = [tool for tool in prompt.tools if tool.name in self._names]
+        max_calls = self._max_calls
         more = f"({self._literal(self._format.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
         end = self._literal(self._format.end)
-        rules = [
-            f"call: {self._literal(self._format.call_begin)} tool {self._literal(self._format.call_end)}",
+        call = f"{self._literal(self._format.call_begin)} tool {self._literal(self._format.call_end)}"
+        return [
+            f"call: {'tool' if as_json else call}",
             f"calls: {self._literal(self._format.begin)} call {more} {end}",
-            *self._tools(tools),
+            *self._tools(tools, as_json=as_json),
         ]
-        if prompt.tool_choice == "auto":
-            rules += self._text_or_calls(f"{more} {end}")
-        return rules
 
-    def _tools(self, tools: Sequence[Tool]) -> list[str]:
+    def _tools(self, tools: Sequence[Tool], *, as_json: bool) -> list[str]:
         names = [f"tool_{index}" for index in range(len(tools))]
         rules = [f"tool: {' | '.join(names)}"]
         num_characters = 0
         for name, tool in zip(names, tools, strict=True):
-            arguments = _arguments(msgspec.json.encode(tool))
-            num_characters += len(arguments)
-            rules.append(f"{name}: {_quoted(tool.name)} {self._literal(self._format.before_arguments)} {arguments}")
-        if num_characters > MAX_TOOL_CHARACTERS:
-            raise ValueError(
-                f"`tools` have schemas of {num_characters} characters; at most {MAX_TOOL_CHARACTERS} are allowed."
-            )
-        return rules
-
-    def _text_or_calls(self, after_first: str) -> list[str]:
-        """Return the rules of an answer that is free until what only calls begin with has come."""
-        rules = ["text_or_calls: TEXT | opening rest"]
-        trigger = self._format.trigger
-        if self._format.is_anywhere:
-            opening = _up_to("opening", trigger, self._token_id_of, rules)
-            if opening != "opening":
-                rules.append(f"opening: {opening}")
-        else:
-            prefix_id = self._token_id_of(self._format.prefix) if self._format.prefix else None
-            rules.append(f"trigger[lazy]: /[ \\n]{{0,4}}{_escaped(trigger)}/")
-            rules.append("opening: trigger" if prefix_id is None else f"opening: (<[{prefix_id}]>)? trigger")
-        first = f"{self._format.begin}{self._format.call_begin}".removeprefix(trigger)
-        rules.append(f"rest: {self._after_marker(first)} tool {self._literal(self._format.call_end)} {after_first}")
+            if as_json:
+                written = _json_call(tool, self._format)
+            else:
+                arguments = _arguments(msgspec.json.encode(tool))
+                written = f"{_quoted(tool.name)} {self._literal(self._format.before_arguments)} {arguments}"
+            num_characters += len(written)
+            rules.append(f"{name}: {written}")
+        _check_size(num_characters)
         return rules
 
     def _literal(self, text: str) -> str:
@@ -171,6 +188,29 @@ class _CallRules:
 def _arguments(encoded_tool: bytes) -> str:
     """Return what generates the arguments of a tool, which is given as JSON."""
     return json_expression(arguments_schema(msgspec.json.decode(encoded_tool, type=Tool)), _WHITESPACE)
+
+
+def _json_call(tool: Tool, tool_format: ToolCallFormat) -> str:
+    """Return what generates a call of a format whose calls are JSON."""
+    schema = arguments_schema(tool)
+    definitions = {place: schema[place] for place in ("$defs", "definitions") if place in schema}
+    arguments = {word: value for word, value in schema.items() if word not in definitions}
+    if '"$ref"' in json.dumps(arguments) and not definitions:
+        raise ValueError(
+            f"`tools`: the parameters of `{tool.name}` refer to another place than `$defs`, which cannot be kept "
+            "beside `structured_outputs`; move it there."
+        )
+    key = tool_format.before_arguments.split('"')[-2]
+    properties = {"name": {"const": tool.name}, key: arguments}
+    call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return json_expression(call | definitions, _WHITESPACE)
+
+
+def _check_size(num_characters: int) -> None:
+    if num_characters > MAX_TOOL_CHARACTERS:
+        raise ValueError(
+            f"`tools` have schemas of {num_characters} characters; at most {MAX_TOOL_CHARACTERS} are allowed."
+        )
 
 
 def _quoted(text: str) -> str:

@@ -1,9 +1,11 @@
 """`GrammarCompiler`: compiles grammars over a vocabulary, and keeps those that were used last."""
 
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from infer_engine.structured.errors import GrammarError, describe
@@ -11,6 +13,8 @@ from infer_engine.structured.errors import GrammarError, describe
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from infer_engine.structured.call_constraint import CallConstraint
+    from infer_engine.structured.call_heads import CallHeads
     from infer_engine.structured.constraint import TokenConstraint
 
 logger = logging.getLogger(__name__)
@@ -18,6 +22,11 @@ logger = logging.getLogger(__name__)
 MAX_KEPT = 32
 MAX_LEXER_STATES = 20_000
 """About 2 kB each; a usual schema has some hundreds."""
+
+
+_OBJECT_BEGUN = re.compile(rb"[:\]]\s*\{.")
+_LONGEST_SPELLING = 4
+"""Bytes of a character in UTF-8."""
 
 
 class Vocabulary:
@@ -37,8 +46,40 @@ class Vocabulary:
         ends = ends or [len(tokens)]
         self.bos_token_id = None
         self.eos_token_id = ends[0]
-        self.special_token_ids = sorted({*special_ids, *ends})
+        self.special_ids = frozenset({*special_ids, *ends})
+        self.special_token_ids = sorted(self.special_ids)
         self.tokenizer = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Return tokens of at most four bytes that make up `text`; None if there are none."""
+        token_ids: list[int] = []
+        position = 0
+        while position < len(text):
+            pieces = (text[position : position + length] for length in range(_LONGEST_SPELLING, 0, -1))
+            piece = next((piece for piece in pieces if piece in self._spellings), None)
+            if piece is None:
+                return None
+            token_ids.append(self._spellings[piece])
+            position += len(piece)
+        return token_ids
+
+    @cached_property
+    def _spellings(self) -> dict[bytes, int]:
+        """The tokens of text that are at most as long as a character, by their bytes."""
+        return {
+            token: token_id
+            for token_id, token in enumerate(self.tokens)
+            if 0 < len(token) <= _LONGEST_SPELLING and token_id not in self.special_ids
+        }
+
+    @cached_property
+    def objects_begun(self) -> list[int]:
+        """The tokens of text in which more than the beginning of an object follows what may end the head of a call."""
+        return [
+            token_id
+            for token_id, token in enumerate(self.tokens)
+            if b"{" in token and _OBJECT_BEGUN.search(token) and token_id not in self.special_ids
+        ]
 
     def __call__(self, _: bytes | str) -> list[int]:
         """Return nothing: grammars force no tokens, so the library has no text to tokenize."""
@@ -80,6 +121,19 @@ class GrammarCompiler:
             matcher = self._compile(grammar)
             assert self._vocabulary is not None
             return TokenConstraint(matcher.deep_copy(), vocab_size=self._vocabulary.tokenizer.vocab_size)
+
+    def call_constraint(self, grammar: str, heads: "CallHeads") -> "CallConstraint":
+        """Return the constraint of a sequence without tokens whose calls, which begin with `heads`, follow `grammar`.
+
+        Raises:
+            GrammarError: as in `compile`.
+        """
+        from infer_engine.structured.call_constraint import CallConstraint  # noqa: PLC0415 - as above
+
+        with self._lock:
+            matcher = self._compile(grammar)
+            assert self._vocabulary is not None
+            return CallConstraint(heads, matcher, self._vocabulary)
 
     def _compile(self, grammar: str) -> "LLMatcher":
         if grammar in self._kept:

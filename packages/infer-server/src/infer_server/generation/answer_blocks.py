@@ -7,6 +7,7 @@ from typing import Literal
 
 from infer_engine.protocol import (
     ContentDelta,
+    ContentWasReasoning,
     ReasoningDelta,
     RequestStream,
     StepOutput,
@@ -80,6 +81,7 @@ class AnswerBlocks:
         """Begin with no block."""
         self.blocks: list[AnswerBlock] = []
         self._is_open = False
+        self._num_unmarked = 0  # blocks that came before the end of reasoning whose beginning was not marked
 
     @property
     def has_calls(self) -> bool:
@@ -98,6 +100,9 @@ class AnswerBlocks:
                     yield from self._grow("reasoning", delta.text)
                 case ContentDelta():
                     yield from self._grow("text", delta.text)
+                case ContentWasReasoning():
+                    yield from self._end()
+                    self._num_unmarked = len(self.blocks)
                 case ToolCallDelta():
                     if delta.name is not None:
                         yield from self._start("tool_call", name=delta.name)
@@ -106,9 +111,12 @@ class AnswerBlocks:
             yield from self._end()
 
     def take(self, output: StepOutput) -> None:
-        """Take the next output; only the whole answer counts."""
+        """Take the next output; only the whole answer counts, so what turns out to be reasoning becomes it."""
         for _ in self.add(output):
             pass
+        for block in self.blocks[: self._num_unmarked]:
+            if block.kind == "text":
+                block.kind = "reasoning"
 
     def _grow(self, kind: BlockKind, text: str) -> Iterator[BlockEvent]:
         if not text:

@@ -20,8 +20,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         chat: it takes conversations.
         structured_outputs: its answers can be made to match schemas and grammars.
-        tool_choice: the values that it takes; without `auto` it only calls tools when it must.
-        tool_call_format: how it writes calls by itself, or null.
+        tool_choice: the values that it takes.
+        tool_call_format: how it writes calls; null: it is told how, in the format `json`.
         reasoning: its answers may have reasoning.
     """
 
@@ -94,8 +94,6 @@ def model_routes(engine: Engine, *, served_models: Sequence[str]) -> list[HTTPRo
 
 def _capabilities(info: EngineInfo) -> Capabilities:
     choices = ["none", "auto", "required", "function"]
-    if info.tool_call_format is None:
-        choices.remove("auto")
     return Capabilities(
         chat=info.has_chat_template,
         structured_outputs=True,

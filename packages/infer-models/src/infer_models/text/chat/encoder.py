@@ -115,9 +115,14 @@ class ChatEncoder:
         self.tool_call_format: ToolCallFormat | None = TOOL_CALL_FORMATS.get(tool_call_format)
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(tool_template.source)
-        self._renderer = ChatRenderer(template, tool_template=tool_template, tool_call_format=self.tool_call_format)
+        self._renderer = ChatRenderer(
+            template,
+            tool_template=tool_template,
+            tool_call_format=self.tool_call_format,
+            has_channels=self.reasoning_format is not None and bool(self.reasoning_format.channels),
+        )
         self._encoder = encoder
-        markers = [] if self.reasoning_format is None else [self.reasoning_format.begin, self.reasoning_format.end]
+        markers = () if self.reasoning_format is None else self.reasoning_format.markers
         sources = [template.source, tool_template.source, *markers]
         if self.tool_call_format is not None:
             sources += [self.tool_call_format.write("", ""), self.tool_call_format.prefix]

@@ -169,9 +169,11 @@ class ChatChunkBuilder:
                 deltas.append(Delta(content=before + part.text))
             elif isinstance(part, ReasoningDelta):
                 deltas.append(Delta(reasoning_content=part.text, reasoning=part.text))
-            else:
+            elif isinstance(part, ToolCallDelta):
                 self._with_calls.add(index)
                 deltas.append(_call_delta(part))
+            else:  # what came before has been sent as content; the answer begins after it
+                deltas.append(Delta(content="\n\n"))
         return deltas or [Delta()]
 
     def _chunk(self, *choices: ChatChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:

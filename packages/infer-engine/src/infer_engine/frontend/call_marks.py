@@ -1,0 +1,145 @@
+"""`CallMarks`: finds the head of a tool call, up to its arguments, in text that may go on.
+
+In formats whose calls are JSON, models write what means the same: other white space, `parameters` for `arguments` or
+the other way round, and a first member `"type": "function"`.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from infer_models.text import ToolCallFormat
+
+MAX_NAME_CHARACTERS = 128
+MAX_BLANKS = 8
+"""White space between two marks of a call."""
+
+MORE = -1  # the text may still become a match
+NO = -2
+
+
+class Head(NamedTuple):
+    """What was found where a call may begin.
+
+    Attributes:
+        end: where the object of the arguments begins; `MORE` or `NO`.
+        name: of the tool; empty until the head is whole.
+        mark_end: where the head is whole and the arguments must come; -1 before.
+    """
+
+    end: int
+    name: str = ""
+    mark_end: int = -1
+
+
+_Marks = Sequence[Sequence[str]]
+"""Ways to write one mark, each as pieces between which there may be white space."""
+
+_JSON_PIECE = re.compile(r'"\w+"|[{}:,"]|[^{}:,"]+')
+_KEYS = ('"arguments"', '"parameters"')
+
+_NO_HEAD = Head(NO)
+_MORE_HEAD = Head(MORE)
+
+
+class CallMarks:
+    """The marks of a format, split at their white space, and the names of the tools that may be called."""
+
+    __slots__ = ("_before_arguments", "_names", "begin", "call_end", "end", "first_begin", "format", "separator")
+
+    def __init__(self, call_format: ToolCallFormat, names: Collection[str] | None) -> None:
+        """Find calls of `names`; None: of any name."""
+        self.format = call_format
+        begin = _pieces(call_format.call_begin)
+        self.begin: _Marks = [begin, *_with_type(begin)]
+        self.first_begin: _Marks = [[*call_format.begin.split(), *each] for each in self.begin]
+        self.call_end = call_format.call_end.split()
+        self.separator = call_format.separator.split()
+        self.end = call_format.end.split()
+        pieces = _pieces(call_format.before_arguments)
+        keys = _KEYS if set(pieces) & set(_KEYS) else ("",)
+        self._before_arguments: _Marks = [[key if each in _KEYS else each for each in pieces] for key in keys]
+        self._names = None if names is None else frozenset(names)
+
+    def match_head(self, text: str, position: int, begin: _Marks) -> Head:
+        """Return the head of the call at `position`."""
+        start = match_one_of(text, position, begin)
+        if start < 0:
+            return Head(start)
+        name_end = text.find(self._before_arguments[0][0][0], start, start + MAX_NAME_CHARACTERS + 1)
+        name = text[start : name_end if name_end >= 0 else start + MAX_NAME_CHARACTERS + 1]
+        if name_end < 0:
+            return _MORE_HEAD if len(name) <= MAX_NAME_CHARACTERS and self._may_become(name) else _NO_HEAD
+        if not name or (self._names is not None and name not in self._names):
+            return _NO_HEAD
+        mark_end = match_one_of(text, name_end, self._before_arguments)
+        if mark_end < 0:
+            return Head(mark_end)
+        end = skip_blanks(text, mark_end)
+        if end == len(text):
+            return Head(MORE, name, mark_end)
+        return Head(end, name, mark_end) if text[end] == "{" else _NO_HEAD
+
+    def _may_become(self, name: str) -> bool:
+        """Whether `name` may be the beginning of a tool's."""
+        return self._names is None or any(each.startswith(name) for each in self._names)
+
+
+def _pieces(mark: str) -> list[str]:
+    """Return the pieces of a mark; where it is JSON, they are JSON's tokens."""
+    return [piece for part in mark.split() for piece in (_JSON_PIECE.findall(part) if '"' in part else [part])]
+
+
+def _with_type(begin: list[str]) -> _Marks:
+    """Return the way to write `begin` in which the call says that it is one of a function."""
+    if '"name"' not in begin:
+        return []
+    name = begin.index('"name"')
+    return [[*begin[:name], '"type"', ":", '"function"', ",", *begin[name:]]]
+
+
+def match_one_of(text: str, position: int, marks: _Marks) -> int:
+    """Return where the first of `marks` that is there ends; `MORE` if one may still come."""
+    ends = [match(text, position, pieces) for pieces in marks]
+    return max(ends)
+
+
+def match(text: str, position: int, pieces: Sequence[str]) -> int:
+    """Return where `pieces`, with little or no white space between them, end if they begin at `position`."""
+    for index, piece in enumerate(pieces):
+        if index:
+            position = skip_blanks(text, position)
+        if not text.startswith(piece, position):
+            is_begun = piece.startswith(text[position : position + len(piece)])
+            return MORE if is_begun else NO
+        position += len(piece)
+    return position
+
+
+def match_any_of(text: str, position: int, pieces: Sequence[str]) -> int:
+    """Return where those of `pieces` that are there, in order, end; models leave some out."""
+    for piece in pieces:
+        start = skip_blanks(text, position)
+        if text.startswith(piece, start):
+            position = start + len(piece)
+        elif piece.startswith(text[start : start + len(piece)]):
+            return MORE
+    return position
+
+
+def skip_blanks(text: str, position: int) -> int:
+    """Return where the white space at `position` ends, or the most of it that is looked at."""
+    end = min(len(text), position + MAX_BLANKS)
+    while position < end and text[position].isspace():
+        position += 1
+    return position
+
+
+def num_begun(text: str, marker: str) -> int:
+    """Return the most characters at the end of `text` with which `marker` begins, but is not complete."""
+    position = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while position >= 0:
+        if marker.startswith(text[position:]):
+            return len(text) - position
+        position = text.find(marker[0], position + 1)
+    return 0
