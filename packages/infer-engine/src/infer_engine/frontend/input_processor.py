@@ -22,6 +22,7 @@ from infer_engine.protocol import (
     GenerateRequest,
     InvalidRequestError,
 )
+from infer_engine.protocol.structured_outputs import Whitespace
 from infer_engine.structured.answer_form import AnswerForm
 from infer_models.text import (
     ChatTemplateError,
@@ -79,11 +80,17 @@ def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
 class InputProcessor:
     """Turns requests into submissions to the core. All requests share it; methods say where they are thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None) -> None:
-        """`seed` is the base seed of requests without a seed of their own; None draws one."""
+    def __init__(
+        self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None, whitespace: Whitespace = "compact"
+    ) -> None:
+        """Take the base seed of requests without a seed of their own, of which None draws one.
+
+        `whitespace` is that of the JSON of requests that do not say theirs.
+        """
         self._tokenizer = tokenizer
         self._chat_formats = ChatFormats(tokenizer) if tokenizer.has_chat else None
         self._limits = limits
+        self._whitespace = whitespace
         self._num_ids = 0
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
 
@@ -114,7 +121,7 @@ class InputProcessor:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         _check_queueing(request)
-        grammar = _grammar_of(request, form)
+        grammar = _grammar_of(request, form, self._whitespace)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
         first_seed = self._base_seed + ids.start if params.seed is None else params.seed
         group = f"r{ids.start}" if len(ids) > 1 else None
@@ -256,9 +263,11 @@ def _check_queueing(request: GenerateRequest) -> None:
         )
 
 
-def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> str | None:
+def _grammar_of(request: GenerateRequest, form: AnswerForm | None, whitespace: Whitespace) -> str | None:
     """Return the text of the request's grammar, whose answer has this `form`; it is not compiled here."""
     content = request.params.structured_outputs
+    if content is not None and content.whitespace is None and content.whitespace_pattern is None:
+        content = structs.replace(content, whitespace=whitespace)
     if content is None and (form is None or form.tool_call_format is None):
         return None
     # They import the grammar library.

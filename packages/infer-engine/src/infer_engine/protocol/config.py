@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
+from infer_engine.protocol.structured_outputs import Whitespace
 from infer_engine.protocol.values import number, one_of, optional, refusal, switch, text, whole_number
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -96,6 +97,8 @@ class EngineConfig:
         tool_call_format: How the model writes tool calls. `auto`: as its chat template asks for them.
         reasoning_format: How the model writes what it thinks before it answers; `none`: it does not, or it is to be
             part of the text. `auto`: as its chat template has it.
+        structured_output_whitespace: Whitespace in JSON of requests that ask for it and not for its whitespace.
+            `compact`: at most one blank, after a comma or a colon; `any`: line breaks and indentation too.
 
     Raises:
         ValueError: a value is not allowed, or two that were set conflict; the message names the field, the value and
@@ -137,6 +140,7 @@ class EngineConfig:
     routing_policy: RoutingPolicy = "prefix"
     tool_call_format: ToolCallFormatChoice = "auto"
     reasoning_format: ReasoningFormatChoice = "auto"
+    structured_output_whitespace: Whitespace = "compact"
 
     def __post_init__(self) -> None:
         """Check each value, then the conflicts between them."""
@@ -385,4 +389,5 @@ _CHECKS = {
     "routing_policy": one_of(*get_args(RoutingPolicy)),
     "tool_call_format": one_of(*get_args(ToolCallFormatChoice)),
     "reasoning_format": one_of(*get_args(ReasoningFormatChoice)),
+    "structured_output_whitespace": one_of(*get_args(Whitespace)),
 }
