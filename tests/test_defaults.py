@@ -47,6 +47,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "routing_policy": "prefix",
     "tool_call_format": "auto",
     "reasoning_format": "auto",
+    "structured_output_whitespace": "compact",
 }
 REQUEST: dict[str, Any] = {
     "max_tokens": 128,

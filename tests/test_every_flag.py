@@ -38,6 +38,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "routing_policy": ("random", "random"),
     "tool_call_format": ("hermes", "hermes"),
     "reasoning_format": ("none", "none"),
+    "structured_output_whitespace": ("any", "any"),
 }
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
 SWITCHES += ["batch_invariant"]
