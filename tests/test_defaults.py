@@ -48,6 +48,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "tool_call_format": "auto",
     "reasoning_format": "auto",
     "generation_config": "auto",
+    "structured_output_whitespace": "compact",
 }
 REQUEST: dict[str, Any] = {
     "max_tokens": 128,

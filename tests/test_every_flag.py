@@ -39,6 +39,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "tool_call_format": ("hermes", "hermes"),
     "reasoning_format": ("none", "none"),
     "generation_config": ("vllm", "vllm"),
+    "structured_output_whitespace": ("any", "any"),
 }
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
 SWITCHES += ["batch_invariant"]

@@ -58,7 +58,7 @@ def test_the_openai_client_gets_what_it_asks_for(serve: Serve) -> None:
         choice: Any = {"structured_outputs": {"choice": ["To be", "not to be"]}}
         completion = client.completions.create(model=model, prompt="Hamlet:", extra_body=choice, n=3)
         assert {each.text for each in completion.choices} <= {"To be", "not to be"}
-        broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"frobnicate": 1}}}
+        broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"frobnicate": 1}, "strict": True}}
         with pytest.raises(openai.BadRequestError, match="frobnicate") as refusal:
             client.chat.completions.create(model=model, messages=messages, response_format=broken)
         assert refusal.value.param == "response_format"

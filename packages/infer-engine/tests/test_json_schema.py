@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import numpy as np
@@ -41,6 +41,10 @@ def accepts(schema: Any, text: str) -> bool:
     """Return whether `text` may be generated whole: nothing may follow, or a blank may."""
     constraint = start(schema)
     assert constraint is not None
+    return goes_through(constraint, text)
+
+
+def goes_through(constraint: TokenConstraint, text: str) -> bool:
     for byte in text.encode():
         if constraint.is_over or byte not in allowed(constraint):
             return False
@@ -130,6 +134,11 @@ ORDINARY: list[Any] = [
     {"enum": ["a", 1, 1.5, None, True, {"a": [1]}, 'é\n"']},
     {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "integer"}]},
     {"oneOf": [{"type": "object", "properties": {"k": {"const": each}}, "required": ["k"]} for each in "ab"]},
+    {"oneOf": [{"type": "object", "properties": {each: {"type": "null"}}, "required": [each]} for each in "abc"]},
+    {"oneOf": [{"type": "object", "properties": {each: {"type": "null"}}, "required": [each],
+                "additionalProperties": False} for each in "ab"] + [{"enum": ["c"]}]},
+    {"type": "object", "properties": {"a": {"minimum": 3}}, "patternProperties": {"^(a|b)$": {"type": "integer"}},
+     "additionalProperties": False},
     {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
     {
         "type": "object",
@@ -256,3 +265,14 @@ def test_leap_days() -> None:
     dates = {"2024-02-29": True, "2000-02-29": True, "1900-02-29": False, "2021-02-29": False, "2021-02-28": True,
              "2021-04-31": False, "2021-12-31": True, "2021-00-10": False, "2021-10-00": False}  # fmt: skip
     assert {day: accepts({"type": "string", "format": "date"}, f'"{day}"') for day in dates} == dates
+
+
+@pytest.mark.parametrize("whitespace", ["compact", "any"])
+def test_whitespace_is_compact_or_any_layout(whitespace: Literal["compact", "any"]) -> None:
+    layouts = {'{"a":[1,2]}': True, '{"a": [1, 2]}': True, '{"a":  [1, 2]}': False, '{ "a":[1,2] }': False,
+               '{\n "a": [\n  1,\n  2\n ]\n}': False, '{"a":[1 ,2]}': False}  # fmt: skip
+    outputs = StructuredOutputs(json={"properties": {"a": {"items": {"type": "integer"}}}}, whitespace=whitespace)
+    for layout, is_compact in layouts.items():
+        constraint = GRAMMARS.constraint(to_grammar_text(outputs))
+        expected = is_compact if whitespace == "compact" else "  [" not in layout
+        assert goes_through(constraint, layout) is expected, layout

@@ -15,9 +15,22 @@ TAGGED = {
         "Dog": {"type": "object", "properties": {"kind": {"const": "dog"}}, "required": ["kind"]},
     },
 }
+CIRCLE, SQUARE = (
+    {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name], "additionalProperties": False}
+    for name in ("circle", "square")
+)
 KEPT: list[Any] = [
     TAGGED,
     {"oneOf": [{"type": "string"}, {"type": "integer"}, {"const": None}]},
+    {"oneOf": [CIRCLE, SQUARE, {"type": "string", "enum": ["Point"]}]},
+    {"oneOf": [CIRCLE | {"additionalProperties": True}, SQUARE | {"additionalProperties": True}]},
+    {"oneOf": [{"allOf": [{"$ref": "#/$defs/circle"}], "title": "C"}, SQUARE], "$defs": {"circle": CIRCLE}},
+    {"type": "object", "properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}},
+    {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["next"],
+    },
     {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}, "$ref": "#/definitions/a"},
     {"type": "object", "properties": {"child": {"$ref": "#"}}},
     {"$defs": {"a": {"$anchor": "here"}}, "items": {"$ref": "#here"}},
@@ -42,12 +55,22 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}}}, "leads back"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "`oneOf` at #: both 0 and 1 may hold"),
     ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 0.9973}, {"multipleOf": 9949}]}, "`multipleOf`"),
+    ({"oneOf": [CIRCLE, SQUARE, CIRCLE | {"additionalProperties": True}]}, "`oneOf` at #: both 0 and 2"),
+    ({"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}, "`$ref` at #/properties/a asks for"),
+    ({"items": {"$ref": "#"}, "minItems": 1, "type": "array"}, "`$ref` at #/items asks for"),
+    ({"type": "integer", "minimum": 2, "maximum": 1}, "`minimum` (2) at # is greater than `maximum` (1)"),
+    (CIRCLE | {"required": ["{}"]}, "`required` at # asks for `{}`, which `additionalProperties` false forbids"),
+    (
+        {"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 1}, "minItems": 1},
+        "`minLength` (2) at #/items",
+    ),
     ({"properties": {str(name): {} for name in range(2001)}}, "`properties` at # has 2001"),
     ({"patternProperties": {f"^{name}_": {} for name in range(101)}}, "`patternProperties` at # has 101"),
     *(
         ({"pattern": pattern}, "`pattern` at #")
         for pattern in ('[^"]', r"[^\\]", r'\t|[^"\t]', "[[a]b]", "[]a]", "[a--b]", "[a&&b]", "(?i)a", "a++", r"\Aa",
-                        "(?=a)", r"\bx", r"(a)\1", r"\x00", r"[\x01]", "a{20000}", "(?P<n>a)", "a{,2}")
+                        "(?=a)", r"\bx", r"(a)\1", r"\x00", r"[\x01]", "a{20000}", "(?P<n>a)", "a{,2}", "a^b", "a$b",
+                        "x(^a)", "($a|b)c")
     ),
 ]  # fmt: skip
 

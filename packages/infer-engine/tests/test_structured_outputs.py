@@ -216,7 +216,7 @@ def test_penalties_and_biases_count_among_the_allowed_tokens(llm: LLM, id_of: Ca
         ({"grammar": '{"grammars": []}'}, "`grammar` is a JSON object"),
         ({"json": {"type": "string", "frobnicate": 1}}, "frobnicate"),
         ({"json": {"type": "string", "pattern": '^[^"]+$'}}, "control character"),
-        ({"json": {"enum": ["x" * 70_000]}}, "characters; at most 65536"),
+        ({"json": {"enum": ["x" * 530_000]}}, "characters; at most 524288"),
         ({"json": "{"}, "not JSON"),
         ({"json": False}, "nothing matches"),
         ({"json": {"$ref": "http://example.com/schema"}}, r"\$ref"),
@@ -246,6 +246,8 @@ def test_what_cannot_be_kept_is_refused_before_the_queue(llm: LLM, kind: dict[st
         ({"choice": ()}, "1 to 1000"),
         ({"choice": ("a", "")}, "at least one character"),
         ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern"),
+        ({"json_object": True, "whitespace": "some"}, "`whitespace` is 'some'"),
+        ({"json_object": True, "whitespace": "any", "whitespace_pattern": " "}, "only one"),
     ],
 )
 def test_values_are_checked_at_once(fields: dict[str, Any], says: str) -> None:

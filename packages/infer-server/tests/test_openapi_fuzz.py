@@ -26,7 +26,7 @@ BEYOND_SCHEMAS = re.compile(
     | invalid_value\ (stream_options|top_logprobs) # without `stream`, `logprobs`
     | invalid_value\ (messages|add_\w+|chat_template_kwargs)  # `messages` and `prompt`, and fields for one of them
     | missing_field\ prompt                        # and no `messages`
-    | invalid_value\ (structured_outputs|grammar|json_schema|response_format)  # more than one, or none inside
+    | invalid_value\ (guided_\w+|structured_outputs|grammar|json_schema|response_format) # more than one, or none
     | unsupported_value\ best_of                   # not the value of `n`
     | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
     | unsupported_value\ (tools\[0\]|tool_choice)\.type  # nothing that can be called

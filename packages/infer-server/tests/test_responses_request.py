@@ -131,7 +131,9 @@ FORMATS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"type": "text"}, None),
     ({"type": "json_object"}, StructuredOutputs(json_object=True)),
     ({"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}, StructuredOutputs(json=SCHEMA)),
-    ({"type": "json_schema", "name": "n", "schema": {}}, StructuredOutputs(json={})),
+    ({"type": "json_schema", "name": "n", "schema": {}}, StructuredOutputs(json={}, strict=False)),
+    ({"type": "json_object", "schema": SCHEMA}, StructuredOutputs(json=SCHEMA | {"type": "object"}, strict=False)),
+    ({"type": "json_object", "whitespace": "any"}, StructuredOutputs(json_object=True, whitespace="any")),
 ]
 
 

@@ -39,6 +39,22 @@ FIELDS: list[tuple[dict[str, Any], StructuredOutputs]] = [
     ({"structured_outputs": {"structural_tag": {"triggers": []}}}, StructuredOutputs(structural_tag={"triggers": []})),
     ({"grammar": "root ::= [a]"}, StructuredOutputs(grammar="root ::= [a]")),
     ({"json_schema": SCHEMA}, StructuredOutputs(json=SCHEMA)),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace": "any"}}, StructuredOutputs(json=SCHEMA, whitespace="any")),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True, "disable_fallback": True}},
+        StructuredOutputs(json=SCHEMA, whitespace="compact"),
+    ),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}, StructuredOutputs(json=SCHEMA)),
+    ({"structured_outputs": {"json": SCHEMA, "strict": False}}, StructuredOutputs(json=SCHEMA, strict=False)),
+    ({"guided_json": SCHEMA}, StructuredOutputs(json=SCHEMA)),
+    ({"guided_regex": "a+"}, StructuredOutputs(regex="a+")),
+    ({"guided_choice": ["a", "b"]}, StructuredOutputs(choice=("a", "b"))),
+    ({"guided_grammar": "root ::= [a]"}, StructuredOutputs(grammar="root ::= [a]")),
+    (
+        {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"},
+        StructuredOutputs(json=SCHEMA, whitespace_pattern=" ?"),
+    ),
+    ({"guided_regex": "a+", "guided_whitespace_pattern": " ?"}, StructuredOutputs(regex="a+")),
 ]  # fmt: skip
 
 
@@ -53,10 +69,22 @@ async def test_what_is_asked_for_reaches_the_engine(
 
 FORMATS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"type": "text"}, None),
-    ({"type": "json_object"}, StructuredOutputs(json_object=True)),
-    ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, StructuredOutputs(json=SCHEMA)),
+    ({"type": "json_object"}, StructuredOutputs(json_object=True, strict=False)),
+    ({"type": "json_object", "schema": {}}, StructuredOutputs(json_object=True, strict=False)),
+    ({"type": "json_object", "whitespace": "any"}, StructuredOutputs(json_object=True, strict=False, whitespace="any")),
+    ({"type": "json_object", "schema": SCHEMA}, StructuredOutputs(json=SCHEMA, strict=False)),
     (
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": False, "description": "d"}},
+        {"type": "json_object", "schema": {"properties": {"a": {}}}},
+        StructuredOutputs(json={"type": "object", "properties": {"a": {}}}, strict=False),
+    ),
+    ({"type": "json_schema", "schema": SCHEMA}, StructuredOutputs(json=SCHEMA, strict=False)),
+    ({"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}, StructuredOutputs(json=SCHEMA)),
+    (
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        StructuredOutputs(json=SCHEMA, strict=False),
+    ),
+    (
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True, "description": "d"}},
         StructuredOutputs(json=SCHEMA),
     ),
 ]
@@ -79,6 +107,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar": ""}, "grammar", "`grammar`"),
     ({"grammar": "root ::= [a]", "json_schema": {}}, "json_schema", "only one"),
     ({"grammar": "root ::= [a]", "structured_outputs": {"regex": "a"}}, "grammar", "only one"),
+    ({"grammar": "root ::= [a]", "guided_regex": "a"}, "grammar", "only one"),
+    ({"guided_choice": []}, "guided_choice", "`choice`"),
+    ({"guided_whitespace_pattern": ""}, "guided_whitespace_pattern", "`whitespace_pattern`"),
 ]
 
 
@@ -100,7 +131,9 @@ async def test_wrong_values_are_refused_by_name(
     [
         {},
         {"type": "xml"},
-        {"type": "json_object", "schema": {}},
+        {"type": "text", "schema": {"type": "object"}},
+        {"type": "json_object", "json_schema": {"schema": {}}},
+        {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}},
         {"type": "json_schema"},
         {"type": "json_schema", "json_schema": {"name": "x"}},
         {"type": "json_schema", "json_schema": {"name": "x", "schema": "{}"}},
@@ -113,19 +146,17 @@ async def test_other_response_formats_are_refused(client: httpx.AsyncClient, res
     assert "response_format" in error_of(reply)["message"] or error_of(reply)["code"] == "missing_field"
 
 
-@pytest.mark.parametrize("route", BODIES)
-@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "whitespace_pattern"])
-async def test_older_names_are_refused_with_the_field_to_use(client: httpx.AsyncClient, route: str, name: str) -> None:
-    error = error_of(await post(client, route, **{f"guided_{name}": "x"}))
-    assert (error["code"], error["param"]) == ("unsupported_value", f"guided_{name}")
-    assert f"send `structured_outputs` with `{name}`" in error["message"]
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "begins"),
     [
         ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs", "`structured_outputs`"),
         ({"json_schema": SCHEMA}, "json_schema", "`json_schema`"),
+        ({"guided_json": SCHEMA}, "guided_json", "`guided_json`"),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            "response_format",
+            "`response_format.schema`",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
             "response_format",

@@ -298,7 +298,7 @@ def choose_sharing(config: EngineConfig, *, kv_format: str = "") -> PrefixSharin
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
     """Return the input processor for the core that `info` describes."""
     limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len)
-    return InputProcessor(tokenizer, limits, seed=config.seed)
+    return InputProcessor(tokenizer, limits, seed=config.seed, whitespace=config.structured_output_whitespace)
 
 
 def _with_chat_formats(info: EngineInfo, tokenizer: Tokenizer) -> EngineInfo:

@@ -26,6 +26,7 @@ from infer_engine.protocol import (
     SamplingParams,
 )
 from infer_engine.protocol.sampling import MAX_STOP_TOKEN_IDS
+from infer_engine.protocol.structured_outputs import Whitespace
 from infer_engine.structured.answer_form import AnswerForm
 from infer_engine.structured.call_heads import CallHeads
 from infer_models.text import (
@@ -85,12 +86,18 @@ def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
 class InputProcessor:
     """Turns requests into submissions to the core. All requests share it; methods say where they are thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None) -> None:
-        """`seed` is the base seed of requests without a seed of their own; None draws one."""
+    def __init__(
+        self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None, whitespace: Whitespace = "compact"
+    ) -> None:
+        """Take the base seed of requests without a seed of their own, of which None draws one.
+
+        `whitespace` is that of the JSON of requests that do not say theirs.
+        """
         self._tokenizer = tokenizer
         self._chat_formats = ChatFormats(tokenizer) if tokenizer.has_chat else None
         self._limits = limits
         self._stop_rules = lru_cache(maxsize=_KEPT_STOP_RULES)(partial(stop_rules, tokenizer=tokenizer))
+        self._whitespace = whitespace
         self._num_ids = 0
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
 
@@ -122,7 +129,7 @@ class InputProcessor:
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         _check_queueing(request)
-        grammar, call_heads = _grammar_of(request, form)
+        grammar, call_heads = _grammar_of(request, form, self._whitespace)
         rules = _refuse_if_tokenizer_fails(lambda: self._stop_rules(params.stop), param="stop")
         banned = self._banned_sequences(params)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
@@ -304,12 +311,16 @@ def _check_queueing(request: GenerateRequest) -> None:
         )
 
 
-def _grammar_of(request: GenerateRequest, form: AnswerForm | None) -> tuple[str | None, CallHeads | None]:
+def _grammar_of(
+    request: GenerateRequest, form: AnswerForm | None, whitespace: Whitespace
+) -> tuple[str | None, CallHeads | None]:
     """Return the text of the request's grammar, whose answer has this `form`, and where it begins; see `Submit`.
 
     It is not compiled here.
     """
     content = request.params.structured_outputs
+    if content is not None and content.whitespace is None and content.whitespace_pattern is None:
+        content = structs.replace(content, whitespace=whitespace)
     if content is None and (form is None or form.tool_call_format is None):
         return None, None
     if request.params.allowed_token_ids is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
+from infer_engine.protocol.structured_outputs import Whitespace
 from infer_engine.protocol.values import number, one_of, optional, refusal, switch, text, whole_number
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -99,6 +100,8 @@ class EngineConfig:
             part of the text. `auto`: as its chat template has it.
         generation_config: Where a request's sampling values come from that it leaves out. `auto`: from the model's
             `generation_config.json`; `none`, or `vllm` as vLLM spells it: fixed ones.
+        structured_output_whitespace: Whitespace in JSON of requests that ask for it and not for its whitespace.
+            `compact`: at most one blank, after a comma or a colon; `any`: line breaks and indentation too.
 
     Raises:
         ValueError: a value is not allowed, or two that were set conflict; the message names the field, the value and
@@ -141,6 +144,7 @@ class EngineConfig:
     tool_call_format: ToolCallFormatChoice = "auto"
     reasoning_format: ReasoningFormatChoice = "auto"
     generation_config: GenerationConfigChoice = "auto"
+    structured_output_whitespace: Whitespace = "compact"
 
     def __post_init__(self) -> None:
         """Check each value, then the conflicts between them."""
@@ -390,4 +394,5 @@ _CHECKS = {
     "tool_call_format": one_of(*get_args(ToolCallFormatChoice)),
     "reasoning_format": one_of(*get_args(ReasoningFormatChoice)),
     "generation_config": one_of(*get_args(GenerationConfigChoice)),
+    "structured_output_whitespace": one_of(*get_args(Whitespace)),
 }

@@ -1,13 +1,17 @@
 """`StructuredOutputs`: what a generated text must look like."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from infer_engine.protocol.values import refusal
 
+Whitespace = Literal["compact", "any"]
+
 MAX_CHARACTERS = 65_536
-"""Of a schema, an expression, a grammar or all choices together."""
+"""Of an expression, a grammar or all choices together."""
+MAX_SCHEMA_CHARACTERS = 524_288
+"""Of a schema."""
 MAX_CHOICES_OF_TEXT = 1_000
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
@@ -24,7 +28,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         grammar: a context-free grammar, in Lark's syntax or llama.cpp's GBNF.
         structural_tag: free text with tagged parts: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`.
         whitespace_pattern: with `json` and `json_object`: a regular expression for the whitespace between JSON's
-            tokens; None allows none, one space, or one line break with indentation.
+            tokens.
+        whitespace: the same in a word. `compact`: at most one space, after a comma or a colon. `any`: none, one space,
+            or one line break with indentation. None: as the engine's configuration says.
+        strict: false: what cannot be kept of a schema is left out, where it is a schema; true: it is refused.
 
     Raises:
         ValueError: not exactly one is given, or a value is of the wrong type or too long.
@@ -37,6 +44,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     grammar: str | None = None
     structural_tag: Any = None
     whitespace_pattern: str | None = None
+    whitespace: Whitespace | None = None
+    strict: bool = True
 
     def __post_init__(self) -> None:
         """Check that exactly one kind is given, and the types and lengths of texts; schemas are checked later."""
@@ -52,6 +61,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             self._check_choice()
         if self.whitespace_pattern is not None and self.json is None and not self.json_object:
             raise ValueError("`whitespace_pattern` is for `json` and `json_object`; leave it out.")
+        if self.whitespace not in (None, *get_args(Whitespace)):
+            raise refusal("whitespace", self.whitespace, "`compact` or `any`")
+        if self.whitespace is not None and self.whitespace_pattern is not None:
+            raise ValueError("`whitespace` and `whitespace_pattern` are given; send only one of them.")
 
     @property
     def kind(self) -> str:

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from infer_engine.structured.errors import GrammarError, describe
+from infer_engine.structured.errors import DeadEndError, GrammarError, describe
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+_NOTHING_FOLLOWS = "NoExtension"
+"""How the library says it."""
 
 
 class TokenConstraint:
@@ -40,15 +43,19 @@ class TokenConstraint:
         Computed once for each consumed token; the caller must not change it.
 
         Raises:
-            GrammarError: the grammar has reached a limit, or a text that nothing completes; the library would offer the
-                end of the text alone.
+            DeadEndError: the grammar has reached a text that nothing completes; the library would offer the end of the
+                text alone.
+            GrammarError: the grammar has reached a limit.
         """
         if self._mask is None:
             mask = np.zeros(self._num_words, np.int32)
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            problem = describe(self._matcher.get_error())
             is_dead_end = self._matcher.is_stopped() and not self._matcher.is_accepting()
-            if self._matcher.is_error() or is_dead_end or not mask.any():
-                raise GrammarError(describe(self._matcher.get_error()) or "no token can follow")
+            if _NOTHING_FOLLOWS in problem or (not problem and (is_dead_end or not mask.any())):
+                raise DeadEndError("no token can follow")
+            if self._matcher.is_error():
+                raise GrammarError(problem or "it is not possible")
             self._mask = mask
         return self._mask
 

@@ -1,4 +1,4 @@
-"""`GrammarError`, and what the grammar library says as clients read it."""
+"""What is wrong with a schema or a grammar, and what the grammar library says as clients read it."""
 
 import re
 
@@ -7,8 +7,16 @@ _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _SNIPPET = re.compile(r"\n +\d+ \| ")
 
 
+class NotKeptError(ValueError):
+    """A schema is right, but one of its keywords cannot be kept. Other ValueErrors: the schema itself is wrong."""
+
+
 class GrammarError(Exception):
     """A grammar cannot be compiled, or cannot go on: it needs more than its limits. The message is the library's."""
+
+
+class DeadEndError(GrammarError):
+    """No token can follow a text that the grammar has allowed, and the text is not complete."""
 
 
 def describe(error: str) -> str:

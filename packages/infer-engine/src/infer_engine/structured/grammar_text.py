@@ -3,14 +3,18 @@
 import json
 from typing import Any
 
-from llguidance import StructTag, grammar_from, regex_to_lark
+from llguidance import LLMatcher, StructTag, regex_to_lark
 
-from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, StructuredOutputs
+from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, MAX_SCHEMA_CHARACTERS, StructuredOutputs
+from infer_engine.structured.gbnf import gbnf_to_lark, is_gbnf
 from infer_engine.structured.json_schema import prepare_schema
 from infer_engine.structured.json_schema_checks import GRAMMAR_OPTIONS
+from infer_engine.structured.json_schema_widening import Refuse, as_far_as_possible, exactly
 
-WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,16}"
-"""Whitespace between the tokens of JSON: enough for any usual layout, too little to generate it for ever."""
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""Whitespace between the tokens of JSON: at most one blank, after a comma or a colon."""
+ANY_WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,16}"
+"""Enough for any usual layout, too little to generate it for ever."""
 MAX_TAGS = 128
 _OPTIONS = "%llguidance"
 HEADER = f'{_OPTIONS} {{"no_forcing": true}}\n'
@@ -44,40 +48,40 @@ def to_rules(outputs: StructuredOutputs) -> str:
 def _make(outputs: StructuredOutputs) -> str:
     match outputs.kind:
         case "json":
-            return f"start: {json_expression(read_schema(outputs.json, 'json'), outputs.whitespace_pattern)}"
+            schema = read_schema(outputs.json, "json", exactly if outputs.strict else as_far_as_possible)
+            return f"start: {json_expression(schema, whitespace_pattern_of(outputs))}"
         case "json_object":
-            return f"start: {json_expression({'type': 'object'}, outputs.whitespace_pattern)}"
+            return f"start: {json_expression({'type': 'object'}, whitespace_pattern_of(outputs))}"
         case "regex":
             assert outputs.regex is not None
             return f"start: /{regex_to_lark(outputs.regex, 'd')}/"
         case "choice":
             assert outputs.choice is not None
-            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in outputs.choice)
-            return f"start: {choices}"
+            return f"start: {' | '.join(quoted(choice) for choice in outputs.choice)}"
         case "grammar":
             assert outputs.grammar is not None
             return _from_lark(outputs.grammar)
         case _:
-            return _from_structural_tag(outputs.structural_tag)
+            return _from_structural_tag(outputs)
 
 
-def read_schema(schema: Any, name: str) -> dict[str, Any]:
-    """Return a checked schema, which may be given as its JSON text.
+def read_schema(schema: Any, name: str, refuse: Refuse = exactly) -> dict[str, Any]:
+    """Return a checked schema, which may be given as its JSON text; `refuse` gets what cannot be kept.
 
     Raises:
-        ValueError: it is no schema, or cannot be kept; the message begins with `name` in backticks.
+        ValueError: it is no schema, or from `refuse`; the message begins with `name` in backticks.
     """
     if isinstance(schema, str):
-        if len(schema) > MAX_CHARACTERS:
-            raise ValueError(f"`{name}` has {len(schema)} characters; at most {MAX_CHARACTERS} are allowed.")
+        if len(schema) > MAX_SCHEMA_CHARACTERS:
+            raise ValueError(f"`{name}` has {len(schema)} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed.")
         try:
             schema = json.loads(schema)
         except ValueError as error:
             raise ValueError(f"`{name}` is a text that is not JSON ({error}); send a JSON Schema.") from None
-    if (length := len(json.dumps(schema, ensure_ascii=False))) > MAX_CHARACTERS:
-        raise ValueError(f"`{name}` has {length} characters; at most {MAX_CHARACTERS} are allowed.")
+    if (length := len(json.dumps(schema, ensure_ascii=False))) > MAX_SCHEMA_CHARACTERS:
+        raise ValueError(f"`{name}` has {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed.")
     try:
-        schema = prepare_schema(schema)
+        schema = prepare_schema(schema, refuse)
     except ValueError as error:
         raise ValueError(f"`{name}`: {error}") from None
     if schema is False:
@@ -86,12 +90,24 @@ def read_schema(schema: Any, name: str) -> dict[str, Any]:
 
 
 def json_expression(schema: dict[str, Any], whitespace_pattern: str | None = None) -> str:
-    """Return what generates a JSON text that matches `schema`, which is checked."""
+    """Return what generates a JSON text that matches `schema`, which is checked; without a pattern it is compact."""
     return f"%json {json.dumps(_with_options(schema, whitespace_pattern))}"
 
 
-def _with_options(schema: dict[str, Any], whitespace_pattern: str | None = None) -> dict[str, Any]:
-    return schema | {"x-guidance": GRAMMAR_OPTIONS | {"whitespace_pattern": whitespace_pattern or WHITESPACE}}
+def whitespace_pattern_of(outputs: StructuredOutputs) -> str | None:
+    """Return the expression for the whitespace between tokens of JSON; None: compact."""
+    return ANY_WHITESPACE if outputs.whitespace == "any" else outputs.whitespace_pattern
+
+
+def quoted(text: str) -> str:
+    """Return `text` as an expression; control characters are escaped, which the library takes in no other way."""
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(f"\\u{ord(each):04x}" if "\x7f" <= each <= "\x9f" else each for each in written)
+
+
+def _with_options(schema: dict[str, Any], whitespace_pattern: str | None) -> dict[str, Any]:
+    whitespace = COMPACT if whitespace_pattern is None else {"whitespace_pattern": whitespace_pattern}
+    return schema | {"x-guidance": GRAMMAR_OPTIONS | whitespace}
 
 
 def _from_lark(grammar: str) -> str:
@@ -102,13 +118,14 @@ def _from_lark(grammar: str) -> str:
     if _OPTIONS in grammar:
         raise ValueError(f"`grammar` holds `{_OPTIONS}`, whose options the server sets; leave it out.")
     try:
-        return _without_header(grammar_from("grammar", grammar))
+        return gbnf_to_lark(grammar) if is_gbnf(grammar) else _without_header(LLMatcher.grammar_from_lark(grammar))
     except ValueError as error:
         raise ValueError(f"`grammar` cannot be read: {error}") from None
 
 
-def _from_structural_tag(tag: Any) -> str:
+def _from_structural_tag(outputs: StructuredOutputs) -> str:
     """Return the grammar of free text in which each of some triggers begins one of the given structures."""
+    tag = outputs.structural_tag
     try:
         tag = json.loads(tag) if isinstance(tag, str) and len(tag) <= MAX_CHARACTERS else tag
     except ValueError:
@@ -118,11 +135,11 @@ def _from_structural_tag(tag: Any) -> str:
     triggers, structures = tag["triggers"], tag["structures"]
     if not _are_texts(triggers) or not isinstance(structures, list) or not 1 <= len(structures) <= MAX_TAGS:
         raise ValueError(f"`structural_tag` must have texts as `triggers`, and 1 to {MAX_TAGS} `structures`.")
-    tags = [_read_structure(each, triggers) for each in structures]
+    tags = [_read_structure(each, triggers, outputs) for each in structures]
     return _without_header(StructTag.to_grammar(tags, assume_special=False))
 
 
-def _read_structure(structure: Any, triggers: list[str]) -> StructTag:
+def _read_structure(structure: Any, triggers: list[str], outputs: StructuredOutputs) -> StructTag:
     if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
         raise ValueError("`structural_tag`: each of `structures` must have `begin`, `schema` and `end`.")
     begin, end = structure["begin"], structure["end"]
@@ -131,8 +148,9 @@ def _read_structure(structure: Any, triggers: list[str]) -> StructTag:
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
         raise ValueError(f"`structural_tag`: {begin[:40]!r} begins with none of the `triggers`.")
-    schema = read_schema(structure["schema"], "structural_tag")
-    return StructTag(trigger=trigger, begin=begin, grammar=_with_options(schema), end=end)
+    schema = read_schema(structure["schema"], "structural_tag", exactly if outputs.strict else as_far_as_possible)
+    grammar = _with_options(schema, whitespace_pattern_of(outputs))
+    return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=end)
 
 
 def _are_texts(values: object) -> bool:

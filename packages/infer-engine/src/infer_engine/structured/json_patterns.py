@@ -1,8 +1,12 @@
-"""`check_pattern`: refuses patterns that mean one thing in JSON Schema and another in the grammar library."""
+"""Which patterns mean the same in JSON Schema and in the grammar library, and what others can be kept as."""
 
 import re
 
+from infer_engine.structured.errors import NotKeptError
+
 MAX_REPEAT = 16_000
+MAX_NAMES = 100
+"""Of a pattern that is but names."""
 UNPRINTABLE = frozenset(chr(code) for code in (*range(32), 127)) - frozenset("\b\t\n\f\r")
 """Characters that JSON writes as `\\u...` only, which is not generated."""
 
@@ -25,18 +29,19 @@ _SETS = {
 
 
 def check_pattern(pattern: str, what: str) -> None:
-    """Raise ValueError, whose message begins with `what`, if `pattern` cannot be kept."""
+    """Raise NotKeptError, whose message begins with `what`, if `pattern` cannot be kept."""
+    _check_anchors(pattern, what)
     missing = {'"': 0, "\\": 0}
     position = 0
     while position < len(pattern):
         token = _TOKEN.match(pattern, position)
         if token is None:
-            raise ValueError(
+            raise NotKeptError(
                 f"{what} has {pattern[position : position + 10]!r}, which is not supported; use characters, `[...]`, "
                 r"`(...)`, `(?:...)`, `|`, `*`, `+`, `{n,m}`, `^` and `$` at the ends, and \d \w \s \n \t \xhh \uhhhh"
             )
         if any(int(count) > MAX_REPEAT for count in token.group(2, 3) if count):
-            raise ValueError(f"{what} repeats something more than {MAX_REPEAT} times; leave the limit out")
+            raise NotKeptError(f"{what} repeats something more than {MAX_REPEAT} times; leave the limit out")
         atom = token["atom"]
         if atom is not None and atom not in (")", "."):
             members = _members(atom, what)
@@ -46,10 +51,89 @@ def check_pattern(pattern: str, what: str) -> None:
         position = token.end()
     for character, controls in missing.items():
         if (controls | 1 << 10) & _CONTROLS == _CONTROLS:
-            raise ValueError(
+            raise NotKeptError(
                 f"{what} allows any control character but not {character}, which is not kept; add \\x00-\\x1f to the "
                 'class, as in [^"\\\\\\x00-\\x1f]'
             )
+
+
+def _check_anchors(pattern: str, what: str) -> None:
+    """Refuse `^` after something, and `$` before something: they would never match, or look around."""
+    tokens = [token[0] for token in re.finditer(rf"{_ESCAPE}|{_CLASS}|.", pattern, re.DOTALL)]
+    mirrored = [{"(": ")", ")": "("}.get(token, token) for token in reversed(tokens)]
+    for order, anchor in ((tokens, "^"), (mirrored, "$")):
+        groups: list[bool] = []
+        is_first = True
+        for token in order:
+            match token:
+                case "(":
+                    groups.append(is_first)
+                case ")":
+                    is_first = False
+                    groups = groups[:-1]
+                case "|":
+                    is_first = groups[-1] if groups else True
+                case "^" | "$" if token == anchor:
+                    if not is_first:
+                        raise NotKeptError(f"{what} has a `{anchor}` in the middle; put it at an end, or leave it out")
+                case "?" | ":" | "^" | "$":
+                    pass
+                case _:
+                    is_first = False
+
+
+def names_of_pattern(pattern: str) -> list[str]:
+    """Return the names that alone match `pattern`, such as `^(one|two)$`; none if it is more than names."""
+    if not (pattern.startswith("^") and pattern.endswith("$") and not pattern.endswith("\\$")):
+        return []
+    body = pattern[1:-1]
+    group = re.fullmatch(r"\((?:\?:)?([^()]*)\)", body)
+    names = group[1].split("|") if group else [body]
+    if not all(re.fullmatch(rf"(?:[\w /:@#%&,;=~!'\"<>-]|\\[{_PUNCTUATION}])+", name) for name in names):
+        return []
+    return [re.sub(r"\\(.)", r"\1", name) for name in names[:MAX_NAMES]] if len(names) <= MAX_NAMES else []
+
+
+def repaired_pattern(pattern: object) -> str | None:
+    """Return a pattern that is kept and matches all that `pattern` does, or None.
+
+    Without look-ahead, look-behind and word boundaries it matches more. Classes lose control characters, which are not
+    generated.
+    """
+    if not isinstance(pattern, str):
+        return None
+    pattern = _without_assertions(pattern)
+    closed = re.sub(rf"{_ESCAPE}|{_CLASS}", _without_controls, pattern)
+    for each in (pattern, closed):
+        try:
+            check_pattern(each, "")
+        except NotKeptError:
+            continue
+        return each
+    return None
+
+
+def _without_controls(atom: re.Match[str]) -> str:
+    return rf"{atom[0][:-1]}\x00-\x1f]" if atom[0].startswith("[^") else atom[0]
+
+
+def _without_assertions(pattern: str) -> str:
+    """Return `pattern` without look-around and word boundaries, and with Python's spellings in JavaScript's."""
+    kept: list[str] = []
+    inside = 0  # of how many groups in a look-around, itself included
+    for token in re.finditer(rf"(\(\?<?[=!])|\\([bBAZz])|\(\?P<(?=[A-Za-z_])|{_ESCAPE}|{_CLASS}|.", pattern, re.DOTALL):
+        text = token[0]
+        if inside:
+            inside += text.startswith("(") - (text == ")")
+            if not inside and pattern[token.end() : token.end() + 1] in {*"*+?{"}:
+                return pattern  # what is repeated would be something else
+        elif token[1]:
+            inside = 1
+        elif token[2]:
+            kept.append({"A": "^", "Z": "$", "z": "$"}.get(token[2], ""))
+        else:
+            kept.append("(?<" if text == "(?P<" else text)
+    return "".join(kept)
 
 
 def _members(atom: str, what: str) -> int:
@@ -57,12 +141,12 @@ def _members(atom: str, what: str) -> int:
     if not atom.startswith("["):
         low, bits = _member(atom)
         if low is not None and chr(low) in UNPRINTABLE:
-            raise ValueError(f"{what} has a control character, which is not generated; leave it out")
+            raise NotKeptError(f"{what} has a control character, which is not generated; leave it out")
         return bits
     negated = atom.startswith("[^")
     body = atom[2 if negated else 1 : -1]
     if any(sign in body for sign in ("&&", "--", "~~")):
-        raise ValueError(f"{what} has a class with `&&`, `--` or `~~`; write one of the two with a backslash")
+        raise NotKeptError(f"{what} has a class with `&&`, `--` or `~~`; write one of the two with a backslash")
     bits = 0
     parts = _MEMBER.findall(body)
     index = 0
@@ -71,13 +155,13 @@ def _members(atom: str, what: str) -> int:
         if low is not None and parts[index + 1 : index + 2] == ["-"] and index + 2 < len(parts):
             high, _ = _member(parts[index + 2])
             if high is None:
-                raise ValueError(f"{what} has a range that ends in a class; write `\\-` for the sign itself")
+                raise NotKeptError(f"{what} has a range that ends in a class; write `\\-` for the sign itself")
             part = ((1 << min(high, 127) + 1) - 1) & ~((1 << min(low, 128)) - 1)
             index += 2
         bits |= part
         index += 1
     if not negated and bits and not bits & ~_bits(UNPRINTABLE) and all(part.isascii() for part in parts):
-        raise ValueError(f"{what} has a class of control characters, which are not generated; leave it out")
+        raise NotKeptError(f"{what} has a class of control characters, which are not generated; leave it out")
     return _ALL & ~bits if negated else bits
 
 

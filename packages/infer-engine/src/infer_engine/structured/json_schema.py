@@ -1,14 +1,21 @@
-"""Which JSON Schemas (draft 2020-12) can be kept: every text that is generated validates. Compiles nothing.
+"""`prepare_schema`: reads a JSON Schema (draft 2020-12) keyword by keyword. Compiles nothing.
 
-What the grammar library ignores, or keeps only in part, is refused by name. A word that no specification has is refused
-too: it may be a slip. Documentation of every keyword is in `docs/structured-output.md`.
+A schema that is taken exactly is kept exactly: every text that is generated validates, and what the grammar library
+ignores, or keeps only in part, is refused by name, as is a word that no specification has: it may be a slip. Otherwise
+what is kept is kept exactly, and what cannot be is wider (`json_schema_widening`). Documentation of every keyword is in
+`docs/structured-output.md`.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from infer_engine.structured.errors import NotKeptError
+from infer_engine.structured.json_patterns import names_of_pattern
 from infer_engine.structured.json_schema_checks import check_schema
+from infer_engine.structured.json_schema_dialects import respelled
+from infer_engine.structured.json_schema_ends import check_ends
+from infer_engine.structured.json_schema_widening import Refuse, exactly, whatever_it_is
 
 MAX_DEPTH = 64
 MAX_ENUM = 1_000
@@ -47,17 +54,22 @@ _ANNOTATIONS = frozenset(
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
-def prepare_schema(schema: Any) -> Any:
+def prepare_schema(schema: Any, refuse: Refuse = exactly) -> Any:
     """Return a copy of `schema` that means the same, or a little less, to the grammar library.
 
-    Takes time in proportion to the schema's size.
+    What cannot be kept goes to `refuse`, which raises, or makes the copy wider. Takes time in proportion to the size of
+    the schema.
 
     Raises:
-        ValueError: it is no JSON Schema, or cannot be kept; the message names the keyword and where it stands.
+        ValueError: it is no JSON Schema, nothing matches it, or it cannot be kept, and `refuse` does not take it as
+            whatever it is; the message names the keyword and where it stands.
     """
     _check_depth(schema)
-    prepared = _prepare(schema, "#")
-    check_schema(prepared)
+    definitions = schema.get("$defs") if isinstance(schema, dict) else None
+    prepared = _Reader(refuse, definitions if isinstance(definitions, dict) else {}).schema(schema, "#")
+    check_schema(prepared, refuse)
+    if refuse is not whatever_it_is:
+        check_ends(prepared)
     return prepared
 
 
@@ -74,21 +86,101 @@ def _items(value: Any) -> Iterator[Any]:
     return iter(value.values() if isinstance(value, dict) else value)
 
 
-def _prepare(schema: Any, place: str) -> Any:
-    if isinstance(schema, bool):
-        return schema
-    if not isinstance(schema, dict):
-        raise ValueError(f"{place} is {_shown(schema)}; a schema is an object or a boolean")  # noqa: TRY004 - of a value, not of our arguments
-    prepared = {}
-    for keyword, value in schema.items():
-        here = f"{place}/{keyword}"
-        if keyword in _ANNOTATIONS or (keyword == "uniqueItems" and value is False):
-            continue
-        if keyword not in _KEYWORDS:
-            raise ValueError(f"`{keyword}` at {place} {_reason(keyword)}")
-        prepared[keyword] = _KEYWORDS[keyword](value, here)
-    _check_together(prepared, place)
-    return _with_format(prepared, place)
+class _Reader:
+    """Reads schemas one inside another; what cannot be kept goes to one `refuse`."""
+
+    def __init__(self, refuse: Refuse, definitions: dict[str, Any]) -> None:
+        self._refuse = refuse
+        self._definitions = definitions
+        self._inner: dict[str, Callable[[Any, str], Any]] = {
+            "$defs": self._by_name,
+            "definitions": self._by_name,
+            "anyOf": self._list,
+            "oneOf": self._list,
+            "allOf": self._list,
+            "properties": self._by_name,
+            "patternProperties": self._by_name,
+            "additionalProperties": self.schema,
+            "items": self.schema,
+            "prefixItems": self._list,
+        }
+
+    def schema(self, schema: Any, place: str) -> Any:
+        """Return the copy of the schema that stands at `place`."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise ValueError(f"{place} is {_shown(schema)}; a schema is an object or a boolean")  # noqa: TRY004 - of a value, not of our arguments
+        if self._refuse is not exactly:
+            schema = respelled(schema, self._definitions)
+        prepared: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            if keyword in _ANNOTATIONS or (keyword == "uniqueItems" and value is False):
+                continue
+            try:
+                prepared[keyword] = self._keyword(keyword, value, place)
+            except ValueError as error:
+                self._refuse(prepared, keyword, value, error)
+        self._check_together(prepared, place)
+        self._replace_format(prepared, place)
+        _list_literal_names(prepared)
+        return prepared
+
+    def _keyword(self, keyword: str, value: Any, place: str) -> Any:
+        if keyword in self._inner:
+            return self._inner[keyword](value, f"{place}/{keyword}")
+        if keyword in _PLAIN:
+            return _PLAIN[keyword](value, f"{place}/{keyword}")
+        raise NotKeptError(f"`{keyword}` at {place} {_reason(keyword)}")
+
+    def _by_name(self, value: Any, place: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError(f"{place} is {_shown(value)}; it must be an object of schemas")  # noqa: TRY004 - as above
+        return {name: self.schema(inner, f"{place}/{name}") for name, inner in value.items()}
+
+    def _list(self, value: Any, place: str) -> list[Any]:
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"{place} is {_shown(value)}; it must be a list of schemas")
+        return [self.schema(inner, f"{place}/{index}") for index, inner in enumerate(value)]
+
+    def _check_together(self, schema: dict[str, Any], place: str) -> None:
+        """Refuse keywords that cannot be kept beside one another."""
+        has_free_names = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
+        if (count := schema.get("minProperties", 0)) > 1 and has_free_names:
+            problem = (
+                f"`minProperties` at {place} cannot be kept where properties may have any name, because a name may "
+                "come twice; list the properties and send `additionalProperties` false, or leave it out"
+            )
+            self._refuse(schema, "minProperties", count, NotKeptError(problem))
+
+    def _replace_format(self, schema: dict[str, Any], place: str) -> None:
+        """Put a pattern in place of a format that the library keeps only in part."""
+        kind = schema.get("format", "")
+        if (pattern := FORMAT_PATTERNS.get(kind)) is None:
+            return
+        if {"pattern", "minLength", "maxLength"}.isdisjoint(schema):
+            del schema["format"]
+            schema["pattern"] = pattern
+            return
+        if self._refuse is not exactly:
+            del schema["format"]
+            schema["allOf"] = [*schema.get("allOf", []), {"pattern": pattern}]
+            return
+        problem = f"`format` at {place} is supported without `pattern` and lengths only; leave one of them out"
+        self._refuse(schema, "format", kind, NotKeptError(problem))
+
+
+def _list_literal_names(schema: dict[str, Any]) -> None:
+    """List the names of patterns that are but names: the library would ask for one of them once more."""
+    patterns = schema.get("patternProperties", {})
+    names = {pattern: names_of_pattern(pattern) for pattern in patterns}
+    for pattern in [each for each in patterns if names[each]]:
+        inner = patterns.pop(pattern)
+        listed = schema.setdefault("properties", {})
+        for name in names[pattern]:
+            listed[name] = {"allOf": [listed[name], inner]} if name in listed else inner
+    if not patterns:
+        schema.pop("patternProperties", None)
 
 
 def _reason(keyword: str) -> str:
@@ -99,48 +191,20 @@ def _reason(keyword: str) -> str:
     return "is not a keyword of JSON Schema 2020-12; correct it, or leave it out"
 
 
-def _check_together(schema: dict[str, Any], place: str) -> None:
-    """Refuse keywords that cannot be kept beside one another."""
-    has_free_names = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
-    if schema.get("minProperties", 0) > 1 and has_free_names:
-        raise ValueError(
-            f"`minProperties` at {place} cannot be kept where properties may have any name, because a name may come "
-            "twice; list the properties and send `additionalProperties` false, or leave it out"
-        )
-
-
-def _with_format(schema: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return `schema` with a pattern in place of a format that the library keeps only in part."""
-    pattern = FORMAT_PATTERNS.get(schema.get("format", ""))
-    if pattern is None:
-        return schema
-    if not {"pattern", "minLength", "maxLength"}.isdisjoint(schema):
-        raise ValueError(f"`format` at {place} is supported without `pattern` and lengths only; leave one of them out")
-    return {name: value for name, value in schema.items() if name != "format"} | {"pattern": pattern}
-
-
-def _schema(value: Any, place: str) -> Any:
-    return _prepare(value, place)
-
-
-def _schemas_by_name(value: Any, place: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{place} is {_shown(value)}; it must be an object of schemas")  # noqa: TRY004 - as above
-    return {name: _prepare(inner, f"{place}/{name}") for name, inner in value.items()}
-
-
-def _schema_list(value: Any, place: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{place} is {_shown(value)}; it must be a list of schemas")
-    return [_prepare(inner, f"{place}/{index}") for index, inner in enumerate(value)]
-
-
 def _plain(allowed: str, holds: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
     """Return the check of a keyword without schemas inside; `allowed` says what it must be."""
+    return _kept(allowed, holds, lambda _: True)
+
+
+def _kept(allowed: str, holds: Callable[[Any], bool], is_kept: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
+    """Return the same for a keyword of whose right values not all are kept."""
 
     def check(value: Any, place: str) -> Any:
+        problem = f"{place} is {_shown(value)}; it must be {allowed}"
         if not holds(value):
-            raise ValueError(f"{place} is {_shown(value)}; it must be {allowed}")
+            raise ValueError(problem)
+        if not is_kept(value):
+            raise NotKeptError(problem)
         return value
 
     return check
@@ -166,50 +230,47 @@ def _is_type(value: Any) -> bool:
     return all(isinstance(name, str) and name in _TYPES for name in names)
 
 
-_TEXT = _plain("a text", lambda value: isinstance(value, str))
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_TEXT = _plain("a text", _is_text)
 _NUMBER = _plain("a number", _is_number)
 
-_KEYWORDS: dict[str, Callable[[Any, str], Any]] = {
-    "$schema": _plain("a draft of JSON Schema", lambda value: isinstance(value, str) and "json-schema.org/" in value),
+_PLAIN: dict[str, Callable[[Any, str], Any]] = {
+    "$schema": _kept("a draft of JSON Schema", _is_text, lambda value: "json-schema.org/" in value),
     "$id": _TEXT,
     "$anchor": _TEXT,
     "$ref": _plain(
         "a place in the same schema, such as `#/$defs/name`: nothing is fetched",
         lambda value: isinstance(value, str) and value.startswith("#"),
     ),
-    "$defs": _schemas_by_name,
-    "definitions": _schemas_by_name,
     "type": _plain("one of " + ", ".join(f"`{name}`" for name in _TYPES) + ", or a list of them", _is_type),
     "enum": _plain(
         f"a list of 1 to {MAX_ENUM} values", lambda value: isinstance(value, list) and 1 <= len(value) <= MAX_ENUM
     ),
     "const": lambda value, _: value,
-    "anyOf": _schema_list,
-    "oneOf": _schema_list,
-    "allOf": _schema_list,
-    "properties": _schemas_by_name,
-    "patternProperties": _schemas_by_name,
-    "additionalProperties": _schema,
     "required": _plain("a list of texts", _are_texts),
     "minProperties": _count,
     "maxProperties": _count,
-    "items": _schema,
-    "prefixItems": _schema_list,
     "minItems": _count,
     "maxItems": _count,
     "minLength": _count,
     "maxLength": _count,
     "pattern": _TEXT,
-    "format": _plain(
+    "format": _kept(
         "one of " + ", ".join(f"`{name}`" for name in sorted(FORMATS | set(FORMAT_PATTERNS))) + "; leave it out",
-        lambda value: isinstance(value, str) and (value in FORMATS or value in FORMAT_PATTERNS),
+        _is_text,
+        lambda value: value in FORMATS or value in FORMAT_PATTERNS,
     ),
     "minimum": _NUMBER,
     "maximum": _NUMBER,
     "exclusiveMinimum": _NUMBER,
     "exclusiveMaximum": _NUMBER,
-    "multipleOf": _plain(
-        f"a number in (0, {MAX_MULTIPLE_OF}]", lambda value: _is_number(value) and 0 < value <= MAX_MULTIPLE_OF
+    "multipleOf": _kept(
+        f"a number in (0, {MAX_MULTIPLE_OF}]",
+        lambda value: _is_number(value) and value > 0,
+        lambda value: value <= MAX_MULTIPLE_OF,
     ),
 }
 

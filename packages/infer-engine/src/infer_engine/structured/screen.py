@@ -1,7 +1,7 @@
 """`GrammarScreen`: tries grammars in a process of its own, so that a hostile one costs only that process.
 
     this process                    screening process (`infer_engine.structured.screen_worker`)
-      check(grammar) ──grammar──>     fork ──> compile, one mask, exit      limits: CPU seconds, memory
+      check(grammar) ──grammar──>     fork ──> compile, walk about, exit    limits: CPU seconds, memory
                      <──verdict──     wait for it
 
 A compilation cannot be interrupted, and some need minutes and gigabytes; a forked process can be killed, and gives all

@@ -18,6 +18,7 @@ import msgspec
 
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_engine.structured.errors import GrammarError
+from infer_engine.structured.random_walks import RandomWalks
 from infer_engine.structured.screen import (
     MAX_CPU_S,
     MAX_GROWTH_BYTES,
@@ -40,10 +41,11 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     try:
         vocabulary = vocabulary_of(msgspec.msgpack.decode(connection.recv_bytes(), type=ScreenSetup))
+        walks = RandomWalks(vocabulary)
         gc.freeze()
         connection.send_bytes(b"ready")
         while True:
-            verdict = _try(connection.recv_bytes().decode(), vocabulary)
+            verdict = _try(connection.recv_bytes().decode(), vocabulary, walks)
             connection.send_bytes(msgspec.msgpack.encode(verdict))
     except (EOFError, OSError):
         return
@@ -54,7 +56,7 @@ def vocabulary_of(setup: ScreenSetup) -> Vocabulary:
     return Vocabulary(setup.tokens, special_ids=setup.special_ids, eos_token_ids=setup.eos_token_ids)
 
 
-def _try(grammar: str, vocabulary: Vocabulary) -> Verdict:
+def _try(grammar: str, vocabulary: Vocabulary, walks: RandomWalks) -> Verdict:
     """Compile `grammar` in a forked process, and return what it says, or which limit has ended it."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -62,7 +64,7 @@ def _try(grammar: str, vocabulary: Vocabulary) -> Verdict:
         with contextlib.suppress(BaseException):
             os.close(reader)
             limit_this_process()
-            os.write(writer, _compile(grammar, vocabulary))
+            os.write(writer, _compile(grammar, vocabulary, walks))
         os._exit(0)
     os.close(writer)
     answer = _read(reader, deadline_s=time.monotonic() + MAX_WALL_S)
@@ -86,11 +88,13 @@ def limit_this_process() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _compile(grammar: str, vocabulary: Vocabulary) -> bytes:
-    """Return the encoded verdict of `grammar`, whose first mask must be possible too."""
+def _compile(grammar: str, vocabulary: Vocabulary, walks: RandomWalks) -> bytes:
+    """Return the encoded verdict of `grammar`, whose texts must not end in the middle."""
     error = None
     try:
-        GrammarCompiler(lambda: vocabulary).constraint(grammar).mask()
+        grammars = GrammarCompiler(lambda: vocabulary)
+        grammars.compile(grammar)
+        walks.check(lambda: grammars.constraint(grammar))
     except GrammarError as failure:
         error = str(failure)
     return msgspec.msgpack.encode(Verdict(error=error))

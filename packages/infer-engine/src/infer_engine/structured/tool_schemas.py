@@ -4,6 +4,9 @@ from typing import Any
 
 from infer_engine.protocol import Tool
 from infer_engine.structured.grammar_text import read_schema
+from infer_engine.structured.json_schema_checks import places_of
+from infer_engine.structured.json_schema_ends import check_ends
+from infer_engine.structured.json_schema_widening import exactly, whatever_it_is
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -34,11 +37,15 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
         raise ValueError(f"`tools`: the parameters of `{tool.name}` are not of the type `object`; tools take objects.")
     schema = _closed(tool.parameters | {"type": "object"})
     try:
-        return read_schema(schema, "tools")
+        if tool.strict:
+            return read_schema(schema, "tools", exactly)
+        schema = _possible(read_schema(schema, "tools", whatever_it_is))
+        check_ends(schema)
     except (ValueError, RecursionError) as error:
         if tool.strict:
             raise ValueError(f"`tools`: the parameters of `{tool.name}` cannot be kept: {error}") from None
-    return _widened(schema)
+        return {"type": "object"}
+    return schema
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -50,41 +57,14 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     return schema | {"additionalProperties": False} if has_all else schema
 
 
-def _widened(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that can be kept and allows all that `schema` does."""
-    properties = schema.get("properties")
-    if isinstance(properties, dict):
-        widened: dict[str, Any] = {
-            "type": "object",
-            "properties": {name: _kept_or_wider(value) for name, value in properties.items()},
-            "required": [name for name in _texts(schema.get("required")) if name in properties],
-        }
-        if schema.get("additionalProperties") is False and "patternProperties" not in schema:
-            widened["additionalProperties"] = False
-        if (kept := _kept(widened)) is not None:
-            return kept
-    return {"type": "object"}
-
-
-def _kept_or_wider(schema: Any) -> Any:
-    """Return `schema` if it can be kept on its own, or a wider one."""
-    if (kept := _kept(schema)) is not None:
-        return kept
-    if isinstance(schema, dict):
-        if schema.get("type") == "object":
-            return _widened(schema)
-        if schema.get("type") == "array" and "prefixItems" not in schema:
-            return {"type": "array", "items": _kept_or_wider(schema.get("items", True))}
-        if (kept := _kept({"type": schema["type"]} if "type" in schema else {})) is not None:
-            return kept
-    return {}
-
-
-def _kept(schema: Any) -> dict[str, Any] | None:
-    try:
-        return read_schema(schema, "tools")
-    except (ValueError, RecursionError):
-        return None
+def _possible(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return `schema`, whose objects no longer require names that they forbid."""
+    for each, _ in places_of(schema):
+        if isinstance(each, dict) and each.get("additionalProperties") is False and "patternProperties" not in each:
+            listed = each.get("properties", {})
+            if not set(each.get("required", [])) <= set(listed):
+                each["required"] = [name for name in each["required"] if name in listed]
+    return schema
 
 
 def _texts(value: Any) -> list[str]:

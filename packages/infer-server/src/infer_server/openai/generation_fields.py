@@ -20,6 +20,7 @@ from infer_engine.protocol.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from infer_engine.protocol.structured_outputs import MAX_CHOICES_OF_TEXT
 from infer_server.errors import shorten
 from infer_server.openai.fields import TokenId, check_restricted, described, restricted
 from infer_server.openai.foreign_fields import ForeignFields
@@ -28,7 +29,6 @@ from infer_server.openai.structured_outputs import (
     TEXT_LENGTHS,
     ResponseFormat,
     StructuredOutputsField,
-    guided,
     structured_outputs_of,
 )
 from infer_server.openai.validation import out_of_range, refused_value
@@ -124,11 +124,18 @@ class GenerationFields(ForeignFields, frozen=True, kw_only=True, forbid_unknown_
         str | None, described("A grammar in GBNF or Lark, as llama.cpp's clients send it.", **TEXT_LENGTHS)
     ] = None
     json_schema: Annotated[Any, described("A JSON Schema, as llama.cpp's clients send it.")] = None
-    guided_json: Annotated[Any, guided("json")] = None
-    guided_regex: Annotated[Any, guided("regex")] = None
-    guided_choice: Annotated[Any, guided("choice")] = None
-    guided_grammar: Annotated[Any, guided("grammar")] = None
-    guided_whitespace_pattern: Annotated[Any, guided("whitespace_pattern")] = None
+    guided_json: Annotated[Any, described("`structured_outputs.json` of older vLLM.")] = None
+    guided_regex: Annotated[str | None, described("`structured_outputs.regex` of older vLLM.", **TEXT_LENGTHS)] = None
+    guided_choice: Annotated[
+        list[str] | None,
+        described("`structured_outputs.choice` of older vLLM.", minItems=1, maxItems=MAX_CHOICES_OF_TEXT),
+    ] = None
+    guided_grammar: Annotated[str | None, described("`structured_outputs.grammar` of older vLLM.", **TEXT_LENGTHS)] = (
+        None
+    )
+    guided_whitespace_pattern: Annotated[
+        str | None, described("The whitespace of JSON, as older vLLM takes it.", **TEXT_LENGTHS)
+    ] = None
 
 
 # Fields with the same name, meaning and default in `SamplingParams`.
@@ -169,6 +176,13 @@ def sampling_params(
         structured_outputs=fields.structured_outputs,
         grammar=fields.grammar,
         json_schema=fields.json_schema,
+        guided=StructuredOutputsField(
+            json=fields.guided_json,
+            regex=fields.guided_regex,
+            choice=fields.guided_choice,
+            grammar=fields.guided_grammar,
+            whitespace_pattern=fields.guided_whitespace_pattern,
+        ),
         response_format=response_format,
     )
     given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(fields, name)) is not None}

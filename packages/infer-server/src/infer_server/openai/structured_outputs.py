@@ -1,31 +1,38 @@
 """The fields by which clients ask for structured output, and the `StructuredOutputs` that they make.
 
-OpenAI's `response_format`, vLLM's `structured_outputs`, llama.cpp's `grammar` and `json_schema`: at most one of them.
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`, llama.cpp's `grammar` and
+`json_schema`: at most one of them.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
-from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, MAX_CHOICES_OF_TEXT
+from infer_engine.protocol.structured_outputs import KINDS, MAX_CHARACTERS, MAX_CHOICES_OF_TEXT, Whitespace
 from infer_server.errors import ApiError, shorten
-from infer_server.openai.fields import described, restricted
+from infer_server.openai.fields import described
 from infer_server.openai.validation import out_of_range, refused_format
 
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
 
-
 _TYPES = ("text", "json_object", "json_schema")
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_FIELDS = ("structured_outputs", *_GUIDED, "grammar", "json_schema", "response_format")
+STRICT = "True: a schema that cannot be kept in full is refused. Otherwise what cannot be kept of it is left out."
+WHITESPACE = (
+    "Between the tokens of JSON. `compact`: at most one blank, after a comma or a colon. `any`: line breaks and "
+    "indentation too. Left out: as the server is set."
+)
 
 
 class JSONSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A schema, and what OpenAI's clients say about it; it is always kept, whatever `strict` says."""
+    """A schema, and what OpenAI's clients say about it."""
 
     schema: Annotated[dict[str, Any], described("A JSON Schema (draft 2020-12).")]
     name: Annotated[str | None, described("Accepted without effect.")] = None
     description: Annotated[str | None, described("Accepted without effect.")] = None
-    strict: Annotated[bool | None, described("Accepted without effect: the schema is always kept.")] = None
+    strict: Annotated[bool | None, described(STRICT)] = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,10 +40,17 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     type: Annotated[str, described("Any text, a JSON object, or JSON that matches a schema.", enum=list(_TYPES))]
     json_schema: Annotated[JSONSchemaFormat | None, described("The schema of the type `json_schema`.")] = None
+    schema: Annotated[
+        dict[str, Any] | None, described("The schema itself, as llama.cpp's clients send it, also with `json_object`.")
+    ] = None
+    name: Annotated[str | None, described("Accepted without effect.")] = None
+    description: Annotated[str | None, described("Accepted without effect.")] = None
+    strict: Annotated[bool | None, described(STRICT)] = None
+    whitespace: Annotated[Whitespace | None, described(WHITESPACE)] = None
 
 
 class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text looks like, as vLLM's clients say it: exactly one of the fields but the last."""
+    """What the text looks like, as vLLM's clients say it: exactly one of the first six fields."""
 
     json: Annotated[Any, described("A JSON Schema (draft 2020-12), or its text.")] = None
     json_object: Annotated[bool | None, described("True: any JSON object.")] = None
@@ -49,11 +63,13 @@ class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     whitespace_pattern: Annotated[
         str | None, described("A regular expression for the whitespace between the tokens of JSON.", **TEXT_LENGTHS)
     ] = None
-
-
-def guided(name: str) -> msgspec.Meta:
-    """Return the annotation of a field of older vLLM, in whose place `structured_outputs` has the field `name`."""
-    return restricted("Only null.", send=f"`structured_outputs` with `{name}`")
+    whitespace: Annotated[Whitespace | None, described(WHITESPACE)] = None
+    strict: Annotated[bool | None, described("False: what cannot be kept of a schema is left out, not refused.")] = None
+    disable_any_whitespace: Annotated[bool | None, described("True: `whitespace` is `compact`.")] = None
+    disable_fallback: Annotated[bool | None, described("Accepted without effect: there is one engine.")] = None
+    disable_additional_properties: Annotated[
+        Literal[False] | None, described("Only false; send `additionalProperties` false in the schema.")
+    ] = None
 
 
 def structured_outputs_of(
@@ -61,28 +77,42 @@ def structured_outputs_of(
     structured_outputs: StructuredOutputsField | None,
     grammar: str | None,
     json_schema: Any,
+    guided: StructuredOutputsField,
     response_format: ResponseFormat | None,
 ) -> StructuredOutputs | None:
-    """Return what the text must look like; None if it may be anything.
+    """Return what the text must look like; None if it may be anything. `guided` has the fields of older vLLM.
 
     Raises:
         ApiError: 400: more than one field is given, or a value is wrong.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     if structured_outputs is not None:
-        found.append(("structured_outputs", msgspec.structs.asdict(structured_outputs)))
+        found.append(("structured_outputs", _of_field(structured_outputs)))
+    found.extend(
+        (f"guided_{kind}", {kind: value})
+        for kind in ("json", "regex", "choice", "grammar")
+        if (value := getattr(guided, kind)) is not None
+    )
     if grammar is not None:
         found.append(("grammar", {"grammar": grammar}))
     if json_schema is not None:
         found.append(("json_schema", {"json": json_schema}))
     if response_format is not None and (wanted := _of_response_format(response_format)) is not None:
         found.append(("response_format", wanted))
+    if guided.whitespace_pattern is not None:
+        _check("guided_whitespace_pattern", {"json_object": True, "whitespace_pattern": guided.whitespace_pattern})
     if not found:
         return None
     if len(found) > 1:
         names = " and ".join(f"`{name}`" for name, _ in found)
         raise out_of_range(found[1][0], f"{names} are given; send only one of them.")
     [(name, wanted)] = found
+    if guided.whitespace_pattern is not None and not {"json", "json_object"}.isdisjoint(wanted):
+        wanted = {"whitespace_pattern": guided.whitespace_pattern} | wanted
+    return _check(name, wanted)
+
+
+def _check(name: str, wanted: dict[str, Any]) -> StructuredOutputs:
     try:
         return StructuredOutputs(**wanted)
     except ValueError as error:
@@ -93,11 +123,23 @@ def refusal_of(error: InvalidRequestError, *, body: msgspec.Struct) -> ApiError 
     """Return the error for structured output that the engine refuses; None if it refuses something else of `body`."""
     if error.param != "structured_outputs":
         return None
-    names = ("structured_outputs", "grammar", "json_schema", "response_format")
-    given = next((name for name in names if getattr(body, name, None) is not None), None)
+    given = next((name for name in _FIELDS if getattr(body, name, None) is not None), None)
     if given is None:  # the grammar of the tools
         return refused_format(error.message, path="tools")
-    return _wrong(given, error.message)
+    wanted = getattr(body, given)
+    is_bare = isinstance(wanted, ResponseFormat) and wanted.schema is not None
+    return (
+        refused_format(error.message, path="response_format.schema", param=given)
+        if is_bare
+        else _wrong(given, error.message)
+    )
+
+
+def _of_field(field: StructuredOutputsField) -> dict[str, Any]:
+    """Return the attributes that vLLM's field has for `StructuredOutputs`."""
+    wanted = {kind: getattr(field, kind) for kind in (*KINDS, "whitespace_pattern")}
+    compact = "compact" if field.disable_any_whitespace else None
+    return wanted | {"whitespace": field.whitespace or compact, "strict": field.strict is not False}
 
 
 def _of_response_format(response_format: ResponseFormat) -> dict[str, Any] | None:
@@ -106,17 +148,30 @@ def _of_response_format(response_format: ResponseFormat) -> dict[str, Any] | Non
             "response_format",
             f"`response_format.type` is {shorten(response_format.type, 40)!r}; send one of {', '.join(_TYPES)}.",
         )
-    if (response_format.type == "json_schema") != (response_format.json_schema is not None):
+    wrapped, schema = response_format.json_schema, response_format.schema
+    if wrapped is not None and schema is not None:
         raise out_of_range(
-            "response_format", "`response_format.json_schema` belongs to the type `json_schema`; send both, or neither."
+            "response_format", "`response_format` has `json_schema` and `schema`; send only one of them."
         )
-    match response_format:
-        case ResponseFormat(json_schema=JSONSchemaFormat(schema=schema)):
-            return {"json": schema}
-        case ResponseFormat(type="json_object"):
-            return {"json_object": True}
-        case _:
+    if (wrapped is not None and response_format.type != "json_schema") or (schema and response_format.type == "text"):
+        name = "schema" if schema else "json_schema"
+        raise out_of_range(
+            "response_format", f"`response_format.{name}` belongs to the type `json_schema`; send both, or neither."
+        )
+    strict = bool(response_format.strict if wrapped is None else wrapped.strict)
+    wanted = {"whitespace": response_format.whitespace, "strict": strict}
+    match response_format.type:
+        case "text":
             return None
+        case "json_object":
+            return wanted | ({"json": {"type": "object"} | schema} if schema else {"json_object": True})
+        case _ if wrapped is None and schema is None:
+            raise out_of_range(
+                "response_format",
+                "`response_format.json_schema` is missing; send it with the type `json_schema`.",
+            )
+        case _:
+            return wanted | {"json": schema if wrapped is None else wrapped.schema}
 
 
 def _wrong(field: str, message: str) -> ApiError:

@@ -5,8 +5,10 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.protocol.structured_outputs import Whitespace
 from infer_server.errors import ApiError, shorten
 from infer_server.openai.fields import described
+from infer_server.openai.structured_outputs import STRICT, WHITESPACE
 from infer_server.openai.validation import out_of_range, refused_format
 
 _TYPES = ("text", "json_object", "json_schema")
@@ -20,7 +22,8 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: Annotated[str | None, described("Accepted without effect.")] = None
     description: Annotated[str | None, described("Accepted without effect.")] = None
     schema: Annotated[dict[str, Any] | None, described("A JSON Schema (draft 2020-12).")] = None
-    strict: Annotated[bool | None, described("Accepted without effect: the schema is always kept.")] = None
+    strict: Annotated[bool | None, described(STRICT)] = None
+    whitespace: Annotated[Whitespace | None, described(WHITESPACE)] = None
 
 
 class TextField(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,12 +46,16 @@ def structured_outputs(text: TextField | None) -> StructuredOutputs | None:
     match wanted:
         case None | TextFormat(type="text"):
             return None
+        case TextFormat(type="json_object", schema=dict() as schema) if schema:
+            return StructuredOutputs(
+                json={"type": "object"} | schema, strict=bool(wanted.strict), whitespace=wanted.whitespace
+            )
         case TextFormat(type="json_object"):
-            return StructuredOutputs(json_object=True)
+            return StructuredOutputs(json_object=True, whitespace=wanted.whitespace)
         case TextFormat(type="json_schema", schema=None):
             raise out_of_range("text.format", "`text.format.schema` is missing; send it with the type `json_schema`.")
         case TextFormat(type="json_schema"):
-            return StructuredOutputs(json=wanted.schema)
+            return StructuredOutputs(json=wanted.schema, strict=bool(wanted.strict), whitespace=wanted.whitespace)
         case _:
             raise out_of_range(
                 "text.format", f"`text.format.type` is {shorten(wanted.type, 40)!r}; send one of {', '.join(_TYPES)}."
