@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
-from infer_models.config.wrappers import TEXT_DEFAULTS
+from infer_models.config.family_defaults import FAMILY_DEFAULTS
 from infer_models.mxfp4 import read_mxfp4
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_tiny
@@ -126,18 +126,24 @@ def test_a_text_model_that_is_not_supported_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("model_type", TEXT_DEFAULTS)
-def test_what_a_text_model_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize("model_type", FAMILY_DEFAULTS)
+def test_what_a_file_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_type: str) -> None:
     defaults = AutoConfig.for_model(model_type)
-    for name, value in TEXT_DEFAULTS[model_type].items():
+    for name, value in FAMILY_DEFAULTS[model_type].items():
         assert getattr(defaults, name) == value, name
-    wrapper = {"gemma3_text": "gemma3", "llama": "llava"}.get(model_type, "mistral3")
-    fields = {"model_type": wrapper, "text_config": {"model_type": model_type}, "torch_dtype": "bfloat16"}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
+    wrapper = {"gemma3_text": "gemma3", "llama": "llava", "mistral": "mistral3"}.get(model_type)
+    whole = {"model_type": model_type, "torch_dtype": "bfloat16"}
+    wrapped = {"model_type": wrapper, "text_config": {"model_type": model_type}, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(whole if wrapper is None else wrapped))
     config = ModelConfig.from_folder(tmp_path)
     assert (config.model_type, config.wrapper, config.dtype) == (model_type, wrapper, "bfloat16")
     assert (config.q_heads, config.kv_heads) == (defaults.num_attention_heads, defaults.num_key_value_heads)
-    assert config.head_dim == defaults.head_dim
+    assert config.vocab_size == defaults.vocab_size
+    assert config.head_dim == (getattr(defaults, "head_dim", None) or defaults.hidden_size // config.q_heads)
+    if model_type == "qwen3_moe":
+        assert config.moe is not None
+        assert (config.moe.num_experts, config.moe.experts_per_token) == (128, defaults.num_experts_per_tok)
+        assert config.moe.intermediate_size == defaults.moe_intermediate_size
     assert config.norm_eps == defaults.rms_norm_eps
     assert config.tie_word_embeddings == defaults.tie_word_embeddings
 
@@ -164,13 +170,14 @@ def test_fields_beside_the_text_model_are_those_of_the_whole(tmp_path: Path) -> 
     assert quantization.method == "hqq"
 
 
-def test_long_sequences_choose_the_frequencies_of_longrope(tmp_path: Path) -> None:
-    twin = save_tiny("phi3", tmp_path)  # whose first training ended at 32 positions
+def test_long_and_short_sequences_have_their_own_frequencies_of_longrope(tmp_path: Path) -> None:
+    twin = save_tiny("phi3", tmp_path, original_max_position_embeddings=32)  # where the first training ended
     ids = torch.randint(3, 320, (40,), generator=torch.Generator().manual_seed(0))
-    for max_seq_len, length in ((32, 32), (33, 33), (None, 40)):
+    for max_seq_len, length in ((32, 32), (33, 33), (33, 20), (None, 40), (None, 32)):
         model = load_model(tmp_path, device=CPU, dtype=torch.float32, max_seq_len=max_seq_len)
+        assert model.short_length == (None if max_seq_len == 32 else 32)
         with torch.no_grad():
-            logits = model(ids[:length], torch.arange(length), CausalView())
+            logits = model(ids[:length], model.first_position(length) + torch.arange(length), CausalView())
             torch.testing.assert_close(logits, twin(ids[None, :length]).logits[0], rtol=0, atol=1e-4)
 
 

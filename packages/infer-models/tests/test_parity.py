@@ -86,7 +86,8 @@ def token_ids() -> Tensor:
 
 
 def our_logits(model: CausalLM, ids: Tensor) -> Tensor:
-    logits: Tensor = model(ids, torch.arange(len(ids)), CausalView())
+    positions = model.first_position(len(ids)) + torch.arange(len(ids))
+    logits: Tensor = model(ids, positions, CausalView())
     return logits
 
 
@@ -121,7 +122,8 @@ def test_the_most_probable_token_has_the_largest_logit_of_the_vocabulary(
 def test_logits_of_some_rows_of_the_hidden_states_are_those_of_the_whole(tmp_path: Path, save: Save) -> None:
     save(tmp_path)
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
-    hidden = model.hidden_states(token_ids(), torch.arange(NUM_TOKENS), CausalView())
+    positions = model.first_position(NUM_TOKENS) + torch.arange(NUM_TOKENS)
+    hidden = model.hidden_states(token_ids(), positions, CausalView())
     parts = [model.logits(hidden, torch.arange(start, start + 30)) for start in range(0, NUM_TOKENS, 30)]
     torch.testing.assert_close(torch.cat(parts), our_logits(model, token_ids()))
     torch.testing.assert_close(model.logits(hidden), our_logits(model, token_ids()))
@@ -167,7 +169,7 @@ def test_only_the_rows_asked_for_get_logits(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     rows = torch.tensor([0, 40, NUM_TOKENS - 1], dtype=torch.int32)
-    ids, positions = token_ids().int(), torch.arange(NUM_TOKENS, dtype=torch.int32)
+    ids, positions = token_ids().int(), model.first_position(NUM_TOKENS) + torch.arange(NUM_TOKENS, dtype=torch.int32)
     some = model(ids, positions, CausalView(), rows)
     torch.testing.assert_close(some, our_logits(model, token_ids())[rows])
 

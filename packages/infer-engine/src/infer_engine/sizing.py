@@ -112,7 +112,8 @@ def size_step(
     """
     if config.max_seq_len is not None and config.max_seq_len > model_max_seq_len:
         raise ValueError(
-            f"`max_seq_len` is {config.max_seq_len} but the model's positions end at {model_max_seq_len}; lower it to "
+            f"`max_seq_len` is {config.max_seq_len} but the model's positions end at {model_max_seq_len}, as "
+            "`max_position_embeddings` of config.json, and its `rope_scaling` if there is one, say; lower it to "
             f"{model_max_seq_len}."
         )
     on_gpu = device.type == "cuda"
@@ -217,6 +218,36 @@ def size_kv_cache(
     return sizes
 
 
+def longest_cached(
+    config: EngineConfig,
+    *,
+    model_max_seq_len: int,
+    max_batch_size: int,
+    block_size: int,
+    windows: Sequence[int | None],
+    bytes_per_block: Sequence[int],
+    max_chunk: int | None,
+    memory: KVMemory,
+) -> int:
+    """Return the longest sequence that a KV cache of at most `memory` can hold, in tokens, or the configured one.
+
+    Arguments as for `size_kv_cache`, which says what is wrong with the configuration.
+    """
+    if config.max_seq_len is not None:
+        return config.max_seq_len
+    demand = _Demand(
+        windows=tuple(windows), bytes_per_block=tuple(bytes_per_block), block_size=block_size, max_chunk=max_chunk
+    )
+    budget = config.kv_cache_bytes or memory.share
+    if config.resolved_kv_cache_backend == "contiguous":
+        longest = demand.longest_in_slots(model_max_seq_len, budget, max_batch_size)
+    elif config.num_kv_blocks is not None:
+        longest = demand.longest_in_blocks(model_max_seq_len, config.num_kv_blocks)
+    else:
+        longest = demand.longest_in_bytes(model_max_seq_len, budget)
+    return max(1, longest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
     """The blocks and bytes that sequences need, by group of layers."""
@@ -237,6 +268,18 @@ class _Demand:
         """Return the bytes of `num_blocks` blocks by group."""
         return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
 
+    def longest_in_bytes(self, wanted: int, budget: int) -> int:
+        """Return the tokens, at most `wanted`, of a sequence whose blocks take at most `budget` bytes."""
+        return _largest(wanted, lambda num_tokens: self.bytes_of(self.blocks(num_tokens)) <= budget)
+
+    def longest_in_blocks(self, wanted: int, num_blocks: int) -> int:
+        """Return the tokens, at most `wanted`, of a sequence that has at most `num_blocks` of the widest group."""
+        return _largest(wanted, lambda num_tokens: self.blocks(num_tokens)[self.widest] <= num_blocks)
+
+    def longest_in_slots(self, wanted: int, budget: int, num_slots: int) -> int:
+        """Return the tokens, at most `wanted`, of one of `num_slots` equal slots that take at most `budget` bytes."""
+        return min(wanted, budget // self.bytes_of_one_block_each // num_slots * self.block_size)
+
     @property
     def bytes_of_one_block_each(self) -> int:
         """Bytes of one block of every group."""
@@ -250,7 +293,7 @@ class _Demand:
 
 def _size_by_memory(config: EngineConfig, demand: _Demand, *, wanted: int, max_batch_size: int, budget: int) -> KVSizes:
     """Size a paged cache by memory: each group holds as many sequences of maximum length, up to `max_batch_size`."""
-    fitting = _largest(wanted, lambda num_tokens: demand.bytes_of(demand.blocks(num_tokens)) <= budget)
+    fitting = demand.longest_in_bytes(wanted, budget)
     max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=_RAISE_CACHE)
     needs = demand.blocks(max_seq_len)
     bytes_per_sequence = demand.bytes_of(needs)
@@ -263,7 +306,7 @@ def _size_by_count(config: EngineConfig, demand: _Demand, *, wanted: int, num_bl
     widest = demand.widest
 
     def sized(count: int) -> KVSizes:
-        max_seq_len = _largest(wanted, lambda num_tokens: demand.blocks(num_tokens)[widest] <= count)
+        max_seq_len = demand.longest_in_blocks(wanted, count)
         needs = demand.blocks(max_seq_len)
         counts = [-(-count * need // needs[widest]) for need in needs]
         return KVSizes(num_blocks=tuple(counts), max_seq_len=max_seq_len)
@@ -282,7 +325,7 @@ def _size_by_count(config: EngineConfig, demand: _Demand, *, wanted: int, num_bl
 
 def _size_slots(config: EngineConfig, demand: _Demand, *, wanted: int, num_slots: int, budget: int) -> KVSizes:
     """Size a contiguous cache: each of `num_slots` slots holds one sequence of maximum length."""
-    fitting = min(wanted, budget // demand.bytes_of_one_block_each // num_slots * demand.block_size)
+    fitting = demand.longest_in_slots(wanted, budget, num_slots)
     fix = f"lower `max_batch_size`, which is {num_slots} slots of equal length, or raise `kv_cache_memory`"
     max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=fix)
     num_blocks = num_slots * -(-max_seq_len // demand.block_size)

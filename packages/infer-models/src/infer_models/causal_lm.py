@@ -15,6 +15,7 @@ from infer_models.layers import (
     LinearBase,
     LMHead,
     OwnWeight,
+    RotaryTables,
     ShardedLayer,
     VocabParallelEmbedding,
     whole_weights,
@@ -30,6 +31,8 @@ class CausalLM(nn.Module):
     Attributes:
         config: the architecture.
         attention_specs: one for each layer, of this rank's heads.
+        short_length: the longest sequence, in tokens, whose rotary frequencies are not those of longer ones; None: all
+            that the model computes have the same.
         num_parameters: weights of the whole model, tied ones counted once.
         ignored_tensors: patterns (as of `fnmatch`) of names that checkpoints of the family, unlike others, carry
             needlessly.
@@ -45,8 +48,18 @@ class CausalLM(nn.Module):
             lm_head.shard.attention_spec(spec) for spec in config.attention_specs
         )
         self.model = decoder
+        tables = [module for module in decoder.modules() if isinstance(module, RotaryTables)]
+        self.short_length = tables[0].short_length if tables else None
         self.lm_head = lm_head
         self.num_parameters = sum(each.num_weights for each in self.stored_weights().values())
+
+    def first_position(self, longest: int) -> int:
+        """Return the position of the first token of a sequence that may have `longest` tokens at its end.
+
+        It is 0, but where long sequences have rotary frequencies of their own, whose rows follow those of short ones.
+        All of a sequence must be computed with the same: keys of one kind are of no use for the other.
+        """
+        return 0 if self.short_length is None or longest <= self.short_length else self.short_length
 
     def prepack(self) -> None:
         """Reorder all matrices as their device multiplies them fastest.
@@ -76,7 +89,8 @@ class CausalLM(nn.Module):
 
         Args:
             input_ids: [tokens], int32 or int64.
-            position_ids: [tokens], each token's position in its own sequence, int32 or int64.
+            position_ids: [tokens], each token's position in its own sequence, counted from `first_position`, int32 or
+                int64.
             cache: knows which tokens belong to which sequence, and attends.
             logits_indices: [rows], the tokens whose logits are wanted; None: all of them.
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from infer_kernels import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
 from infer_models.tensor_parallel import Share
@@ -252,3 +253,68 @@ class ArrangedWeight:
             ValueError: it is quantized.
         """
         return torch.stack([self.restore(item).contiguous() for item in _plain(self.target)])
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Heads of `stored` elements in checkpoints, of which parameters hold `held`: the others are zeros."""
+
+    stored: int
+    held: int
+
+    def of_checkpoint(self, share: Share) -> Share:
+        """Return the share of a checkpoint's dimension whose heads make up `share` of the parameter's."""
+        return Share(*(each // self.held * self.stored for each in (share.start, share.size, share.total)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedWeight:
+    """A block of a checkpoint's tensor along one of whose dimensions lie heads that the parameter holds padded.
+
+    Zeros change no score, and no sum of values: kernels have heads of certain sizes only.
+
+    Attributes:
+        target: a view of the parameter, or of a part of a packed one.
+        shares: of each dimension of the checkpoint's tensor, what `target` holds.
+        dimension: along which the heads lie.
+        padding: of a head.
+    """
+
+    target: Tensor | QuantizedWeight
+    shares: tuple[Share, ...]
+    dimension: int
+    padding: Padding
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor."""
+        return tuple(share.total for share in self.shares)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers that the checkpoint's tensor holds."""
+        return math.prod(self.shape)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the block of `whole`, the checkpoint's tensor, with its heads padded."""
+        block = whole[tuple(slice(share.start, share.start + share.size) for share in self.shares)].movedim(
+            self.dimension, -1
+        )
+        heads = block.reshape(*block.shape[:-1], -1, self.padding.stored)
+        padded = functional.pad(heads, (0, self.padding.held - self.padding.stored))
+        return padded.flatten(-2).movedim(-1, self.dimension)
+
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
+        """Copy the block of `whole`, the checkpoint's tensor, into `target`."""
+        assign(self.target, self.of(whole if isinstance(whole, Tensor) else whole.dequantize()).contiguous())
+
+    def stored(self) -> Tensor:
+        """Return a copy of what the checkpoint has of `target`.
+
+        Raises:
+            ValueError: it is quantized.
+        """
+        numbers = _plain(self.target).movedim(self.dimension, -1)
+        heads = numbers.reshape(*numbers.shape[:-1], -1, self.padding.held)[..., : self.padding.stored]
+        return heads.flatten(-2).movedim(-1, self.dimension)

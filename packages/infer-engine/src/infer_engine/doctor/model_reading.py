@@ -13,6 +13,7 @@ from infer_engine.doctor.reporter import Reporter
 from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.rank_loading import LoadedRank, group_layers
 from infer_engine.model_runner.rank_model import RankModel
+from infer_engine.model_runner.weight_dtype import choose_dtype
 from infer_engine.protocol import EngineConfig
 from infer_engine.sizing import choose_block_size, resolve_device, size_step
 from infer_kernels import linear
@@ -70,7 +71,7 @@ def read_model(reporter: Reporter) -> ReadModel:
             quantization=request.quantization,  # type: ignore[arg-type]  # as above
             kv_cache_dtype=request.kv_cache_dtype,  # type: ignore[arg-type]  # as above
         ),
-        dtype=getattr(torch, config.dtype if request.dtype == "auto" else request.dtype),
+        dtype=choose_dtype(request.dtype, config),
     )
 
 
@@ -129,4 +130,5 @@ def sized_rank(read: ReadModel, model: CausalLM) -> LoadedRank:
         limits=size_step(read.engine_config, device=device, model_max_seq_len=read.config.max_position_embeddings),
         groups=group_layers(read.engine_config, read.config),
         block_size=choose_block_size(read.engine_config, head_dim=read.config.head_dim),
+        longest_seq_len=read.config.max_position_embeddings,
     )

@@ -1,7 +1,7 @@
 """Loads a rank's part of a model and allocates its KV pool. A model on one device is one rank."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
 from infer_engine.model_runner.rank_model import RankModel
+from infer_engine.model_runner.weight_dtype import choose_dtype
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import (
@@ -21,6 +22,8 @@ from infer_engine.sizing import (
     check_weights_fit,
     choose_block_size,
     computes_in_tiles,
+    kv_memory,
+    longest_cached,
     size_kv_cache,
     size_step,
 )
@@ -45,6 +48,8 @@ class LoadedRank:
         limits: limits of a step.
         groups: the layers whose blocks are allocated together.
         block_size: tokens of a KV block.
+        longest_seq_len: most tokens of a sequence that the KV cache could hold in all memory that was free before the
+            weights were loaded; tables of rotary angles end there.
     """
 
     rank_model: RankModel
@@ -56,11 +61,7 @@ class LoadedRank:
     limits: SchedulerLimits
     groups: LayerGroups
     block_size: int
-
-    @property
-    def longest_seq_len(self) -> int:
-        """Most tokens of a sequence, if the KV cache holds them."""
-        return self.config.max_seq_len or self.model_config.max_position_embeddings
+    longest_seq_len: int
 
     @property
     def max_step_tokens(self) -> int:
@@ -73,25 +74,19 @@ class LoadedRank:
         Raises:
             ValueError: the configuration asks for more than the model or the memory has.
         """
-        return size_kv_cache(
+        sizes = size_kv_cache(
             self.config,
             model_max_seq_len=self.model_config.max_position_embeddings,
             max_batch_size=self.limits.max_batch_size,
             block_size=self.block_size,
             windows=self.groups.windows,
-            bytes_per_block=[
-                KVPool.bytes_per_block(
-                    num_layers=num_layers,
-                    kv_heads=self._attention.kv_heads,
-                    block_size=self.block_size,
-                    head_dim=self._attention.head_dim,
-                    dtype=self.kv_dtype,
-                )
-                for num_layers in self.groups.num_layers
-            ],
+            bytes_per_block=bytes_per_block(
+                self.groups, self._attention, block_size=self.block_size, kv_dtype=self.kv_dtype
+            ),
             max_chunk=self.limits.prefill_chunk_size,
             memory=memory,
         )
+        return replace(sizes, max_seq_len=min(sizes.max_seq_len, self.longest_seq_len))
 
     def allocate_pool(self, num_blocks: Sequence[int]) -> KVPool:
         """Return a pool for this rank's heads, with so many blocks in each group of layers."""
@@ -119,6 +114,7 @@ class LoadedRank:
             device=self.rank_model.device,
             has_metadata=has_metadata,
             padded_shapes=padded_shapes,
+            short_length=self.rank_model.model.short_length,
         )
 
     def host_planned_views(self, pool: KVPool) -> HostPlannedViews:
@@ -138,7 +134,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         ValueError: the configuration asks for more than the model or the device has.
     """
     model_config = ModelConfig.from_folder(folder)
-    dtype: torch.dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
+    dtype = choose_dtype(config.dtype, model_config)
     kernels = library(DTYPES[dtype]) if device.type == "cpu" else None
     limits = size_step(
         config,
@@ -147,6 +143,19 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
     )
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
+    groups = group_layers(config, model_config)
+    block_size = choose_block_size(config, head_dim=model_config.head_dim)
+    attention = (shard or Shard()).attention_spec(model_config.attention_specs[0])
+    longest_seq_len = longest_cached(
+        config,
+        model_max_seq_len=model_config.max_position_embeddings,
+        max_batch_size=limits.max_batch_size,
+        block_size=block_size,
+        windows=groups.windows,
+        bytes_per_block=bytes_per_block(groups, attention, block_size=block_size, kv_dtype=kv_dtype),
+        max_chunk=limits.prefill_chunk_size,
+        memory=kv_memory(config, device=device, activation_bytes=0),
+    )
 
     def check_size(num_bytes: int) -> None:
         check_weights_fit(num_bytes, num_ranks=config.tensor_parallel_size, memory=read_host_limits().memory)
@@ -158,7 +167,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         load_format=config.load_format,
         batch_invariant=config.batch_invariant,
         shard=shard,
-        max_seq_len=config.max_seq_len,
+        max_seq_len=longest_seq_len,
         quantization=config.quantization,
         check_size=check_size if device.type == "cpu" else None,
     )
@@ -173,9 +182,26 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
             config, folder, model_config, kv_dtype=kv_dtype, rank=0 if shard is None else shard.rank
         ),
         limits=limits,
-        groups=group_layers(config, model_config),
-        block_size=choose_block_size(config, head_dim=model_config.head_dim),
+        groups=groups,
+        block_size=block_size,
+        longest_seq_len=longest_seq_len,
     )
+
+
+def bytes_per_block(
+    groups: LayerGroups, attention: AttentionSpec, *, block_size: int, kv_dtype: torch.dtype
+) -> list[int]:
+    """Return the bytes of one block of each group, of heads as `attention` has them."""
+    return [
+        KVPool.bytes_per_block(
+            num_layers=num_layers,
+            kv_heads=attention.kv_heads,
+            block_size=block_size,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        for num_layers in groups.num_layers
+    ]
 
 
 def group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:

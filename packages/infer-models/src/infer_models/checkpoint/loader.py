@@ -12,11 +12,12 @@ from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint.expert_stacks import find_parts
 from infer_models.checkpoint.spare_tensors import CLASSIFIERS, sort_spare_tensors
 from infer_models.checkpoint.stored_tensors import Source, StoredTensors, open_tensors
+from infer_models.checkpoint.tied_head import with_shared_head
 from infer_models.errors import CheckpointError
 from infer_models.mxfp4 import Mxfp4Part
 from infer_models.quantization.stored_format import StoredFormat, TensorSpec
 from infer_models.weight_storage import stored_formats
-from infer_models.weights import ArrangedWeight, FusedWeight, StoredWeight, WeightSlice
+from infer_models.weights import ArrangedWeight, FusedWeight, PaddedWeight, StoredWeight, WeightSlice
 
 logger = logging.getLogger("infer_models")
 
@@ -65,6 +66,8 @@ def _load(name: str, weight: StoredWeight, stored_format: StoredFormat | None, s
         case FusedWeight(parts=parts):
             for part in parts:
                 source.file.read_into(source.tensor, part)
+        case PaddedWeight():
+            weight.fill(source.read())
         case ArrangedWeight():
             for index, item in enumerate(source.file.items(source.tensor)):
                 weight.fill_item(index, item)
@@ -123,7 +126,9 @@ def _checked(
     wanted: dict[str, TensorSpec] = {}
     for name, weight in weights.items():
         wanted |= _tensors_of(name, weight, formats.get(name))
-    sources = {name: each for name, each in stored.unindexed.items() if name in wanted} | dict(stored.sources)
+    sources = {name: each for name, each in stored.unindexed.items() if name in wanted} | dict(
+        with_shared_head(stored.sources, is_tied=model.config.tie_word_embeddings)
+    )
     as_stored = {each.tensor.name: each for each in sources.values()}
     if len(wanted.keys() & as_stored) > len(wanted.keys() & sources):
         sources = as_stored  # a registered family has names of its own

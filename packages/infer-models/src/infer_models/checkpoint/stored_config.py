@@ -9,6 +9,7 @@ from pathlib import Path
 from infer_models.checkpoint.safetensors_file import StoredTensor
 from infer_models.checkpoint.spare_tensors import is_of_other_model
 from infer_models.checkpoint.stored_tensors import open_tensors
+from infer_models.checkpoint.tied_head import with_stored_head
 from infer_models.config import ModelConfig
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import UNKNOWN, QuantizationConfig
@@ -30,7 +31,7 @@ _MXFP4_PART = re.compile(r"(?P<layer>.+_proj)_(?:blocks|scales)")
 
 
 def read_checkpoint_config(folder: Path) -> ModelConfig:
-    """Read `config.json` and say of the quantization what the files hold: which layers are quantized, or that none is.
+    """Read `config.json`, and correct it by the files: whether the head is tied, and which layers are quantized.
 
     How they are is what the configuration, or a file beside it, says. Where it says so and no layer is quantized, as of
     fine-tunes that were merged, the weights lie plainly.
@@ -41,6 +42,7 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
     """
     config = ModelConfig.from_folder(folder)
     with open_tensors(folder) as tensors:
+        config = with_stored_head(config, tensors.sources)
         stored = {name: source.tensor for name, source in tensors.sources.items()}
         origin = tensors.files.origin
     layers = quantized_layers(stored)

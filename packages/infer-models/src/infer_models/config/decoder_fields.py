@@ -1,13 +1,16 @@
 """Reads the fields of `config.json` that most families have in common."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.model_config import ModelConfig
-from infer_models.config.rope_fields import DEFAULT_THETA, read_rope
+from infer_models.config.rope_fields import DEFAULT_THETA, longest_sequence, read_rope
+from infer_models.config.stored_dtype import stored_dtype
 from infer_models.errors import CheckpointError
 
+MAX_HEAD_DIM = 256
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers in `layer_types`."""
 
@@ -19,12 +22,17 @@ class Heads:
     Attributes:
         q_heads: query heads.
         kv_heads: key and value heads.
-        head_dim: elements of a head.
+        head_dim: elements of a head in checkpoints.
     """
 
     q_heads: int
     kv_heads: int
     head_dim: int
+
+    @property
+    def held_head_dim(self) -> int:
+        """The multiple of 16 to which heads are padded."""
+        return -(-self.head_dim // 16) * 16
 
 
 def read_decoder(
@@ -34,6 +42,9 @@ def read_decoder(
     default_theta: float = DEFAULT_THETA,
     tied_by_default: bool = False,
     default_dtype: str = "float32",
+    default_norm_eps: float = 1e-6,
+    default_rope: Mapping[str, Any] | None = None,
+    pads_heads: bool = False,
 ) -> ModelConfig:
     """Read what families with RMSNorm and RoPE have in common, as of a model without windows, caps and scales.
 
@@ -42,14 +53,22 @@ def read_decoder(
         default_head_dim: the family's; None shares `hidden_size` out among the heads.
         default_theta: the family's base of rotary frequencies.
         tied_by_default: whether the family ties the LM head to the embedding where the file does not say.
-        default_dtype: of weights, where the file does not say.
+        default_dtype: of weights, where neither the file nor the weights say.
+        default_norm_eps: the family's epsilon of norms.
+        default_rope: the family's rotary table, where the file has none.
+        pads_heads: whether heads of any size are taken, padded to a multiple of 16.
 
     Raises:
         CheckpointError: a field is missing or has a value that is not supported.
     """
     heads = read_heads(fields, default_head_dim=default_head_dim)
     num_layers = fields.count("num_hidden_layers")
-    rope = read_rope(fields, head_dim=heads.head_dim, default_theta=default_theta)
+    is_padded = heads.held_head_dim != heads.head_dim
+    if is_padded and not pads_heads:
+        raise fields.invalid("head_dim", "a multiple of 16: heads of this family are not padded")
+    rope = read_rope(fields, head_dim=heads.head_dim, default_theta=default_theta, default=default_rope)
+    if is_padded and rope.rotary_dim is None:
+        rope = replace(rope, rotary_dim=heads.head_dim)
     return ModelConfig(
         model_type=fields.text("model_type"),
         vocab_size=fields.count("vocab_size"),
@@ -57,10 +76,11 @@ def read_decoder(
         num_layers=num_layers,
         q_heads=heads.q_heads,
         kv_heads=heads.kv_heads,
-        head_dim=heads.head_dim,
+        head_dim=heads.held_head_dim,
+        stored_head_dim=heads.head_dim if is_padded else None,
         intermediate_size=fields.count("intermediate_size"),
-        max_position_embeddings=fields.count("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=longest_sequence(fields, rope),
+        norm_eps=fields.number("rms_norm_eps", default_norm_eps),
         dtype=read_dtype(fields, default=default_dtype),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=tied_by_default),
         attention_scale=heads.head_dim**-0.5,
@@ -84,9 +104,9 @@ def read_heads(fields: JsonFields, *, default_head_dim: int | None) -> Heads:
         allowed = f"a divisor of `hidden_size` = {hidden_size} where `head_dim` is not set"
         raise fields.invalid("num_attention_heads", allowed)
     head_dim = fields.count("head_dim", default_head_dim or hidden_size // q_heads)
-    if head_dim % 16 or head_dim > 256:
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
         raise CheckpointError(
-            f"{fields.path}: `head_dim` is {head_dim}; supported are the multiples of 16 from 16 to 256."
+            f"{fields.path}: `head_dim` is {head_dim}; supported are even numbers of at most {MAX_HEAD_DIM}."
         )
     return Heads(q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
 
@@ -117,16 +137,38 @@ def with_windows(config: ModelConfig, window: int | None) -> tuple[int | None, .
 
 
 def read_dtype(fields: JsonFields, *, default: str = "float32") -> str:
-    """Read the weights' type under its name in `transformers` 5 or 4; absent, it is fp32 there.
+    """Read the weights' type under its name in `transformers` 5 or 4; absent, it is that of the weights.
+
+    Args:
+        fields: of the file.
+        default: where there are no weights that say it.
 
     Raises:
         CheckpointError: it is none that weights are loaded from.
     """
     name = "dtype" if "dtype" in fields else "torch_dtype"
-    dtype = fields.text(name, default).removeprefix("torch.")
+    dtype = fields.text(name, "auto").removeprefix("torch.")
+    if dtype == "auto":
+        return stored_dtype(fields.path.parent) or default
     if dtype not in ("float32", "bfloat16", "float16"):
         raise fields.invalid(name, "`float32`, `bfloat16` or `float16`")
     return dtype
+
+
+def with_biases(config: ModelConfig, fields: JsonFields, *, mlp: bool = False) -> ModelConfig:
+    """Return `config` with the biases that a family may have: of attention, and with `mlp` of MLPs."""
+    return replace(
+        config,
+        attention_bias=fields.flag("attention_bias", default=False),
+        mlp_bias=mlp and fields.flag("mlp_bias", default=False),
+    )
+
+
+def read_window(fields: JsonFields, *, default: int | None) -> int | None:
+    """Read the length of windows; null is none, and absent is the family's."""
+    if fields.is_null("sliding_window") or (default is None and "sliding_window" not in fields):
+        return None
+    return fields.count("sliding_window", default)
 
 
 def refuse(fields: JsonFields, *names: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from infer_models.config.decoder_fields import (
     FULL,
@@ -10,36 +11,51 @@ from infer_models.config.decoder_fields import (
     read_decoder,
     read_dtype,
     read_heads,
+    read_window,
     read_windows,
     refuse,
     require,
+    with_biases,
     with_windows,
 )
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.model_config import READERS, ModelConfig, MoEConfig, QueryScaling
-from infer_models.config.rope_fields import read_full_and_sliding_rope
+from infer_models.config.rope_fields import read_full_and_sliding_rope, read_original_positions, rope_fields
+
+_MINISTRAL3_ROPE: Mapping[str, Any] = MappingProxyType(
+    {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+)
+_GPT_OSS_ROPE: Mapping[str, Any] = MappingProxyType(
+    {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+)
+"""The rotary tables of families whose files may have none."""
 
 
 def read_llama(fields: JsonFields) -> ModelConfig:
-    """Llama 3.x."""
-    refuse(fields, "attention_bias", "mlp_bias")
+    """Llama 3.x, and models that were brought into its form: any head size, biases."""
     require(fields, "hidden_act", "silu")
-    return read_decoder(fields)
+    return with_biases(read_decoder(fields, pads_heads=True), fields, mlp=True)
 
 
 def read_mistral(fields: JsonFields) -> ModelConfig:
     """Mistral: Llama whose layers may slide. An absent window is that of Mistral 7B; null is none."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields)
-    window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
-    return replace(config, windows=with_windows(config, window))
+    config = read_decoder(fields, pads_heads=True)
+    return replace(config, windows=with_windows(config, read_window(fields, default=4096)))
 
 
 def read_ministral(fields: JsonFields) -> ModelConfig:
     """Ministral 8B: Mistral of which only some layers slide."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields)
-    window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
+    config = read_decoder(fields, pads_heads=True)
+    window = read_window(fields, default=4096)
     windows = read_windows(fields, config, window=window, default_types=[SLIDING] * config.num_layers)
     return replace(config, windows=windows)
 
@@ -47,51 +63,61 @@ def read_ministral(fields: JsonFields) -> ModelConfig:
 def read_ministral3(fields: JsonFields) -> ModelConfig:
     """Ministral 3: Mistral whose queries grow beyond the positions of its first training."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields, default_head_dim=128, default_theta=1_000_000.0)
-    rope = fields.nested("rope_parameters")
+    config = read_decoder(
+        fields,
+        default_head_dim=128,
+        default_theta=1_000_000.0,
+        default_norm_eps=1e-5,
+        default_rope=_MINISTRAL3_ROPE,
+    )
+    rope = rope_fields(fields, default_theta=1_000_000.0, default=_MINISTRAL3_ROPE)
     scaling = None
     if "llama_4_scaling_beta" in rope:
         scaling = QueryScaling(
             beta=rope.number("llama_4_scaling_beta"),
-            original_max_position_embeddings=rope.count("original_max_position_embeddings"),
+            original_max_position_embeddings=read_original_positions(rope, fields),
         )
     return replace(
         config,
-        norm_eps=fields.number("rms_norm_eps", 1e-5),
         query_scaling=scaling,
-        windows=with_windows(config, fields.optional_count("sliding_window")),
+        windows=with_windows(config, read_window(fields, default=None)),
     )
 
 
 def read_qwen2(fields: JsonFields) -> ModelConfig:
     """Qwen 2 and 2.5: Llama with biases; the later layers may slide."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields)
-    window = fields.count("sliding_window", 4096) if fields.flag("use_sliding_window", default=False) else None
-    first = fields.count("max_window_layers", 28)
+    return _with_later_windows(read_decoder(fields, pads_heads=True), fields)
+
+
+def read_qwen3(fields: JsonFields) -> ModelConfig:
+    """Qwen 3, dense; the later layers may slide."""
+    require(fields, "hidden_act", "silu")
+    return _with_later_windows(with_biases(read_decoder(fields, default_head_dim=128), fields), fields)
+
+
+def _with_later_windows(config: ModelConfig, fields: JsonFields) -> ModelConfig:
+    """Return `config` with the windows of Qwen 2 and 3: of the later layers, if `use_sliding_window` says so."""
+    window = read_window(fields, default=4096) if fields.flag("use_sliding_window", default=False) else None
+    first = fields.whole_number("max_window_layers", 28)
     types = [SLIDING if layer >= first else FULL for layer in range(config.num_layers)]
     return replace(config, windows=read_windows(fields, config, window=window, default_types=types))
 
 
-def read_qwen3(fields: JsonFields) -> ModelConfig:
-    """Qwen 3, dense."""
-    refuse(fields, "attention_bias", "use_sliding_window")
-    require(fields, "hidden_act", "silu")
-    return read_decoder(fields, default_head_dim=128)
-
-
 def read_qwen3_moe(fields: JsonFields) -> ModelConfig:
-    """Qwen 3 with experts; some layers may have MLPs."""
-    refuse(fields, "attention_bias", "use_sliding_window")
+    """Qwen 3 with experts; some layers may have MLPs, and all may slide."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields)
+    config = with_biases(read_decoder(fields), fields)
+    window = read_window(fields, default=4096) if fields.flag("use_sliding_window", default=False) else None
     dense, step = fields.indices("mlp_only_layers"), fields.count("decoder_sparse_step", 1)
     return replace(
         config,
+        windows=with_windows(config, window),
         moe=read_moe(
             fields,
-            intermediate_size=fields.count("moe_intermediate_size"),
+            intermediate_size=fields.count("moe_intermediate_size", 768),
             normalizes_weights=fields.flag("norm_topk_prob", default=False),
+            default_per_token=8,
             is_sparse=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_layers)),
         ),
     )
@@ -99,15 +125,15 @@ def read_qwen3_moe(fields: JsonFields) -> ModelConfig:
 
 def read_smollm3(fields: JsonFields) -> ModelConfig:
     """SmolLM 3: Llama some of whose layers have no positions; those may slide."""
-    refuse(fields, "attention_bias", "mlp_bias")
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields, default_theta=2_000_000.0, tied_by_default=True)
+    config = read_decoder(fields, default_theta=2_000_000.0, tied_by_default=True, pads_heads=True)
+    config = with_biases(config, fields, mlp=True)
     every = fields.count("no_rope_layer_interval", 4)
     usual = [int((layer + 1) % every != 0) for layer in range(config.num_layers)]
     has_rope = fields.indices("no_rope_layers") if "no_rope_layers" in fields else usual  # 1: rotated, 0: not
     if len(has_rope) < config.num_layers:
         raise fields.invalid("no_rope_layers", f"{config.num_layers} numbers, 1 or 0, one for each layer")
-    window = fields.optional_count("sliding_window") if fields.flag("use_sliding_window", default=False) else None
+    window = read_window(fields, default=None) if fields.flag("use_sliding_window", default=False) else None
     types = [FULL if rotated else SLIDING for rotated in has_rope[: config.num_layers]]
     return replace(
         config,
@@ -123,9 +149,8 @@ def read_granite(fields: JsonFields) -> ModelConfig:
     instead: then layers add what they compute, the embedding's scale is divided, and norms, which undo any scale of
     their input, divide their epsilon by its square.
     """
-    refuse(fields, "attention_bias", "mlp_bias")
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields)
+    config = with_biases(read_decoder(fields, pads_heads=True), fields, mlp=True)
     residual = fields.number("residual_multiplier", 1.0)
     return replace(
         config,
@@ -139,26 +164,21 @@ def read_granite(fields: JsonFields) -> ModelConfig:
 def read_phi3(fields: JsonFields) -> ModelConfig:
     """Phi 3 and 4: Llama with fused tensors, a part of each head rotated, LongRoPE."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields)
-    return replace(
-        config,
-        norm_eps=fields.number("rms_norm_eps", 1e-5),
-        windows=with_windows(config, fields.optional_count("sliding_window")),
-    )
+    config = read_decoder(fields, default_norm_eps=1e-5)
+    return replace(config, windows=with_windows(config, read_window(fields, default=None)))
 
 
 def read_olmo2(fields: JsonFields) -> ModelConfig:
     """OLMo 2: norms after attention and MLP, and over all heads of queries and keys."""
-    refuse(fields, "attention_bias")
     require(fields, "hidden_act", "silu")
-    return replace(read_decoder(fields), norm_eps=fields.number("rms_norm_eps", 1e-5))
+    return with_biases(read_decoder(fields, default_norm_eps=1e-5), fields)
 
 
 def read_olmo3(fields: JsonFields) -> ModelConfig:
     """OLMo 3: OLMo 2 with three sliding layers to one full one; only full ones scale their frequencies."""
     config = read_olmo2(fields)
     types = [FULL if (layer + 1) % 4 == 0 else SLIDING for layer in range(config.num_layers)]
-    windows = read_windows(fields, config, window=fields.count("sliding_window", 4096), default_types=types)
+    windows = read_windows(fields, config, window=read_window(fields, default=4096), default_types=types)
     theta = fields.number("rope_theta", 500_000.0)
     full, sliding = read_full_and_sliding_rope(fields, head_dim=config.head_dim, full_theta=theta, sliding_theta=theta)
     kinds = fields.texts("layer_types") if "layer_types" in fields else types
@@ -167,9 +187,11 @@ def read_olmo3(fields: JsonFields) -> ModelConfig:
 
 def read_gemma3(fields: JsonFields) -> ModelConfig:
     """Gemma 3: five sliding layers to one full one, each kind with its own frequencies."""
-    refuse(fields, "attention_bias", "use_bidirectional_attention")
+    refuse(fields, "use_bidirectional_attention")
     require(fields, "hidden_activation", "gelu_pytorch_tanh")
-    config = read_decoder(fields, default_head_dim=256, tied_by_default=True)
+    config = with_biases(read_decoder(fields, default_head_dim=256, tied_by_default=True), fields)
+    # Its files say the length that its scaling, of full layers alone, makes possible.
+    config = replace(config, max_position_embeddings=fields.count("max_position_embeddings"))
     name = "sliding_window_pattern" if "sliding_window_pattern" in fields else "_sliding_window_pattern"
     every = fields.count(name, 6)
     types = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.num_layers)]
@@ -183,7 +205,7 @@ def read_gemma3(fields: JsonFields) -> ModelConfig:
         attention_soft_cap=fields.optional_number("attn_logit_softcapping"),
         logit_soft_cap=fields.optional_number("final_logit_softcapping"),
         embedding_scale=config.hidden_size**0.5,
-        windows=read_windows(fields, config, window=fields.count("sliding_window", 4096), default_types=types),
+        windows=read_windows(fields, config, window=read_window(fields, default=4096), default_types=types),
         ropes=tuple(full if kind == FULL else sliding for kind in kinds),
     )
 
@@ -191,19 +213,26 @@ def read_gemma3(fields: JsonFields) -> ModelConfig:
 def read_gpt_oss(fields: JsonFields) -> ModelConfig:
     """gpt-oss: experts in every layer, every second layer sliding, attention sinks, biases."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields, default_head_dim=64, default_theta=150_000.0, default_dtype="bfloat16")
+    config = read_decoder(
+        fields,
+        default_head_dim=64,
+        default_theta=150_000.0,
+        default_dtype="bfloat16",
+        default_norm_eps=1e-5,
+        default_rope=_GPT_OSS_ROPE,
+    )
     if not fields.flag("attention_bias", default=True):
         raise fields.invalid("attention_bias", "true: models without biases are not supported")
     types = [SLIDING if layer % 2 == 0 else FULL for layer in range(config.num_layers)]
     return replace(
         config,
-        norm_eps=fields.number("rms_norm_eps", 1e-5),
-        windows=read_windows(fields, config, window=fields.count("sliding_window", 128), default_types=types),
+        windows=read_windows(fields, config, window=read_window(fields, default=128), default_types=types),
         moe=replace(
             read_moe(
                 fields,
                 intermediate_size=config.intermediate_size,
                 normalizes_weights=True,
+                default_per_token=4,
                 is_sparse=(True,) * config.num_layers,
             ),
             swiglu_alpha=fields.number("swiglu_alpha", 1.702),
@@ -215,6 +244,8 @@ def read_gpt_oss(fields: JsonFields) -> ModelConfig:
 def read_nanogpt(fields: JsonFields) -> ModelConfig:
     """NanoGPT: learned positions, layer norms, an MLP without a gate."""
     heads = read_heads(fields, default_head_dim=None)
+    if heads.held_head_dim != heads.head_dim:
+        raise fields.invalid("num_attention_heads", "one that makes heads of a multiple of 16 elements")
     hidden_size = fields.count("hidden_size")
     num_layers = fields.count("num_hidden_layers")
     return ModelConfig(
@@ -237,15 +268,20 @@ def read_nanogpt(fields: JsonFields) -> ModelConfig:
 
 
 def read_moe(
-    fields: JsonFields, *, intermediate_size: int, normalizes_weights: bool, is_sparse: tuple[bool, ...]
+    fields: JsonFields,
+    *,
+    intermediate_size: int,
+    normalizes_weights: bool,
+    is_sparse: tuple[bool, ...],
+    default_per_token: int,
 ) -> MoEConfig:
     """Read how many experts there are, and how many of them compute a token.
 
     Raises:
         CheckpointError: a field is missing, or a token has more experts than there are.
     """
-    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts")
-    per_token = fields.count("num_experts_per_tok")
+    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts", 128)
+    per_token = fields.count("num_experts_per_tok", default_per_token)
     if per_token > num_experts:
         raise fields.invalid("num_experts_per_tok", f"at most {num_experts}, the number of experts")
     return MoEConfig(

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from infer_models.attention import AttentionSpec
+from infer_models.config.family_defaults import FAMILY_DEFAULTS
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import QuantizationConfig, read_quantization_config
 from infer_models.config.rope import RopeParameters
@@ -60,12 +61,15 @@ class ModelConfig:
         num_layers: decoder layers.
         q_heads: query heads of a layer.
         kv_heads: key and value heads of a layer; `q_heads` is a multiple of it.
-        head_dim: elements of a head, whatever `hidden_size / q_heads` is.
+        head_dim: elements of a head, whatever `hidden_size / q_heads` is; a multiple of 16, as kernels need.
+        stored_head_dim: elements of a head in checkpoints; those after them are zeros. None: `head_dim`.
         intermediate_size: elements inside a layer's MLP.
-        max_position_embeddings: the longest sequence, in tokens.
+        max_position_embeddings: the longest sequence, in tokens, as far as scalings of positions lengthen it.
         norm_eps: added to the mean square, or the variance, inside the norms.
         dtype: of the checkpoint's weights: `float32`, `bfloat16` or `float16`.
         tie_word_embeddings: the LM head is the embedding.
+        attention_bias: the four projections of attention have biases.
+        mlp_bias: the three of MLPs have.
         attention_scale: multiplies the dot products.
         attention_soft_cap: caps the scores; None leaves them.
         query_scaling: how queries grow with their position; None: they do not.
@@ -92,6 +96,8 @@ class ModelConfig:
     dtype: str
     tie_word_embeddings: bool
     attention_scale: float
+    attention_bias: bool = False
+    mlp_bias: bool = False
     attention_soft_cap: float | None = None
     query_scaling: QueryScaling | None = None
     embedding_scale: float = 1.0
@@ -102,6 +108,7 @@ class ModelConfig:
     moe: MoEConfig | None = None
     wrapper: str | None = None
     quantization: QuantizationConfig | None = None
+    stored_head_dim: int | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -120,7 +127,14 @@ class ModelConfig:
         if read is None:
             known = [*READERS, *(WRAPPERS if wrapper is None else ())]
             raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
+        fields = fields.with_defaults(FAMILY_DEFAULTS.get(model_type, {}))
         return replace(read(fields), wrapper=wrapper, quantization=read_quantization_config(fields))
+
+    @property
+    def short_length(self) -> int | None:
+        """The longest sequence, in tokens, whose rotary frequencies are not those of longer ones; None: none is."""
+        lengths = (rope.scaling.short_length for rope in self.ropes if rope is not None)
+        return min((length for length in lengths if length is not None), default=None)
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,13 +15,17 @@ class RopeScaling(Protocol):
     def attention_factor(self) -> float:
         """What cosines and sines are multiplied by; 1 leaves them."""
 
-    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+    @property
+    def short_length(self) -> int | None:
+        """The longest sequence, in tokens, whose frequencies are not those of longer ones; None: none is."""
+
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
         """Return the frequencies, fp32 [rotary_dim / 2], in radians per position.
 
         Args:
             periods: fp32 [rotary_dim / 2], `theta**(2 i / rotary_dim)` positions per radian.
             theta: base of the series.
-            max_positions: the longest sequence that will be computed, in tokens.
+            is_long: whether they are those of sequences longer than `short_length`.
         """
 
 
@@ -29,14 +33,16 @@ class RopeScaling(Protocol):
 class NoScaling:
     """The frequencies as they are."""
 
+    short_length: ClassVar[None] = None
+
     @property
     def attention_factor(self) -> float:
         """Always 1."""
         return 1.0
 
-    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
         """Return the frequencies; see `RopeScaling`."""
-        del theta, max_positions
+        del theta, is_long
         return 1.0 / periods
 
 
@@ -45,16 +51,44 @@ class LinearScaling:
     """Positions squeezed: every frequency is divided by `factor`."""
 
     factor: float
+    short_length: ClassVar[None] = None
 
     @property
     def attention_factor(self) -> float:
         """Always 1."""
         return 1.0
 
-    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
         """Return the frequencies; see `RopeScaling`."""
-        del theta, max_positions
+        del theta, is_long
         return 1.0 / periods / self.factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicScaling:
+    """Dynamic NTK: sequences beyond the trained length have a larger base, others the frequencies as they are.
+
+    The base of long ones is that of a sequence `factor` times as long, as keys in the cache cannot follow a base that
+    grows with every token: u/emozilla, "Dynamically Scaled RoPE", 2023.
+    """
+
+    factor: float
+    short_length: int
+
+    @property
+    def attention_factor(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
+        """Return the frequencies; see `RopeScaling`."""
+        if not is_long:
+            return 1.0 / periods
+        rotary_dim = 2 * len(periods)
+        stretch = self.factor * self.factor - (self.factor - 1)
+        base = theta * stretch ** (rotary_dim / (rotary_dim - 2))
+        longer: Tensor = base ** (periods.new_tensor(range(0, rotary_dim, 2)) / rotary_dim)
+        return 1.0 / longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +103,16 @@ class Llama3Scaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
+    short_length: ClassVar[None] = None
 
     @property
     def attention_factor(self) -> float:
         """Always 1."""
         return 1.0
 
-    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
         """Return the frequencies; see `RopeScaling`."""
-        del theta, max_positions
+        del theta, is_long
         inv_freq = 1.0 / periods
         turns = self.original_max_position_embeddings / (2 * math.pi / inv_freq)
         kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
@@ -98,10 +133,11 @@ class YarnScaling:
     beta_fast: float
     beta_slow: float
     truncate: bool
+    short_length: ClassVar[None] = None
 
-    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
         """Return the frequencies; see `RopeScaling`."""
-        del max_positions
+        del is_long
         rotary_dim = 2 * len(periods)
         first = self._index_of(self.beta_fast, theta=theta, rotary_dim=rotary_dim)
         last = self._index_of(self.beta_slow, theta=theta, rotary_dim=rotary_dim)
@@ -120,21 +156,16 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRopeScaling:
-    """LongRoPE (Ding et al., 2024): a factor for each frequency, others for long sequences than for short ones.
-
-    Which of them is chosen once for all sequences, by the longest that will be computed: keys that are cached with one
-    choice are of no use with the other.
-    """
+    """LongRoPE (Ding et al., 2024): a factor for each frequency, others for long sequences than for short ones."""
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
-    original_max_position_embeddings: int
+    short_length: int
     attention_factor: float
 
-    def frequencies(self, periods: "Tensor", *, theta: float, max_positions: int) -> "Tensor":
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
         """Return the frequencies; see `RopeScaling`."""
         del theta
-        is_long = max_positions > self.original_max_position_embeddings
         return 1.0 / (periods.new_tensor(self.long_factors if is_long else self.short_factors) * periods)
 
 

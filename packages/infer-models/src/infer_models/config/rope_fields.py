@@ -1,14 +1,19 @@
-"""Reads rotary frequencies from a `config.json`, in the dialects of `transformers` 4 and 5.
+"""Reads rotary frequencies from a `config.json`, in the dialects of `transformers` 4 and 5, and in both at once.
 
 transformers 5    rope_parameters: {rope_type, rope_theta, factor, ...}, or one of these for each kind of layer
 transformers 4    rope_theta, rope_scaling: {rope_type or type, factor, ...}, partial_rotary_factor
+both              rope_scaling wins, if it is not empty; what it leaves out is read beside it, then is the family's
+
+As `transformers` 5 does; where it would drop a value that differs, the file is refused.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.rope import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -17,27 +22,62 @@ from infer_models.config.rope import (
     RopeScaling,
     YarnScaling,
 )
+from infer_models.errors import CheckpointError
 
 DEFAULT_THETA = 10000.0
+_NEWER, _OLDER = "rope_parameters", "rope_scaling"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def read_rope(config: JsonFields, *, head_dim: int, default_theta: float = DEFAULT_THETA) -> RopeParameters:
+def rope_fields(
+    config: JsonFields, *, default_theta: float = DEFAULT_THETA, default: Mapping[str, Any] | None = None
+) -> JsonFields:
+    """Return the fields of a model's one rotary table, or of that of its full layers.
+
+    Args:
+        config: the fields of the file.
+        default_theta: the family's, where the file has none.
+        default: the family's, where the file has no table.
+
+    Raises:
+        CheckpointError: a field of the two dialects contradicts the other.
+    """
+    newer, older = config.nested(_NEWER), config.nested(_OLDER)
+    if _FULL in newer or _SLIDING in newer:
+        full = newer.nested(_FULL)
+        return full.with_fields(older, older.names) if older.names else full
+    if not older.names:
+        return newer if newer.names or default is None else newer.with_defaults(default)
+    if "rope_theta" in newer and "rope_theta" not in older and "rope_theta" not in config:
+        theta = newer.number("rope_theta")
+        if theta != default_theta:
+            raise CheckpointError(
+                f"{config.path}: `{_NEWER}.rope_theta` is {theta:g}, but `{_OLDER}`, which is read in its place, has "
+                "no `rope_theta`; put all fields into one of the two."
+            )
+    return older
+
+
+def read_rope(
+    config: JsonFields,
+    *,
+    head_dim: int,
+    default_theta: float = DEFAULT_THETA,
+    default: Mapping[str, Any] | None = None,
+) -> RopeParameters:
     """Read a `config.json` with one rotary table.
 
     Args:
         config: the fields.
         head_dim: elements of a head.
         default_theta: the family's, where the file has none.
+        default: the family's table, where the file has none.
 
     Raises:
         CheckpointError: the scaling is none that is supported, or one of its fields is missing or does not fit.
     """
-    if "rope_parameters" in config:
-        return _read_parameters(
-            config.nested("rope_parameters"), config, head_dim=head_dim, default_theta=default_theta
-        )
-    theta = config.number("rope_theta", default_theta)
-    return _read_parameters(config.nested("rope_scaling"), config, head_dim=head_dim, default_theta=theta)
+    fields = rope_fields(config, default_theta=default_theta, default=default)
+    return _read_parameters(fields, config, head_dim=head_dim, default_theta=config.number("rope_theta", default_theta))
 
 
 def read_full_and_sliding_rope(
@@ -54,14 +94,26 @@ def read_full_and_sliding_rope(
     Raises:
         CheckpointError: as `read_rope`.
     """
-    if "rope_parameters" in config and "full_attention" in config.nested("rope_parameters"):
-        both = config.nested("rope_parameters")
-        full = _read_parameters(both.nested("full_attention"), config, head_dim=head_dim, default_theta=full_theta)
-        sliding = both.nested("sliding_attention")
-        return full, _read_parameters(sliding, config, head_dim=head_dim, default_theta=sliding_theta)
-    sliding_theta = config.number("rope_local_base_freq", sliding_theta)
     full = read_rope(config, head_dim=head_dim, default_theta=full_theta)
-    return full, RopeParameters(theta=sliding_theta, scaling=NoScaling())
+    sliding_theta = config.number("rope_local_base_freq", sliding_theta)
+    sliding = config.nested(_NEWER).nested(_SLIDING)
+    return full, _read_parameters(sliding, config, head_dim=head_dim, default_theta=sliding_theta)
+
+
+def longest_sequence(config: JsonFields, rope: RopeParameters) -> int:
+    """Return the longest sequence of a model with one rotary table, in tokens.
+
+    Files keep the trained length in `max_position_embeddings` where the scaling is `linear` or `dynamic`, and, if the
+    scaling was added by hand as model cards say, where it is `yarn`; then the scaling's factor lengthens it.
+    """
+    most = config.count("max_position_embeddings")
+    match rope.scaling:
+        case LinearScaling(factor=factor) | DynamicScaling(factor=factor):
+            return max(most, int(most * factor))
+        case YarnScaling(factor=factor, original_max_position_embeddings=original):
+            return max(most, int(original * factor))
+        case _:
+            return most
 
 
 def _read_parameters(fields: JsonFields, config: JsonFields, *, head_dim: int, default_theta: float) -> RopeParameters:
@@ -72,6 +124,8 @@ def _read_parameters(fields: JsonFields, config: JsonFields, *, head_dim: int, d
         raise holder.invalid("partial_rotary_factor", f"a share of head_dim = {head_dim} that is an even number")
     kind = "rope_type" if "rope_type" in fields else "type"
     name = fields.text(kind, "default")
+    if name == "mrope":  # of texts, all of whose positions are one number
+        name = "default"
     if name in ("su", "yarn") and "long_factor" in fields:  # what LongRoPE was called in early files
         name = "longrope"
     read = _SCALINGS.get(name)
@@ -89,13 +143,19 @@ def _read_linear(fields: JsonFields, config: JsonFields, rotary_dim: int) -> Rop
     return LinearScaling(factor=fields.number("factor"))
 
 
+def _read_dynamic(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeScaling:
+    if rotary_dim < 4:
+        raise fields.invalid("rope_type", "another one: heads with one frequency have no base to change")
+    return DynamicScaling(factor=fields.number("factor"), short_length=config.count("max_position_embeddings"))
+
+
 def _read_llama3(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeScaling:
-    del config, rotary_dim
+    del rotary_dim
     scaling = Llama3Scaling(
         factor=fields.number("factor"),
         low_freq_factor=fields.number("low_freq_factor"),
         high_freq_factor=fields.number("high_freq_factor"),
-        original_max_position_embeddings=fields.count("original_max_position_embeddings"),
+        original_max_position_embeddings=read_original_positions(fields, config),
     )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         raise fields.invalid("high_freq_factor", f"above `low_freq_factor` = {scaling.low_freq_factor}")
@@ -104,11 +164,11 @@ def _read_llama3(fields: JsonFields, config: JsonFields, rotary_dim: int) -> Rop
 
 def _read_yarn(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeScaling:
     del rotary_dim
-    original = _read_original(fields, config)
+    original = read_original_positions(fields, config)
     factor = fields.number("factor", config.count("max_position_embeddings") / original)
     if "attention_factor" in fields:
         attention_factor = fields.number("attention_factor")
-    elif "mscale" in fields and "mscale_all_dim" in fields:
+    elif fields.value("mscale") and fields.value("mscale_all_dim"):
         weights = [
             0.1 * fields.number(name) * math.log(max(factor, 1.0)) + 1.0 for name in ("mscale", "mscale_all_dim")
         ]
@@ -119,14 +179,14 @@ def _read_yarn(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeS
         factor=factor,
         original_max_position_embeddings=original,
         attention_factor=attention_factor,
-        beta_fast=fields.number("beta_fast", 32.0),
-        beta_slow=fields.number("beta_slow", 1.0),
+        beta_fast=fields.number("beta_fast", 32.0) if fields.value("beta_fast") else 32.0,
+        beta_slow=fields.number("beta_slow", 1.0) if fields.value("beta_slow") else 1.0,
         truncate=fields.flag("truncate", default=True),
     )
 
 
 def _read_longrope(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeScaling:
-    original = _read_original(fields, config)
+    original = read_original_positions(fields, config)
     factor = fields.number("factor", config.count("max_position_embeddings") / original)
     if "attention_factor" in fields:
         attention_factor = fields.number("attention_factor")
@@ -139,21 +199,29 @@ def _read_longrope(fields: JsonFields, config: JsonFields, rotary_dim: int) -> R
     return LongRopeScaling(
         short_factors=factors["short_factor"],
         long_factors=factors["long_factor"],
-        original_max_position_embeddings=original,
+        short_length=original,
         attention_factor=attention_factor,
     )
 
 
-def _read_original(fields: JsonFields, config: JsonFields) -> int:
-    """Read the longest sequence of the first training; early files have it beside the scaling, or nowhere."""
-    if "original_max_position_embeddings" in fields:
-        return fields.count("original_max_position_embeddings")
-    return config.count("original_max_position_embeddings", config.count("max_position_embeddings"))
+def read_original_positions(fields: JsonFields, config: JsonFields) -> int:
+    """Read the longest sequence of the first training; early files have it beside the scaling, or nowhere.
+
+    Raises:
+        CheckpointError: it is in both places, with other values.
+    """
+    name = "original_max_position_embeddings"
+    beside = config.count(name, config.count("max_position_embeddings"))
+    within = fields.count(name, beside)
+    if name in config and within != beside:
+        raise fields.invalid(name, f"that of `{name}` beside it, which is {beside}, or missing")
+    return within
 
 
 _SCALINGS: dict[str, Callable[[JsonFields, JsonFields, int], RopeScaling]] = {
     "default": lambda *_: NoScaling(),
     "linear": _read_linear,
+    "dynamic": _read_dynamic,
     "llama3": _read_llama3,
     "yarn": _read_yarn,
     "longrope": _read_longrope,

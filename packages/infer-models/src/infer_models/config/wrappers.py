@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from infer_models.config.json_fields import JsonFields
 
@@ -11,46 +10,6 @@ WRAPPERS: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistra
 
 Their text models are of our families, without changes of their own.
 """
-TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "gemma3_text": {
-            "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131072,
-        },
-        "llama": {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 2048,
-        },
-        "mistral": {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
-        "ministral3": {
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 34,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 262144,
-        },
-    }
-)
-"""What a `text_config` leaves out where it is as `transformers` has it: files of wrappers say only what differs."""
 _OUTER_FIELDS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "eos_token_id")
 """Fields that files of wrappers have beside `text_config`, for the whole model."""
 
@@ -67,7 +26,6 @@ def text_fields(fields: JsonFields) -> tuple[JsonFields, str | None]:
     if "text_config" not in fields:
         raise fields.invalid("text_config", "the configuration of the text model")
     text = fields.nested("text_config").with_defaults({"model_type": WRAPPERS[wrapper]})
-    text = text.with_defaults(TEXT_DEFAULTS.get(text.text("model_type"), {}))
     return text.with_fields(fields, _OUTER_FIELDS), wrapper
 
 

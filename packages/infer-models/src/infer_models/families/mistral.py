@@ -38,6 +38,7 @@ class Mistral(CausalLM):
         """Allocate the weights; the matrices are still to be loaded or drawn."""
         scaling, scales = config.query_scaling, None
         if scaling is not None and factory.max_positions(config) > scaling.original_max_position_embeddings:
+            assert config.short_length is None  # positions count from 0, which is not so of LongRoPE
             scales = query_scales(scaling, factory, max_positions=factory.max_positions(config))
         decoder = pre_norm_decoder(
             config,

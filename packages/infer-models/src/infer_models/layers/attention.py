@@ -8,6 +8,7 @@ from infer_models.config import ModelConfig
 from infer_models.layers.linear import PackedLinear, RowParallelLinear
 from infer_models.layers.norm import RMSNorm
 from infer_models.layers.parameters import ParameterFactory, ShardedLayer
+from infer_models.weights import Padding
 
 
 class Attention(nn.Module):
@@ -33,13 +34,17 @@ class Attention(nn.Module):
         """Attend as `config` says for the layer of that index; with `is_fused` checkpoints have one `qkv_proj`."""
         super().__init__()
         self.layer = layer
+        padding = head_padding(config)
+        qkv_bias, output_bias = qkv_bias or config.attention_bias, output_bias or config.attention_bias
         self.spec = factory.shard.attention_spec(config.attention_specs[layer])
         q_heads = factory.shard.divide(config.q_heads, unit=config.head_dim)
         kv_heads = factory.shard.divide(config.kv_heads, unit=config.head_dim)
         parts = {"q_proj": q_heads, "k_proj": kv_heads, "v_proj": kv_heads}
-        self.qkv_proj = PackedLinear(factory, config.hidden_size, parts, bias=qkv_bias, is_fused=is_fused)
+        self.qkv_proj = PackedLinear(
+            factory, config.hidden_size, parts, bias=qkv_bias, is_fused=is_fused, padding=padding
+        )
         self.o_proj = RowParallelLinear(
-            factory, q_heads.total, config.hidden_size, bias=output_bias, unit=config.head_dim
+            factory, q_heads.total, config.hidden_size, bias=output_bias, unit=config.head_dim, padding=padding
         )
 
     def forward(self, x: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
@@ -51,6 +56,13 @@ class Attention(nn.Module):
     def attend(self, qkv: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map qkv [tokens, q_heads + 2 * kv_heads, head_dim] to [tokens, q_heads, head_dim]; may overwrite `qkv`."""
         return cache.attend(self.layer, qkv, self.spec, rotary=rotary, norm=self.qk_norm)
+
+
+def head_padding(config: ModelConfig) -> Padding | None:
+    """Return how heads are padded for the kernels; None where they are of a size that kernels have."""
+    if config.stored_head_dim is None:
+        return None
+    return Padding(stored=config.stored_head_dim, held=config.head_dim)
 
 
 class SinkAttention(Attention, ShardedLayer):

@@ -15,7 +15,7 @@ from infer_models.layers.parameters import (
     own_weights,
 )
 from infer_models.tensor_parallel import Share
-from infer_models.weights import FusedWeight, StoredWeight, WeightSlice, split_rows
+from infer_models.weights import FusedWeight, PaddedWeight, Padding, StoredWeight, WeightSlice, split_rows
 
 
 class LinearBase(ShardedLayer):
@@ -75,16 +75,29 @@ class RowParallelLinear(LinearBase):
         *,
         bias: bool = False,
         unit: int = 1,
+        padding: Padding | None = None,
     ) -> None:
         """The whole weight is [out_features, in_features], the bias [out_features] or none.
 
-        Ranks divide the inputs in units of `unit` features.
+        Ranks divide the inputs in units of `unit` features. With `padding` checkpoints have fewer columns.
         """
         inputs = factory.shard.divide(in_features // unit, unit=unit)
         shares = {"weight": (Share.whole(out_features), inputs)}
         super().__init__(factory.matrix(out_features, inputs.size), factory.linear, shares=shares)
         self.bias = factory.vector(out_features, fill=0.0) if bias else None
         self.shard = factory.shard
+        self.padding = padding
+
+    def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
+        """Yield the weight and the bias."""
+        for weight, tensors in super().stored_weights(path):
+            if weight is self.weight and self.padding is not None:
+                rows, columns = self.shares["weight"]
+                shares = (rows, self.padding.of_checkpoint(columns))
+                padded = PaddedWeight(target=detached(weight), shares=shares, dimension=1, padding=self.padding)
+                yield weight, {f"{path}.weight": padded}
+            else:
+                yield weight, tensors
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, this rank's in_features] to [tokens, out_features]."""
@@ -101,6 +114,7 @@ class PackedLinear(LinearBase):
         parts: the rows of each part, by its name in checkpoints, in the order of the outputs. A checkpoint has each
             part as a layer of its own, in the place of this one.
         is_fused: checkpoints have all parts as one layer, with this one's name.
+        padding: of rows that checkpoints have not; None: they have all. Not with `is_fused`.
     """
 
     def __init__(
@@ -111,6 +125,7 @@ class PackedLinear(LinearBase):
         *,
         bias: bool = False,
         is_fused: bool = False,
+        padding: Padding | None = None,
     ) -> None:
         """This rank's weight is [sum of the sizes of `parts`, in_features], the bias [the same sum] or none."""
         num_rows = sum(part.size for part in parts.values())
@@ -118,6 +133,7 @@ class PackedLinear(LinearBase):
         self.bias = factory.vector(num_rows, fill=0.0) if bias else None
         self.parts = dict(parts)
         self.is_fused = is_fused
+        self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, in_features] to [tokens, sum of the sizes of `parts`]."""
@@ -130,13 +146,9 @@ class PackedLinear(LinearBase):
             columns = [Share.whole(size) for size in weight.shape[1:]]
             rows = split_rows(detached(weight), [part.size for part in self.parts.values()])
             if not self.is_fused:
-                yield (
-                    weight,
-                    {
-                        f"{place}.{name}.{leaf}": WeightSlice(target=target, shares=(part, *columns))
-                        for (name, part), target in zip(self.parts.items(), rows, strict=True)
-                    },
-                )
+                held = zip(self.parts.items(), rows, strict=True)
+                stored = {f"{place}.{name}.{leaf}": self._part(own, (part, *columns)) for (name, part), own in held}
+                yield weight, stored
                 continue
             total, start, slices = sum(part.total for part in self.parts.values()), 0, []
             for part, target in zip(self.parts.values(), rows, strict=True):
@@ -144,3 +156,11 @@ class PackedLinear(LinearBase):
                 slices.append(WeightSlice(target=target, shares=(share, *columns)))
                 start += part.total
             yield weight, {f"{path}.{leaf}": FusedWeight(parts=slices)}
+
+    def _part(self, target: Tensor | QuantizedWeight, shares: tuple[Share, ...]) -> StoredWeight:
+        """Return the tensor of the part that `target` holds."""
+        if self.padding is None:
+            return WeightSlice(target=target, shares=shares)
+        rows, *columns = shares
+        stored = (self.padding.of_checkpoint(rows), *columns)
+        return PaddedWeight(target=target, shares=stored, dimension=0, padding=self.padding)

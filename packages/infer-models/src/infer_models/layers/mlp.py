@@ -28,8 +28,8 @@ class GatedMLP(nn.Module):
         self.activation_and_mul = activation_and_mul
         share = factory.shard.divide(config.intermediate_size)
         parts = {"gate_proj": share, "up_proj": share}
-        self.gate_up_proj = PackedLinear(factory, config.hidden_size, parts, is_fused=is_fused)
-        self.down_proj = RowParallelLinear(factory, config.intermediate_size, config.hidden_size)
+        self.gate_up_proj = PackedLinear(factory, config.hidden_size, parts, bias=config.mlp_bias, is_fused=is_fused)
+        self.down_proj = RowParallelLinear(factory, config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""

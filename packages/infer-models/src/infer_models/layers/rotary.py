@@ -14,45 +14,78 @@ class RotaryTable(nn.Module):
 
     Frequencies and angles are rounded to fp32 where training rounds them: at position 100,000 the last bit of a
     frequency is worth a hundredth of a radian. Su et al., "RoFormer", 2021.
+
+    Where long sequences have other frequencies than short ones, the rows of long ones follow those of short ones:
+
+        row      0 ... short_length - 1    short_length ...
+        position 0 ... short_length - 1    0 ... max_positions - 1
     """
 
     cos_sin: Tensor
 
-    def __init__(self, factory: ParameterFactory, rope: RopeParameters, *, head_dim: int, max_positions: int) -> None:
-        """Fill `cos_sin`, fp32 [max_positions, rotary_dim]: cosines of the rotary_dim / 2 angles, then the sines."""
+    def __init__(
+        self,
+        factory: ParameterFactory,
+        rope: RopeParameters,
+        *,
+        head_dim: int,
+        max_positions: int,
+        short_length: int | None,
+    ) -> None:
+        """Fill `cos_sin`, fp32 [rows, rotary_dim]: cosines of the rotary_dim / 2 angles, then the sines.
+
+        Args:
+            factory: says where.
+            rope: the frequencies.
+            head_dim: elements of a head.
+            max_positions: the longest sequence, in tokens.
+            short_length: where there are rows of long sequences too, the longest one of the short ones.
+        """
         super().__init__()
         rotary_dim = rope.rotary_dim or head_dim
         periods = rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
-        inv_freq = rope.scaling.frequencies(periods, theta=rope.theta, max_positions=max_positions).to(factory.device)
-        positions = torch.arange(max_positions, dtype=torch.float32, device=factory.device)
-        cos_sin = torch.empty(max_positions, rotary_dim, dtype=torch.float32, device=factory.device)
-        cos, sin = cos_sin.chunk(2, dim=-1)
-        angles = torch.outer(positions, inv_freq)
-        torch.cos(angles, out=cos)
-        torch.sin(angles, out=sin)
+        lengths = [max_positions] if short_length is None else [short_length, max_positions]
+        cos_sin = torch.empty(sum(lengths), rotary_dim, dtype=torch.float32, device=factory.device)
+        for is_long, rows in enumerate(torch.split(cos_sin, lengths)):
+            inv_freq = rope.scaling.frequencies(periods, theta=rope.theta, is_long=bool(is_long)).to(factory.device)
+            positions = torch.arange(len(rows), dtype=torch.float32, device=factory.device)
+            cos, sin = rows.chunk(2, dim=-1)
+            angles = torch.outer(positions, inv_freq)
+            torch.cos(angles, out=cos)
+            torch.sin(angles, out=sin)
         if rope.scaling.attention_factor != 1.0:
             cos_sin *= rope.scaling.attention_factor
         self.register_buffer("cos_sin", cos_sin, persistent=False)
 
     def forward(self, position_ids: Tensor) -> Rotary:
-        """Return the rotation of tokens at `position_ids`, [tokens]."""
+        """Return the rotation of tokens at the rows `position_ids`, [tokens]."""
         return Rotary(position_ids=position_ids, cos_sin=self.cos_sin)
 
 
 class RotaryTables(nn.Module):
-    """A table for each kind of rotation that a model's layers have."""
+    """A table for each kind of rotation that a model's layers have.
+
+    Attributes:
+        short_length: the longest sequence, in tokens, whose rows begin at 0; those of longer ones begin at this row.
+            None: those of all sequences begin at 0.
+    """
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Compute the tables of `config`."""
         super().__init__()
         ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
         max_positions = factory.max_positions(config)
+        short_length = config.short_length
+        self.short_length = None if short_length is None or max_positions <= short_length else short_length
         self.tables = nn.ModuleList(
-            RotaryTable(factory, rope, head_dim=config.head_dim, max_positions=max_positions) for rope in ropes
+            RotaryTable(
+                factory, rope, head_dim=config.head_dim, max_positions=max_positions, short_length=self.short_length
+            )
+            for rope in ropes
         )
         self.table_of_layer = [None if rope is None else ropes.index(rope) for rope in config.ropes]
 
     def forward(self, position_ids: Tensor) -> list[Rotary | None]:
-        """Return each layer's rotation of tokens at `position_ids`, [tokens]; None where it has none."""
+        """Return each layer's rotation of tokens at the rows `position_ids`, [tokens]; None where it has none."""
         rotaries: list[Rotary] = [table(position_ids) for table in self.tables]
         return [None if table is None else rotaries[table] for table in self.table_of_layer]

@@ -1,0 +1,69 @@
+"""Whether a checkpoint's LM head is its embedding: what `config.json` says, corrected by what the files hold.
+
+says tied, both stored and different    two tables, with a warning: tied ones would change every logit
+says tied, both stored and equal        tied
+says untied, one stored                 tied, with a warning: there is no other number to compute with
+only the head stored                    tied: it is the embedding too
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from infer_models.checkpoint.stored_tensors import Source
+from infer_models.config import ModelConfig
+from infer_models.weights import FLOATS
+
+logger = logging.getLogger("infer_models")
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_QUANTIZED_HEAD = ("lm_head.qweight", "lm_head.weight_packed")
+_BYTES_AT_ONCE = 32 << 20
+
+
+def with_stored_head(config: ModelConfig, sources: Mapping[str, Source]) -> ModelConfig:
+    """Return `config` with `tie_word_embeddings` as the files have it.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    has_head, has_embedding = HEAD in sources, EMBEDDING in sources
+    if config.tie_word_embeddings:
+        if not (has_head and has_embedding) or _are_equal(sources[HEAD], sources[EMBEDDING]):
+            return config
+        logger.warning(
+            "`tie_word_embeddings` is true, but the files hold another `%s` than `%s`: each is used for its own",
+            HEAD,
+            EMBEDDING,
+        )
+        return replace(config, tie_word_embeddings=False)
+    if has_head == has_embedding or any(name in sources for name in _QUANTIZED_HEAD):
+        return config
+    logger.warning(
+        "`tie_word_embeddings` is false, but the files hold no `%s`: `%s` is used for both",
+        *((EMBEDDING, HEAD) if has_head else (HEAD, EMBEDDING)),
+    )
+    return replace(config, tie_word_embeddings=True)
+
+
+def with_shared_head(sources: Mapping[str, Source], *, is_tied: bool) -> Mapping[str, Source]:
+    """Return `sources` with the head as the embedding, where the two are tied and only the head is stored."""
+    if is_tied and HEAD in sources and EMBEDDING not in sources:
+        return {**{name: each for name, each in sources.items() if name != HEAD}, EMBEDDING: sources[HEAD]}
+    return sources
+
+
+def _are_equal(head: Source, embedding: Source) -> bool:
+    """Return whether two plain tables hold the same numbers, reading up to the first that differ."""
+    shape = head.tensor.shape
+    if shape != embedding.tensor.shape or not {head.tensor.dtype, embedding.tensor.dtype} <= set(FLOATS):
+        return False
+    rows_at_once = max(1, _BYTES_AT_ONCE // max(1, head.tensor.num_bytes // shape[0]))
+    for first in range(0, shape[0], rows_at_once):
+        count = min(rows_at_once, shape[0] - first)
+        ours, theirs = (each.file.read(each.tensor.rows(first, count)) for each in (head, embedding))
+        if not torch.equal(ours.float(), theirs.float()):
+            return False
+    return True
