@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from infer_models.config.json_fields import JsonFields
@@ -13,6 +14,8 @@ from infer_models.errors import CheckpointError
 MAX_HEAD_DIM = 256
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers in `layer_types`."""
+_OTHER_NAMES: Mapping[str, str] = MappingProxyType({"swish": "silu"})
+"""Activations that `transformers` has under two names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +186,11 @@ def refuse(fields: JsonFields, *names: str) -> None:
 
 
 def require(fields: JsonFields, name: str, only: str) -> None:
-    """Raise unless the text `name` is `only`, or absent.
+    """Raise unless the text `name` is `only`, under whichever of its names, or absent.
 
     Raises:
         CheckpointError: it is something else.
     """
-    if fields.text(name, only) != only:
+    text = fields.text(name, only)
+    if _OTHER_NAMES.get(text, text) != only:
         raise fields.invalid(name, f"`{only}`: other variants of the family are not supported")

@@ -25,6 +25,7 @@ from infer_models.config.rope_fields import read_full_and_sliding_rope, read_ori
 _MINISTRAL3_ROPE: Mapping[str, Any] = MappingProxyType(
     {
         "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
         "factor": 16.0,
         "original_max_position_embeddings": 16384,
         "mscale": 1.0,
@@ -45,7 +46,12 @@ def read_llama(fields: JsonFields) -> ModelConfig:
 
 
 def read_mistral(fields: JsonFields) -> ModelConfig:
-    """Mistral: Llama whose layers may slide. An absent window is that of Mistral 7B; null is none."""
+    """Mistral: Llama whose layers may slide. An absent window is that of Mistral 7B; null is none.
+
+    A file with `layer_types` is of Ministral 8B, as `transformers` takes it.
+    """
+    if "layer_types" in fields:
+        return read_ministral(fields)
     require(fields, "hidden_act", "silu")
     config = read_decoder(fields, pads_heads=True)
     return replace(config, windows=with_windows(config, read_window(fields, default=4096)))
@@ -66,11 +72,10 @@ def read_ministral3(fields: JsonFields) -> ModelConfig:
     config = read_decoder(
         fields,
         default_head_dim=128,
-        default_theta=1_000_000.0,
         default_norm_eps=1e-5,
         default_rope=_MINISTRAL3_ROPE,
     )
-    rope = rope_fields(fields, default_theta=1_000_000.0, default=_MINISTRAL3_ROPE)
+    rope = rope_fields(fields, default=_MINISTRAL3_ROPE)
     scaling = None
     if "llama_4_scaling_beta" in rope:
         scaling = QueryScaling(
