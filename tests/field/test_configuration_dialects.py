@@ -1,7 +1,7 @@
 """A model means the same however its rotary table is written: families times dialects, beside `transformers`.
 
 Files of transformers 4 have `rope_scaling` and `rope_theta`, those of 5 `rope_parameters`, edited ones something of
-both: vllm-project/vllm#28542, huggingface/transformers#39421, NVIDIA-NeMo/Automodel#1400, vllm-project/vllm#8793.
+both: vllm-project/vllm#28542, NVIDIA-NeMo/Automodel#1400, vllm-project/vllm#8793.
 """
 
 import json

@@ -19,7 +19,8 @@ from infer_models.weights import FLOATS
 logger = logging.getLogger("infer_models")
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_QUANTIZED_HEAD = ("lm_head.qweight", "lm_head.weight_packed")
+_PARTS = ("model.embed_tokens.", "lm_head.")
+"""What the names of tensors of the two begin with, quantized or not."""
 _BYTES_AT_ONCE = 32 << 20
 
 
@@ -39,7 +40,8 @@ def with_stored_head(config: ModelConfig, sources: Mapping[str, Source]) -> Mode
             EMBEDDING,
         )
         return replace(config, tie_word_embeddings=False)
-    if has_head == has_embedding or any(name in sources for name in _QUANTIZED_HEAD):
+    parts = {name.rpartition(".")[0] for name in sources if name.startswith(_PARTS)}
+    if len(parts) != 1 or not (has_head or has_embedding):
         return config
     logger.warning(
         "`tie_word_embeddings` is false, but the files hold no `%s`: `%s` is used for both",
