@@ -97,7 +97,7 @@ class CountTokensBody(ForeignFields, frozen=True, kw_only=True):
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     """The body of `POST /v1/messages`."""
 
-    max_tokens: Annotated[int, described("Most tokens to generate; at most what the context leaves.", minimum=1)]
+    max_tokens: Annotated[int, described("Most tokens to generate; at most what the context leaves.", minimum=-1)]
     temperature: Temperature = None
     top_p: TopP = None
     top_k: TopK = None

@@ -16,6 +16,10 @@ class _Restriction(NamedTuple):
     allowed: tuple[object, ...]
     send: str
 
+    def allows(self, value: object) -> bool:
+        """Return whether `value` is one of those; false is no 0 and true no 1."""
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.allowed)
+
 
 def described(description: str, **schema: Any) -> msgspec.Meta:
     """Return the annotation of a field for the OpenAPI document; `schema` is documentation only, it is not checked."""
@@ -44,7 +48,7 @@ def check_restricted(body: msgspec.Struct, *, prefix: str = "") -> None:
     if values == nothing:  # most bodies
         return
     for (name, restriction), value in zip(restrictions, values, strict=True):
-        if value is not None and value not in restriction.allowed:
+        if value is not None and not restriction.allows(value):
             raise unsupported(prefix + name, value, send=restriction.send)
 
 

@@ -59,7 +59,9 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         described("The older name of `max_completion_tokens`; the least of several limits counts.", minimum=-1),
     ] = None
     n_predict: Annotated[int | None, described("The same in llama.cpp's words.", minimum=-1)] = None
-    logprobs: Annotated[bool | int | None, described("List the log-probability of each token; 1 is true.")] = None
+    logprobs: Annotated[
+        bool | int | None, described("List the log-probability of each token; 1 is true.", minimum=0, maximum=1)
+    ] = None
     top_logprobs: Annotated[
         int | None,
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),

@@ -134,8 +134,11 @@ def _effort(reasoning: ReasoningField | None) -> str | None:
 
 def _sampling_params(body: ResponsesBody) -> SamplingParams:
     wanted = structured_outputs(body.text)
-    if body.max_output_tokens == 0:
-        raise out_of_range("max_output_tokens", "`max_output_tokens` is 0; it must be a whole number of at least 1.")
+    most = body.max_output_tokens
+    if most is not None and most < 1:
+        raise out_of_range(
+            "max_output_tokens", f"`max_output_tokens` is {most}; it must be a whole number of at least 1."
+        )
     given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(body, name)) is not None}
     try:
         return SamplingParams(max_tokens=body.max_output_tokens, structured_outputs=wanted, **given)
