@@ -264,3 +264,11 @@ def test_the_doctor_warns_of_what_loading_warns_of(folder: Path) -> None:
     assert len(warnings) == 2
     assert "says that weights are quantized (`gptq`), but none is in the files" in warnings[0]
     assert "`num_hidden_layers` is 2" in warnings[1]
+
+
+def test_weights_that_are_quantized_in_an_unknown_way_are_named_as_they_are_stored(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.self_attn.q_proj"
+    save_file({**tensors, f"{name}.W_q": tensors.pop(f"{name}.weight")}, path)
+    assert f"the files hold `{name}.W_q`, so weights are quantized in a way that is not read here" in refusal_of(folder)

@@ -154,7 +154,7 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return load(tmp_path_factory.mktemp("unknown"), ['{"name": "look", "arg', 'uments": {"at": "h', 'ome"}}'], xml)
 
 
-def test_a_model_of_an_unknown_format_is_told_one_and_may_choose(unknown: LLM) -> None:
+def test_a_model_of_an_unknown_format_may_call_in_the_format_of_all(unknown: LLM) -> None:
     offered = answer(unknown, tools=TOOLS)
     assert (calls_of(offered), offered.text) == ([("look", {"at": "home"})], "")
     assert answer(unknown).text == '{"name": "look", "arguments": {"at": "home"}}'

@@ -40,7 +40,7 @@ def load_model(
             (see `infer_kernels.plan_attention`); slower.
         shard: the part of the model that this process is to hold, of those that compute it together; None: the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as `config.json` allows.
-            LongRoPE has other frequencies for long sequences than for short ones, and tables of angles end here.
+            Tables of angles end here.
         quantization: how matrices are kept. `auto`: as the checkpoint has them, dequantized where no kernel multiplies
             by such weights; `none`: in `dtype`; `int8`, `int4`, `fp8`: quantized while they are read. With
             `int4`, embeddings, LM head and the products whose errors cost most have eight bits; with `fp8`, embeddings

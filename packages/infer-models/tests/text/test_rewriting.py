@@ -206,3 +206,16 @@ def test_no_conversation_is_refused_and_no_word_is_lost(name: str, roles: list[s
     text = TOKENIZERS[name].chat.render(chat)
     assert words(text) == sorted(each["content"] for each in messages if each["content"])
     assert TOKENIZERS[name].chat.encode(chat).token_ids
+
+
+def test_broken_arguments_become_text_where_a_template_knows_neither_calls_nor_two_turns_of_one_role() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": '}}
+    messages: list[Message] = [
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "RESULT"},
+        {"role": "user", "content": "V"},
+    ]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    text = family_tokenizer(GEMMA).chat.render(Conversation(messages=messages, tools=[tool]))
+    assert all(each in text for each in ("RESULT", "look", '{"a": ', "V"))

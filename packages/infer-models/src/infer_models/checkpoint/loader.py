@@ -181,6 +181,10 @@ def _why_missing(name: str, stored: StoredTensors) -> str:
     file = stored.files.index.get(name)
     if file is not None:
         return f"; the index puts `{name}` into {file.name}, which does not hold it"
+    layer = name.removesuffix("weight")
+    other = next((each for each in stored.sources if each.startswith(layer)), None)
+    if other is not None:
+        return f"; the files hold `{other}`, so weights are quantized in a way that is not read here"
     head = next((each for each in stored.sources if each.startswith(CLASSIFIERS)), None)
     return "" if head is None else f"; the files hold `{head}`, so it is a classifier and no model that writes text"
 

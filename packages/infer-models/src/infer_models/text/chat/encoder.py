@@ -115,12 +115,7 @@ class ChatEncoder:
         self.tool_call_format: ToolCallFormat | None = TOOL_CALL_FORMATS.get(tool_call_format)
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(tool_template.source)
-        self._renderer = ChatRenderer(
-            template,
-            tool_template=tool_template,
-            tool_call_format=self.tool_call_format,
-            has_channels=self.reasoning_format is not None and bool(self.reasoning_format.channels),
-        )
+        self._renderer = ChatRenderer(template, tool_template=tool_template, tool_call_format=self.tool_call_format)
         self._encoder = encoder
         markers = () if self.reasoning_format is None else self.reasoning_format.markers
         sources = [template.source, tool_template.source, *markers]

@@ -35,19 +35,10 @@ class ChatRenderer:
     """
 
     def __init__(
-        self,
-        template: ChatTemplate,
-        *,
-        tool_template: ChatTemplate,
-        tool_call_format: ToolCallFormat | None,
-        has_channels: bool = False,
+        self, template: ChatTemplate, *, tool_template: ChatTemplate, tool_call_format: ToolCallFormat | None
     ) -> None:
-        """Render with `tool_template` where there are tools; calls that become text are of `tool_call_format`.
-
-        `has_channels`: calls can be read in the model's channels, without a format.
-        """
+        """Render with `tool_template` where there are tools; calls that become text are of `tool_call_format`."""
         self._template = template
-        self._reads_calls = tool_call_format is not None or has_channels
         self._tool_template = tool_template
         self._tool_call_format = tool_call_format or TOOL_CALL_FORMATS["json"]
 
@@ -62,14 +53,6 @@ class ChatRenderer:
             return name in self._tool_template.render([{"role": "user", "content": "Hi"}], tools=[tool])
         except ChatTemplateError:
             return False
-
-    @property
-    def _describes_tools(self) -> bool:
-        """Whether the template's own words about tools ask for calls that can be read.
-
-        Another format than the known ones would be asked for in vain: it is better not mentioned.
-        """
-        return self.knows_tools and self._reads_calls
 
     def fit(self, chat: Conversation) -> tuple[Change, str]:
         """Return the least change of `chat` with which its template takes it, and the text of it.
@@ -100,7 +83,7 @@ class ChatRenderer:
             completed: list[Change] = [partial(_both, _with_complete_tools, each) for each in changes]
             changes += [_with_complete_tools, *completed]
         for change in changes:
-            yield partial(_both, self._prepared, change)
+            yield partial(_both, change, self._prepared)
 
     def _climbed(self, change: Change, chat: Conversation) -> tuple[Change, str]:
         changed = change(chat)
@@ -116,8 +99,8 @@ class ChatRenderer:
         """Return `chat` as its template can know it: no tools and no roles that it would leave out without a word."""
         dropped = (self._tool_template if chat.tools else self._template).dropped_roles
         roles = {each.get("role") for each in chat.messages}
-        is_described = bool(chat.tools) and not self._describes_tools
-        if is_described or (chat.has_calls and not self.knows_tools):
+        is_described = bool(chat.tools) and not self.knows_tools
+        if (chat.tools or chat.has_calls) and not self.knows_tools:
             chat = self._with_tools_as_text(chat)
         if is_described or roles & dropped - {"system"}:
             rungs = OF_SYSTEM if "system" in dropped else OF_SYSTEM[:1]
