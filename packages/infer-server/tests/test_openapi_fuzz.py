@@ -133,7 +133,7 @@ def with_plain_integers(context: schemathesis.HookContext, body: object) -> obje
 
 
 def schema_of(server_settings: ServerSettings) -> schemathesis.BaseSchema:
-    config = schemathesis.Config.from_dict({"max-stream-events": 1000})
+    config = schemathesis.Config.from_dict({"max-stream-events": 50_000})
     app = create_app(FakeEngine(), settings=server_settings)
     schema = schemathesis.openapi.from_asgi("/schema/openapi.json", app, config=config, headers=KEY)
     schema.hook("map_body")(with_plain_integers)
