@@ -59,7 +59,8 @@ def ours(folder: Path, length: int = 60, *, max_seq_len: int | None = None) -> t
 @torch.no_grad()
 def theirs(folder: Path, length: int = 60) -> torch.Tensor:
     """Return those of `transformers`."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
     logits: torch.Tensor = model(IDS[None, :length]).logits[0]
     return logits
 
@@ -72,7 +73,8 @@ def assert_same(folder: Path, length: int = 60) -> None:
 def engine(folder: Path, **fields: Any) -> LLM:
     """Return an engine over the folder."""
     save_tiny_tokenizer(folder)
-    return LLM(str(folder), **{"dtype": "float32", "kv_cache_memory": "16MiB", "max_batch_size": 2} | fields)
+    given: dict[str, Any] = {"dtype": "float32", "kv_cache_memory": "16MiB", "max_batch_size": 2} | fields
+    return LLM(str(folder), **given)
 
 
 def newer(scaling: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": (-1,)}, "`allowed_token_ids` is -1; it must be token ids of at least 0."),
     ({"allowed_token_ids": "5"}, "`allowed_token_ids` is '5'; it must be a list."),
     (
-        {"allowed_token_ids": (1,), "structured_outputs": StructuredOutputs(choice=["a"])},
+        {"allowed_token_ids": (1,), "structured_outputs": StructuredOutputs(choice=("a",))},
         "`allowed_token_ids` cannot be kept beside `structured_outputs`; send one of them.",
     ),
     ({"include_stop_str_in_output": 1}, "`include_stop_str_in_output` is 1; it must be True or False."),

@@ -202,6 +202,8 @@ def halves(piece: AnswerDelta) -> list[AnswerDelta]:
             return [ReasoningDelta(text[:1]), ReasoningDelta(text[1:])]
         case ContentDelta(text):
             return [ContentDelta(text[:1]), ContentDelta(text[1:])]
+        case _:
+            return [piece]
 
 
 def without_ids(value: Any) -> Any:
