@@ -130,7 +130,7 @@ def test_arguments_follow_their_schema_and_text_behind_them_is_free(tmp_path: Pa
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-def test_an_answer_that_is_preempted_or_one_of_several_is_the_same(choices: int, tmp_path: Path) -> None:
+def test_each_of_several_answers_has_its_calls(choices: int, tmp_path: Path) -> None:
     llm = load(tmp_path / "model", CALLS["hermes"], TEMPLATES["hermes"])
     completions = llm.chat(
         [{"role": "user", "content": "x"}], SamplingParams(temperature=0, max_tokens=60, n=choices), tools=TOOLS,
