@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from infer_engine import LLM, EngineConfig, SamplingParams
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.sizing import KVMemory
-from infer_models import CausalView, CheckpointError, load_model
+from infer_models import CausalView, CheckpointError, ModelConfig, load_model
 from infer_models.testing import (
     LLAMA3_SCALING,
     LONGROPE_SCALING,
@@ -270,6 +270,16 @@ def test_a_dtype_that_is_absent_is_that_of_the_weights(tmp_path: Path, absent: s
         edit(tmp_path, "torch_dtype", *(["dtype"] if absent == "left out" else []), dtype=absent)
         config = load_model(tmp_path, device=CPU, dtype=torch.float32).config
         assert config.dtype == str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("torch.bfloat16", "bfloat16"), ("bf16", "bfloat16"), ("half", "float16"), ("float64", "float32")],
+)
+def test_a_dtype_may_have_another_name(tmp_path: Path, name: str, dtype: str) -> None:
+    save_tiny("llama", tmp_path)
+    edit(tmp_path, dtype=name)
+    assert ModelConfig.from_folder(tmp_path).dtype == dtype
 
 
 def test_gemma_takes_bf16_in_place_of_fp16(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

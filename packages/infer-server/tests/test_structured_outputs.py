@@ -90,11 +90,16 @@ FORMATS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
 ]
 
 
+@pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize(("response_format", "wanted"), FORMATS, ids=lambda each: str(each)[:40])
 async def test_openais_response_format(
-    own_client: httpx.AsyncClient, engine: FakeEngine, response_format: Any, wanted: StructuredOutputs | None
+    own_client: httpx.AsyncClient,
+    engine: FakeEngine,
+    route: str,
+    response_format: Any,
+    wanted: StructuredOutputs | None,
 ) -> None:
-    assert (await post(own_client, CHAT, response_format=response_format)).status_code == 200
+    assert (await post(own_client, route, response_format=response_format)).status_code == 200
     assert engine.requests[0].params.structured_outputs == wanted
 
 

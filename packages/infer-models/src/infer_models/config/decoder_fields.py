@@ -12,6 +12,16 @@ from infer_models.config.stored_dtype import stored_dtype
 from infer_models.errors import CheckpointError
 
 MAX_HEAD_DIM = 256
+_SHORT_DTYPES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+    "double": "float32",
+    "float64": "float32",
+}
+"""Other names of dtypes, and wider ones, which nothing is computed in."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers in `layer_types`."""
 _OTHER_NAMES: Mapping[str, str] = MappingProxyType({"swish": "silu"})
@@ -151,6 +161,7 @@ def read_dtype(fields: JsonFields, *, default: str = "float32") -> str:
     """
     name = "dtype" if "dtype" in fields else "torch_dtype"
     dtype = fields.text(name, "auto").removeprefix("torch.")
+    dtype = _SHORT_DTYPES.get(dtype, dtype)
     if dtype == "auto":
         return stored_dtype(fields.path.parent) or default
     if dtype not in ("float32", "bfloat16", "float16"):

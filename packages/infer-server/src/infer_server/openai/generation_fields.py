@@ -117,6 +117,7 @@ class GenerationFields(ForeignFields, frozen=True, kw_only=True, forbid_unknown_
     cache_salt: Annotated[
         str | None, described("Cached prefixes are shared only with requests of the same salt and API key.")
     ] = None
+    response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
     structured_outputs: Annotated[
         StructuredOutputsField | None, described("What the text looks like, in vLLM's words.")
     ] = None
@@ -165,7 +166,6 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    response_format: ResponseFormat | None = None,
 ) -> SamplingParams:
     """Return the sampling parameters of `fields`; the other arguments have other names in each kind of body.
 
@@ -183,7 +183,7 @@ def sampling_params(
             grammar=fields.guided_grammar,
             whitespace_pattern=fields.guided_whitespace_pattern,
         ),
-        response_format=response_format,
+        response_format=fields.response_format,
     )
     given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(fields, name)) is not None}
     try:

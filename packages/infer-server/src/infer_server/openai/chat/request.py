@@ -22,7 +22,6 @@ from infer_server.openai.shared_fields import (
     ParallelToolCalls,
     ReasoningEffort,
 )
-from infer_server.openai.structured_outputs import ResponseFormat
 from infer_server.openai.tool_choice import TOOL_CHOICE
 from infer_server.openai.validation import check_model, check_range, out_of_range
 
@@ -66,7 +65,6 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         described("List this many most probable tokens too; needs `logprobs`.", minimum=0, maximum=MAX_TOP_LOGPROBS),
     ] = None
-    response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
     tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
     tool_choice: Annotated[str | dict[str, Any] | None, TOOL_CHOICE] = None
     parallel_tool_calls: ParallelToolCalls = None
@@ -106,7 +104,6 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
             max_tokens=_max_tokens(body),
             logprobs=_logprobs(body),
             prompt_logprobs=None,
-            response_format=body.response_format,
         ),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
