@@ -97,7 +97,7 @@ def is_replaced(running: RunningCluster, lost: psutil.Process) -> bool:
 
 
 def test_wrong_requests_and_right_ones_are_answered_as_without_ray(url: str) -> None:
-    wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 0})
+    wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": -2})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "max_tokens")
     assert httpx.post(f"{url}/v1/nothing", json={}).status_code == 404
     assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "infer-demo"
