@@ -57,16 +57,16 @@ def test_images_are_refused_and_texts_in_parts_are_answered(url: str) -> None:
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("completions", {"prompt": "Hi", "max_tokens": -1}, "`max_tokens`"),
+    ("completions", {"prompt": "Hi", "max_tokens": -2}, "`max_tokens`"),
     ("completions", {"prompt": [{"type": "text", "text": "Hi"}]}, "`prompt"),
     ("completions", {"prompt": "Hi", "model": "gpt-4o"}, "send `gemma`"),
     ("chat/completions", {"messages": [{"role": "model", "content": "Hi"}]}, "`messages[0].role`"),
-    ("chat/completions", {"messages": [{"role": "assistant", "content": "Hi"}]}, "User and assistant take turns"),
+    ("chat/completions", {"messages": [{"role": "user"}]}, "`messages[0].content`"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, "maximum context length"),
     ("responses", {"input": "Hi", "previous_response_id": "resp_1"}, "`previous_response_id`"),
     ("responses", {"input": [{"type": "input_text", "text": "Hi"}]}, "in the `content` of a message"),
     ("messages", {"messages": [{"role": "user", "content": "Hi"}]}, "`max_tokens` is missing"),
-    ("messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 0}, "`max_tokens`"),
+    ("messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": -2}, "`max_tokens`"),
 ]
 
 

@@ -71,7 +71,7 @@ def damage_processor(folder: Path) -> None:
         (truncate, ["model.safetensors", "truncated"]),
         (drop_tensor, ["model.layers.1.mlp.up_proj.weight", "missing"]),
         (partial(change_config, model_type="mamba"), ["config.json", "`model_type` is 'mamba'", "`qwen3_moe`"]),
-        (partial(change_config, attention_bias=True), ["config.json", "`attention_bias` is True"]),
+        (partial(change_config, attention_bias=True), ["model.safetensors", "q_proj.bias", "missing"]),
         (
             quantize_otherwise,
             ["config.json", "`quantization_config.quant_method` is 'hqq'", "`gptq`"],
