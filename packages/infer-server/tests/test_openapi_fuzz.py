@@ -28,6 +28,8 @@ BEYOND_SCHEMAS = re.compile(
     | missing_field\ prompt                        # and no `messages`
     | invalid_value\ (guided_\w+|structured_outputs|grammar|json_schema|response_format) # more than one, or none
     | unsupported_value\ best_of                   # not the value of `n`
+    | invalid_value\ (allowed_token_ids|bad_words)  # beside a grammar, or one leaves nothing of the other
+    | unsupported_value\ (repeat_last_n|penalty_last_n|repetition_penalty_range|rep_pen_range)  # beside a penalty
     | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
     | unsupported_value\ (tools\[0\]|tool_choice)\.type  # nothing that can be called
     | invalid_value\ (tools\S*|tool_choice)         # tools of one name, or none of that
