@@ -26,6 +26,8 @@ from infer_models.testing import (
     save_tiny,
     save_tiny_tokenizer,
 )
+from infer_models.testing.compressed_layers import compressed_config, quantize_compressed
+from infer_models.weight_storage import Quantization
 
 CPU = torch.device("cpu")
 IDS = torch.randint(3, 300, (60,), generator=torch.Generator().manual_seed(1))
@@ -48,9 +50,9 @@ def edit_tensors(folder: Path, **tensors: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def ours(folder: Path, length: int = 60, *, max_seq_len: int | None = None) -> torch.Tensor:
+def ours(folder: Path, length: int = 60, *, quantization: Quantization = "auto") -> torch.Tensor:
     """Return the logits of a text."""
-    model = load_model(folder, device=CPU, dtype=torch.float32, max_seq_len=max_seq_len)
+    model = load_model(folder, device=CPU, dtype=torch.float32, quantization=quantization)
     positions = model.first_position(length) + torch.arange(length)
     logits: torch.Tensor = model(IDS[:length], positions, CausalView())
     return logits
@@ -179,6 +181,23 @@ def test_padded_heads_in_an_engine(tmp_path: Path, quantization: str) -> None:
     if quantization == "none":
         assert done.token_ids == expected[20:].tolist()
     assert len(done.token_ids) == 5
+
+
+def test_quantized_weights_of_padded_heads_are_dequantized_and_not_quantized_anew(tmp_path: Path) -> None:
+    twin = save_tiny("llama", tmp_path, head_dim=100)
+    path = tmp_path / "model.safetensors"
+    tensors, weights = load_file(path), {"num_bits": 8, "type": "int", "strategy": "channel"}
+    for index in range(3):
+        for name in (f"model.layers.{index}.self_attn.{each}_proj" for each in "qkvo"):
+            parts, worth = quantize_compressed(tensors.pop(f"{name}.weight"), weights=weights, layout="int-quantized")
+            tensors |= {f"{name}.{end}": part.contiguous() for end, part in parts.items()}
+            twin.get_parameter(f"{name}.weight").data = worth
+    save_file(tensors, path, metadata={"format": "pt"})
+    edit(tmp_path, quantization_config=compressed_config(weights=weights, layout="int-quantized", inputs=None))
+    expected = ours(tmp_path, quantization="none")
+    with torch.no_grad():
+        torch.testing.assert_close(expected, twin(IDS[None]).logits[0], rtol=0, atol=1e-4)
+    assert torch.equal(ours(tmp_path, quantization="auto"), expected)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from infer_models.mxfp4 import STORAGE, Mxfp4Part
 from infer_models.quantization.scheme import read_quantization
 from infer_models.quantization.storage import Storage
 from infer_models.quantization.stored_format import QuantizationScheme, StoredFormat
-from infer_models.weights import StoredWeight, WeightSlice
+from infer_models.weights import PaddedWeight, StoredWeight, WeightSlice
 
 logger = logging.getLogger("infer_models")
 
@@ -269,6 +269,8 @@ class _Plan:
         if all(isinstance(each, Mxfp4Part) for each in stored.values()):
             return True, {STORAGE}
         formats = {self.layers.format_of(module, name) for name in stored}
+        if any(isinstance(each, PaddedWeight) for each in stored.values()):
+            return formats != {None}, {None}  # its codes and scales are of heads without the padding
         return formats != {None}, {None if each is None else each.storage for each in formats}
 
     def _where_served(self, storage: Storage, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> Storage | None:
