@@ -217,7 +217,7 @@ def build_core(
     core = assemble_core(
         parts if wrap_parts is None else wrap_parts(parts),
         eos_token_ids=loaded.eos_token_ids,
-        share_prefix=choose_sharing(config, kv_format=loaded.kv_format, short_length=loaded.short_length),
+        share_prefix=choose_sharing(config, kv_format=loaded.kv_format, first_position=loaded.first_position),
         grammars=grammars,
         schedules_ahead=config.schedules_ahead(on_gpu=loaded.info.device.startswith("cuda")),
     )
@@ -288,18 +288,20 @@ def build_scheduler(
             return ContinuousScheduler(kv_cache_manager, limits, POLICIES[config.scheduler_policy])
 
 
-def choose_sharing(config: EngineConfig, *, kv_format: str = "", short_length: int | None = None) -> PrefixSharing:
+def choose_sharing(
+    config: EngineConfig, *, kv_format: str = "", first_position: Callable[[int], int] | None = None
+) -> PrefixSharing:
     """Return the function that decides which requests share blocks.
 
     Args:
         config: the configuration.
         kv_format: that of `KVPool`.
-        short_length: that of the model, as `CausalLM` has it.
+        first_position: that of the model, as `CausalLM` has it; None: all sequences begin at 0.
     """
     if config.resolved_kv_cache_backend == "contiguous":
         return share_with_none
     share = share_with_all if config.caches_prefixes else share_with_siblings
-    return partial(share, kv_format=kv_format, short_length=short_length)
+    return partial(share, kv_format=kv_format, first_position=first_position)
 
 
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:

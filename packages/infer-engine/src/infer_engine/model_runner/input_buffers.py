@@ -1,6 +1,6 @@
 """`InputBuffers`: builds the inputs of a step in one pinned host buffer, and copies them to the device at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,7 @@ class InputBuffers:
         device: torch.device,
         has_metadata: bool = False,
         padded_shapes: PaddedShapes | None = None,
-        short_length: int | None = None,
+        first_position: Callable[[int], int] | None = None,
     ) -> None:
         """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
 
@@ -54,9 +54,9 @@ class InputBuffers:
             device: what computes.
             has_metadata: keep block tables and the sequences of a batch on the device.
             padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
-            short_length: the model's `CausalLM.short_length`.
+            first_position: the model's `CausalLM.first_position`; None: all sequences begin at 0.
         """
-        self._short_length = short_length
+        self._first_position = first_position
         self._block_size = block_size
         self._num_groups = num_groups
         self._padded_shapes = padded_shapes
@@ -124,10 +124,10 @@ class InputBuffers:
                 _next_id(request) if count == 1 else request.token_ids[computed : computed + count]
             )
         positions[:] = np.arange(total, dtype=np.int32) + np.repeat(starts - query_start[:-1], num_tokens)
-        if self._short_length is not None:
-            firsts = np.array(self._first_positions([request for request, _ in items]), np.int32)
+        if self._first_position is not None:
+            firsts = [self._first_position(request.max_length) for request, _ in items]
             positions = positions.copy()
-            parts.position_ids[:total] += np.repeat(firsts, num_tokens)
+            parts.position_ids[:total] += np.repeat(np.array(firsts, np.int32), num_tokens)
         columns, offsets = np.divmod(positions, self._block_size)
         token_rows = np.repeat(rows, num_tokens)
         is_stored = positions >= np.repeat(num_reused, num_tokens)
@@ -161,9 +161,9 @@ class InputBuffers:
         parts.input_ids[:total] = input_ids
         positions = parts.position_ids[:total]
         positions[:] = [request.num_computed_tokens for request in requests]
-        if self._short_length is not None:
+        if self._first_position is not None:
             positions = positions.copy()
-            parts.position_ids[:total] += np.array(self._first_positions(requests), np.int32)
+            parts.position_ids[:total] += np.array([self._first_position(r.max_length) for r in requests], np.int32)
         columns, offsets = np.divmod(positions, self._block_size)
         for group, table in enumerate(self._tables.on_host):
             parts.slots[group][:total] = table[rows, columns] * self._block_size + offsets
@@ -179,11 +179,6 @@ class InputBuffers:
             has_pending_tokens=min(input_ids) < 0,
             writes_sequences=not is_same,
         )
-
-    def _first_positions(self, requests: Sequence[Request]) -> list[int]:
-        """Return the position of the first token of each request, as `CausalLM.first_position` says."""
-        short = self._short_length or 0
-        return [short if request.max_length > short else 0 for request in requests]
 
     def build_probe(self) -> ForwardBatch:
         """Return the batch of one token of an empty sequence, which is not stored and attends to no other."""

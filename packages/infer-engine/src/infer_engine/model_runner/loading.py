@@ -47,7 +47,7 @@ class LoadedRunner:
         num_blocks: number of KV blocks, by group of layers.
         windows: sliding window, or None, by group of layers.
         kv_format: how blocks hold keys and values, a part of their hashes.
-        short_length: the model's `CausalLM.short_length`.
+        first_position: where sequences begin, by their longest length; None: all at 0.
         eos_token_ids: tokens that end a sequence.
         info: a description of the loaded model.
         close: ends the processes of other ranks.
@@ -58,7 +58,7 @@ class LoadedRunner:
     num_blocks: tuple[int, ...]
     windows: tuple[int | None, ...]
     kv_format: str
-    short_length: int | None
+    first_position: Callable[[int], int] | None
     eos_token_ids: frozenset[int]
     info: EngineInfo
     close: Callable[[], None]
@@ -174,7 +174,7 @@ def _build_runner(
         num_blocks=kv.num_blocks,
         windows=loaded.groups.windows,
         kv_format=pool.kv_format,
-        short_length=rank_model.model.short_length,
+        first_position=loaded.first_position,
         eos_token_ids=eos_token_ids,
         info=info,
         close=(lambda: None) if followers is None else followers.close,

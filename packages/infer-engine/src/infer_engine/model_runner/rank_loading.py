@@ -1,6 +1,6 @@
 """Loads a rank's part of a model and allocates its KV pool. A model on one device is one rank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +64,12 @@ class LoadedRank:
     longest_seq_len: int
 
     @property
+    def first_position(self) -> Callable[[int], int] | None:
+        """The model's `CausalLM.first_position`; None: all sequences begin at 0."""
+        model = self.rank_model.model
+        return None if model.short_length is None else model.first_position
+
+    @property
     def max_step_tokens(self) -> int:
         """Most tokens of a step."""
         return self.limits.max_step_tokens(self.longest_seq_len)
@@ -114,7 +120,7 @@ class LoadedRank:
             device=self.rank_model.device,
             has_metadata=has_metadata,
             padded_shapes=padded_shapes,
-            short_length=self.rank_model.model.short_length,
+            first_position=self.first_position,
         )
 
     def host_planned_views(self, pool: KVPool) -> HostPlannedViews:

@@ -33,7 +33,7 @@ ALL_FAMILIES = tuple(TINY_FAMILIES)
 """The tiny checkpoints that `transformers` has twins of, text models inside multimodal ones among them."""
 _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        # `transformers` chooses LongRoPE's frequencies anew at each length: here all of two tokens or more have the long ones.
+        # `transformers` chooses LongRoPE's frequencies anew at each length: here all but one token have the long ones.
         "phi3": {
             "rope_parameters": LONGROPE_SCALING | {"original_max_position_embeddings": 1, "attention_factor": 1.19}
         }
