@@ -14,8 +14,10 @@ import pytest
 
 from infer_engine.model_runner.forward_batch import BatchShape
 from infer_engine.model_runner.graphs.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
+from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens
 from infer_engine.testing.interpreted import run_interpreted
 from infer_engine.testing.models import save_servable
+from infer_kernels.gpu import Gpu
 
 QUICK = [
     "nothing",
@@ -141,6 +143,43 @@ def test_every_batch_of_decodes_has_a_shape_and_no_shape_is_larger_than_a_step(m
     assert all(shape.num_tokens <= max(max_seqs, max_tokens) for shape in shapes)
     sizes = list(shapes)
     assert len(sizes) == len(shapes) == len(set(sizes))
+
+
+MODELS = {  # weights of the layers, and layers
+    "Qwen3-0.6B": (0.44e9, 28),
+    "Gemma-3-1B": (0.70e9, 26),
+    "Llama-3.2-1B": (0.97e9, 16),
+    "Qwen3-1.7B": (1.41e9, 28),
+    "Llama-3.2-3B": (2.82e9, 28),
+    "Llama-3.1-8B": (7.5e9, 32),
+}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "most"),
+    [
+        (Gpu((9, 0), 132), [2304, 2304, 1024, 1024, 512, 512]),  # H100
+        (Gpu((8, 0), 108), [1024, 512, 512, 512, 512, 512]),  # A100
+        (Gpu((8, 9), 128), [512] * 6),  # 4090
+        (Gpu((10, 0), 148), [2304, 2304, 2304, 2304, 1024, 512]),  # B200
+        (Gpu((13, 7), 100), [512] * 6),
+    ],
+)
+def test_larger_steps_with_prompts_are_captured_where_the_device_is_faster_than_the_host(
+    gpu: Gpu, most: list[int]
+) -> None:
+    found = [
+        most_prompt_tokens(num_weights=int(weights), num_layers=layers, gpu=gpu) for weights, layers in MODELS.values()
+    ]
+    assert found == most
+
+
+def test_a_small_model_has_shapes_for_a_whole_chunk_and_decodes_beside_it() -> None:
+    shapes = PaddedShapes(max_seqs=256, max_tokens=8448, max_prompt_tokens=2304)
+    assert len(shapes) == len(PaddedShapes(max_seqs=256, max_tokens=8448)) + 3
+    for num_tokens, padded in ((513, 1024), (1025, 2048), (2049, 2304), (2048 + 256, 2304)):
+        assert shapes.least(num_tokens, 256, is_decode_only=False) == BatchShape(padded, 256, is_decode_only=False)
+    assert max(PaddedShapes(max_seqs=4, max_tokens=600, max_prompt_tokens=2304)).num_tokens == 600
 
 
 def test_a_batch_that_no_shape_holds_is_not_padded() -> None:

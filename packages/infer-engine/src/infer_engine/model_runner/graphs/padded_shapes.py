@@ -6,17 +6,23 @@ from collections.abc import Iterator, Sequence
 from infer_engine.model_runner.forward_batch import BatchShape
 
 MAX_CAPTURED_TOKENS = 512
-"""Tokens of the largest captured step with prompts: a larger one takes the device longer than the host's launches."""
+"""Tokens of the largest captured step with prompts of most models, see `prompt_tokens`."""
+
+LARGER_SIZES = (1024, 2048, 2304)
+"""Tokens of larger ones, for small models: at last a whole chunk of a prompt, alone and beside 256 decodes."""
 
 
 class PaddedShapes:
     """Shapes of steps of decodes, and of steps with prompts; a batch is padded to the least that holds it."""
 
-    def __init__(self, *, max_seqs: int, max_tokens: int) -> None:
-        """Choose shapes for steps of up to `max_seqs` sequences and `max_tokens` tokens."""
+    def __init__(self, *, max_seqs: int, max_tokens: int, max_prompt_tokens: int = MAX_CAPTURED_TOKENS) -> None:
+        """Choose shapes for steps of up to `max_seqs` sequences and `max_tokens` tokens.
+
+        Those with prompts have at most `max_prompt_tokens`.
+        """
         self._decodes = [BatchShape(count, count, is_decode_only=True) for count in _decode_sizes(max_seqs)]
-        most = min(MAX_CAPTURED_TOKENS, max_tokens)
-        buckets = [count for count in (16, 32, 64, 128, 256, 384, 512) if count < most]
+        most = min(max_prompt_tokens, max_tokens)
+        buckets = [count for count in (16, 32, 64, 128, 256, 384, 512, *LARGER_SIZES) if count < most]
         self._mixed = [BatchShape(count, min(count, max_seqs), is_decode_only=False) for count in (*buckets, most)]
         self._decode_counts = [shape.num_tokens for shape in self._decodes]
         self._mixed_counts = [shape.num_tokens for shape in self._mixed]

@@ -1,0 +1,42 @@
+"""The largest step with prompts that is worth capturing.
+
+A step that is not captured takes the longer of two times: the host's for the launches of its kernels, and the device's.
+A replay takes the device's alone, padding included. So a size is captured if the device is done with all its rows
+before the host would be: then a replay is never slower, however much of it is padding.
+
+    host      layers * HOST_S_PER_LAYER
+    device    2 * weights * rows / (multiprocessors * operations in a cycle * CYCLES_PER_S * REACHED)
+
+The device's time is counted, not measured, so that an engine captures the same sizes at every start. Of a mixture of
+experts all weights are counted, as if each token went to all of them: nothing beyond `MAX_CAPTURED_TOKENS` is captured.
+"""
+
+from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES, MAX_CAPTURED_TOKENS
+from infer_kernels.gpu import Gpu
+
+HOST_S_PER_LAYER = 0.0002
+"""Seconds in which the host launches a layer's nine kernels: the least of what was measured, 5.5 ms for 28 layers."""
+
+CYCLES_PER_S = 1.7e9
+REACHED = 0.7
+"""Share of a device's operations that matrix products reach."""
+
+_OPERATIONS_PER_CYCLE = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192}
+"""By compute capability, those of one multiprocessor in bf16 with fp32 sums (NVIDIA's data sheets)."""
+_FEWEST = 512
+"""Those of GeForce cards, and of architectures that are not listed."""
+
+
+def most_prompt_tokens(*, num_weights: int, num_layers: int, gpu: Gpu) -> int:
+    """Return the rows of the largest step with prompts that is worth capturing.
+
+    Args:
+        num_weights: of all layers: each row is multiplied by them.
+        num_layers: layers.
+        gpu: computes.
+    """
+    in_a_cycle = gpu.num_sms * _OPERATIONS_PER_CYCLE.get(gpu.capability, _FEWEST)
+    seconds_per_row = 2 * num_weights / (in_a_cycle * CYCLES_PER_S * REACHED)
+    host_s = num_layers * HOST_S_PER_LAYER
+    worth = [size for size in LARGER_SIZES if size * seconds_per_row < host_s]
+    return max(worth, default=MAX_CAPTURED_TOKENS)
