@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.testing.bounds import check_addresses
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
@@ -74,9 +75,11 @@ class _Results:
 def interpret_kernels() -> None:
     """Make public ops run their Triton kernels on CPU tensors, faithfully, for the rest of this process.
 
-    The process must have started with `TRITON_INTERPRET=1`: Triton asks for it when a kernel is decorated.
+    Every address that they read or write is checked. The process must have started with `TRITON_INTERPRET=1`: Triton
+    asks for it when a kernel is decorated.
     """
     make_interpreter_faithful()
+    check_addresses()
     TRITON_DEVICES.add("cpu")
 
 
