@@ -219,6 +219,7 @@ def made_gpus(
         patch.setattr(environment, "ask_nvidia_smi", lambda: [told] * 2)
         patch.setattr(environment, "read_host_limits", lambda: limited(usable=16))
         patch.setattr("infer_kernels.gpu.require_launcher", lambda: None)
+        patch.setattr(environment, "examine_first_launches", lambda reporter: reporter.ok("launches", "made up"))
         yield
 
 
@@ -227,6 +228,7 @@ def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(mon
         found = examined(examine_environment, device="cuda:1")
     assert found.named("failed") == found.named("warning") == set()
     assert found.findings["GPU"].found == "A GPU, compute capability 9.0, 80.0 GiB"
+    assert "launches" in found.named("ok")
     assert (found.details["device"], found.details["kernel_processes"]) == ("cuda:1", 4)
     assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
 

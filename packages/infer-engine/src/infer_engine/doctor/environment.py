@@ -5,6 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from infer_engine.doctor.first_launch import examine_first_launches
 from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable, has_mig, is_slice, read_driver
 from infer_engine.doctor.host import (
     describe_compilers,
@@ -162,6 +163,7 @@ def _examine_triton(reporter: Reporter) -> None:
         reporter.fail("Triton's launcher", str(error), fix="install a C compiler and Python's headers")
     else:
         reporter.ok("Triton's launcher", "compiled by this machine's C compiler")
+        examine_first_launches(reporter)
 
 
 def _examine_cpu_kernels(reporter: Reporter) -> None:

@@ -102,7 +102,7 @@ def _sums_of_weights(ops: ModelOps, q: Tensor, keys: Tensor, times: Tensor) -> T
         keys: [blocks, kv_heads, block_size, head_dim].
         times: [blocks, block_size], how often the sequence has each token.
     """
-    heads = q[0].float().unflatten(0, (ops.kv_heads, -1))
+    heads = q[0].float().view(ops.kv_heads, -1, ops.head_dim)
     scores = torch.einsum("hgd,nhsd->hgns", heads, keys.float()) * ops.scale
     if ops.soft_cap is not None:
         scores = ops.soft_cap * (scores / ops.soft_cap).tanh()
