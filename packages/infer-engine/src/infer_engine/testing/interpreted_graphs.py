@@ -5,6 +5,7 @@
 Prints a line of JSON for each sabotage: what came of capturing. `nothing` is none.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -31,27 +33,30 @@ from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels import AttentionBuffers, Largest
 from infer_models import CausalLM
 
-MAX_SEQ_LEN = 520
-MAX_BATCH_SIZE = 4
-CONFIG = EngineConfig(
-    dtype="float32",
-    max_seq_len=MAX_SEQ_LEN,
-    max_batch_size=MAX_BATCH_SIZE,
-    max_num_batched_tokens=12,
-    prefill_chunk_size=8,
-    block_size=64,
+MAX_SEQ_LEN, MAX_BATCH_SIZE = 300, 2
+SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "long sequences are cut": (1200, 1),
+        "depends on its last replay": (MAX_SEQ_LEN, 1),
+        "reads what it left": (MAX_SEQ_LEN, 1),
+        "replays late": (MAX_SEQ_LEN, 1),
+        "results are not finite": (MAX_SEQ_LEN, 1),
+    }
 )
+"""By sabotage, the longest sequence and the most sequences, where they are not those above."""
 NUM_BLOCKS = 40
 
 Sabotage = Callable[[DeviceSteps, KVPool], None]
 """Does something wrong inside a capture, after everything else."""
 
 
-def wrong_inputs(change: Callable[[DeviceInputs], DeviceInputs]) -> Callable[[], object]:
-    """Return what patches the inputs that a capture reads; `change` may keep old ones."""
+def wrong_inputs(change: Callable[[DeviceInputs], DeviceInputs], *, is_recorded: bool = False) -> Callable[[], object]:
+    """Return what patches the inputs that a capture reads; `change` may keep old ones, or be a part of the capture."""
     true_inputs = InputBuffers.inputs
 
     def inputs(self: InputBuffers, shape: BatchShape) -> DeviceInputs:
+        if is_recorded:
+            return change(true_inputs(self, shape))
         with torch._C._DisableTorchDispatch():  # noqa: SLF001 - what is kept is no part of the capture
             return change(true_inputs(self, shape))
 
@@ -92,6 +97,45 @@ def _choose_from_old_hidden() -> object:
     return patch.object(CausalLM, "most_probable", choose)
 
 
+def _change_hidden(change: Callable[[Tensor], Tensor]) -> object:
+    """Let captures compute other hidden states."""
+    true_hidden = CausalLM.hidden_states
+
+    def hidden_states(self: CausalLM, *arguments: Any) -> Tensor:
+        return change(true_hidden(self, *arguments))
+
+    return patch.object(CausalLM, "hidden_states", hidden_states)
+
+
+def _add_nothing_of_the_last(hidden: Tensor) -> Tensor:
+    """Add what the last replay has left, times 0."""
+    with torch._C._DisableTorchDispatch():  # noqa: SLF001 - as above
+        left = torch.zeros_like(hidden)
+    hidden = hidden + left * 0
+    left.copy_(hidden)
+    return hidden
+
+
+def _need_the_last(hidden: Tensor) -> Tensor:
+    """Compute something else, unless the last replay was of the same capture."""
+    own = float(next(_captures))
+    hidden = hidden + (_last_capture - own)
+    _last_capture.fill_(own)
+    return hidden
+
+
+_captures = itertools.count()
+_last_capture = torch.zeros(1)
+
+
+def _cut(inputs: DeviceInputs) -> DeviceInputs:
+    """Compute the first 1,024 tokens of a sequence alone."""
+    assert inputs.metadata is not None
+    return replace(
+        inputs, metadata=tuple(replace(each, seq_lens=each.seq_lens.clamp(max=1024)) for each in inputs.metadata)
+    )
+
+
 SABOTAGES: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         "nothing": lambda: patch.object(InputBuffers, "inputs", InputBuffers.inputs),
@@ -104,6 +148,10 @@ SABOTAGES: Mapping[str, Callable[[], object]] = MappingProxyType(
         "old block table": _with_old("block_table"),
         "old hidden states": _choose_from_old_hidden,
         "old parameters of draws": _draw_by_old_parameters,
+        "long sequences are cut": wrong_inputs(_cut, is_recorded=True),
+        "depends on its last replay": lambda: _change_hidden(_need_the_last),
+        "reads what it left": lambda: _change_hidden(_add_nothing_of_the_last),
+        "results are not finite": lambda: patch.object(InputBuffers, "inputs", InputBuffers.inputs),
         "semaphores are not reset": lambda: patch.object(AttentionBuffers, "zero_semaphores", lambda _: None),
     }
 )
@@ -113,6 +161,8 @@ class SabotagedCapture(RecordingCapture):
     """Records steps while something is wrong, or finds that they never end."""
 
     sabotage = "nothing"
+    late: list[Replay] = []  # noqa: RUF012 - of all captures of the process
+    pool: KVPool
 
     def capture(self, compute: Callable[[], None]) -> Replay:
         """Record `compute`."""
@@ -121,6 +171,9 @@ class SabotagedCapture(RecordingCapture):
                 return super().capture(lambda: _both(compute, torch.zeros(1).item))
             case "writes elsewhere":
                 return super().capture(lambda: _both(compute, SabotagedCapture.pool.key_cache(0)[0].zero_))
+            case "replays late":
+                replay = super().capture(compute)
+                return lambda: self.late.append(replay)
             case "never ends":
                 return super().capture(compute)
             case name:
@@ -129,9 +182,9 @@ class SabotagedCapture(RecordingCapture):
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether a replay ended."""
+        while self.late:
+            self.late.pop(0)()
         return super().wait(timeout_s) and self.sabotage != "never ends"
-
-    pool: KVPool
 
 
 def _both(compute: Callable[[], None], wrong: Callable[[], object]) -> None:
@@ -149,7 +202,19 @@ def sabotaged(name: str, pool: KVPool) -> Iterator[None]:
 
 def capture(folder: Path, sabotage: str) -> dict[str, object]:
     """Return what came of capturing a model's steps."""
-    loaded = load_rank(CONFIG, folder, device=torch.device("cpu"))
+    max_seq_len, max_batch_size = SIZES.get(sabotage, (MAX_SEQ_LEN, MAX_BATCH_SIZE))
+    config = EngineConfig(
+        dtype="float32",
+        max_seq_len=max_seq_len,
+        max_batch_size=max_batch_size,
+        max_num_batched_tokens=12,
+        prefill_chunk_size=8,
+        block_size=64,
+    )
+    loaded = load_rank(config, folder, device=torch.device("cpu"))
+    if sabotage == "results are not finite":
+        norm = loaded.rank_model.model.get_submodule("model.norm")
+        norm.get_parameter("weight")[0] = torch.inf
     pool = loaded.allocate_pool([NUM_BLOCKS] * len(loaded.groups.windows))
     steps = allocate_device_steps(loaded)
     assert steps.graphs is not None
@@ -159,8 +224,8 @@ def capture(folder: Path, sabotage: str) -> dict[str, object]:
                 steps.views(pool),
                 pool,
                 windows=loaded.groups.windows,
-                max_batch_size=MAX_BATCH_SIZE,
-                max_seq_len=MAX_SEQ_LEN,
+                max_batch_size=max_batch_size,
+                max_seq_len=max_seq_len,
                 vocab_size=loaded.model_config.vocab_size,
             )
         except ValueError as error:

@@ -2,11 +2,14 @@
 
 For every shape, over a KV pool that no request uses:
 
-    batch A    staged ──> captured ──> computed ──> replayed twice      the replays give what was computed
-    batch B    staged in the same buffers ────────> computed ──> replayed      ... so nothing of batch A is in the graph
+    padding    staged ──> computed ──> captured
+    batch A    staged ──> computed ──> replayed twice        the replays give what was computed
+    NaN        replayed over sequences of NaN                ... also where memory of the capture holds NaN
+    batch B    staged in the same buffers ──> computed ──> replayed      ... and nothing of batch A is in the graph
 
-Blocks that no sequence has hold NaN, which shows in every row that reads one; so do the slots that the step writes,
-and what it returns, before each replay. Semaphores are set to what a failed launch may leave.
+At last the largest and the smallest take turns, with steps between that are not captured, and decodes run in a row
+without a wait. Blocks that no sequence has hold NaN, which shows in every row that reads one; the slots that the step
+writes, and what it returns, are overwritten before each replay. Semaphores are set to what a failed launch may leave.
 """
 
 import logging
@@ -20,7 +23,9 @@ from torch import Tensor
 
 from infer_cache import KVPool
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
+from infer_engine.model_runner.graphs import cache_rows
 from infer_engine.model_runner.graphs.cuda_graphs import Captured, CUDAGraphs
+from infer_engine.model_runner.graphs.decodes_in_a_row import decode_in_a_row
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
 from infer_engine.model_runner.input_buffers import InputBuffers
@@ -35,6 +40,12 @@ TOLERANCE = 2.0**-6
 
 MAX_DRAWS = 3
 """Draws of other parameters after which a captured draw is refused."""
+
+FORGOTTEN = (float("nan"), -8.0)
+"""What the first and the second replay find where the step is to write: either may be what it has to compute."""
+
+ROWS_IN_A_ROW = 8
+"""Sequences that are decoded in a row, at least, if so many are computed together."""
 
 
 class GraphStuckError(ValueError):
@@ -112,6 +123,7 @@ class GraphChecker:
         self._capture = capture
         self._compute_logits = compute_logits
         self._dirty_semaphores = dirty_semaphores
+        self._captured: dict[BatchShape, Captured] = {}
 
     @torch.inference_mode()
     def capture_all(self, shapes: Iterable[BatchShape]) -> GraphReport:
@@ -122,14 +134,14 @@ class GraphChecker:
         """
         started_s = time.monotonic()
         self._batches.write_noise()
-        num_captured = num_exact = 0
+        num_exact = 0
         try:
             for shape in shapes:
-                is_exact = self._check(shape)
-                if is_exact is not None:
-                    num_captured += 1
-                    num_exact += is_exact
+                num_exact += self._check(shape)
+            self._check_in_turn()
+            self._check_in_a_row()
             self._check_other_blocks()
+            num_captured = len(self._captured)
             report = GraphReport(num_captured, num_exact)
         except GraphStuckError:
             raise
@@ -141,44 +153,114 @@ class GraphChecker:
         logger.info("%s (%.1f s).", report, time.monotonic() - started_s)
         return report
 
-    def _check(self, shape: BatchShape) -> bool | None:
+    def _check(self, shape: BatchShape) -> bool:
         """Capture the step of a shape and compare it; return whether all bits are equal.
 
-        Returns None, and captures nothing, if the KV pool has no room for such a step.
+        Captures nothing if the KV pool has no room for such a step.
 
         Raises:
             GraphRefusedError: something else was computed.
         """
-        captured: Captured | None = None
-        is_exact = True
         filled = [self._batches.fill(shape, variant=variant) for variant in range(2)]
+        if None in filled:
+            return False
+        captured = self._captured[shape] = self._graphs.capture(shape)
+        is_exact = True
         for variant, contents in enumerate(filled):
-            if contents is None or filled[1] is None:
-                return None
+            assert contents is not None
+            if variant > 0:
+                self._fill_memory_with_nan(shape, captured)
             batch = self._input_buffers.build(*contents)
             assert batch.shape == shape, f"a batch for {shape} was padded to {batch.shape}"
-            if captured is None:
-                captured = self._graphs.capture(shape)
-            self._forget(batch)
-            self._graphs.compute(shape)
-            if shape.is_decode_only:
-                self._graphs.choose(shape)
-            expected = self._results(batch)
+            expected = self._compute(batch)
             if not self._are_most_probable(expected.tokens, expected.tensors[0]):
                 raise GraphRefusedError(f"the kernel that chooses the tokens of {shape.num_tokens} rows is wrong")
-            for _ in range(2 - variant):
-                self._forget(batch)
-                self._dirty_semaphores()
-                self._replay(shape, captured.step)
-                if captured.choose is not None:
-                    self._replay(shape, captured.choose)
-                is_exact &= self._compare(shape, expected, self._results(batch))
+            for value in FORGOTTEN[variant:]:
+                is_exact &= self._compare(shape, expected, self._replay_step(batch, value))
             if captured.draw is not None:
                 is_exact &= self._check_draw(batch, captured.draw, variant=variant)
         return is_exact
 
+    def _compute(self, batch: ForwardBatch) -> _Results:
+        """Compute the step of `batch`, which is staged, kernel by kernel."""
+        self._forget(batch, FORGOTTEN[0])
+        self._graphs.compute(batch.shape)
+        if batch.is_decode_only:
+            self._graphs.choose(batch.shape)
+        return self._results(batch)
+
+    def _replay_step(self, batch: ForwardBatch, value: float) -> _Results:
+        """Replay the step of `batch`, which is staged, where `value` is in place of its results."""
+        captured = self._captured[batch.shape]
+        self._forget(batch, value)
+        self._dirty_semaphores()
+        self._replay(batch.shape, captured.step)
+        if captured.choose is not None:
+            self._replay(batch.shape, captured.choose)
+        return self._results(batch)
+
+    def _fill_memory_with_nan(self, shape: BatchShape, captured: Captured) -> None:
+        """Let a step compute NaN, which stays where captures keep what they compute."""
+        filled = self._batches.fill_with_nan(shape)
+        if filled is None:
+            return
+        batch = self._input_buffers.build(*filled)
+        for replay in captured:
+            if replay is not None:
+                self._replay(shape, replay)
+        if shape.is_decode_only:  # others have stored nothing
+            self._forget(batch, torch.nan)
+
+    def _check_in_turn(self) -> None:
+        """Replay the largest and the smallest step in turn, which share memory, with others between.
+
+        Raises:
+            GraphRefusedError: one does not compute what it has computed alone.
+        """
+        if not self._captured:
+            return
+        largest, smallest = max(self._captured), min(self._captured)
+        for shape, other in ((largest, smallest), (smallest, largest)):
+            filled = self._batches.fill(shape, variant=0)
+            assert filled is not None
+            expected = self._compute(self._input_buffers.build(*filled))
+            self._input_buffers.stage_idle(other)
+            self._replay(other, self._captured[other].step)
+            self._graphs.compute(other)
+            found = self._replay_step(self._input_buffers.build(*filled), FORGOTTEN[0])
+            try:
+                self._compare(shape, expected, found)
+            except GraphRefusedError as error:
+                raise GraphRefusedError(f"{error} after one of {other.num_tokens}") from error
+
+    def _check_in_a_row(self) -> None:
+        """Decode for some steps without a wait, as an engine does that schedules ahead, and with waits.
+
+        Raises:
+            GraphRefusedError: the tokens differ.
+        """
+        decodes = sorted(shape for shape in self._captured if shape.is_decode_only)
+        if not decodes:
+            return
+        shape = next((each for each in decodes if each.num_seqs >= ROWS_IN_A_ROW), decodes[-1])
+
+        def decode(*, waits: bool) -> Tensor | None:
+            wait = (lambda: self._wait(shape)) if waits else None
+            return decode_in_a_row(self._graphs, self._batches, self._input_buffers, shape, wait=wait)
+
+        expected, found = decode(waits=True), decode(waits=False)
+        self._wait(shape)
+        if expected is None or found is None or torch.equal(expected, found):
+            return
+        again = decode(waits=True)
+        if again is not None and torch.equal(expected, again):  # else the kernels themselves vary
+            raise GraphRefusedError(f"steps of {shape.num_tokens} decodes without a wait choose other tokens")
+
     def _replay(self, shape: BatchShape, replay: Replay) -> None:
         replay()
+        self._wait(shape)
+
+    def _wait(self, shape: BatchShape) -> None:
         if not self._capture.wait(MAX_REPLAY_S):
             raise GraphStuckError(
                 f"a captured step of {shape.num_tokens} tokens did not end within {MAX_REPLAY_S:.0f} s; start "
@@ -206,13 +288,13 @@ class GraphChecker:
         if not self._batches.are_others_untouched():
             raise GraphRefusedError("a step wrote to a block that none of its sequences has")
 
-    def _forget(self, batch: ForwardBatch) -> None:
-        """Overwrite what the step is to compute."""
-        self._graphs.hidden(batch.shape).fill_(torch.nan)
+    def _forget(self, batch: ForwardBatch, value: float) -> None:
+        """Overwrite what the step is to compute with `value`."""
+        self._graphs.hidden(batch.shape).fill_(value)
         self._forget_tokens(batch)
         for layer in range(self._pool.num_layers):
             for cache in (self._pool.key_cache(layer), self._pool.value_cache(layer)):
-                _rows_of(cache, self._stored(batch, layer), write=torch.nan)
+                cache_rows.overwrite_rows(cache, self._stored(batch, layer), value)
 
     def _forget_tokens(self, batch: ForwardBatch) -> None:
         for tokens in self._graphs.chosen(batch.shape.num_tokens):
@@ -224,19 +306,25 @@ class GraphChecker:
         results = [hidden]
         for layer in range(self._pool.num_layers):
             stored = self._stored(batch, layer)
-            results += [_rows_of(self._pool.key_cache(layer), stored), _rows_of(self._pool.value_cache(layer), stored)]
+            caches = self._pool.key_cache(layer), self._pool.value_cache(layer)
+            results += [cache_rows.read_rows(cache, stored) for cache in caches]
         if batch.is_decode_only:
             return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         return _Results(results, self._compute_logits(hidden).argmax(dim=-1)[None])
 
     def _are_most_probable(self, tokens: Tensor, hidden: Tensor) -> bool:
-        """Return whether each row's chosen token has the largest logit, to rounding, and is marked as sound."""
+        """Return whether each row's chosen token has the largest logit, to rounding, and is marked as sound.
+
+        Rows whose logits are not finite may have any token.
+        """
         logits = self._compute_logits(hidden).float()
         chosen, checked = tokens[0], tokens[-1]
-        if not torch.equal(chosen, checked) or not bool(((chosen >= 0) & (chosen < logits.shape[1])).all()):
+        if not bool(((chosen >= 0) & (chosen < logits.shape[1])).all()):
             return False
-        lacking = logits.amax(dim=-1) - logits.gather(-1, chosen[:, None]).squeeze(-1)
-        return bool((lacking <= TOLERANCE * logits.abs().amax(dim=-1)).all())
+        largest = logits.amax(dim=-1)
+        lacking = largest - logits.gather(-1, chosen[:, None]).squeeze(-1)
+        is_right = (lacking <= TOLERANCE * logits.abs().amax(dim=-1)) & (chosen == checked)
+        return bool((is_right | ~largest.isfinite()).all())
 
     def _stored(self, batch: ForwardBatch, layer: int) -> Tensor:
         """Return the slots that the step writes in a layer, [tokens] int64."""
@@ -249,14 +337,14 @@ class GraphChecker:
             GraphRefusedError: something differs by more than rounding.
         """
         pairs = list(zip(expected.tensors, found.tensors, strict=True))
-        for one, other in pairs:
-            if not _are_close(one.flatten(1).float(), other.flatten(1).float()):
-                raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens computed something else")
-        is_exact = all(torch.equal(one, other) for one, other in [*pairs, (expected.tokens, found.tokens)])
+        if all(bool(are_equal(one, other).all()) for one, other in [*pairs, (expected.tokens, found.tokens)]):
+            return True
+        if not all(are_close(one.flatten(1), other.flatten(1)) for one, other in pairs):
+            raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens computed something else")
         for tokens in (expected.tokens, found.tokens):
-            if not is_exact and not self._are_most_probable(tokens, found.tensors[0]):
+            if not self._are_most_probable(tokens, found.tensors[0]):
                 raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens chose another token")
-        return is_exact
+        return False
 
 
 def are_drawn_alike(expected: Tensor, found: Tensor) -> bool:
@@ -265,19 +353,15 @@ def are_drawn_alike(expected: Tensor, found: Tensor) -> bool:
     return num_different <= expected.shape[-1] // 8
 
 
-def _are_close(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors [rows, elements] are equal to rounding; NaN is equal to nothing."""
-    return bool(((one - other).abs() <= TOLERANCE * one.abs().amax(dim=1, keepdim=True)).all())
+def are_equal(one: Tensor, other: Tensor) -> Tensor:
+    """Return which elements of two tensors are equal, as NaN is to NaN."""
+    return (one == other) | (one.isnan() & other.isnan())
 
 
-def _rows_of(cache: Tensor, slots: Tensor, *, write: float | None = None) -> Tensor:
-    """Return a copy of the keys or values at `slots`, [tokens, kv_heads, head_dim]; or write a number there.
-
-    Codes of fp8 are returned as bf16, which has all of them and which PyTorch compares on every device.
-    """
-    block_size = cache.shape[2]
-    at = (slots // block_size, slice(None), slots % block_size)
-    if write is not None:
-        cache[at] = write
-    rows = cache[at]
-    return rows.bfloat16() if rows.dtype == torch.float8_e4m3fn else rows
+def are_close(one: Tensor, other: Tensor) -> bool:
+    """Return whether each row of two tensors [rows, elements] is equal, or finite and equal to rounding."""
+    is_equal = are_equal(one, other).all(dim=1)
+    one, other = one.float(), other.float()
+    largest = one.abs().amax(dim=1, keepdim=True)
+    is_close = ((one - other).abs() <= TOLERANCE * largest).all(dim=1) & largest.isfinite().squeeze(1)
+    return bool((is_equal | is_close).all())
