@@ -58,6 +58,14 @@ def tests(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def simulated_gpu(session: nox.Session) -> None:
+    """Engine and doctor on a made-up GPU; fails if a line that only runs on a GPU has not run. In one process."""
+    sync(session, "--group", "test")
+    plugin = ("-p", "tests.simulated_gpu.cuda_lines")
+    session.run(*PYTEST, *plugin, "tests/simulated_gpu", *session.posargs, env=TEST_ENV | {"TRITON_INTERPRET": "1"})
+
+
+@nox.session
 def tests_full(session: nox.Session) -> None:
     """What `tests` leaves out: more of the grids of cases, long runs, eight times the examples for every property."""
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench")

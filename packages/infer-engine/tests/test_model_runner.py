@@ -1,11 +1,13 @@
 """Which GPU the runner computes on, in every thread that steps; and when a captured step chooses tokens."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from infer_engine.core.step_runner import StepOutOfMemoryError
 from infer_engine.model_runner.made_up_requests import made_up_request
 from infer_engine.model_runner.runner import ModelRunner, UnreadRows
 from infer_engine.protocol import SamplingParams
@@ -127,3 +129,26 @@ def test_rows_that_are_not_staged_are_greedy() -> None:
     assert columns["temperatures"][2:].tolist() == [0.0] * 3
     for name, column in draws.items():
         assert columns[name][:2].tolist() == column.tolist()
+
+
+class _LacksMemory:
+    """A model whose step allocates and then finds no memory for the rest."""
+
+    def __init__(self) -> None:
+        self.allocated: list[weakref.ref[torch.Tensor]] = []
+
+    def hidden_states(self, _: Any) -> torch.Tensor:
+        large = torch.zeros(9)
+        self.allocated.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_step_without_memory_holds_none_while_its_error_is_kept() -> None:
+    """The frames of its traceback would; what is left of the step is then computed in parts, which need the memory."""
+    model: Any = _LacksMemory()
+    parts: Any = _Parts(lambda: None)
+    runner = ModelRunner(model, input_buffers=parts, sampler=parts, device=torch.device("cpu"))
+    with pytest.raises(StepOutOfMemoryError, match="a step of 0 requests") as kept:
+        runner.forward(Schedule(items=[]))
+    assert kept.value.__cause__ is not None
+    assert [each() for each in model.allocated] == [None]

@@ -7,7 +7,7 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def add_one(x_ptr, out_ptr, num_items, BLOCK: tl.constexpr, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803 - a kernel
     """Write the sum of each item and one; without `MASKED` those behind the last too."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -19,13 +19,13 @@ def add_one(x_ptr, out_ptr, num_items, BLOCK: tl.constexpr, MASKED: tl.constexpr
         tl.store(out_ptr + at, x + 1.0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def count(counter_ptr, at):  # type: ignore[no-untyped-def]
     """Add one atomically."""
     tl.atomic_add(counter_ptr + at, 1)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def read_before(x_ptr, out_ptr):  # type: ignore[no-untyped-def]
     """Read the item before the first."""
     tl.store(out_ptr, tl.load(x_ptr - 1))

@@ -93,9 +93,7 @@ def test_rows_of_any_slice_equal_rows_of_the_whole(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 13, 67])
 def test_sum_of_experts_equals_reference(dtype: torch.dtype, tokens: int) -> None:
-    plain = random_experts(
-        tokens=tokens, experts=5, experts_per_token=2, hidden=288, intermediate=96, dtype=dtype
-    )
+    plain = random_experts(tokens=tokens, experts=5, experts_per_token=2, hidden=288, intermediate=96, dtype=dtype)
     layer = quantized_experts(plain, encoding="mxfp4", group_size=32)
     biases: dict[str, Any] = plain.biases
     tiled = replace(layer, gate_up=tile_microscaled(layer.gate_up), down=tile_microscaled(layer.down))

@@ -1,6 +1,7 @@
 """The made-up GPU refuses what a real one refuses, and shows what a real one would hide."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,16 @@ from infer_kernels.testing.simulated_gpu import GpuSpec, Machine, PinnedMemoryEr
 MIB = 1 << 20
 
 
+def new_event() -> Any:
+    """Return an event of the current GPU."""
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
+def new_stream() -> Any:
+    """Return another stream of the current GPU."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
 @pytest.fixture(autouse=True)
 def gpus() -> Iterator[Machine]:
     """Two GPUs, the second of another kind."""
@@ -20,7 +31,7 @@ def gpus() -> Iterator[Machine]:
         yield machine
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def copy(x_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803 - a kernel
     """Copy a block."""
     at = tl.arange(0, BLOCK)
@@ -61,7 +72,7 @@ def test_copy_to_the_host_is_nonsense_until_it_was_waited_for() -> None:
     x, host, done = (
         torch.arange(3, device="cuda"),
         torch.zeros(3, dtype=torch.int64, pin_memory=True),
-        torch.cuda.Event(),
+        new_event(),
     )
     host.copy_(x, non_blocking=True)
     done.record()
@@ -80,7 +91,7 @@ def test_event_waits_only_for_what_lies_before_it() -> None:
     x, host, done = (
         torch.arange(3, device="cuda"),
         torch.zeros(3, dtype=torch.int64, pin_memory=True),
-        torch.cuda.Event(),
+        new_event(),
     )
     done.record()
     host.copy_(x, non_blocking=True)
@@ -89,7 +100,7 @@ def test_event_waits_only_for_what_lies_before_it() -> None:
 
 
 def test_pinned_memory_that_is_overwritten_too_early_is_an_error() -> None:
-    host, done = torch.ones(3, pin_memory=True), torch.cuda.Event()
+    host, done = torch.ones(3, pin_memory=True), new_event()
     x = torch.zeros(3, device="cuda")
     x.copy_(host, non_blocking=True)
     done.record()
@@ -136,7 +147,7 @@ def test_kernel_runs_over_memory_of_the_current_gpu() -> None:
 def test_graph_computes_again_from_the_same_memory() -> None:
     x, copied, out = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+    with torch.cuda.graph(graph, stream=new_stream()):
         copy[(1,)](x, copied, BLOCK=8)
         out.copy_((copied + 1) * 2)
     x.fill_(4)
@@ -145,7 +156,7 @@ def test_graph_computes_again_from_the_same_memory() -> None:
 
 
 def test_graph_holds_no_wait_for_the_device_and_no_pageable_copy() -> None:
-    x, stream = torch.ones(8, device="cuda"), torch.cuda.Stream()
+    x, stream = torch.ones(8, device="cuda"), new_stream()
     for forbidden in (
         lambda: x.sum().item(),
         x.nonzero,
@@ -162,7 +173,7 @@ def test_graph_holds_no_wait_for_the_device_and_no_pageable_copy() -> None:
 
 
 def test_event_that_is_polled_happens_later() -> None:
-    host, done = torch.zeros(3, pin_memory=True), torch.cuda.Event()
+    host, done = torch.zeros(3, pin_memory=True), new_event()
     assert done.query()  # nothing was recorded
     host.copy_(torch.ones(3, device="cuda"), non_blocking=True)
     done.record()

@@ -32,9 +32,11 @@ _SIZE = 256
 
 def examine_first_launches(reporter: Reporter) -> None:
     """Report whether a kernel of Triton and a product of torch compute on the GPU of the request."""
+    from infer_engine.model_runner.runner import use_device  # noqa: PLC0415 - imports torch
     from infer_engine.sizing import resolve_device  # noqa: PLC0415 - imports torch
 
     device = resolve_device(reporter.request.device)
+    use_device(device)  # Triton launches on the current GPU
     for what, launch in (("a Triton kernel", _launch_kernel), ("a matrix product", _multiply)):
         examine_launch(reporter, what, launch, device)
 

@@ -1,5 +1,6 @@
 """`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +62,7 @@ class ModelRunner:
         try:
             return self._forward(schedule)
         except torch.OutOfMemoryError as error:
-            raise _no_memory(len(schedule.items)) from error
+            raise _no_memory(len(schedule.items), error) from error
 
     def _forward(self, schedule: Schedule) -> ComputedPass:
         batch = self._input_buffers.build(schedule.items, schedule.table_edits, decodes=schedule.decodes)
@@ -98,7 +99,7 @@ class ModelRunner:
             if sampled is None:
                 sampled = self._sampler.launch(logits_of(logits), requests)
         except torch.OutOfMemoryError as error:
-            raise _no_memory(len(requests)) from error
+            raise _no_memory(len(requests), error) from error
         self._latest_tokens = sampled.token_ids
         return sampled
 
@@ -123,7 +124,8 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _no_memory(num_requests: int) -> StepOutOfMemoryError:
-    """Return the error of a step for which torch had no memory, after the release of what torch caches."""
+def _no_memory(num_requests: int, error: torch.OutOfMemoryError) -> StepOutOfMemoryError:
+    """Return the error of a step for which torch had no memory, after the release of what the step had allocated."""
+    traceback.clear_frames(error.__traceback__)  # it lives as long as the error, and its frames hold the step's tensors
     torch.cuda.empty_cache()
     return StepOutOfMemoryError(f"no memory for a step of {num_requests} requests")

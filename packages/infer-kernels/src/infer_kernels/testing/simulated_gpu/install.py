@@ -101,6 +101,8 @@ def _torch_cuda(machine: Machine) -> dict[str, Any]:
             multi_processor_count=spec.num_sms,
             total_memory=spec.total_bytes,
             L2_cache_size=50 << 20,
+            memory_clock_rate=2_619_000,  # kHz, of an H100
+            memory_bus_width=5_120,
         )
 
     def free_and_total(index: int) -> tuple[int, int]:

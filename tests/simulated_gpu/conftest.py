@@ -1,0 +1,23 @@
+"""A made-up GPU for the whole engine, whose kernels Triton interprets: `nox -s simulated_gpu`."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from infer_kernels.testing.bounds import check_addresses
+from infer_kernels.testing.interpreter import make_interpreter_faithful
+from infer_kernels.testing.simulated_gpu import Machine, simulated_gpus
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    raise pytest.UsageError("these tests interpret kernels: start pytest with `TRITON_INTERPRET=1`")
+make_interpreter_faithful()
+check_addresses()
+
+
+@pytest.fixture
+def gpu() -> Iterator[Machine]:
+    """One GPU."""
+    with simulated_gpus() as machine, torch.inference_mode():
+        yield machine

@@ -1,0 +1,88 @@
+"""A whole engine starts and answers on a made-up GPU: it measures, sizes, warms up, captures and proves its steps."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infer_engine.protocol import SamplingParams
+from infer_engine.testing.models import ModelEngine, random_prompt, save_servable, sound_tokens
+from infer_kernels.testing.simulated_gpu import Machine, simulated_gpus
+
+CONFIG: dict[str, Any] = {
+    "dtype": "float32",
+    "max_seq_len": 48,
+    "max_batch_size": 2,
+    "max_num_batched_tokens": 8,
+    "block_size": 16,
+}
+GREEDY = SamplingParams(temperature=0, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+DRAWN = SamplingParams(temperature=0.9, top_p=0.9, ignore_eos=True)
+PLAIN = SamplingParams(temperature=0, ignore_eos=True)
+
+
+def answers(engine: ModelEngine) -> dict[str, list[int]]:
+    """Return the tokens of requests with and without log-probabilities, greedy and drawn, alone and together."""
+    engine.submit("one", random_prompt(21), max_tokens=4, params=GREEDY)
+    engine.submit("two", random_prompt(3), max_tokens=6, params=PLAIN)
+    outputs = engine.run()
+    engine.submit("three", random_prompt(5), max_tokens=5, params=DRAWN, seed=3)
+    return sound_tokens(outputs | engine.run())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_servable("llama", folder, num_hidden_layers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path) -> Iterator[tuple[ModelEngine, Machine]]:
+    """An engine on a GPU."""
+    with simulated_gpus() as machine:
+        yield ModelEngine(folder, device="cuda", **CONFIG), machine
+
+
+def test_all_steps_are_captured_as_cuda_graphs_and_proved(started: tuple[ModelEngine, Machine]) -> None:
+    engine, _ = started
+    assert engine.info.device == "cuda:0"
+    assert engine.info.cuda_graphs == "3 steps are captured as CUDA graphs: 3 gave equal bits"
+
+
+def test_answers_are_those_of_a_cpu(started: tuple[ModelEngine, Machine], folder: Path) -> None:
+    engine, machine = started
+    found = answers(engine)
+    before = machine.synchronizations
+    engine.submit("four", random_prompt(4), max_tokens=8, params=PLAIN)
+    engine.run()
+    num_steps = 8
+    assert machine.synchronizations - before <= 3 * num_steps  # of pinned memory: never for the whole device
+    assert found == answers(ModelEngine(folder, device="cpu", **CONFIG))
+
+
+def test_kv_cache_takes_what_utilization_leaves(started: tuple[ModelEngine, Machine]) -> None:
+    engine, machine = started
+    free, total = torch.cuda.mem_get_info()
+    assert engine.info.num_kv_blocks == 2 * 3  # as much as the largest batch can use
+    assert total - free == machine.gpus[0].spec.used_bytes + machine.gpus[0].memory.reserved
+
+
+def test_step_without_memory_fails_alone_and_holds_none(started: tuple[ModelEngine, Machine]) -> None:
+    engine, machine = started
+    memory = machine.gpus[0].memory
+    capacity = memory.capacity
+    torch.cuda.empty_cache()
+    memory.capacity = memory.reserved
+    hog = torch.zeros(memory.reserved - memory.allocated - (8 << 10), dtype=torch.uint8, device="cuda")
+    engine.submit("large", random_prompt(30), max_tokens=1, params=GREEDY)
+    error = engine.run()["large"][-1].error
+    assert error is not None
+    assert error.code == "out_of_memory"
+    del hog
+    memory.capacity = capacity
+    engine.submit("after", random_prompt(30), max_tokens=1, params=PLAIN)
+    assert len(sound_tokens(engine.run())["after"]) == 1
