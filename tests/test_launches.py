@@ -35,12 +35,14 @@ class LaunchedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return func(*args, **(kwargs or {}))
 
 
-def launches_of_a_layer(save: Callable[..., Any], folder: Path, rows: list[int], **fields: Any) -> int:
-    """Launches that one layer more takes, in a step with `rows` rows of each sequence."""
+def launches_of_a_layer(
+    save: Callable[..., Any], folder: Path, rows: list[int], *, options: dict[str, Any] | None = None, **fields: Any
+) -> int:
+    """Launches that one layer more takes, in a step with `rows` rows of each sequence; `options` of `load_model`."""
     counts = []
     for num_layers in (2, 3):
         save(folder, num_hidden_layers=num_layers, head_dim=64, **fields)
-        model = load_model(folder, device=torch.device("cpu"), dtype=torch.bfloat16)
+        model = load_model(folder, device=torch.device("cpu"), dtype=torch.bfloat16, **(options or {}))
         counts.append(launches(model, rows)[0])
     return counts[1] - counts[0]
 
@@ -74,13 +76,14 @@ def launches(model: CausalLM, rows: list[int], *, length: int = 70) -> tuple[int
 
 
 LAUNCHES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma3"), 9),
-    "ministral3": 12,  # the queries' scale: looked up, multiplied, joined with keys and values
-    "olmo3": 11,  # a norm of queries and one of keys
-    "qwen3_moe": 13,  # a router and its choice, and five launches of its experts, instead of an MLP's three
-    "gpt_oss": 13,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"), (6, 9)),
+    "gemma3": (8, 9),  # norms after attention and MLP: two launches in both
+    "ministral3": (9, 12),  # the queries' scale: looked up, multiplied, joined with keys and values
+    "olmo3": (10, 11),  # a norm of queries and one of keys, and norms after attention and MLP
+    "qwen3_moe": (13, 13),  # a router and its choice, and five launches of its experts, instead of an MLP's three
+    "gpt_oss": (13, 13),
 }
-"""Of a layer, by family; a step of prompts and decodes takes one more."""
+"""Of a layer, by family, for at most 16 rows and for more; a step of prompts and decodes takes one more."""
 FIELDS: dict[str, dict[str, Any]] = {
     **{family: {"layer_types": None} for family in ("gemma3", "olmo3", "gpt_oss")},
     "smollm3": {"no_rope_layers": None},
@@ -96,14 +99,24 @@ FIELDS: dict[str, dict[str, Any]] = {
     [
         pytest.param([1, 1, 1], 0, marks=pytest.mark.full),
         pytest.param([5, 33], 0, marks=pytest.mark.full),
+        pytest.param([1] * 17, 0, marks=pytest.mark.full),
         pytest.param([1, 5], 1),
+        pytest.param([1, 16], 1, marks=pytest.mark.full),
     ],
 )
 def test_layer_takes_few_launches_and_mixed_steps_one_more(
     family: str, rows: list[int], more: int, tmp_path: Path
 ) -> None:
-    fields = FIELDS.get(family, {})
-    assert launches_of_a_layer(partial(save_tiny, family), tmp_path, rows, **fields) == LAUNCHES[family] + more
+    few, many = LAUNCHES[family]
+    expected = (few if sum(rows) <= 16 else many) + more
+    assert launches_of_a_layer(partial(save_tiny, family), tmp_path, rows, **FIELDS.get(family, {})) == expected
+
+
+@pytest.mark.parametrize("options", [{"fuse_products": False}, {"batch_invariant": True}])
+def test_products_are_launches_of_their_own_where_they_are_not_to_be_fused(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    assert launches_of_a_layer(partial(save_tiny, "llama"), tmp_path, [1, 1], options=options) == 9
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "olmo3", "qwen3_moe", "gpt_oss"])

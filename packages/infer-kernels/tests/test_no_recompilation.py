@@ -17,6 +17,7 @@ from infer_kernels.attention import (
     plan_attention,
     plan_attention_on_device,
 )
+from infer_kernels.dense.fused_products import FusedProducts
 from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
@@ -90,6 +91,8 @@ FP8 = QuantizedWeight.empty(64, 4 * HIDDEN, encoding="fp8_e4m3", group_size=128,
 INT4_GATE_UP = QuantizedWeight.empty(6, 32, HIDDEN, encoding="int4", group_size=32, device=CPU)
 INT4_DOWN = QuantizedWeight.empty(6, HIDDEN, 16, encoding="int4", device=CPU)
 COUNTS = torch.zeros(2, VOCAB, dtype=torch.int32)
+PRODUCTS = FusedProducts("cpu")
+DENSE = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
 
 
 def launch_rope(batch: Batch) -> object:
@@ -218,6 +221,14 @@ def launch_quantized_moe(batch: Batch) -> object:
     )
 
 
+def launch_fused_products(batch: Batch) -> object:
+    """Launch the two last products of a layer and the first one of the next."""
+    rows = batch.tensor(HIDDEN)
+    gated = PRODUCTS.gated_linear(rows, torch.cat([DENSE, DENSE]), activation_and_mul=silu_and_mul)
+    pending, _ = PRODUCTS.linear_add_norm(gated, DENSE, WEIGHT, residual=rows, norm_weight=WEIGHT, eps=1e-6)
+    return PRODUCTS.linear(pending, DENSE)
+
+
 def launch_penalties(batch: Batch) -> object:
     return apply_penalties(
         batch.tensor(VOCAB),
@@ -285,6 +296,14 @@ def test_op_compiles_once_for_all_batches(op: str) -> None:
     variants = Counter(kernel.name for kernel in log.compiled)
     assert variants
     assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
+
+
+def test_fused_products_compile_one_variant_for_each_kind_of_product() -> None:
+    with compile_afresh(90) as log:
+        for batch in BATCHES:
+            launch_fused_products(batch)
+    assert [kernel.name for kernel in log.compiled] == ["_fused_product_kernel"] * 3
+    assert len(log.launches) == 3 * len(BATCHES)
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,19 @@ OTHERS = [
     "AttentionPlan",
     "DeviceMetadata",
     "ExpertChoice",
+    "FusedProducts",
     "KVScales",
     "KVSlots",
     "Largest",
     "NormVariant",
+    "PendingNorm",
     "QKNorm",
     "QuantizedWeight",
     "Rotary",
+    "SeparateProducts",
     "SwiGLU",
     "TopLogprobs",
+    "apply_pending_norm",
     "causal_attention",
     "has_quantized_kernel",
     "linear",
@@ -87,7 +91,8 @@ def test_every_op_has_a_reference() -> None:
     parts_of_sample = ["kept_tokens", "uniform"]
     # What ops run where a weight is quantized.
     quantized = ["fused_moe_quantized", "linear_fp8", "linear_quantized", "quantize_rows_fp8"]
-    expected = [*OPS, *parts_of_sample, *quantized]
+    products = ["gated_linear", "linear", "linear_add_norm"]
+    expected = [*OPS, *parts_of_sample, *quantized, *products]
     assert sorted(infer_kernels.reference.__all__) == sorted(f"{op}_reference" for op in expected)
 
 

@@ -17,7 +17,17 @@ from infer_kernels.attention import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_kernels.dense import has_quantized_kernel, linear, linear_argmax, linear_invariant, prepack
+from infer_kernels.dense import (
+    FusedProducts,
+    PendingNorm,
+    SeparateProducts,
+    apply_pending_norm,
+    has_quantized_kernel,
+    linear,
+    linear_argmax,
+    linear_invariant,
+    prepack,
+)
 from infer_kernels.embedding import embedding, embedding_quantized
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.moe import ExpertChoice, SwiGLU, fused_moe, moe_router, prepack_experts
@@ -59,18 +69,22 @@ __all__ = [
     "AttentionPlan",
     "DeviceMetadata",
     "ExpertChoice",
+    "FusedProducts",
     "KVScales",
     "KVSlots",
     "Largest",
     "NormVariant",
+    "PendingNorm",
     "QKNorm",
     "QuantizedWeight",
     "Rotary",
+    "SeparateProducts",
     "SwiGLU",
     "TopLogprobs",
     "add_rms_norm",
     "apply_bitmask",
     "apply_penalties",
+    "apply_pending_norm",
     "apply_rope",
     "apply_rope_batched",
     "causal_attention",

@@ -41,6 +41,23 @@ def gelu_tanh_and_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
+def gate_tile(
+    gate: tl.tensor,  # fp32
+    up: tl.tensor,  # fp32
+    DTYPE: tl.constexpr,  # what the activation and the result are rounded to
+    GELU: tl.constexpr,
+) -> tl.tensor:
+    """The formula on gates and ups in registers, in DTYPE."""
+    if GELU:
+        # (1 + tanh(z)) / 2 = sigmoid(2 z), with sqrt(2 / pi) = 0.79788...
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        activated = gate * tl.sigmoid(2.0 * inner)
+    else:
+        activated = gate * tl.sigmoid(gate)
+    return (activated.to(DTYPE).to(tl.float32) * up).to(DTYPE)
+
+
+@triton.jit
 def _gated_kernel(
     out: tl.tensor,  # [tokens, intermediate]
     gate_up: tl.tensor,  # [tokens, 2 * intermediate]
@@ -56,14 +73,7 @@ def _gated_kernel(
     gate_at = gate_up + token * gate_up_stride + column
     gate = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_at + intermediate, mask=mask, other=0.0).to(tl.float32)
-    if GELU:
-        # (1 + tanh(z)) / 2 = sigmoid(2 z), with sqrt(2 / pi) = 0.79788...
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate * tl.sigmoid(2.0 * inner)
-    else:
-        activated = gate * tl.sigmoid(gate)
-    product = activated.to(out.dtype.element_ty).to(tl.float32) * up
-    tl.store(out + token * out_stride + column, product.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + token * out_stride + column, gate_tile(gate, up, out.dtype.element_ty, GELU), mask=mask)
 
 
 def gated_triton(gate_up: Tensor, *, activation: GatedActivation, out: Tensor) -> Tensor:

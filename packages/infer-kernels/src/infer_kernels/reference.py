@@ -4,6 +4,11 @@ A reference changes none of its arguments: where an op writes into a tensor, its
 """
 
 from infer_kernels.attention.reference import paged_attention_reference
+from infer_kernels.dense.fused_products import (
+    gated_linear_reference,
+    linear_add_norm_reference,
+    linear_reference,
+)
 from infer_kernels.dense.linear_argmax import linear_argmax_reference
 from infer_kernels.dense.linear_invariant import linear_invariant_reference
 from infer_kernels.embedding import embedding_reference
@@ -41,13 +46,16 @@ __all__ = [
     "embedding_reference",
     "fused_moe_quantized_reference",
     "fused_moe_reference",
+    "gated_linear_reference",
     "gelu_tanh_and_mul_reference",
     "greedy_reference",
     "kept_tokens_reference",
+    "linear_add_norm_reference",
     "linear_argmax_reference",
     "linear_fp8_reference",
     "linear_invariant_reference",
     "linear_quantized_reference",
+    "linear_reference",
     "moe_router_reference",
     "norm_add_norm_reference",
     "norm_add_reference",

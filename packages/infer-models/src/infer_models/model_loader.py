@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from infer_kernels import linear, linear_invariant
+from infer_kernels import FusedProducts, linear, linear_invariant
 from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint import draw_weights, load_weights, read_checkpoint_config
 from infer_models.config import ModelConfig
@@ -24,6 +24,7 @@ def load_model(
     dtype: torch.dtype,
     load_format: Literal["auto", "dummy"] = "auto",
     batch_invariant: bool = False,
+    fuse_products: bool = True,
     shard: Shard | None = None,
     max_seq_len: int | None = None,
     quantization: Quantization = "auto",
@@ -38,6 +39,8 @@ def load_model(
         load_format: `auto` reads safetensors; `dummy` draws random weights from `config.json` alone.
         batch_invariant: a token's logits are the same bits whatever else is in the batch, if its cache attends so too
             (see `infer_kernels.plan_attention`); slower.
+        fuse_products: dense layers of at most 16 tokens are one launch with the norm, gate or addition beside them,
+            where `infer_kernels.FusedProducts` can. Not with `batch_invariant`: their bits differ from other steps'.
         shard: the part of the model that this process is to hold, of those that compute it together; None: the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as `config.json` allows.
             Tables of angles end here.
@@ -62,6 +65,7 @@ def load_model(
         device=device,
         dtype=dtype,
         linear=linear_invariant if batch_invariant else linear,
+        fused_products=FusedProducts(device) if fuse_products and not batch_invariant else None,
         shard=shard,
         max_seq_len=max_seq_len,
         defers_matrices=config.quantization is not None or quantization in ("int8", "int4", "fp8"),

@@ -11,6 +11,7 @@ from infer_models.layers import (
     Decoder,
     DecoderLayer,
     GatedMLP,
+    LayerInput,
     LMHead,
     ParameterFactory,
     QKNormAttention,
@@ -34,11 +35,11 @@ class SandwichLayer(DecoderLayer[RMSNorm]):
         self.post_feedforward_layernorm = gemma_norm(config, factory)
 
     def forward(
-        self, x: Tensor, residual: Tensor, next_norm: RMSNorm, rotary: Rotary | None, cache: KVCacheView
+        self, x: LayerInput, residual: Tensor, next_norm: RMSNorm, rotary: Rotary | None, cache: KVCacheView
     ) -> tuple[Tensor, Tensor]:
         """Map (this layer's normalized input, residual) to (the next layer's normalized input, new residual)."""
-        x = self.self_attn(x, rotary, cache)
-        x, residual = self.post_attention_layernorm.norm_add_norm(self.pre_feedforward_layernorm, x, residual)
+        out = self.self_attn(x, rotary, cache)
+        x, residual = self.post_attention_layernorm.norm_add_norm(self.pre_feedforward_layernorm, out, residual)
         return self.post_feedforward_layernorm.norm_add_norm(next_norm, self.mlp(x), residual)
 
 

@@ -8,6 +8,7 @@ from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.moe import Experts, Router, SparseMLP
 from infer_models.layers.norm import LayerNorm, RMSNorm
 from infer_models.layers.parameters import (
+    LayerInput,
     OwnWeight,
     ParameterFactory,
     ShardedLayer,
@@ -26,6 +27,7 @@ __all__ = [
     "Experts",
     "GatedMLP",
     "LMHead",
+    "LayerInput",
     "LayerNorm",
     "LinearBase",
     "OwnWeight",

@@ -1,17 +1,20 @@
 """Attention over packed queries, keys and values: projections around the cache's `attend`."""
 
-from torch import Tensor, nn
+from typing import cast
+
+from torch import Tensor
 
 from infer_kernels import NormVariant, QKNorm, Rotary
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import PackedLinear, RowParallelLinear
-from infer_models.layers.norm import RMSNorm
-from infer_models.layers.parameters import ParameterFactory, ShardedLayer
+from infer_models.layers.norm import LayerNorm, RMSNorm
+from infer_models.layers.parameters import LayerInput, ParameterFactory, ShardedLayer
+from infer_models.layers.sublayer import Sublayer
 from infer_models.weights import Padding
 
 
-class Attention(nn.Module):
+class Attention(Sublayer):
     """Grouped-query attention (Ainslie et al., 2023) by this rank's heads.
 
     Attributes:
@@ -47,11 +50,21 @@ class Attention(nn.Module):
             factory, q_heads.total, config.hidden_size, bias=output_bias, unit=config.head_dim, padding=padding
         )
 
-    def forward(self, x: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+    def forward(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]; `rotary` None leaves queries and keys unrotated."""
-        attended = self.attend(self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)), rotary, cache)
-        out: Tensor = self.o_proj(attended.flatten(1))
+        out: Tensor = self.o_proj(self._attended(x, rotary, cache))
         return out
+
+    def add_norm(
+        self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + self(x, rotary, cache), both [tokens, hidden]."""
+        rotary, cache = cast("tuple[Rotary | None, KVCacheView]", context)
+        return self.o_proj.add_norm(self._attended(x, rotary, cache), residual, norm)
+
+    def _attended(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+        """Return the outputs of all heads, [tokens, q_heads * head_dim]."""
+        return self.attend(self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)), rotary, cache).flatten(1)
 
     def attend(self, qkv: Tensor, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map qkv [tokens, q_heads + 2 * kv_heads, head_dim] to [tokens, q_heads, head_dim]; may overwrite `qkv`."""

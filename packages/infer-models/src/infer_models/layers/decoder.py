@@ -1,7 +1,8 @@
 """Decoder layers and the loop over them.
 
 The residual stream runs beside the layers: each layer gets its input normalized and hands its output to the norm of the
-next layer, so that every addition is fused with the norm that follows it.
+next layer, so that every addition is fused with the norm that follows it. In steps of few rows on a GPU the addition is
+fused with the product before it, and the norm with the products that read it: see `infer_kernels.FusedProducts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,13 +10,14 @@ from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
-from infer_kernels import Rotary
+from infer_kernels import Rotary, apply_pending_norm
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers.embedding import VocabParallelEmbedding
 from infer_models.layers.norm import LayerNorm, RMSNorm
-from infer_models.layers.parameters import ParameterFactory
+from infer_models.layers.parameters import LayerInput, ParameterFactory
 from infer_models.layers.rotary import RotaryTables
+from infer_models.layers.sublayer import add_norm
 
 NormT = TypeVar("NormT", RMSNorm, LayerNorm)
 
@@ -34,12 +36,11 @@ class DecoderLayer(nn.Module, Generic[NormT]):
         self.mlp = mlp
 
     def forward(
-        self, x: Tensor, residual: Tensor, next_norm: NormT, rotary: Rotary | None, cache: KVCacheView
-    ) -> tuple[Tensor, Tensor]:
+        self, x: LayerInput, residual: Tensor, next_norm: NormT, rotary: Rotary | None, cache: KVCacheView
+    ) -> tuple[LayerInput, Tensor]:
         """Map (this layer's normalized input, residual) to (the next layer's normalized input, new residual)."""
-        x = self.self_attn(x, rotary, cache)
-        x, residual = self.post_attention_layernorm.add_norm(x, residual)
-        return next_norm.add_norm(self.mlp(x), residual)
+        x, residual = add_norm(self.self_attn, x, residual, self.post_attention_layernorm, rotary, cache)
+        return add_norm(self.mlp, x, residual, next_norm)
 
 
 class Decoder(nn.Module):
@@ -65,10 +66,10 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
         """Map ids [tokens] to normalized hidden states [tokens, hidden]."""
         residual: Tensor = self.embed_tokens(input_ids)
-        x: Tensor = self.norms[0](residual)
+        x: LayerInput = self.norms[0](residual)
         for layer, next_norm, rotary in zip(self.layers, self.norms[1:], self.rotary_tables(position_ids), strict=True):
             x, residual = layer(x, residual, next_norm, rotary, cache)
-        return x
+        return apply_pending_norm(x)
 
 
 def pre_norm_decoder(

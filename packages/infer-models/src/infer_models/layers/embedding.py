@@ -102,7 +102,8 @@ class LMHead(LinearBase):
         if config.tie_word_embeddings:
             assert isinstance(embed_tokens.weight, nn.Parameter)
             weight = embed_tokens.weight
-        super().__init__(weight, factory.linear, shares={**embed_tokens.shares, "bias": (rows,)})
+        super().__init__(weight, shares={**embed_tokens.shares, "bias": (rows,)})
+        self.linear = factory.linear
         self.bias = factory.vector(rows.size, fill=0.0) if bias else None
         self.divisor = config.logits_scaling
         self.soft_cap = config.logit_soft_cap

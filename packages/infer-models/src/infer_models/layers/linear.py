@@ -1,13 +1,14 @@
 """Linear layers over flat tokens, alone or several packed into one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor, nn
 
 from infer_kernels import QuantizedWeight, prepack
+from infer_models.layers.norm import LayerNorm, RMSNorm
 from infer_models.layers.parameters import (
     DenseWeight,
-    LinearFunction,
+    LayerInput,
     OwnWeight,
     ParameterFactory,
     ShardedLayer,
@@ -23,19 +24,14 @@ class LinearBase(ShardedLayer):
 
     Attributes:
         weight: [out_features, in_features], a parameter or quantized, or what `prepack` made of it.
-        linear: what multiplies by it.
     """
 
     weight: DenseWeight
-    linear: LinearFunction
 
-    def __init__(
-        self, weight: nn.Parameter, linear: LinearFunction, *, shares: Mapping[str, tuple[Share, ...]]
-    ) -> None:
-        """Multiply by `weight` with `linear`."""
+    def __init__(self, weight: nn.Parameter, *, shares: Mapping[str, tuple[Share, ...]]) -> None:
+        """Multiply by `weight`."""
         super().__init__()
         self.weight = weight
-        self.linear = linear
         self.shares = shares
 
     def prepack(self) -> None:
@@ -56,12 +52,13 @@ class ColumnParallelLinear(LinearBase):
         """The whole weight is [out_features, in_features], the bias [out_features] or none."""
         outputs = factory.shard.divide(out_features)
         shares = {"weight": (outputs, Share.whole(in_features)), "bias": (outputs,)}
-        super().__init__(factory.matrix(outputs.size, in_features), factory.linear, shares=shares)
+        super().__init__(factory.matrix(outputs.size, in_features), shares=shares)
+        self.products = factory.products
         self.bias = factory.vector(outputs.size, fill=0.0) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: LayerInput) -> Tensor:
         """Map x [tokens, in_features] to [tokens, this rank's out_features]."""
-        return self.linear(x, self.weight, self.bias)
+        return self.products.linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear(LinearBase):
@@ -83,7 +80,8 @@ class RowParallelLinear(LinearBase):
         """
         inputs = factory.shard.divide(in_features // unit, unit=unit)
         shares = {"weight": (Share.whole(out_features), inputs)}
-        super().__init__(factory.matrix(out_features, inputs.size), factory.linear, shares=shares)
+        super().__init__(factory.matrix(out_features, inputs.size), shares=shares)
+        self.products = factory.products
         self.bias = factory.vector(out_features, fill=0.0) if bias else None
         self.shard = factory.shard
         self.padding = padding
@@ -102,9 +100,15 @@ class RowParallelLinear(LinearBase):
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, this rank's in_features] to [tokens, out_features]."""
         if self.shard.size == 1:
-            return self.linear(x, self.weight, self.bias)
-        total = self.shard.all_reduce(self.linear(x, self.weight))
+            return self.products.linear(x, self.weight, self.bias)
+        total = self.shard.all_reduce(self.products.linear(x, self.weight))
         return total if self.bias is None else total + self.bias
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: RMSNorm | LayerNorm) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + self(x), both [tokens, out_features]."""
+        if self.shard.size == 1:
+            return norm.add_product(self.products, x, self.weight, self.bias, residual)
+        return norm.add_norm(self(x), residual)
 
 
 class PackedLinear(LinearBase):
@@ -129,15 +133,20 @@ class PackedLinear(LinearBase):
     ) -> None:
         """This rank's weight is [sum of the sizes of `parts`, in_features], the bias [the same sum] or none."""
         num_rows = sum(part.size for part in parts.values())
-        super().__init__(factory.matrix(num_rows, in_features), factory.linear, shares={})
+        super().__init__(factory.matrix(num_rows, in_features), shares={})
+        self.products = factory.products
         self.bias = factory.vector(num_rows, fill=0.0) if bias else None
         self.parts = dict(parts)
         self.is_fused = is_fused
         self.padding = padding
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: LayerInput) -> Tensor:
         """Map x [tokens, in_features] to [tokens, sum of the sizes of `parts`]."""
-        return self.linear(x, self.weight, self.bias)
+        return self.products.linear(x, self.weight, self.bias)
+
+    def gated(self, x: LayerInput, activation_and_mul: Callable[[Tensor], Tensor]) -> Tensor:
+        """Map x [tokens, in_features] to two parts, gates and ups, and those to [tokens, the size of one]."""
+        return self.products.gated_linear(x, self.weight, self.bias, activation_and_mul=activation_and_mul)
 
     def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
         """Yield the weight and the bias with their parts' tensors."""

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import PackedLinear, RowParallelLinear
-from infer_models.layers.parameters import ParameterFactory
+from infer_models.layers.norm import LayerNorm, RMSNorm
+from infer_models.layers.parameters import LayerInput, ParameterFactory
+from infer_models.layers.sublayer import Sublayer
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Sublayer):
     """`down(activation(gate) * up)`: SwiGLU or GeGLU. Shazeer, "GLU Variants Improve Transformer", 2020."""
 
     def __init__(
@@ -31,7 +33,14 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = PackedLinear(factory, config.hidden_size, parts, bias=config.mlp_bias, is_fused=is_fused)
         self.down_proj = RowParallelLinear(factory, config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: LayerInput) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""
-        out: Tensor = self.down_proj(self.activation_and_mul(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj(self.gate_up_proj.gated(x, self.activation_and_mul))
         return out
+
+    def add_norm(
+        self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + self(x), both [tokens, hidden]."""
+        del context
+        return self.down_proj.add_norm(self.gate_up_proj.gated(x, self.activation_and_mul), residual, norm)

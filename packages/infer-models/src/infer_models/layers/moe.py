@@ -29,7 +29,8 @@ class Router(LinearBase):
     ) -> None:
         """The weight is [experts, hidden], the bias [experts] or none; `scoring` as for `infer_kernels.moe_router`."""
         assert config.moe is not None
-        super().__init__(factory.matrix(config.moe.num_experts, config.hidden_size), factory.linear, shares={})
+        super().__init__(factory.matrix(config.moe.num_experts, config.hidden_size), shares={})
+        self.linear = factory.linear
         self.bias = factory.vector(config.moe.num_experts, fill=0.0) if bias else None
         self.experts_per_token = config.moe.experts_per_token
         self.scoring = scoring

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from infer_kernels import NormVariant, add_rms_norm, norm_add, norm_add_norm, rms_norm
-from infer_models.layers.parameters import ParameterFactory
+from infer_models.layers.parameters import DenseWeight, LayerInput, ParameterFactory, Products
 
 
 class RMSNorm(nn.Module):
@@ -24,6 +24,14 @@ class RMSNorm(nn.Module):
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return (norm(x + residual), x + residual), both [tokens, size]."""
         return add_rms_norm(x, residual, self.weight, self.eps, variant=self.variant)
+
+    def add_product(
+        self, products: Products, x: Tensor, weight: DenseWeight, bias: Tensor | None, residual: Tensor
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + x @ weight.T + bias, both [tokens, size]."""
+        return products.linear_add_norm(
+            x, weight, bias, residual=residual, norm_weight=self.weight, eps=self.eps, variant=self.variant
+        )
 
     def norm_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return residual + norm(x), [tokens, size]."""
@@ -52,3 +60,9 @@ class LayerNorm(nn.Module):
         """Return (norm(x + residual), x + residual), both [tokens, size]."""
         total = x + residual
         return self(total), total
+
+    def add_product(
+        self, products: Products, x: Tensor, weight: DenseWeight, bias: Tensor | None, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + x @ weight.T + bias, both [tokens, size]."""
+        return self.add_norm(products.linear(x, weight, bias), residual)

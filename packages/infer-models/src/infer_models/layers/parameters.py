@@ -1,6 +1,6 @@
 """`ParameterFactory`: allocates a rank's weights, and says which function multiplies by them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import QuantizedWeight
+from infer_kernels import FusedProducts, NormVariant, PendingNorm, QuantizedWeight, SeparateProducts
 from infer_kernels.cpu import PackedQuantizedWeight, PackedWeight
 from infer_models.config import ModelConfig
 from infer_models.tensor_parallel import Shard, Share
@@ -18,6 +18,8 @@ OwnWeight = nn.Parameter | QuantizedWeight
 """A weight that a module holds, before `prepack`."""
 DenseWeight = Tensor | PackedWeight | QuantizedWeight | PackedQuantizedWeight
 """What a linear layer multiplies by."""
+LayerInput = Tensor | PendingNorm
+"""Normalized rows [tokens, hidden], or rows that the products which read them normalize."""
 
 
 class LinearFunction(Protocol):
@@ -25,6 +27,36 @@ class LinearFunction(Protocol):
 
     def __call__(self, x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
+
+
+class Products(Protocol):
+    """How a layer's products and what surrounds them are computed: `FusedProducts` or `SeparateProducts`."""
+
+    def linear(self, x: LayerInput, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
+        """Map x [tokens, in_features] to [tokens, out_features]."""
+
+    def gated_linear(
+        self,
+        x: LayerInput,
+        weight: DenseWeight,
+        bias: Tensor | None = None,
+        *,
+        activation_and_mul: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Map x [tokens, in_features] to gates and ups, and those to [tokens, out_features / 2]."""
+
+    def linear_add_norm(
+        self,
+        x: Tensor,
+        weight: DenseWeight,
+        bias: Tensor | None = None,
+        *,
+        residual: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        variant: NormVariant = "llama",
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + x @ weight.T + bias, both [tokens, out_features]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +67,8 @@ class ParameterFactory:
         device: of the parameters.
         dtype: of the parameters.
         linear: multiplies by the weights.
+        fused_products: multiplies by those of decoder layers, with what surrounds the products; None: `linear` and ops
+            of their own do.
         shard: which part of the model this is; by default the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as the model takes.
         defers_matrices: matrices and stacks get no memory until `allocate_weights` has chosen how they are stored.
@@ -43,6 +77,7 @@ class ParameterFactory:
     device: torch.device
     dtype: torch.dtype
     linear: LinearFunction
+    fused_products: FusedProducts | None = None
     shard: Shard = field(default_factory=Shard)
     max_seq_len: int | None = None
     defers_matrices: bool = False
@@ -66,6 +101,11 @@ class ParameterFactory:
         """Return a parameter [size] that holds `fill` everywhere: the value with which its layer changes nothing."""
         storage = torch.full((size,), fill, dtype=self.dtype, device=self.device)
         return nn.Parameter(storage, requires_grad=False)
+
+    @property
+    def products(self) -> Products:
+        """What computes the products of decoder layers."""
+        return SeparateProducts(self.linear) if self.fused_products is None else self.fused_products
 
     @property
     def _device_of_matrices(self) -> torch.device:
