@@ -150,11 +150,11 @@ def test_a_rehearsal_does_not_overwrite_results_of_a_gpu() -> None:
     assert read_arguments([]).out != read_arguments(["--rehearse"]).out
 
 
-def test_all_parts_take_at_most_nine_minutes_and_the_page_says_how_long_each_takes() -> None:
+def test_all_parts_take_at_most_ten_minutes_and_the_page_says_how_long_each_takes() -> None:
     page = (ROOT / "docs/gpu.md").read_text()
     for name, (_, seconds) in PARTS.items():
         assert f"| `{name}` | {seconds:.0f} |" in page
-    assert sum(seconds + GRACE_S for _, seconds in PARTS.values()) < 540
+    assert sum(seconds + GRACE_S for _, seconds in PARTS.values()) < 600
 
 
 def test_a_rehearsal_measures_ceilings_and_checks_every_op() -> None:

@@ -93,16 +93,20 @@ class BenchmarkCore:
         info: what was loaded, and what came of capturing steps.
     """
 
-    def __init__(self, place: Place, shape: str, **config: Any) -> None:
+    def __init__(self, place: Place, shape: str, *, num_layers: int | None = None, **config: Any) -> None:
         """Build the core for a model in bf16 at `place`.
 
         Args:
             place: a rehearsal takes the tiny model of the same family.
             shape: a name in `SHAPES`.
+            num_layers: the most layers, the first ones of the shape; None: all.
             **config: further fields of `EngineConfig`.
         """
         with tempfile.TemporaryDirectory() as made:
-            folder = write_config(tiny_shape(shape) if place.is_rehearsal else SHAPES[shape], Path(made))
+            fields = tiny_shape(shape) if place.is_rehearsal else SHAPES[shape]
+            if num_layers is not None:
+                fields = fields | {"num_hidden_layers": min(num_layers, fields["num_hidden_layers"])}
+            folder = write_config(fields, Path(made))
             self.model_config = ModelConfig.from_folder(folder)
             built = build_core(
                 EngineConfig(

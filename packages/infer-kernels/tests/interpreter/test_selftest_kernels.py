@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
 
 import infer_kernels
-from infer_kernels import AttentionBuffers
+from infer_kernels import AttentionBuffers, FusedProducts, PendingNorm
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.selftest import ModelOps, MoeOps, QuantizedOps, SelfCheck
 from infer_kernels.selftest.attention_checks import attention_checks
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
 from infer_kernels.selftest.long_attention_checks import large_pool_check, long_sequence_check, repeated_join_check
 from infer_kernels.selftest.moe_checks import moe_checks
+from infer_kernels.selftest.product_checks import product_checks
 from infer_kernels.selftest.quantized_checks import quantized_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
@@ -24,6 +26,7 @@ MAKERS = [
     cache_checks,
     row_checks,
     moe_checks,
+    product_checks,
     sampling_checks,
     misaligned_cache_checks,
     misaligned_row_checks,
@@ -116,6 +119,25 @@ def test_programs_of_captured_steps_that_leave_items_out_fail(
     monkeypatch.setattr(AttentionBuffers, "num_programs", lambda *_: 0)
     with pytest.raises(AssertionError, match="captured"):
         next(iter(make(SMALL))).run(CPU)
+
+
+@pytest.mark.parametrize("activation", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_products_of_layers_agree_and_one_whose_norm_is_wrong_fails(
+    monkeypatch: pytest.MonkeyPatch, activation: Literal["silu_and_mul", "gelu_tanh_and_mul"]
+) -> None:
+    ops = replace(SMALL, has_sandwich_norms=False, hidden_size=48, intermediate_size=160, activation=activation)
+    for check in product_checks(ops):
+        check.run(CPU)
+    right = FusedProducts.linear_add_norm
+
+    def doubled(self: FusedProducts, *args: Any, **how: Any) -> tuple[Any, torch.Tensor]:
+        pending, total = right(self, *args, **how)
+        assert isinstance(pending, PendingNorm)
+        return replace(pending, squares=2 * pending.squares), total
+
+    monkeypatch.setattr(FusedProducts, "linear_add_norm", doubled)
+    with pytest.raises(AssertionError):
+        next(iter(product_checks(ops))).run(CPU)
 
 
 def test_it_is_the_kernels_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

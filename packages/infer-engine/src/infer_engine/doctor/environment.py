@@ -6,7 +6,16 @@ import time
 from pathlib import Path
 
 from infer_engine.doctor.first_launch import examine_first_launches
-from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable, has_mig, is_slice, read_driver
+from infer_engine.doctor.gpu_facts import (
+    EXCLUSIVE,
+    DriverFacts,
+    ask_nvidia_smi,
+    explain_unusable,
+    has_mig,
+    is_exclusive,
+    is_slice,
+    read_driver,
+)
 from infer_engine.doctor.host import (
     describe_compilers,
     describe_memory,
@@ -22,7 +31,7 @@ from infer_engine.ipc.processors import THREADS
 
 MAX_KERNEL_PROCESSES = 4
 """Processes that compile and compare Triton kernels side by side; each compiles on one core."""
-EXCLUSIVE, PROHIBITED = "Exclusive_Process", "Prohibited"
+PROHIBITED = "Prohibited"
 LEAST_CAPABILITY = (8, 0)
 _BUSY_SHARE = 0.1
 """Share of a GPU's memory in use by others beyond which the default of `gpu_memory_utilization` is too much."""
@@ -110,22 +119,22 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
         fix = "`nvidia-smi --compute-mode=DEFAULT`, as root"
         reporter.fail("compute mode", "the GPU's compute mode is Prohibited: no process may use it", fix=fix)
         return False
-    is_exclusive = EXCLUSIVE in modes
+    takes_one = is_exclusive(told)
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:
-        mode = f", and the compute mode is {EXCLUSIVE}, so that a second process is refused" if is_exclusive else ""
+        mode = f", and the compute mode is {EXCLUSIVE}, so that a second process is refused" if takes_one else ""
         fix = "end the other process that uses the GPU, or name another one with `--device`"
         reporter.fail("GPU", f"{properties[index].name} cannot be used: {describe(error)}{mode}", fix=fix)
         return False
-    if is_exclusive:
+    if takes_one:
         found = f"{EXCLUSIVE}: the GPU takes one process, so kernels are checked by one, and a second server is refused"
         reporter.ok("compute mode", found)
     if is_slice(properties[index].name):
         found = f"this is a slice of {size(total)}: a process sees one slice, so `--tensor-parallel-size` is 1 at most"
         reporter.ok("MIG", found)
     limits = read_host_limits()
-    processes = 1 if is_exclusive else min(MAX_KERNEL_PROCESSES, limits.threads() or limits.usable_processors)
+    processes = 1 if takes_one else min(MAX_KERNEL_PROCESSES, limits.threads() or limits.usable_processors)
     reporter.details(device=f"cuda:{index}", kernel_processes=processes, gpu_memory={"free": free, "total": total})
     capability = (properties[index].major, properties[index].minor)
     name = f"{properties[index].name}, compute capability {capability[0]}.{capability[1]}, {size(total)}"

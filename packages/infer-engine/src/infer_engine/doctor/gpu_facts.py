@@ -15,6 +15,8 @@ from infer_engine.gpu_visibility import WSL_NODE, describe_node, explain_hidden,
 WSL_LIBRARY = Path("/usr/lib/wsl/lib/libcuda.so.1")
 """The driver of Windows as WSL2 shows it: there if that driver is NVIDIA's."""
 SMI_TIMEOUT_S = 4.0
+EXCLUSIVE = "Exclusive_Process"
+"""The compute mode of a GPU that takes one process at a time."""
 _SMI_FIELDS = "name,driver_version,compute_cap,memory.total,memory.used,compute_mode,mig.mode.current"
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 NO_GPU = "No CUDA GPUs are available"
@@ -128,6 +130,11 @@ def explain_unusable(
 def has_mig(told: Sequence[Mapping[str, str]]) -> bool:
     """Return whether a GPU is in MIG mode, by what `ask_nvidia_smi` returned."""
     return any(gpu["mig.mode.current"] == "Enabled" for gpu in told)
+
+
+def is_exclusive(told: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether a GPU takes one process at a time, by what `ask_nvidia_smi` returned."""
+    return any(gpu["compute_mode"] == EXCLUSIVE for gpu in told)
 
 
 def is_slice(name: str) -> bool:

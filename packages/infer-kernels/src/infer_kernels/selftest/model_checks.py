@@ -6,6 +6,7 @@ from infer_kernels.selftest.check import ModelOps, SelfCheck
 from infer_kernels.selftest.kv_code_checks import kv_code_checks
 from infer_kernels.selftest.long_attention_checks import large_pool_check, long_sequence_check, repeated_join_check
 from infer_kernels.selftest.moe_checks import moe_checks
+from infer_kernels.selftest.product_checks import product_checks
 from infer_kernels.selftest.quantized_checks import quantized_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
@@ -23,6 +24,7 @@ def model_checks(ops: ModelOps, *, num_joins: int) -> list[SelfCheck]:
         *cache_checks(ops),
         *kv_code_checks(ops),
         *row_checks(ops),
+        *product_checks(ops),
         *moe_checks(ops),
         *quantized_checks(ops),
         *sampling_checks(ops),
