@@ -12,6 +12,7 @@ from infer_kernels.selftest import ModelOps, MoeOps, QuantizedOps, SelfCheck
 from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
 from infer_kernels.selftest.moe_checks import moe_checks
+from infer_kernels.selftest.product_checks import product_checks, repeated_product_check
 from infer_kernels.selftest.quantized_checks import quantized_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
@@ -21,6 +22,7 @@ MAKERS = [
     attention_checks,
     cache_checks,
     row_checks,
+    product_checks,
     moe_checks,
     sampling_checks,
     misaligned_cache_checks,
@@ -103,6 +105,7 @@ def test_interpreted_kernels_of_quantized_weights_agree_with_their_references(fo
 
 def test_interpreted_joins_have_equal_bits_and_the_last_blocks_are_reached() -> None:
     repeated_join_check(SMALL, times=1).run(CPU)
+    repeated_product_check(replace(SMALL, intermediate_size=768), times=1).run(CPU)
     large_pool_check(SMALL, num_elements=2**31).run(CPU)
 
 
