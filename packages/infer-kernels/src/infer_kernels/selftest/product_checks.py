@@ -1,7 +1,9 @@
-"""Dense layers of few rows with the norm, gate and addition beside them."""
+"""A layer's products in steps of few rows with the norm, gate or addition beside them, as an engine launches them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,25 +15,54 @@ from infer_kernels.dense.fused_products import (
     linear_add_norm_reference,
     linear_reference,
 )
+from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.integers import cdiv
 from infer_kernels.selftest.check import EPS, ModelOps, SelfCheck, draw, product_roundings
 from infer_kernels.testing.closeness import assert_within_roundings
 
+if TYPE_CHECKING:
+    from infer_kernels.dense.fused_products_triton import PendingNorm
+
 ROWS = (1, 7, 16)
 MAX_OUTPUTS = 384
-"""So few that their inputs are divided over programs, which are joined."""
+"""Outputs whose weights are drawn; larger weights repeat them, and must give the same bits for each copy."""
 GATES = {"silu_and_mul": silu_and_mul, "gelu_tanh_and_mul": gelu_tanh_and_mul}
 
 
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A weight, or rows of a residual stream, that repeats a part.
+
+    Attributes:
+        part: on the host, at most `MAX_OUTPUTS` outputs.
+        whole: on the device.
+    """
+
+    part: Tensor
+    whole: Tensor
+
+    @classmethod
+    def along(cls, dimension: int, part: Tensor, size: int, device: torch.device) -> "_Repeated":
+        """Repeat `part` to `size`; where no kernel multiplies, which sizes choose, it is the whole."""
+        copies = cdiv(size, part.shape[dimension]) if device.type in TRITON_DEVICES else 1
+        whole = part.to(device).repeat(*((copies, 1) if dimension == 0 else (1, copies)))
+        return cls(part, whole.narrow(dimension, 0, min(size, whole.shape[dimension])).contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A result [rows, outputs] on the device, the first outputs of its reference, and the number of inputs."""
+
+    actual: Tensor
+    expected: Tensor
+    inputs: int
+
+
 def product_checks(ops: ModelOps) -> Iterator[SelfCheck]:
-    """Yield the checks of a model's products in steps of few rows: each as an engine on a GPU launches it."""
+    """Yield the checks of a model's products, at few rows."""
     for rows in ROWS:
-        for in_features in dict.fromkeys((ops.q_heads * ops.head_dim, ops.intermediate_size)):
-            yield SelfCheck(
-                op="fused_products",
-                label=f"{rows} rows, {in_features} inputs, added, normalized and gated",
-                run=partial(_check_products, ops, rows=rows, in_features=in_features),
-            )
+        yield SelfCheck(op="fused_products", label=f"{rows} rows", run=partial(_check_layer, ops, rows=rows))
 
 
 def repeated_product_check(ops: ModelOps, *, times: int) -> SelfCheck:
@@ -40,43 +71,82 @@ def repeated_product_check(ops: ModelOps, *, times: int) -> SelfCheck:
     return SelfCheck(op="fused_products", label=f"{times} joins with equal bits", run=run)
 
 
-def _weight(ops: ModelOps, out_features: int, in_features: int) -> Tensor:
-    return (draw(out_features, in_features, dtype=torch.float32) * in_features**-0.5).to(ops.dtype)
+def _weight(ops: ModelOps, outputs: int, inputs: int, device: torch.device, *, seed: int = 0) -> _Repeated:
+    part = draw(min(outputs, MAX_OUTPUTS), inputs, dtype=torch.float32, seed=seed) * inputs**-0.5
+    return _Repeated.along(0, part.to(ops.dtype), outputs, device)
 
 
-def _check_products(ops: ModelOps, device: torch.device, *, rows: int, in_features: int) -> None:
-    width, variant = min(ops.hidden_size, MAX_OUTPUTS) // 2 * 2, ops.norm or "llama"
-    gate = GATES[ops.activation or "silu_and_mul"]
-    x, residual = draw(rows, in_features, dtype=ops.dtype), draw(rows, width, dtype=ops.dtype)
-    weight, following = _weight(ops, width, in_features), _weight(ops, width, width)
-    norm_weight = draw(width, dtype=ops.dtype)
-    products = FusedProducts(device)
-    pending, total = products.linear_add_norm(
-        x.to(device),
-        weight.to(device),
-        residual=residual.to(device),
-        norm_weight=norm_weight.to(device),
-        eps=EPS,
-        variant=variant,
-    )
-    _, expected = linear_add_norm_reference(
-        x, weight, residual=residual, norm_weight=norm_weight, eps=EPS, variant=variant
-    )
-    assert_within_roundings(total.cpu(), expected, roundings=product_roundings(ops.dtype, in_features))
-    normalized, moved = apply_pending_norm(pending).cpu(), following.to(device)
-    for actual, right in (
-        (products.linear(pending, moved), linear_reference(normalized, following)),
-        (
-            products.gated_linear(pending, moved, activation_and_mul=gate),
-            gated_linear_reference(normalized, following, activation_and_mul=gate),
-        ),
-    ):
-        assert_within_roundings(actual.cpu(), right, roundings=product_roundings(ops.dtype, width))
+def _check_layer(ops: ModelOps, device: torch.device, *, rows: int) -> None:
+    # All are launched before one is compared: what is launched is compiled, and kept for the engine.
+    for product in list(_products(ops, device, rows=rows)):
+        width, roundings = product.expected.shape[1], product_roundings(ops.dtype, product.inputs)
+        assert_within_roundings(product.actual[:, :width].cpu(), product.expected, roundings=roundings)
+        others, before = product.actual[:, width:], product.actual[:, :-width]
+        assert torch.equal(others, before), "equal weights have other bits"
+
+
+def _products(ops: ModelOps, device: torch.device, *, rows: int) -> Iterator[_Product]:
+    """Yield a layer's products: behind its own first norm, then each that ends a sublayer with the one that follows."""
+    products, heads = FusedProducts(device), ops.q_heads * ops.head_dim
+    qkv = _weight(ops, heads + 2 * ops.kv_heads * ops.head_dim, ops.hidden_size, device)
+    yield _linear(products, draw(rows, ops.hidden_size, dtype=ops.dtype), qkv)
+    yield from _sublayer(ops, products, draw(rows, heads, dtype=ops.dtype), qkv)
+    if ops.activation is not None:
+        gates, ups = (_weight(ops, ops.intermediate_size, ops.hidden_size, device, seed=seed) for seed in (0, 1))
+        gate_up = _Repeated(torch.cat([gates.part, ups.part]), torch.cat([gates.whole, ups.whole]))
+        yield from _sublayer(ops, products, draw(rows, heads, dtype=ops.dtype), gate_up, is_gated=True)
+        yield from _sublayer(ops, products, draw(rows, ops.intermediate_size, dtype=ops.dtype), qkv)
+
+
+def _linear(products: FusedProducts, x: Tensor, weight: _Repeated) -> _Product:
+    actual = products.linear(x.to(weight.whole.device), weight.whole)
+    return _Product(actual, linear_reference(x, weight.part), x.shape[1])
+
+
+def _sublayer(
+    ops: ModelOps, products: FusedProducts, x: Tensor, following: _Repeated, *, is_gated: bool = False
+) -> Iterator[_Product]:
+    """Yield the product that ends a sublayer, of inputs x, and the one that follows its norm."""
+    device, hidden, rows = following.whole.device, ops.hidden_size, len(x)
+    weight = _weight(ops, hidden, x.shape[1], device)
+    pending: Tensor | PendingNorm = draw(rows, hidden, dtype=ops.dtype).to(device)
+    if ops.has_sandwich_norms or ops.has_post_norms:
+        yield _linear(products, x, weight)
+    else:
+        residual = _Repeated.along(1, draw(rows, len(weight.part), dtype=ops.dtype), hidden, device)
+        norm_weight, variant = draw(residual.whole.shape[1], dtype=ops.dtype), ops.norm or "llama"
+        normalized, total = products.linear_add_norm(
+            x.to(device),
+            weight.whole,
+            residual=residual.whole,
+            norm_weight=norm_weight.to(device),
+            eps=EPS,
+            variant=variant,
+        )
+        _, expected = linear_add_norm_reference(
+            x,
+            weight.part,
+            residual=residual.part,
+            norm_weight=norm_weight[: len(weight.part)],
+            eps=EPS,
+            variant=variant,
+        )
+        yield _Product(total, expected, x.shape[1])
+        if residual.whole.shape[1] == hidden:
+            pending = normalized
+    rows_read = apply_pending_norm(pending).cpu()
+    if is_gated:
+        gate = GATES[ops.activation or "silu_and_mul"]
+        actual = products.gated_linear(pending, following.whole, activation_and_mul=gate)
+        expected = gated_linear_reference(rows_read, following.part, activation_and_mul=gate)
+    else:
+        actual, expected = products.linear(pending, following.whole), linear_reference(rows_read, following.part)
+    yield _Product(actual, expected, hidden)
 
 
 def _check_repeated(ops: ModelOps, device: torch.device, *, times: int) -> None:
-    in_features = ops.intermediate_size
-    x, weight = draw(7, in_features, dtype=ops.dtype).to(device), _weight(ops, MAX_OUTPUTS, in_features).to(device)
+    inputs = ops.intermediate_size
+    x, weight = draw(7, inputs, dtype=ops.dtype).to(device), _weight(ops, MAX_OUTPUTS, inputs, device).whole
     products = FusedProducts(device)
     first = products.linear(x, weight)
     is_other = torch.zeros((), dtype=torch.bool, device=device)
