@@ -76,7 +76,7 @@ def test_steps_whose_kernels_run_while_the_host_plans_the_next_count_in_all_as_o
 
 
 def test_a_step_without_kernels_does_not_hold() -> None:
-    (nothing,) = describe("batch 1", profile_of([Event("step", 0, 9)], [], unprofiled_us=9))
+    (nothing,) = describe(place(), "batch 1", profile_of([Event("step", 0, 9)], [], unprofiled_us=9))
     assert nothing.holds is False
 
 

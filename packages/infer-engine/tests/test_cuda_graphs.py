@@ -4,10 +4,7 @@ Captures are recorded where Triton's kernels are interpreted, in a process of it
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +16,7 @@ import torch
 from infer_engine.model_runner.forward_batch import BatchShape
 from infer_engine.model_runner.graphs.graph_check import are_drawn_alike
 from infer_engine.model_runner.graphs.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
+from infer_engine.testing.interpreted import run_interpreted
 from infer_engine.testing.models import save_servable
 
 QUICK = [
@@ -32,19 +30,6 @@ QUICK = [
 ]
 OTHERS = ["old token ids", "old positions", "old slots", "old query starts", "old rows", "old block table"]
 OTHERS += ["writes elsewhere"]
-
-
-def run_interpreted(module: str, *arguments: str) -> list[dict[str, Any]]:
-    """Return the lines of JSON that a program of `infer_engine.testing` prints where kernels are interpreted."""
-    completed = subprocess.run(
-        [sys.executable, "-m", f"infer_engine.testing.{module}", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-    )
-    assert completed.returncode == 0, completed.stderr
-    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
 """The doctor's part `environment`: what it says of a machine, and why a GPU cannot be used."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,13 @@ from infer_engine.host_limits import HostLimits, MemoryLimit, ProcessorLimit
 from infer_engine.testing.doctor import examined
 
 DRIVER = DriverFacts(
-    has_node=True, driver_version="550.54.15", driver_cuda=(12, 4), libcuda_error="", visible_devices=None
+    node="/dev/nvidia0", driver_version="550.54.15", driver_cuda=(12, 4), libcuda_error="", visible_devices=None
 )
 GIB = 2**30
+
+
+def driver_with(**values: Any) -> DriverFacts:
+    return replace(DRIVER, **values)
 
 
 def test_a_cpu_has_its_compiler_threads_and_facts() -> None:
@@ -131,17 +136,52 @@ def test_a_cache_that_cannot_be_written_is_a_warning(monkeypatch: pytest.MonkeyP
         ({"visible_devices": ""}, "12.8", "hides every GPU", "unset"),
         ({"visible_devices": "-1"}, "12.8", "`CUDA_VISIBLE_DEVICES` is '-1'", "unset"),
         ({"libcuda_error": "no such file", "driver_cuda": None}, "12.8", "no such file", "--gpus all"),
-        ({}, "13.0", "driver 550.54.15 knows CUDA up to 12.4", "upgrade the driver"),
+        ({}, "13.0", "driver 550.54.15 knows CUDA up to 12.4", "torch wheel for CUDA 12, as docs/gpu.md says"),
         ({}, "12.4", "torch says so", "nvidia-smi"),
+        ({}, "12.9", "torch says so", "nvidia-smi"),  # 12.4 runs it; `EESSI/software-layer#1491`
+        ({"node": "/dev/dxg", "libcuda_error": "no such file"}, "13.0", "no such file", "driver in Windows"),
     ],
 )
 def test_the_reason_why_torch_cannot_use_a_gpu_is_said(
     driver: dict[str, Any], wheel_cuda: str | None, cause: str, fix: str
 ) -> None:
-    values = {name: getattr(DRIVER, name) for name in DriverFacts.__slots__} | driver
-    found, advice = explain_unusable(DriverFacts(**values), wheel_cuda=wheel_cuda, torch_says="torch says so")
+    found, advice = explain_unusable(driver_with(**driver), wheel_cuda=wheel_cuda, torch_says="torch says so")
     assert cause in found
     assert fix in advice
+
+
+@pytest.mark.parametrize(
+    ("torch_says", "visible_devices", "cause", "fix"),
+    [
+        ("No CUDA GPUs are available", None, "MIG is enabled, and no slice", "nvidia-smi mig -cgi"),
+        ("No CUDA GPUs are available", "9", "names 1, and none of them can be used", "nvidia-smi -L"),
+        ("No CUDA GPUs are available", "MIG-1a2b", "a process sees one MIG slice", "nvidia-smi -L"),
+        ("Error 802: system not yet initialized", "0", "Error 802", "nvidia-fabricmanager"),  # pytorch/pytorch#35710
+        ("Error 803: system has unsupported ...", None, "Error 803", "restart"),  # vllm-project/vllm#15335
+        ("Error 804: forward compatibility was ...", None, "Error 804", "compat"),  # gpustack/gpustack#1254
+    ],
+)
+def test_what_torch_says_has_a_fix_of_its_own(
+    torch_says: str, visible_devices: str | None, cause: str, fix: str
+) -> None:
+    driver = driver_with(visible_devices=visible_devices)
+    found, advice = explain_unusable(driver, wheel_cuda="12.8", torch_says=torch_says, has_mig=True)
+    assert cause in found
+    assert fix in advice
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_wsl_2_without_a_driver_of_nvidias_computes_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, library: bool
+) -> None:
+    """Any GPU of Windows has that node: only with NVIDIA's driver is it a failure that torch cannot use it."""
+    (tmp_path / "libcuda").touch()
+    monkeypatch.setattr(gpu_facts, "WSL_LIBRARY", tmp_path / ("libcuda" if library else "none"))
+    driver = driver_with(node="/dev/dxg", driver_cuda=None, driver_version=None, libcuda_error="not found")
+    monkeypatch.setattr(environment, "read_driver", lambda _: driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    finding = examined(examine_environment, device="auto").findings["GPU"]
+    assert (finding.verdict, "a GPU in WSL2, /dev/dxg" in finding.found) == ("failed" if library else "skipped", True)
 
 
 def test_a_gpu_that_torch_cannot_use_is_a_failure_on_auto_and_none_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +189,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_failure_on_auto_and_none_on_cpu(monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = examined(examine_environment, device="auto")
     assert found.named("failed") == {"GPU"}
-    assert "there is a GPU, but" in found.findings["GPU"].found
+    assert "there is an NVIDIA GPU, /dev/nvidia0, but" in found.findings["GPU"].found
     assert "--device cpu" in found.findings["GPU"].fix
     assert examined(examine_environment, device="cpu").named("failed") == set()
 
@@ -160,17 +200,26 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_failure(monkeypatch: pyt
 
 
 @contextmanager
-def made_gpus(monkeypatch: pytest.MonkeyPatch, *, free: int = 79 * GIB, mode: str = "Default") -> Iterator[None]:
+def made_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    free: int = 79 * GIB,
+    mode: str = "Default",
+    name: str = "A GPU",
+    mig: str = "Disabled",
+) -> Iterator[None]:
     """Let torch say that there are two GPUs, and `nvidia-smi` that both have a compute mode."""
-    gpu = SimpleNamespace(name="A GPU", major=9, minor=0, total_memory=80 * GIB)
+    gpu = SimpleNamespace(name=name, major=9, minor=0, total_memory=80 * GIB)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 2)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
         patch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 * GIB))
-        patch.setattr(environment, "ask_nvidia_smi", lambda: [{"name": "A GPU", "compute_mode": mode}] * 2)
+        told = {"name": name, "compute_mode": mode, "mig.mode.current": mig}
+        patch.setattr(environment, "ask_nvidia_smi", lambda: [told] * 2)
         patch.setattr(environment, "read_host_limits", lambda: limited(usable=16))
         patch.setattr("infer_kernels.gpu.require_launcher", lambda: None)
+        patch.setattr(environment, "examine_first_launches", lambda reporter: reporter.ok("launches", "made up"))
         yield
 
 
@@ -179,13 +228,41 @@ def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(mon
         found = examined(examine_environment, device="cuda:1")
     assert found.named("failed") == found.named("warning") == set()
     assert found.findings["GPU"].found == "A GPU, compute capability 9.0, 80.0 GiB"
+    assert "launches" in found.named("ok")
     assert (found.details["device"], found.details["kernel_processes"]) == ("cuda:1", 4)
     assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
 
 
 def test_an_exclusive_gpu_gets_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with made_gpus(monkeypatch, mode="Exclusive_Process"):
-        assert examined(examine_environment, device="cuda").details["kernel_processes"] == 1
+        found = examined(examine_environment, device="cuda")
+        assert found.details["kernel_processes"] == 1
+        assert "the GPU takes one process" in found.findings["compute mode"].found
+        busy = "CUDA-capable device(s) is/are busy or unavailable"
+        monkeypatch.setattr(torch.cuda, "mem_get_info", raising(RuntimeError(busy)))
+        assert "a second process is refused" in examined(examine_environment, device="cuda").findings["GPU"].found
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_mig_slice_is_named_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pytorch/pytorch#130181`: a process sees one slice, so ranks cannot have several."""
+    with made_gpus(monkeypatch, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", mig="Enabled"):
+        found = examined(examine_environment, device="cuda")
+    assert "`--tensor-parallel-size` is 1" in found.findings["MIG"].found
+
+
+def test_gpus_that_the_environment_names_and_that_are_not_there_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,5")
+    with made_gpus(monkeypatch):
+        found = examined(examine_environment, device="cuda")
+        assert "names 3, and 2 of them can be used" in found.findings["visible GPUs"].found
+        assert "names 3" in examined(examine_environment, device="cuda:2").findings["GPU"].found
 
 
 def test_a_gpu_that_no_process_may_use_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,21 +136,22 @@ def test_a_system_that_does_not_grant_amx_is_named(monkeypatch: pytest.MonkeyPat
     assert "without AMX, which this system does not grant" in found.findings["C++ kernels"].found
 
 
-def test_on_a_gpu_an_ops_checks_go_to_every_other_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_on_a_gpu_an_ops_checks_go_to_every_other_gpu_too(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """What a GPU would do is left out: devices are named, and checks write down where they are run."""
     ran: list[tuple[str, str]] = []
 
     def noted(op: str) -> SelfCheck:
         return SelfCheck(op=op, label="x", run=lambda device: ran.append((op, str(device))))
 
-    monkeypatch.setattr(kernels, "resolve_device", torch.device)
     monkeypatch.setattr(kernels, "model_checks", lambda *_, **__: [noted(op) for op in ("a", "b", "c")])
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: ran.append(("current", str(device))))
+    monkeypatch.setattr("torch._C._cuda_setDevice", lambda index: ran.append(("current", f"cuda:{index}")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = examined(examine_kernels, device="cuda")
+    found = examined(examine_kernels, device=device)
     assert found.named("failed") == set()
-    assert [op for op, device in ran if device == "cuda"] == ["current", "a", "b", "c", "current"]
-    elsewhere = [op for op, device in ran if device == "cuda:1"]
+    assert [op for op, where in ran if where == "cuda:0"] == ["current", "a", "b", "c", "current"]
+    elsewhere = [op for op, where in ran if where == "cuda:1"]
     assert elsewhere[0] == "current"
     assert len(elsewhere) == 3
 

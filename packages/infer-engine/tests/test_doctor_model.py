@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from infer_engine.doctor.checkpoint import examine_checkpoint
 from infer_engine.testing.doctor import Examined, examined
@@ -45,7 +46,7 @@ def test_experts_in_mxfp4_are_counted_as_they_are_loaded(folder_of: Callable[[st
     expected = examine(folder_of("gpt_oss")).details["memory_estimate"]["weights"]
     if library() is not None:
         experts = 3 * config.num_layers * config.moe.num_experts * config.moe.intermediate_size * config.hidden_size
-        expected -= experts * 4 - experts * 5 // 8
+        expected -= experts * 4 - experts * 17 // 32
     fields = json.loads((folder_of("gpt_oss") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
     assert examine(tmp_path).details["memory_estimate"]["weights"] == expected
@@ -122,3 +123,16 @@ def test_a_cache_for_less_than_the_longest_request_is_a_warning(folder: Path, mo
     assert finding.verdict == "warning"
     assert "--max-seq-len" in finding.fix
     assert "--kv-cache-memory" in finding.fix
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_memory_of_a_gpu_is_estimated_without_its_index(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Only what needs a GPU is left out: torch's own checks of a device run."""
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("torch._C._cuda_setDevice", current.append)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 * GIB, 80 * GIB))
+    found = examined(examine_checkpoint, device=device)
+    assert "79.0 GiB are free on cuda:0" in found.findings["memory"].found
+    assert current == [0]

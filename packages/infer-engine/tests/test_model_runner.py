@@ -55,7 +55,7 @@ def test_everything_is_computed_on_the_runners_gpu_whichever_was_current(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     current: list[torch.device | None] = [None]
-    monkeypatch.setattr(torch.cuda, "set_device", lambda wanted: current.__setitem__(0, wanted))
+    monkeypatch.setattr("torch._C._cuda_setDevice", lambda index: current.__setitem__(0, torch.device("cuda", index)))
     parts: Any = _Parts(lambda: current[0])
     runner = ModelRunner(parts, input_buffers=parts, sampler=parts, device=torch.device(device))
     for compute in (

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_cache import max_blocks_in_window
-from infer_engine import EngineConfig, sizing
+from infer_engine import EngineConfig
 from infer_engine.sizing import (
     PREFILL_TOKENS_BESIDE_DECODES,
     PREFILL_TOKENS_BESIDE_DECODES_IN_TILES,
@@ -20,7 +19,6 @@ from infer_engine.sizing import (
     choose_block_size,
     computes_in_tiles,
     kv_memory,
-    resolve_device,
     size_kv_cache,
     size_step,
 )
@@ -276,24 +274,6 @@ def test_wide_heads_get_smaller_blocks() -> None:
     assert choose_block_size(EngineConfig(), head_dim=128) == 64
     assert choose_block_size(EngineConfig(block_size=7), head_dim=256) == 7
     assert choose_block_size(EngineConfig(block_size=7, kv_cache_backend="contiguous"), head_dim=256) == 32
-
-
-def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="`device` is 'cuda:99'"):
-        resolve_device("cuda:99")
-
-
-@pytest.mark.parametrize("has_node", [True, False])
-def test_a_gpu_that_torch_cannot_use_is_said_aloud(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, *, has_node: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sizing, "_GPU_NODE", tmp_path if has_node else tmp_path / "none")
-    assert resolve_device("auto") == CPU
-    assert ("has an NVIDIA GPU" in caplog.text) == has_node
-    caplog.clear()
-    assert resolve_device("cpu") == CPU
-    assert not caplog.text
 
 
 def test_a_chunk_is_longer_on_a_gpu() -> None:

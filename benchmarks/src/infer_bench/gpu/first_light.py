@@ -112,7 +112,7 @@ def run_apart(module: str, seconds: float, ceilings: dict[str, float] | None, *,
 def run_here(asked: dict[str, Any], report: Path) -> None:
     """Run a part in this process, as `run_apart` asked, and write its report."""
     place = Place(
-        device=torch.device("cpu" if asked["is_rehearsal"] else "cuda"),
+        device=torch.device("cpu" if asked["is_rehearsal"] else "cuda:0"),
         ceilings=asked["ceilings"] and Ceilings(**asked["ceilings"]),
         deadline_s=time.monotonic() + asked["seconds"],
     )

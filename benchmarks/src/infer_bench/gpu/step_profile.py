@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from infer_bench.gpu.benchmark_core import BenchmarkCore, StepMode, StepsFailedError
+from infer_bench.gpu.engine_speed import costs_of
 from infer_bench.gpu.goals import judge_idle
+from infer_bench.gpu.kernel_rates import StepBytes, describe_kernel, step_bytes, with_bytes
 from infer_bench.gpu.parts import Finding, PartReport, Place, failed, left_out
 
 SHAPE = "llama-3.2-3b"
@@ -53,18 +55,26 @@ def run(place: Place) -> PartReport:
             continue
         try:
             core.submit(num_seqs, context, max_tokens=max_seq_len - context)
-            found = report.details[name] = profile_decode(place, core)
+            found = report.details[name] = profile_decode(place, core, num_seqs, context)
         except StepsFailedError as error:  # the core is unusable now
             report.findings.append(failed(name, error))
             break
-        report.findings += describe(name, found)
+        report.findings += describe(place, name, found)
     alone = report.details.get("batch 1")
     report.findings.append(judge_idle(place, alone and alone["busy_share"]))
     return report
 
 
-def profile_decode(place: Place, core: BenchmarkCore) -> dict[str, Any]:
-    """Return the profile of decode steps of all requests, as `profile_of` does, and abort them."""
+def profile_decode(place: Place, core: BenchmarkCore, num_seqs: int, num_prompt_tokens: int) -> dict[str, Any]:
+    """Return the profile of decode steps of all requests, as `profile_of` does with bytes, and abort them.
+
+    Args:
+        place: where they are computed.
+        core: has the requests.
+        num_seqs: how many there are.
+        num_prompt_tokens: of each.
+    """
+    generated_before = core.stats.num_generated_tokens
     core.prefill_all()
     seconds = []
     for _ in range(_NUM_WARM_STEPS + _NUM_TIMED_STEPS):
@@ -77,13 +87,20 @@ def profile_decode(place: Place, core: BenchmarkCore) -> dict[str, Any]:
         for _ in range(_NUM_SKIPPED_STEPS + _NUM_PROFILED_STEPS):
             core.decode_step()
             profiler.step()
+    num_generated = (core.stats.num_generated_tokens - generated_before) / num_seqs
     core.abort_all()
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "trace.json"
         profiler.export_chrome_trace(str(path))
         trace = json.loads(path.read_text(encoding="utf-8"))
     steps, work = read_steps(trace, categories=CPU_WORK if place.is_rehearsal else GPU_WORK)
-    return profile_of(steps, work, unprofiled_us=statistics.median(seconds[_NUM_WARM_STEPS:]) * 1e6)
+    context = round(num_prompt_tokens + num_generated - _NUM_PROFILED_STEPS / 2)
+    return profile_of(
+        steps,
+        work,
+        unprofiled_us=statistics.median(seconds[_NUM_WARM_STEPS:]) * 1e6,
+        known=step_bytes(costs_of(core), num_seqs, context),
+    )
 
 
 class Event(NamedTuple):
@@ -106,11 +123,14 @@ def read_steps(trace: dict[str, Any], *, categories: Collection[str]) -> tuple[l
     return sorted(steps, key=lambda step: step.start_us), work
 
 
-def profile_of(steps: Sequence[Event], work: Sequence[Event], *, unprofiled_us: float) -> dict[str, Any]:
+def profile_of(
+    steps: Sequence[Event], work: Sequence[Event], *, unprofiled_us: float, known: StepBytes | None = None
+) -> dict[str, Any]:
     """Return how one of `steps` spent its time: its largest kernels by name, and the longest gaps in any of them.
 
     Times and counts are those between the first step's begin and the last one's end, divided by the number of steps.
     `busy_share` is the device's busy time as a share of `unprofiled_us`, the time of a step without the profiler.
+    `known` are the bytes of a step, of which the kernels that read them get theirs.
     """
     window = Event("steps", steps[0].start_us, steps[-1].end_us)
     inside = [
@@ -125,6 +145,8 @@ def profile_of(steps: Sequence[Event], work: Sequence[Event], *, unprofiled_us: 
         {"name": name, "calls": len(each) / len(steps), "us": sum(each) / len(steps)}
         for name, each in durations_us.items()
     ]
+    if known is not None:
+        kernels = with_bytes(kernels, known)
     gaps = find_gaps(window, inside)
     window_us = window.end_us - window.start_us
     busy_us = (window_us - sum(gap["us"] for gap in gaps)) / len(steps)
@@ -157,14 +179,14 @@ def find_gaps(window: Event, work: Sequence[Event]) -> list[dict[str, Any]]:
     return sorted(gaps, key=lambda gap: -gap["us"])
 
 
-def describe(what: str, found: dict[str, Any]) -> list[Finding]:
-    """Return the findings for `what`, whose profile is `found`."""
+def describe(place: Place, what: str, found: dict[str, Any]) -> list[Finding]:
+    """Return the findings for `what`, whose profile is `found`: the step, its largest kernels, its longest gap."""
     if not found["num_launches"]:
         return [Finding(what, "the profiler saw no kernel", wanted="kernels", holds=False)]
     step = f"step {found['unprofiled_us'] / 1e3:.2f} ms, device busy {found['busy_share']:.0%}"
-    kernel, gap = found["kernels"][0], found["gaps"][0]
+    gap = found["gaps"][0]
     return [
         Finding(what, f"{step}, {found['num_launches']:.0f} kernels and copies"),
-        Finding(f"{what}, largest kernel", f"{kernel['name']:.48}: {kernel['calls']:g} calls, {kernel['us']:.0f} us"),
+        *(Finding(f"{what}, {each['name']:.48}", describe_kernel(place, each)) for each in found["kernels"]),
         Finding(f"{what}, longest gap", f"{gap['us']:.0f} us between {gap['after']:.48} and {gap['before']:.48}"),
     ]

@@ -133,7 +133,7 @@ def programs_per_sm(kernel: CompiledKernel, arch: int) -> int:
 
 def time_configs(configs: Sequence[TileConfig], head_dim: int) -> str:
     """Return each candidate's rate on this machine's GPU."""
-    bench = Bench(torch.device("cuda"), dry=False)
+    bench = Bench(torch.device("cuda", 0), dry=False)
     rows = []
     for config in configs:
         try:

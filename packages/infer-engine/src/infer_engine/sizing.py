@@ -10,22 +10,20 @@ contiguous    one group               [....................]  blocks for every t
 
 import logging
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
 from infer_cache import max_blocks_in_window
+from infer_engine.gpu_visibility import VISIBLE_DEVICES, describe_node, explain_hidden, find_gpu_node
 from infer_engine.host_limits import MemoryLimit, read_host_limits
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
 
 logger = logging.getLogger(__name__)
-
-_GPU_NODE = Path("/dev/nvidia0")
-"""What the system shows of the first NVIDIA GPU, whether its driver works or not."""
 
 CPU_MEMORY_SHARE = 0.25
 """Share of the free memory of a CPU that the KV cache takes by default."""
@@ -61,28 +59,42 @@ class KVSizes:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device called `name`; `auto` is a GPU if there is one.
+    """Return the device called `name`, a GPU always with its index; `auto` is the first GPU if there is one.
+
+    `torch.cuda.set_device` refuses `cuda` without an index.
 
     Raises:
         ValueError: there is no such GPU.
     """
+    visible = os.environ.get(VISIBLE_DEVICES)
     if name == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
-        if _GPU_NODE.exists():
+            return torch.device("cuda", 0)
+        node = find_gpu_node()
+        if node is not None:
+            why = explain_hidden(visible, num_usable=0) or (
+                "The GPU's driver may be too old for it, or missing in this container"
+            )
             logger.warning(
-                "This machine has an NVIDIA GPU, %s, but torch %s cannot use it, so the CPU is used. The GPU's driver "
-                "may be too old for it, or missing in this container; `python -c 'import torch; torch.cuda.init()'` "
-                "says why.",
-                _GPU_NODE,
+                "This machine has %s, but torch %s cannot use it, so the CPU is used. %s; "
+                "`python -c 'import torch; torch.cuda.init()'` says more.",
+                describe_node(node),
                 torch.__version__,
+                why,
             )
         return torch.device("cpu")
     device = torch.device(name)
-    num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        raise ValueError(f"`device` is {name!r} but this machine has {num_gpus} usable GPUs; use `cpu` or `auto`.")
-    return device
+    if device.type != "cuda":
+        return device
+    index = device.index or 0
+    num_gpus = torch.cuda.device_count()
+    if index >= num_gpus:
+        why = explain_hidden(visible, num_usable=num_gpus)
+        if visible and not why:
+            why = f"`{VISIBLE_DEVICES}` is {visible!r}, and what it names is numbered from 0"
+        has = f"{num_gpus} usable GPUs{why and f' ({why})'}"
+        raise ValueError(f"`device` is {name!r} but this machine has {has}; use `cpu` or `auto`.")
+    return torch.device("cuda", index)
 
 
 def choose_block_size(config: EngineConfig, *, head_dim: int) -> int:

@@ -76,7 +76,8 @@ def embedding_quantized(
     if isinstance(weight, PackedQuantizedWeight):
         _require_ids(ids, weight.out_features)
         return quantized_ops.embedding(ids, weight, scale, dtype)
-    look_up = embedding_quantized_triton if takes_triton(weight.scales) else embedding_quantized_torch
+    takes_kernel = takes_triton(weight.values) and weight.encoding != "mxfp4_tiled"
+    look_up = embedding_quantized_triton if takes_kernel else embedding_quantized_torch
     return look_up(ids, weight, dtype=dtype, scale=scale)
 
 

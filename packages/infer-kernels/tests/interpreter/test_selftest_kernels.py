@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import infer_kernels
+from infer_kernels import AttentionBuffers
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.selftest import ModelOps, MoeOps, QuantizedOps, SelfCheck
-from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
+from infer_kernels.selftest.attention_checks import attention_checks
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
+from infer_kernels.selftest.long_attention_checks import large_pool_check, long_sequence_check, repeated_join_check
 from infer_kernels.selftest.moe_checks import moe_checks
 from infer_kernels.selftest.product_checks import product_checks, repeated_product_check
 from infer_kernels.selftest.quantized_checks import quantized_checks
@@ -107,6 +109,16 @@ def test_interpreted_joins_have_equal_bits_and_the_last_blocks_are_reached() -> 
     repeated_join_check(SMALL, times=1).run(CPU)
     repeated_product_check(replace(SMALL, intermediate_size=768), times=1).run(CPU)
     large_pool_check(SMALL, num_elements=2**31).run(CPU)
+    long_sequence_check(SMALL, num_tokens=20 * 256 + 1).run(CPU)
+
+
+@pytest.mark.parametrize("make", [attention_checks, lambda ops: [repeated_join_check(ops, times=1)]])
+def test_programs_of_captured_steps_that_leave_items_out_fail(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[ModelOps], Iterable[SelfCheck]]
+) -> None:
+    monkeypatch.setattr(AttentionBuffers, "num_programs", lambda *_: 0)
+    with pytest.raises(AssertionError, match="captured"):
+        next(iter(make(SMALL))).run(CPU)
 
 
 def test_it_is_the_kernels_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

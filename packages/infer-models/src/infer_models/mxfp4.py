@@ -1,4 +1,4 @@
-"""MXFP4: weights of four bits in blocks of 32 that share a power of two; e2m1 in groups of 32 of `QuantizedWeight`.
+"""MXFP4: weights of four bits in blocks of 32 that share a power of two; `mxfp4` of `QuantizedWeight`.
 
     blocks [..., columns / 32, 16] uint8    two numbers a byte, the first in the lower four bits: a sign, two bits of
                                             exponent, one of mantissa
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from infer_kernels import QuantizedWeight
@@ -23,7 +22,7 @@ from infer_models.weights import StoredWeight, assign, item_of
 
 BLOCK = 32
 """Numbers that share a scale."""
-STORAGE = Storage(encoding="e2m1", group_size=BLOCK)
+STORAGE = Storage(encoding="mxfp4", group_size=BLOCK)
 """How such weights are kept where a kernel multiplies them."""
 _NAN_EXPONENT = 255
 
@@ -35,11 +34,10 @@ def read_mxfp4(blocks: Tensor, scales: Tensor) -> QuantizedWeight:
         blocks: uint8, see above.
         scales: uint8 [rows, columns / 32].
     """
-    powers = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
     return QuantizedWeight(
-        encoding="e2m1",
+        encoding="mxfp4",
         values=blocks.flatten(-2),
-        scales=powers,
+        scales=scales,
         in_features=BLOCK * scales.shape[-1],
         group_size=BLOCK,
     )

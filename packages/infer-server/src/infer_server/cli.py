@@ -26,7 +26,6 @@ from infer_engine.protocol import Engine, EngineConfig, EngineStartError
 from infer_engine.protocol.config import DType, KVCacheDType, Quantization
 from infer_server.banner import banner
 from infer_server.command import discard_unwritable_output, print_if_possible, run_command, with_environment_keys
-from infer_server.doctor.parts import DEFAULT_TIMEOUT_S
 from infer_server.operations.logs import configure_logging
 from infer_server.operations.tracing import require_tracing_extra
 from infer_server.serving.garbage import rare_collections
@@ -80,11 +79,11 @@ def _examine(
     dtype: DType = "auto",
     quantization: Quantization = "auto",
     kv_cache_dtype: KVCacheDType = "auto",
-    timeout: float = DEFAULT_TIMEOUT_S,
+    timeout: float | None = None,
     print_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     out: Path | None = None,
 ) -> int:
-    """Check this machine, a model and the engine on it within a minute, and print what a bug report should contain.
+    """Check this machine, a model and the engine on it within minutes, and print what a bug report should contain.
 
     The exit code is 0 if everything works, 1 if something failed, 2 if a flag is wrong, 3 if nothing failed but a
     part had too little time. Needs no network.
@@ -102,7 +101,8 @@ def _examine(
     kv_cache_dtype
         Type of keys and values, for the memory and the kernels; the small engine keeps those of its activations.
     timeout
-        Seconds for everything; a part that takes longer than its share is killed, which is a warning.
+        Seconds for everything, by default 55, and 180 on a GPU, where kernels are compiled the first time. A part that
+        takes longer than its share is killed, which is a warning.
     print_json
         Print the whole report as JSON in place of the table.
     out
@@ -112,7 +112,7 @@ def _examine(
         EngineConfig(model=model, device=device, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     except ValueError as error:
         raise EngineStartError(str(error)) from error
-    if not (math.isfinite(timeout) and timeout > 0):
+    if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise EngineStartError(f"`timeout` is {timeout}; it must be a positive number of seconds.")
     from infer_server.doctor.command import run_doctor  # noqa: PLC0415 - not for `--help`
 

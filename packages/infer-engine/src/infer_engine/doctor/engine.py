@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from infer_engine.doctor.captured_step import examine_captured_step
+from infer_engine.doctor.memory_rate import examine_memory_rate
 from infer_engine.doctor.model_reading import read_model
 from infer_engine.doctor.oracle import Oracle, compare, save_small_model, small_config
 from infer_engine.doctor.recorded_engine import RecordedEngine
@@ -30,7 +31,11 @@ CHUNK_SIZE = 96
 
 DEVICE_CHECKS: Mapping[str, Sequence[Callable[[SmallModel, Answers], None]]] = MappingProxyType(
     {
-        "cuda": (lambda small, _: examine_cuda_graphs(small), lambda small, _: examine_step_memory(small)),
+        "cuda": (
+            lambda small, _: examine_cuda_graphs(small),
+            lambda small, _: examine_step_memory(small),
+            lambda small, _: examine_memory_rate(small),
+        ),
         "cpu": (examine_captured_step,),
     }
 )
@@ -82,6 +87,7 @@ def _examine(
     values = engine_values(folder, config, device=device, dtype=dtype)
     small = SmallModel(
         reporter=reporter,
+        config=config,
         values=values,
         engine=RecordedEngine(EngineConfig(**values)),
         prompts=make_prompts(config),

@@ -5,7 +5,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable, read_driver
+from infer_engine.doctor.first_launch import examine_first_launches
+from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable, has_mig, is_slice, read_driver
 from infer_engine.doctor.host import (
     describe_compilers,
     describe_memory,
@@ -15,6 +16,7 @@ from infer_engine.doctor.host import (
     versions,
 )
 from infer_engine.doctor.reporter import Reporter, describe, size
+from infer_engine.gpu_visibility import VISIBLE_DEVICES, explain_hidden
 from infer_engine.host_limits import HostLimits, read_host_limits
 from infer_engine.ipc.processors import THREADS
 
@@ -37,7 +39,7 @@ def examine_environment(reporter: Reporter) -> None:
         compilers=describe_compilers(),
         variables=describe_variables(),
     )
-    driver = read_driver(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    driver = read_driver(os.environ.get(VISIBLE_DEVICES))
     reporter.details(driver=driver.as_json())
     began = time.monotonic()
     import torch  # noqa: PLC0415 - what is known without it has been reported
@@ -65,18 +67,30 @@ def _examine_device(reporter: Reporter, driver: DriverFacts) -> bool:
         reporter.skip("GPU", "`device` is 'cpu'")
         return False
     if not torch.cuda.is_available():
-        if driver.has_node or wants_gpu:
-            found, fix = explain_unusable(driver, wheel_cuda=torch.version.cuda, torch_says=_why_cuda_fails())
-            prefix = "there is a GPU, but " if driver.has_node else f"`device` is {reporter.request.device!r}, but "
-            reporter.fail("GPU", prefix + found, fix=f"{fix}; or compute on the CPU with `--device cpu`")
+        if driver.shows_gpu or wants_gpu:
+            found, fix = explain_unusable(
+                driver,
+                wheel_cuda=torch.version.cuda,
+                torch_says=_why_cuda_fails(),
+                has_mig=has_mig(ask_nvidia_smi()),
+            )
+            there = f"there is {driver.describe()}" if driver.node else f"`device` is {reporter.request.device!r}"
+            reporter.fail("GPU", f"{there}, but {found}", fix=f"{fix}; or compute on the CPU with `--device cpu`")
+        elif driver.node is not None:
+            found = f"there is {driver.describe()}, without a driver of NVIDIA's in Windows, so the CPU computes"
+            reporter.skip("GPU", found)
         else:
             reporter.skip("GPU", "this machine shows none, so the CPU computes")
         return False
     index = int(reporter.request.device.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        reporter.fail("GPU", f"`device` is 'cuda:{index}' and there are {count} GPUs", fix="use a lower number")
+        hidden = explain_hidden(driver.visible_devices, num_usable=count)
+        found = f"`device` is 'cuda:{index}' and there are {count} GPUs{hidden and f': {hidden}'}"
+        reporter.fail("GPU", found, fix="use a lower number: GPUs that are visible are numbered from 0")
         return False
+    if hidden := explain_hidden(driver.visible_devices, num_usable=torch.cuda.device_count()):
+        reporter.warn("visible GPUs", hidden, fix="name GPUs as `nvidia-smi -L` lists them, or unset it")
     return _examine_gpu(reporter, index)
 
 
@@ -96,13 +110,20 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
         fix = "`nvidia-smi --compute-mode=DEFAULT`, as root"
         reporter.fail("compute mode", "the GPU's compute mode is Prohibited: no process may use it", fix=fix)
         return False
+    is_exclusive = EXCLUSIVE in modes
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:
+        mode = f", and the compute mode is {EXCLUSIVE}, so that a second process is refused" if is_exclusive else ""
         fix = "end the other process that uses the GPU, or name another one with `--device`"
-        reporter.fail("GPU", f"{properties[index].name} cannot be used: {describe(error)}", fix=fix)
+        reporter.fail("GPU", f"{properties[index].name} cannot be used: {describe(error)}{mode}", fix=fix)
         return False
-    is_exclusive = EXCLUSIVE in modes
+    if is_exclusive:
+        found = f"{EXCLUSIVE}: the GPU takes one process, so kernels are checked by one, and a second server is refused"
+        reporter.ok("compute mode", found)
+    if is_slice(properties[index].name):
+        found = f"this is a slice of {size(total)}: a process sees one slice, so `--tensor-parallel-size` is 1 at most"
+        reporter.ok("MIG", found)
     limits = read_host_limits()
     processes = 1 if is_exclusive else min(MAX_KERNEL_PROCESSES, limits.threads() or limits.usable_processors)
     reporter.details(device=f"cuda:{index}", kernel_processes=processes, gpu_memory={"free": free, "total": total})
@@ -142,6 +163,7 @@ def _examine_triton(reporter: Reporter) -> None:
         reporter.fail("Triton's launcher", str(error), fix="install a C compiler and Python's headers")
     else:
         reporter.ok("Triton's launcher", "compiled by this machine's C compiler")
+        examine_first_launches(reporter)
 
 
 def _examine_cpu_kernels(reporter: Reporter) -> None:

@@ -4,15 +4,30 @@ import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-NODE = Path("/dev/nvidia0")
-"""What the system shows of the first GPU, whether its driver works or not."""
+from infer_engine.gpu_visibility import WSL_NODE, describe_node, explain_hidden, find_gpu_node
+
+WSL_LIBRARY = Path("/usr/lib/wsl/lib/libcuda.so.1")
+"""The driver of Windows as WSL2 shows it: there if that driver is NVIDIA's."""
 SMI_TIMEOUT_S = 4.0
 _SMI_FIELDS = "name,driver_version,compute_cap,memory.total,memory.used,compute_mode,mig.mode.current"
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
+NO_GPU = "No CUDA GPUs are available"
+"""What torch says if the driver works and shows it no GPU."""
+FIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "Error 802": "start `nvidia-fabricmanager`, of the driver's version, which connects the GPUs of this machine",
+        "Error 803": "restart the machine or the container: the driver and its libraries are of different versions",
+        "Error 804": "take the folder `compat` of CUDA out of `LD_LIBRARY_PATH`: it is for data center GPUs only",
+        "Error 999": "see `dmesg`; after a suspend, `rmmod nvidia_uvm` and `modprobe nvidia_uvm` as root",
+    }
+)
+"""By the number in torch's message, what to do about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,18 +35,32 @@ class DriverFacts:
     """What there is of a driver, without torch.
 
     Attributes:
-        has_node: whether the system shows a GPU.
+        node: the file by which the system shows a GPU; None: it shows none.
         driver_version: of the kernel's driver; None: there is none, or it does not say.
         driver_cuda: the newest CUDA that the driver knows, such as (13, 0); None if `libcuda_error` is set.
         libcuda_error: why the driver's library cannot be used; empty if it can.
         visible_devices: the variable `CUDA_VISIBLE_DEVICES`; None: not set.
     """
 
-    has_node: bool
+    node: str | None
     driver_version: str | None
     driver_cuda: tuple[int, int] | None
     libcuda_error: str
     visible_devices: str | None
+
+    @property
+    def shows_gpu(self) -> bool:
+        """Whether there is an NVIDIA GPU, usable or not: in WSL2 any GPU has a node, and NVIDIA's a driver too."""
+        return self.node is not None and not (self.is_wsl and self.libcuda_error and not WSL_LIBRARY.exists())
+
+    @property
+    def is_wsl(self) -> bool:
+        """Whether the GPU is that of Windows around WSL2."""
+        return self.node is not None and Path(self.node).name == WSL_NODE
+
+    def describe(self) -> str:
+        """Return which GPU the system shows, as the object of a sentence."""
+        return "no NVIDIA GPU" if self.node is None else describe_node(Path(self.node))
 
     def as_json(self) -> dict[str, Any]:
         """What a bug report says."""
@@ -40,6 +69,7 @@ class DriverFacts:
 
 def read_driver(visible_devices: str | None) -> DriverFacts:
     """Ask the system and the driver."""
+    node = find_gpu_node()
     driver_cuda, error = _ask_libcuda()
     try:
         text = _DRIVER_FILE.read_text(encoding="utf-8", errors="replace")
@@ -47,7 +77,7 @@ def read_driver(visible_devices: str | None) -> DriverFacts:
         text = ""
     version = re.search(r"(?:Kernel Module|NVRM version:).*?\s(\d+\.\d+(?:\.\d+)?)", text)
     return DriverFacts(
-        has_node=NODE.exists(),
+        node=None if node is None else str(node),
         driver_version=version[1] if version else None,
         driver_cuda=driver_cuda,
         libcuda_error=error,
@@ -55,29 +85,54 @@ def read_driver(visible_devices: str | None) -> DriverFacts:
     )
 
 
-def explain_unusable(driver: DriverFacts, *, wheel_cuda: str | None, torch_says: str) -> tuple[str, str]:
+def explain_unusable(
+    driver: DriverFacts, *, wheel_cuda: str | None, torch_says: str, has_mig: bool = False
+) -> tuple[str, str]:
     """Return why torch cannot use the GPU that is there, and what to do about it.
 
     Args:
         driver: what there is.
         wheel_cuda: the CUDA that torch was built for, such as `13.0`; None: it was built for CPUs.
         torch_says: the message with which its start of CUDA fails.
+        has_mig: whether a GPU is to be divided into slices.
     """
     if wheel_cuda is None:
         return "torch was built for CPUs", "install a torch wheel for CUDA"
-    if driver.visible_devices is not None and driver.visible_devices.strip() in ("", "-1"):
-        found = f"`CUDA_VISIBLE_DEVICES` is {driver.visible_devices!r}, which hides every GPU"
-        return found, "unset it, or name the GPUs to use"
+    hidden = explain_hidden(driver.visible_devices, num_usable=0)
+    if hidden.endswith("hides every GPU"):
+        return hidden, "unset it, or name the GPUs to use"
     if driver.libcuda_error:
         found = f"the driver's library libcuda.so.1 cannot be loaded: {driver.libcuda_error}"
+        if driver.is_wsl:
+            return found, "install NVIDIA's driver in Windows, and none in Linux; it is found in /usr/lib/wsl/lib"
         return found, "install the driver; start a container with `--gpus all`"
-    wanted = tuple(int(part) for part in wheel_cuda.split(".")[:2])
-    if driver.driver_cuda is not None and driver.driver_cuda < wanted:
+    major = int(wheel_cuda.partition(".")[0])
+    # Within a major version torch runs on a driver that knows an earlier minor one.
+    if driver.driver_cuda is not None and driver.driver_cuda[0] < major:
         known = ".".join(map(str, driver.driver_cuda))
         of = f" {driver.driver_version}" if driver.driver_version else ""
         found = f"the driver{of} knows CUDA up to {known}, and torch was built for {wheel_cuda}"
-        return found, f"upgrade the driver, or install a torch wheel for CUDA {known} or earlier"
-    return f"torch cannot start CUDA: {torch_says}", "see what `nvidia-smi` says; the GPU may need a reset"
+        fix = f"upgrade the driver, or install a torch wheel for CUDA {driver.driver_cuda[0]}, as docs/gpu.md says"
+        return found, fix
+    if NO_GPU in torch_says:
+        if hidden:
+            return hidden, "name GPUs as `nvidia-smi -L` lists them, or unset it"
+        if has_mig:
+            fix = "make a slice: `nvidia-smi mig -cgi ... -C`, or give the container one"
+            return "MIG is enabled, and no slice of the GPU is visible here", fix
+    fixes = [fix for error, fix in FIXES.items() if error in torch_says]
+    fix = fixes[0] if fixes else "see what `nvidia-smi` says; the GPU may need a reset"
+    return f"torch cannot start CUDA: {torch_says}", fix
+
+
+def has_mig(told: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether a GPU is in MIG mode, by what `ask_nvidia_smi` returned."""
+    return any(gpu["mig.mode.current"] == "Enabled" for gpu in told)
+
+
+def is_slice(name: str) -> bool:
+    """Return whether the GPU that torch calls `name` is a MIG slice, such as `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+    return re.search(r"\bMIG \d", name) is not None
 
 
 def ask_nvidia_smi() -> list[dict[str, str]]:

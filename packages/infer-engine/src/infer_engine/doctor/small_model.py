@@ -10,6 +10,8 @@ from torch import Tensor
 
 from infer_engine.doctor.recorded_engine import RecordedEngine
 from infer_engine.doctor.reporter import Reporter
+from infer_engine.protocol import EngineConfig
+from infer_models import ModelConfig
 
 NUM_TOKENS = 8
 
@@ -23,6 +25,7 @@ class SmallModel:
 
     Attributes:
         reporter: takes what is found.
+        config: the model's architecture.
         values: the fields of the engine's `EngineConfig`.
         engine: built of them.
         prompts: token ids by name.
@@ -31,12 +34,18 @@ class SmallModel:
     """
 
     reporter: Reporter
+    config: ModelConfig
     values: Mapping[str, Any]
     engine: RecordedEngine
     prompts: Mapping[str, list[int]]
     device: torch.device
     dtype: torch.dtype
     _rounds: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The engine's configuration."""
+        return EngineConfig(**self.values)
 
     def answer_again(self) -> Answers:
         """Answer all prompts together; after the first time, with the prefixes that are cached.

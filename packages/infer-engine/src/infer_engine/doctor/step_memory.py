@@ -17,7 +17,7 @@ SLACK_SHARE = 0.1
 
 def examine_step_memory(small: SmallModel) -> None:
     """Report whether steps over the KV cache take no more memory than was measured without one."""
-    measured = _measure(EngineConfig(**small.values), small.device)
+    measured = _measure(small.engine_config, small.device)
     torch.cuda.reset_peak_memory_stats(small.device)
     before = torch.cuda.memory_allocated(small.device)
     small.answer_again()

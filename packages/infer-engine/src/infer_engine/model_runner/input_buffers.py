@@ -198,6 +198,27 @@ class InputBuffers:
             has_pending_tokens=False,
         )
 
+    def stage_idle(self, shape: BatchShape) -> None:
+        """Copy a batch of padding alone to the device: kernels of this shape then store and attend to nothing.
+
+        Whatever another shape has left in the buffer would be read as slots, lengths and rows of block tables.
+        """
+        self._await_copy()
+        parts, inputs = self._place_of(shape)
+        self._latest_decodes = []
+        nothing = np.zeros(0, dtype=np.int32)
+        self._finish(
+            parts,
+            inputs,
+            0,
+            logits_indices=nothing,
+            query_start=np.zeros(1, dtype=np.int32),
+            seq_lens=nothing,
+            is_prefill=self._no_prefill[:0],
+            rows=nothing,
+            has_pending_tokens=False,
+        )
+
     def inputs(self, shape: BatchShape) -> DeviceInputs:
         """Return where the device finds a batch that is padded to `shape`: the same place for all of them."""
         return self._place_of(shape)[1]

@@ -7,6 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from infer_engine.gpu_visibility import VISIBLE_DEVICES, explain_hidden
+
 _LEAST_TIMEOUT_S = 60.0
 """Ranks need time to find each other, however short a step is."""
 
@@ -45,8 +47,9 @@ def rank_device(device: torch.device, rank: int) -> torch.device:
     index = (device.index or 0) + rank
     num_gpus = torch.cuda.device_count()
     if index >= num_gpus:
+        hidden = explain_hidden(os.environ.get(VISIBLE_DEVICES), num_usable=num_gpus)
         raise ValueError(
             f"`tensor_parallel_size` needs a GPU for each rank, but rank {rank} would have `cuda:{index}` and this "
-            f"machine has {num_gpus}; lower it."
+            f"machine has {num_gpus}{hidden and f' ({hidden})'}; lower it."
         )
     return torch.device("cuda", index)

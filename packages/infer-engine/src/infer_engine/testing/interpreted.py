@@ -8,6 +8,8 @@ what was counted.
 """
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,23 @@ def compute_as_a_gpu() -> None:
     """Let this process's engines take the path of CUDA tensors, for the rest of its life."""
     interpret_kernels()
     GRAPH_CAPTURES["cpu"] = RecordingCapture
+
+
+def run_interpreted(module: str, *arguments: str) -> list[dict[str, Any]]:
+    """Return the lines of JSON that a program of `infer_engine.testing` prints where kernels are interpreted.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    completed = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-m", f"infer_engine.testing.{module}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+    )
+    assert completed.returncode == 0, completed.stderr
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 def main() -> None:

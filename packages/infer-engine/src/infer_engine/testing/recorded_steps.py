@@ -28,6 +28,10 @@ REFUSED = {
 """What a CUDA graph cannot hold, by operator."""
 
 
+BYTES_PER_LAUNCH = 64
+"""Of the made-up memory that recordings take."""
+
+
 class NotRecordableError(RuntimeError):
     """A step does what no CUDA graph can hold."""
 
@@ -69,6 +73,10 @@ class RecordingCapture:
         """Return that all is computed."""
         del timeout_s
         return True
+
+    def free_bytes(self) -> int:
+        """Return made-up memory, of which each recording takes a part."""
+        return (1 << 30) - BYTES_PER_LAUNCH * sum(self.num_launches)
 
 
 @contextmanager

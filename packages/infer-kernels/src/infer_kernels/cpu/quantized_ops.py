@@ -15,8 +15,8 @@ from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeigh
 
 Packed = TypeVar("Packed", bound=QuantizedPanels)
 _LINE = 64
-_ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2}
-"""As in `csrc/quantized.h`."""
+_ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2}
+"""As in `csrc/quantized.h`. Panels have fp32 scales: e2m1 and mxfp4 are one there."""
 LAYOUT = "qqqq"
 _PACK = Struct("PPqPqPqq" + LAYOUT)
 _LINEAR = Struct("PqPqPPq" + LAYOUT)
@@ -120,7 +120,7 @@ def _panel_bytes(weight: QuantizedWeight) -> int:
 def _pack_into(panels: Tensor, weight: QuantizedWeight) -> None:
     values, scales, zeros = (
         each if each is None or each.stride(-1) == 1 or each.shape[-1] == 1 else each.contiguous()
-        for each in (weight.values, weight.scales, weight.zeros)
+        for each in (weight.values, weight.scale_numbers, weight.zeros)
     )
     assert values is not None
     assert scales is not None

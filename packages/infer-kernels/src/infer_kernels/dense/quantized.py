@@ -24,6 +24,7 @@ from infer_kernels.dispatch import TRITON_DEVICES, takes_triton
 from infer_kernels.quantization.linear_fp8 import linear_fp8_triton, takes_fp8_products
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch, linear_quantized_triton
 from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
+from infer_kernels.quantization.tile_microscaled import tile_microscaled
 
 Packed = TypeVar("Packed")
 
@@ -51,7 +52,9 @@ def multiply_quantized(
 def prepack_quantized(
     weight: QuantizedWeight, *, pack: Callable[[QuantizedWeight], Packed]
 ) -> QuantizedWeight | Packed:
-    """Return what `pack` makes of `weight` where the C++ kernels multiply it, else `weight`."""
+    """Return what `pack` makes of `weight` where the C++ kernels multiply it, MXFP4 on CUDA tiled, else `weight`."""
+    if weight.device.type in TRITON_DEVICES:
+        return tile_microscaled(weight)
     is_served = has_quantized_kernel(
         weight.encoding, group_size=weight.group_size, in_features=weight.in_features, device=weight.device
     )

@@ -5,12 +5,14 @@ products are replaced; a weight stays packed and is dequantized in registers, as
 
     places   rows of x, in order of their experts
     gate-up  (tiles, outputs)    a tile of outputs holds gates and ups in turn: gate 0, up 0, gate 1, up 1, ...
-    down     (tiles, outputs)
+    down     (tiles, outputs, parts of the inputs)
 
 Bytes moved: at few tokens the codes and scales of the chosen experts; at many the products bound it.
 
-Precision: that of `linear_quantized` for the products, and of `fused_moe` for all else. A row has the same bits in any
-company: the tile is one for any number of rows.
+Precision: that of `linear_quantized` for the products, and of `fused_moe` for all else. With `is_invariant` a row has
+the same bits in any company: the tile is one for any number of rows. Otherwise the tile follows the rows that an expert
+has on average, which the launch knows from the shapes alone, and inputs of the second product are divided over programs
+where a few rows make few; their sums are added in order by the kernel that sums over experts.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -22,22 +24,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
 from infer_kernels.moe.activation import SwiGLU, activate, activate_torch
 from infer_kernels.moe.fused_moe_triton import group_pairs_triton, sum_pairs_triton
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
-from infer_kernels.quantization.code_tiles import as_bytes, codes_of, multiply_codes
+from infer_kernels.quantization.code_tiles import as_bytes, codes_of
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch
 from infer_kernels.quantization.quantized_tiles import QuantizedTile, choose_quantized_tile
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.weight_tiles import multiply_weight_tile
+
+_MOST_ROWS = 64
+"""Of a tile: experts' rows differ in number, and few fill larger ones."""
+_PROGRAMS_PER_SM = 4
+_LEAST_INNER = 512
+"""Inputs that are worth a program of their own."""
+_MOST_SPLITS = 4
 
 
-@triton.jit(do_not_specialize=["max_tiles"])
+@triton.jit(do_not_specialize=["max_tiles", "iterations", "split_stride"])
 def _quantized_expert_products_kernel(
-    out: tl.tensor,  # [pairs, outputs]
+    out: tl.tensor,  # [parts of the inputs, pairs, outputs], of more than one part fp32
     x: tl.tensor,  # [tokens, inputs], or [pairs, inputs]
     values: tl.tensor,  # [experts, outputs, bytes] uint8; GATED: [experts, 2 * outputs, bytes]
-    scales: tl.tensor,  # [experts, as many as `values`, groups] fp32
+    scales: tl.tensor,  # [experts, as many as `values`, groups] fp32, or uint8 exponents
     zeros: tl.tensor,  # [experts, as many as `values`, groups], or None
     bias: tl.tensor,  # [experts, as many as `values`], or None
     pair_of_place: tl.tensor,  # [pairs] int32
@@ -47,6 +58,8 @@ def _quantized_expert_products_kernel(
     outputs: tl.tensor,
     group_size: tl.tensor,
     pairs_of_row: tl.tensor,  # of a row of `x`
+    iterations: tl.tensor,  # of a part of the inputs
+    split_stride: tl.tensor,  # of `out`
     out_stride: tl.tensor,
     x_stride: tl.tensor,
     values_expert_stride: tl.tensor,
@@ -82,15 +95,17 @@ def _quantized_expert_products_kernel(
     else:
         output = number
         in_outputs = number < outputs
-    products = multiply_codes(
+    split = tl.program_id(2)
+    first = split * iterations * (STEPS * BLOCK_INNER)
+    products = multiply_weight_tile(
         x + (pair // pairs_of_row)[None, :] * x_stride,
         in_tile[None, :],
         values + expert * values_expert_stride + output * values_stride,
         scales + expert * scales_expert_stride + output * scales_stride,
         None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
         in_outputs,
-        0,
-        inputs,
+        first,
+        min(first + iterations * (STEPS * BLOCK_INNER), inputs),
         inputs,
         group_size,
         BLOCK_OUTPUTS=BLOCK_OUTPUTS,
@@ -103,7 +118,7 @@ def _quantized_expert_products_kernel(
     )
     if bias is not None:
         bias_at = bias + expert * bias_stride + output
-        products += tl.load(bias_at, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
+        products += tl.load(bias_at, mask=in_outputs & (split == 0), other=0.0).to(tl.float32)[:, None]
     if GATED:
         column = tl.program_id(1).to(tl.int64) * (BLOCK_OUTPUTS // 2) + tl.arange(0, BLOCK_OUTPUTS // 2)
         halves = tl.reshape(products, (BLOCK_OUTPUTS // 2, 2, ROWS))
@@ -112,7 +127,7 @@ def _quantized_expert_products_kernel(
     else:
         column = output
     tl.store(
-        out + pair[None, :] * out_stride + column[:, None],
+        out + split.to(tl.int64) * split_stride + pair[None, :] * out_stride + column[:, None],
         products.to(out.dtype.element_ty),
         mask=(column < outputs)[:, None] & in_tile[None, :],
     )
@@ -129,6 +144,7 @@ def fused_moe_quantized_triton(
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     out: Tensor,
+    is_invariant: bool = True,
 ) -> Tensor:
     """Launch the kernels; arguments as for `fused_moe_triton`, but for quantized weights; unchecked.
 
@@ -142,6 +158,7 @@ def fused_moe_quantized_triton(
         gate_up_bias: [experts, 2 * intermediate] of the dtype of `x`, or None.
         down_bias: [experts, hidden] of the dtype of `x`, or None.
         out: [tokens, hidden], like `x`; not `x` itself.
+        is_invariant: a row's bits do not depend on the other rows and their number.
 
     Returns:
         `out`.
@@ -150,26 +167,51 @@ def fused_moe_quantized_triton(
         return out
     experts, hidden, intermediate = down.shape
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
-    gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype)
-    pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
     pairs = expert_ids.numel()
-    activated, products = x.new_empty(pairs, intermediate), x.new_empty(pairs, hidden)
+    rows = None if is_invariant else cdiv(pairs, experts)
+    gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype, rows=rows)
+    pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
+    splits = 1 if is_invariant else choose_expert_splits(down, down_tile, pairs=pairs)
+    activated = x.new_empty(1, pairs, intermediate)
+    products = x.new_empty(splits, pairs, hidden, dtype=x.dtype if splits == 1 else torch.float32)
     quantized_expert_products_triton(
         x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=gate_up_tile, activation=activation
     )
     quantized_expert_products_triton(
-        activated, down, down_bias, products, pair_of_place, tiles, tile=down_tile, activation=None
+        activated[0], down, down_bias, products, pair_of_place, tiles, tile=down_tile, activation=None
     )
     return sum_pairs_triton(products, expert_ids, expert_weights, experts=experts, out=out)
 
 
 def choose_expert_tiles(
-    gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype
+    gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, *, rows: int | None = None
 ) -> tuple[QuantizedTile, QuantizedTile]:
-    """Return the tiles of the two products, which have equal rows, the same for any number of rows."""
-    first, second = (choose_quantized_tile(each, dtype, rows=1, is_invariant=True) for each in (gate_up, down))
+    """Return the tiles of the two products, which have equal rows.
+
+    Args:
+        gate_up: as above.
+        down: as above.
+        dtype: of the inputs.
+        rows: an expert's, on average; None: tiles are the same for any number.
+    """
+    wanted = min(_MOST_ROWS, rows or 1)
+    first, second = (
+        choose_quantized_tile(each, dtype, rows=wanted, is_invariant=rows is None) for each in (gate_up, down)
+    )
     rows = min(first.rows, second.rows)
     return replace(first, rows=rows), replace(second, rows=rows)
+
+
+def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: int) -> int:
+    """Return in how many parts the inputs of the second product are multiplied by programs of their own.
+
+    A few tokens choose as many experts as they have pairs, and make fewer programs than a device has room for.
+    """
+    programs = pairs * cdiv(down.out_features, tile.outputs)
+    wanted = _PROGRAMS_PER_SM * describe_gpu(down.device).num_sms // programs
+    iterations = cdiv(down.in_features, tile.span)
+    splits = max(1, min(wanted, _MOST_SPLITS, down.in_features // _LEAST_INNER))
+    return cdiv(iterations, cdiv(iterations, splits))
 
 
 def quantized_expert_products_triton(
@@ -185,11 +227,12 @@ def quantized_expert_products_triton(
 ) -> None:
     """Launch the products of each pair's row, of which a row of `x` has several or one, into `out`; unchecked.
 
-    With an activation `weight` has gates and ups.
+    With an activation `weight` has gates and ups. `out` is [parts, pairs, outputs]: where inputs are divided into
+    several parts, fp32 sums, of which the first has the bias.
     """
-    (pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
+    (splits, pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
     numbers, zeros = activation or SwiGLU(), weight.zeros
-    _quantized_expert_products_kernel[(tiles.shape[1], cdiv(weight.out_features, tile.outputs))](
+    _quantized_expert_products_kernel[(tiles.shape[1], cdiv(weight.out_features, tile.outputs), splits)](
         out,
         x,
         as_bytes(weight),
@@ -203,7 +246,9 @@ def quantized_expert_products_triton(
         outputs,
         weight.group_size,
         pairs // rows,
+        cdiv(cdiv(inputs, tile.span), splits),
         out.stride(0),
+        out.stride(1),
         x.stride(0),
         weight.values.stride(0),
         weight.values.stride(1),

@@ -157,15 +157,17 @@ def _expert_products_kernel(
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=["expert_ids", "expert_weights"])
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["expert_ids", "expert_weights"])
 def _sum_pairs_kernel(
     out: tl.tensor,  # [tokens, hidden]
-    products: tl.tensor,  # [pairs, hidden]
+    products: tl.tensor,  # [parts, pairs, hidden]: their sums are the products
     expert_ids: tl.tensor,  # [pairs]
     expert_weights: tl.tensor,  # [pairs] fp32
     experts: tl.tensor,
     experts_per_token: tl.tensor,
     hidden: tl.tensor,
+    parts: tl.tensor,
+    part_stride: tl.tensor,
     out_stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -176,7 +178,11 @@ def _sum_pairs_kernel(
     for k in range(experts_per_token):
         pair = token * experts_per_token + k
         expert = tl.load(expert_ids + pair)
-        product = tl.load(products + pair * hidden + column, mask=mask, other=0.0).to(tl.float32)
+        at = products + pair * hidden + column
+        product = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        for part in range(1, parts):
+            product += tl.load(at + part.to(tl.int64) * part_stride, mask=mask, other=0.0)
+        product = product.to(out.dtype.element_ty).to(tl.float32)
         is_one = (expert >= 0) & (expert < experts)
         total += tl.where(is_one, tl.load(expert_weights + pair) * product, float("nan"))
     tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=mask)
@@ -206,7 +212,7 @@ def fused_moe_triton(
     activated, products = x.new_empty(pairs, intermediate), x.new_empty(pairs, hidden)
     expert_products_triton(x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=tile, activation=activation)
     expert_products_triton(activated, down, down_bias, products, pair_of_place, tiles, tile=tile, activation=None)
-    return sum_pairs_triton(products, expert_ids, expert_weights, experts=experts, out=out)
+    return sum_pairs_triton(products[None], expert_ids, expert_weights, experts=experts, out=out)
 
 
 def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -284,9 +290,10 @@ def expert_products_triton(
 def sum_pairs_triton(
     products: Tensor, expert_ids: Tensor, expert_weights: Tensor, *, experts: int, out: Tensor
 ) -> Tensor:
-    """Launch the last kernel: each token's products [pairs, hidden] times its weights, summed into `out`; unchecked.
+    """Launch the last kernel: each token's products times its weights, summed into `out`; unchecked.
 
-    `expert_ids` and `expert_weights` [tokens, experts_per_token] are contiguous.
+    `products` are [parts, pairs, hidden], of the dtype of `out` where there is one part; several, fp32, are added in
+    order and rounded first. `expert_ids` and `expert_weights` [tokens, experts_per_token] are contiguous.
     """
     tokens, hidden = out.shape
     block = min(_WIDEST, next_power_of_2(hidden))
@@ -298,6 +305,8 @@ def sum_pairs_triton(
         experts,
         expert_ids.shape[1],
         hidden,
+        len(products),
+        products.stride(0),
         out.stride(0),
         BLOCK=block,
         num_warps=4,

@@ -20,6 +20,7 @@ from infer_kernels.quantization.quantized_weight import (
     pack_pairs,
 )
 from infer_kernels.quantization.rounding import NotFiniteError, quantize_fp8, quantize_int4, quantize_int8
+from infer_kernels.quantization.tile_microscaled import tile_microscaled
 
 __all__ = [
     "E2M1_VALUES",
@@ -39,4 +40,5 @@ __all__ = [
     "quantize_int8",
     "quantize_rows_fp8_triton",
     "takes_fp8_products",
+    "tile_microscaled",
 ]

@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.gpu import describe_gpu
+from infer_kernels.quantization.microscaled_tiles import numbers_of_scales
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _MAGIC_BITS = tl.constexpr(0x4B000000)
@@ -40,8 +41,13 @@ def as_bytes(weight: QuantizedWeight) -> Tensor:
 
 
 def codes_of(weight: QuantizedWeight) -> str:
-    """Return what the kernels call the codes: the encoding, or "fp8_device" where the device converts e4m3 itself."""
+    """Return what the kernels call the codes: the encoding, or "fp8_device" where the device converts e4m3 itself.
+
+    mxfp4 has the codes of e2m1; the dtype of its scales tells them apart.
+    """
     is_converted = weight.encoding == "fp8_e4m3" and takes_fp8_conversion(weight.device)
+    if weight.encoding == "mxfp4":
+        return "e2m1"
     return "fp8_device" if is_converted else weight.encoding
 
 
@@ -81,6 +87,18 @@ def numbers_of_codes(
 
 
 @triton.jit
+def load_scales(
+    at: tl.tensor,  # pointers to fp32, or to uint8: exponents of powers of two
+    mask: tl.tensor,
+) -> tl.tensor:
+    """Scales, fp32."""
+    scales = tl.load(at, mask=mask, other=0)
+    if at.dtype.element_ty == tl.uint8:
+        scales = numbers_of_scales(scales)
+    return scales
+
+
+@triton.jit
 def load_zeros(
     at: tl.tensor,  # pointers to uint8 (int4) or int8 (int8)
     mask: tl.tensor,
@@ -98,7 +116,7 @@ def multiply_codes(
     x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
     in_rows: tl.tensor,  # [1, rows]: which there are
     values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
-    scales_at: tl.tensor,  # [outputs]: likewise, fp32
+    scales_at: tl.tensor,  # [outputs]: likewise, as `load_scales` takes them
     zeros_at: tl.tensor,  # [outputs]: likewise, or None
     in_outputs: tl.tensor,  # [outputs]: which there are
     first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
@@ -123,7 +141,7 @@ def multiply_codes(
     dtype: tl.constexpr = x_at.dtype.element_ty
     # Scales and zeros are loaded one product ahead: the pipeline of loads takes those of products alone.
     group = first // group_size if GROUPED else 0
-    scale = tl.load(scales_at + group, mask=in_outputs, other=0.0)
+    scale = load_scales(scales_at + group, in_outputs)
     if zeros_at is not None:
         zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
     elif CODES == "int4":
@@ -143,7 +161,7 @@ def multiply_codes(
             numbers = numbers_of_codes(codes, zero, dtype, CODES)
             if GROUPED:
                 group = min(at + BLOCK_INNER, in_features - 1) // group_size
-                next_scale = tl.load(scales_at + group, mask=in_outputs, other=0.0)
+                next_scale = load_scales(scales_at + group, in_outputs)
                 if zeros_at is not None:
                     zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
                 products = tl.dot(numbers, x_tile, input_precision="ieee")

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.quantization.code_tiles import as_bytes, codes_of, load_zeros, numbers_of_codes
+from infer_kernels.quantization.code_tiles import as_bytes, codes_of, load_scales, load_zeros, numbers_of_codes
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _WIDEST = 1024
@@ -32,7 +32,7 @@ def _embedding_quantized_kernel(
     out: tl.tensor,  # [tokens, hidden]
     ids: tl.tensor,  # [tokens]
     values: tl.tensor,  # [table_rows, bytes] uint8
-    scales: tl.tensor,  # [table_rows, groups] fp32
+    scales: tl.tensor,  # [table_rows, groups] fp32, or uint8 exponents
     zeros: tl.tensor,  # [table_rows, groups], or None
     table_rows: tl.tensor,
     hidden: tl.tensor,
@@ -66,7 +66,7 @@ def _embedding_quantized_kernel(
     else:
         zero = 128.0
     numbers = numbers_of_codes(codes, zero, tl.float32, CODES)
-    numbers *= tl.load(scales + row * scales_stride + group, mask=mask, other=0.0)
+    numbers *= load_scales(scales + row * scales_stride + group, mask)
     numbers = tl.where(is_row, numbers * scale, float("nan"))
     tl.store(out + token * out_stride + column, numbers.to(out.dtype.element_ty), mask=mask)
 
@@ -78,7 +78,7 @@ def embedding_quantized_triton(
 
     Args:
         ids: [tokens], int32 or int64; one that is no row of `weight` gives NaN, because a captured step cannot raise.
-        weight: [rows, hidden], of any encoding; groups of an even number of inputs, or whole rows.
+        weight: [rows, hidden], of any encoding that is not tiled; groups of an even number of inputs, or whole rows.
         dtype: of the result, fp32, bf16 or fp16.
         scale: multiplies the rows.
 

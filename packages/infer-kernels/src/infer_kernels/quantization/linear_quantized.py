@@ -10,7 +10,8 @@ Bytes moved: those of the weight at few rows, for each tile of rows at many; par
 output and part of the inputs.
 
 Precision: numbers before their scales are exact. Their products are summed in fp32, group by group, times the scale;
-one rounding after the bias. fp32 is multiplied in full precision, not TF32. With `is_invariant` a row has the same bits
+one rounding after the bias. Tiled MXFP4 in bf16 and fp32: numbers times their scales are exact, and their products are
+summed in fp32. fp32 is multiplied in full precision, not TF32. With `is_invariant` a row has the same bits
 in any company: one tile, and the products of an output added from the first input to the last by one program.
 """
 
@@ -26,10 +27,11 @@ from torch.nn import functional
 
 from infer_kernels.integers import cdiv
 from infer_kernels.pytorch.row_tiles import multiply_row_tiles
-from infer_kernels.quantization.code_tiles import as_bytes, codes_of, multiply_codes
+from infer_kernels.quantization.code_tiles import as_bytes, codes_of
 from infer_kernels.quantization.join_splits import join_splits_triton
 from infer_kernels.quantization.quantized_tiles import choose_quantized_tile, choose_splits
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _PIECE = 2**21
 """Numbers that plain PyTorch dequantizes at once: 32 MiB with the four tensors that it takes."""
@@ -46,7 +48,7 @@ def _linear_quantized_kernel(
     out: tl.tensor,  # [rows, out_features]; SPLIT: [splits, rows, out_features] fp32
     x: tl.tensor,  # [rows, in_features]
     values: tl.tensor,  # [out_features, bytes] uint8
-    scales: tl.tensor,  # [out_features, groups] fp32
+    scales: tl.tensor,  # [out_features, groups] fp32, or uint8 exponents
     zeros: tl.tensor,  # [out_features, groups], or None
     bias: tl.tensor,  # [out_features], or None
     rows: tl.tensor,
@@ -75,7 +77,7 @@ def _linear_quantized_kernel(
     output = (tl.program_id(0) // row_tiles).to(tl.int64) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     in_rows, in_outputs = (row < rows)[None, :], output < out_features
     first = split * iterations * (STEPS * BLOCK_INNER)
-    products = multiply_codes(
+    products = multiply_weight_tile(
         x + row[None, :] * x_stride,
         in_rows,
         values + output * values_stride,

@@ -62,6 +62,16 @@ _FULL_PRECISION = _tile(64, 32, 32, 4, 2)
 _UNALIGNED = _tile(32, 32, 32, 8, 2)
 """For rows that do not start on multiples of 16 bytes of codes: loaded one by one, which takes registers."""
 
+_MICROSCALED = {
+    16: _tile(64, 16, 256, 4, 3),
+    32: _tile(64, 32, 256, 4, 3),
+    64: _tile(64, 64, 128, 4, 3),
+    128: _tile(128, 128, 128, 8, 2),
+}
+"""For tiled MXFP4 with bf16, by rows. Iterations are long: what is not making numbers is a third of them."""
+_GROUP_SUMS = _tile(64, 64, 32, 4, 3)
+"""For tiled MXFP4 with fp16, whose scales meet the sums of each group, and with fp32."""
+
 _FEW_FP8 = {16: _tile(64, 16, 128, 4, 4), 32: _tile(64, 32, 128, 4, 4), 64: _tile(128, 64, 128, 8, 3)}
 _FP8 = {
     8: {**_FEW_FP8, 128: _tile(128, 128, 64, 8, 3)},
@@ -75,6 +85,9 @@ def choose_quantized_tile(
 ) -> QuantizedTile:
     """Return the tile of a product of `rows` rows of `dtype`; with `is_invariant` the same for any number."""
     rows = _rows_of_tile(rows, is_invariant=is_invariant)
+    if weight.encoding == "mxfp4_tiled":
+        tile = _MICROSCALED[rows] if dtype == torch.bfloat16 else replace(_GROUP_SUMS, rows=min(rows, 32))
+        return tile if dtype != torch.float16 else replace(tile, steps=4)
     if not _is_aligned(weight):
         tile = _UNALIGNED
     elif dtype.itemsize == 4:

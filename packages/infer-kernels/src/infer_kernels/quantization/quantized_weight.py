@@ -7,9 +7,12 @@
     fp8_e4m3    8       float8_e4m3fn [..., out_features, in_features]      up to 448
     int4        4       uint8 [..., out_features, in_features / 2]          0 to 15, less 8 where there are no zeros
     e2m1        4       uint8 [..., out_features, in_features / 2]          0, 0.5, 1, 1.5, 2, 3, 4, 6, and negatives
+    mxfp4       4       uint8 [..., out_features, in_features / 2]          likewise; a scale is a power of two, a byte
+    mxfp4_tiled 4       uint8 [..., out_features, padded inputs / 2]        likewise; see `microscaled_order`
 
-Four bits: two numbers a byte, the first in the lower half. e2m1 with groups of 32 whose scales are powers of two is
-MXFP4 (Open Compute Project, "OCP Microscaling Formats (MX) Specification", 1.0, 2023).
+Four bits: two numbers a byte, the first in the lower half. A byte that is a scale is the exponent of its power of two,
+plus 127; 255 is NaN (e8m0). mxfp4 with groups of 32 is MXFP4, 4.25 bits a number (Open Compute Project, "OCP
+Microscaling Formats (MX) Specification", 1.0, 2023).
 """
 
 from collections.abc import Callable
@@ -22,8 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.integers import cdiv
+from infer_kernels.quantization.microscaled_order import GROUPS_PADDED_TO, PADDED_TO, restore_order
 
-Encoding = Literal["int8", "int4", "e2m1", "fp8_e4m3"]
+Encoding = Literal["int8", "int4", "e2m1", "mxfp4", "mxfp4_tiled", "fp8_e4m3"]
 """How the numbers of a quantized weight are stored."""
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -35,7 +39,13 @@ _VALUE_DTYPES = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "int4": torch.uint8,
     "e2m1": torch.uint8,
+    "mxfp4": torch.uint8,
+    "mxfp4_tiled": torch.uint8,
 }
+_ONE_BYTE: tuple[Encoding, ...] = ("int8", "fp8_e4m3")
+"""Encodings of a number a byte; the others have two."""
+_POWERS_OF_TWO: tuple[Encoding, ...] = ("mxfp4", "mxfp4_tiled")
+"""Encodings whose scales are bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +55,7 @@ class QuantizedWeight:
     Attributes:
         encoding: of `values`.
         values: [..., out_features, in_features], or half as many bytes of two codes each.
-        scales: fp32 [..., out_features, groups].
+        scales: fp32 [..., out_features, groups]; of mxfp4 uint8, of mxfp4_tiled filled up with zeros.
         zeros: of int4 uint8, of int8 int8 [..., out_features, groups]: the code of zero; None: 8 and 0.
         in_features: inputs.
         group_size: inputs that share a scale, the last group may have fewer; `in_features` for a scale for each row.
@@ -78,13 +88,19 @@ class QuantizedWeight:
         """
         *rows, in_features = shape
         group_size = group_size or in_features
-        columns = in_features if encoding in ("int8", "fp8_e4m3") else cdiv(in_features, 2)
-        groups = (*rows, cdiv(in_features, group_size))
+        num_groups = cdiv(in_features, group_size)
+        columns = in_features if encoding in _ONE_BYTE else cdiv(in_features, 2)
+        if encoding == "mxfp4_tiled":
+            columns = cdiv(in_features, PADDED_TO) * PADDED_TO // 2
+            num_groups = cdiv(num_groups, GROUPS_PADDED_TO) * GROUPS_PADDED_TO
+        groups = (*rows, num_groups)
         zeros_dtype = torch.int8 if encoding == "int8" else torch.uint8
         return cls(
             encoding=encoding,
             values=torch.empty(*rows, columns, dtype=_VALUE_DTYPES[encoding], device=device),
-            scales=torch.empty(groups, dtype=torch.float32, device=device),
+            scales=torch.empty(
+                groups, dtype=torch.uint8 if encoding in _POWERS_OF_TWO else torch.float32, device=device
+            ),
             zeros=torch.empty(groups, dtype=zeros_dtype, device=device) if has_zeros else None,
             in_features=in_features,
             group_size=group_size,
@@ -104,6 +120,14 @@ class QuantizedWeight:
     def device(self) -> torch.device:
         """Where it is."""
         return self.values.device
+
+    @property
+    def scale_numbers(self) -> Tensor:
+        """The scales as fp32, of those that are exponents a copy."""
+        if self.scales.dtype != torch.uint8:
+            return self.scales
+        numbers = torch.ldexp(torch.ones_like(self.scales, dtype=torch.float32), self.scales.int() - 127)
+        return numbers.masked_fill_(self.scales == 255, torch.nan)
 
     @property
     def num_bytes(self) -> int:
@@ -129,12 +153,18 @@ class QuantizedWeight:
         return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
 
     def columns(self, start: int, size: int) -> "QuantizedWeight":
-        """Return `size` inputs from `start` on; groups become smaller where they are cut."""
+        """Return `size` inputs from `start` on; groups become smaller where they are cut.
+
+        Raises:
+            ValueError: the weight is tiled.
+        """
+        if self.encoding == "mxfp4_tiled":
+            raise ValueError("`columns` of a tiled weight do not lie together; take them before it is prepacked")
         is_whole_row = self.scales.shape[-1] == 1
         group_size = size if is_whole_row else gcd(self.group_size, start) if start else self.group_size
         regrouped = self if is_whole_row else self.with_group_size(group_size)
         first, groups = (0, 1) if is_whole_row else (start // group_size, cdiv(size, group_size))
-        if self.encoding in ("int8", "fp8_e4m3"):
+        if self.encoding in _ONE_BYTE:
             values = self.values.narrow(-1, start, size)
         elif start % 2 == 0:
             values = self.values.narrow(-1, start // 2, cdiv(size, 2))
@@ -189,7 +219,7 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the numbers, [..., out_features, in_features]: computed in fp32, rounded once to `dtype`."""
         codes = self._codes()
-        scales, zeros = self.scales, self.zeros
+        scales, zeros = self.scale_numbers, self.zeros
         if scales.shape[-1] > 1:
             scales = scales.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]
             if zeros is not None:
@@ -202,7 +232,7 @@ class QuantizedWeight:
 
     def _codes(self) -> Tensor:
         """Return the codes as fp32 [..., out_features, in_features]."""
-        if self.encoding in ("int8", "fp8_e4m3"):
+        if self.encoding in _ONE_BYTE:
             return self.values.float()
         pairs = self._pairs()
         if self.encoding == "int4":
@@ -211,6 +241,8 @@ class QuantizedWeight:
 
     def _pairs(self) -> Tensor:
         """Return codes of four bits one by one, uint8 [..., out_features, in_features]."""
+        if self.encoding == "mxfp4_tiled":
+            return restore_order(self.values)[..., : self.in_features]
         return torch.stack([self.values & 15, self.values >> 4], dim=-1).flatten(-2)[..., : self.in_features]
 
 

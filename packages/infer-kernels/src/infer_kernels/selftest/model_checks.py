@@ -1,9 +1,10 @@
 """`model_checks`: all checks of a model's ops, the most important first."""
 
-from infer_kernels.selftest.attention_checks import attention_checks, large_pool_check, repeated_join_check
+from infer_kernels.selftest.attention_checks import attention_checks
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
 from infer_kernels.selftest.check import ModelOps, SelfCheck
 from infer_kernels.selftest.kv_code_checks import kv_code_checks
+from infer_kernels.selftest.long_attention_checks import large_pool_check, long_sequence_check, repeated_join_check
 from infer_kernels.selftest.moe_checks import moe_checks
 from infer_kernels.selftest.product_checks import product_checks, repeated_product_check
 from infer_kernels.selftest.quantized_checks import quantized_checks
@@ -30,6 +31,7 @@ def model_checks(ops: ModelOps, *, num_joins: int) -> list[SelfCheck]:
         *sampling_checks(ops),
         repeated_join_check(ops, times=num_joins),
         repeated_product_check(ops, times=num_joins),
+        long_sequence_check(ops),
         large_pool_check(ops),
         *misaligned_cache_checks(ops),
         *misaligned_row_checks(ops),

@@ -40,6 +40,7 @@ class CompiledKernel:
         num_stages: iterations whose loads may be in flight.
         ptx: the assembly that it was made from.
         machine_code: the cubin.
+        constants: the kernel's compile-time arguments, by name.
     """
 
     name: str
@@ -50,6 +51,7 @@ class CompiledKernel:
     num_stages: int
     ptx: str
     machine_code: bytes
+    constants: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +126,7 @@ class _Driver:
     def record_compilation(self, *, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
         del times, cache_hit
         files = {Path(file).suffix: Path(file) for file in metadata_group.values()}
-        self._log.compiled.append(
-            _inspect(src.fn.__name__, metadata, ptx=files[".ptx"].read_text(), cubin=files[".cubin"])
-        )
+        self._log.compiled.append(_inspect(src, metadata, ptx=files[".ptx"].read_text(), cubin=files[".cubin"]))
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._capability, 32)
@@ -212,7 +212,7 @@ def _seen_by_kernel(value: object) -> object:
     return value
 
 
-def _inspect(name: str, metadata: dict[str, Any], *, ptx: str, cubin: Path) -> CompiledKernel:
+def _inspect(source: Any, metadata: dict[str, Any], *, ptx: str, cubin: Path) -> CompiledKernel:
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
     report = subprocess.run(  # noqa: S603 - Triton's own tool on a file of ours
         [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
@@ -220,7 +220,7 @@ def _inspect(name: str, metadata: dict[str, Any], *, ptx: str, cubin: Path) -> C
     usage = re.search(r"REG:(\d+) STACK:(\d+)", report)
     assert usage is not None, report
     return CompiledKernel(
-        name=name,
+        name=source.fn.__name__,
         registers=int(usage[1]),
         spilled_bytes=int(usage[2]),
         shared_memory=metadata["shared"],
@@ -228,4 +228,5 @@ def _inspect(name: str, metadata: dict[str, Any], *, ptx: str, cubin: Path) -> C
         num_stages=metadata["num_stages"],
         ptx=ptx,
         machine_code=cubin.read_bytes(),
+        constants={source.fn.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1},
     )

@@ -4,6 +4,8 @@ The interpreter keeps bf16 as uint16 and gets two things wrong: `tl.dot` multipl
 truncate. Arithmetic on bf16 values themselves stays wrong: kernels convert to fp32 right after a load, and should.
 e4m3 is kept as uint8, and its code of NaN is cast to a number.
 
+It has no inline assembly; the one line that our kernels hold, products of pairs of bf16 numbers, is computed here.
+
 Its `tl.dot` is a BLAS product, whose rows have other bits where they stand elsewhere in the matrix. Tensor cores sum
 every element in the same order; so does the product that replaces it, and tests can ask for equal bits.
 """
@@ -17,6 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.testing.bounds import check_addresses
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
@@ -54,12 +57,29 @@ def _operand(handle: Any) -> npt.NDArray[np.float32]:
     return numbers
 
 
+def _half(pairs: npt.NDArray[np.uint32], at: int) -> npt.NDArray[np.uint16]:
+    return (pairs >> at & 0xFFFF).astype(np.uint16)
+
+
+class _Results:
+    """What assembly returns."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def get_result(self, index: int) -> Any:
+        assert index == 0
+        return self._result
+
+
 def interpret_kernels() -> None:
     """Make public ops run their Triton kernels on CPU tensors, faithfully, for the rest of this process.
 
-    The process must have started with `TRITON_INTERPRET=1`: Triton asks for it when a kernel is decorated.
+    Every address that they read or write is checked. The process must have started with `TRITON_INTERPRET=1`: Triton
+    asks for it when a kernel is decorated.
     """
     make_interpreter_faithful()
+    check_addresses()
     TRITON_DEVICES.add("cpu")
 
 
@@ -92,4 +112,13 @@ def make_interpreter_faithful() -> None:
             return interpreter.TensorHandle(_codes_of_e4m3(value.data), target)
         return cast_floats(self, value, to, rounding)
 
+    def create_inline_asm(self: Any, text: str, constraints: Any, values: Any, types: Any, *rest: Any) -> Any:
+        del self, constraints, types, rest
+        assert "fma.rn.bf16x2 $0, $1, $2, zero" in text
+        assert "0x80008000" in text  # minus zero, which changes no product
+        left, right = (each.data for each in values)
+        first, second = (_rounded(_widened(_half(left, at)) * _widened(_half(right, at))) for at in (0, 16))
+        return _Results(interpreter.TensorHandle(first | second.astype(np.uint32) << 16, tl.uint32))
+
+    builder.create_inline_asm = create_inline_asm
     builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp

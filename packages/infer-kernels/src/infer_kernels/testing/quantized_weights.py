@@ -1,5 +1,7 @@
 """Random quantized weights of every encoding for tests, as files may hold them."""
 
+from math import log2
+
 import torch
 
 from infer_kernels.quantization import Encoding, QuantizedWeight
@@ -30,12 +32,16 @@ def random_quantized(
     raw = torch.randint(0, 256, weight.values.shape, generator=generator, dtype=torch.uint8)
     if encoding == "fp8_e4m3":
         raw[(raw & 0x7F) == 0x7F] = 0  # NaN
-    if encoding in ("int4", "e2m1") and shape[-1] % 2:
+    if encoding in ("int4", "e2m1", "mxfp4") and shape[-1] % 2:
         raw[..., -1] |= 0xF0  # padding may hold anything
     weight.values.view(torch.uint8).copy_(raw)
     if weight.zeros is not None:
         low, high = (0, 16) if encoding == "int4" else (-128, 128)
         weight.zeros.copy_(torch.randint(low, high, weight.zeros.shape, generator=generator))
+    if encoding == "mxfp4":
+        half = round(log2(max(1, shape[-1]))) // 2  # the root of the inputs, as a power of two
+        weight.scales.copy_(124 - half + torch.randint(0, 3, weight.scales.shape, generator=generator))
+        return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))
     weight.scales.copy_(0.5 + torch.rand(weight.scales.shape, generator=generator))
     size = weight.dequantize().square().mean().sqrt().clamp(min=1e-6) * max(1, shape[-1]) ** 0.5
     weight.scales.div_(size)

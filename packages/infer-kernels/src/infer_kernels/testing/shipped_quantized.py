@@ -60,11 +60,13 @@ _FORMATS = (
     _Format("int4", 128),
     _Format("int4", 128, has_zeros=True),
     _Format("int4", 32),
-    _Format("e2m1", 32),
+    _Format("mxfp4_tiled", 32),
     _Format("e2m1", 16),
     _Format("fp8_e4m3"),
     _Format("fp8_e4m3", 128),
 )
+_MXFP4_OF_RANKS = _Format("mxfp4", 16)
+"""Of a tensor-parallel model whose ranks cut groups."""
 _INT4, _MXFP4, _FP8 = _FORMATS[2], _FORMATS[5], _FORMATS[7]
 
 
@@ -81,7 +83,7 @@ def _embeddings() -> Iterator[QuantizedLaunch]:
     for format_, dtype, hidden in (
         (_FORMATS[0], BF16, 4096),
         (_FORMATS[3], BF16, 4096),
-        (_MXFP4, FP16, 2880),
+        (_MXFP4_OF_RANKS, FP16, 2880),
         (_FP8, FP32, 1000),
     ):
         launch = partial(embedding_quantized_triton, ids, format_.empty(100, hidden), dtype=dtype)
@@ -123,12 +125,17 @@ def _experts() -> Iterator[QuantizedLaunch]:
         (_MXFP4, BF16, 2880, 2880),
         (_INT4, FP16, 2048, 768),
         (_MXFP4, FP32, 2880, 2880),
+        (_MXFP4, FP16, 2880, 2880),
+        (_MXFP4_OF_RANKS, BF16, 2880, 720),
         (_FORMATS[0], BF16, 1000, 300),
     ):
         for activation, inputs, outputs in ((SwiGLU(), hidden, intermediate), (None, intermediate, hidden)):
-            launch = partial(_products, format_, inputs, outputs, dtype, activation=activation)
             kind = "down" if activation is None else "gates and ups"
-            yield QuantizedLaunch("fused_moe_quantized", dtype, f"{format_}, {inputs} to {outputs}, {kind}", launch)
+            label = f"{format_}, {inputs} to {outputs}, {kind}"
+            for rows in (None, 16, 32) if format_ is _MXFP4 and dtype == BF16 else (None, 16):
+                launch = partial(_products, format_, inputs, outputs, dtype, activation=activation, rows=rows)
+                tile = "batch-invariant" if rows is None else f"{rows} rows"
+                yield QuantizedLaunch("fused_moe_quantized", dtype, f"{label}, {tile}", launch)
 
 
 def _layer(
@@ -159,16 +166,18 @@ def _fp8_layer(format_: _Format, dtype: torch.dtype, rows: int, in_features: int
     )
 
 
-def _products(format_: _Format, inputs: int, outputs: int, dtype: torch.dtype, *, activation: SwiGLU | None) -> None:
+def _products(
+    format_: _Format, inputs: int, outputs: int, dtype: torch.dtype, *, activation: SwiGLU | None, rows: int | None
+) -> None:
     pairs, tokens = 12, 3
     width = outputs if activation is None else 2 * outputs
     weight = format_.empty(2, width, inputs)
-    tile, _ = choose_expert_tiles(weight, weight, dtype)
+    tile, _ = choose_expert_tiles(weight, weight, dtype, rows=rows)
     quantized_expert_products_triton(
         torch.empty(pairs if activation is None else tokens, inputs, dtype=dtype),
         weight,
         torch.empty(2, width, dtype=dtype),
-        torch.empty(pairs, outputs, dtype=dtype),
+        torch.empty(1, pairs, outputs, dtype=dtype),
         torch.zeros(pairs, dtype=torch.int32),
         torch.zeros(3, 2, dtype=torch.int32),
         tile=tile,

@@ -17,7 +17,7 @@ def run_doctor(
     dtype: str,
     quantization: str,
     kv_cache_dtype: str,
-    timeout_s: float,
+    timeout_s: float | None,
     print_json: bool,
     out: Path | None,
 ) -> int:

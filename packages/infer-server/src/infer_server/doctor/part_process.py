@@ -128,7 +128,10 @@ def read_result(messages: bytes, log: str, *, exit_code: int | None) -> ProcessR
 def _how_it_ended(log: str, exit_code: int | None) -> Finding:
     if exit_code is None:
         found = "it was killed when its time was over, which says nothing about what it checks"
-        fix = "raise `--timeout`: this machine may be slow or busy; the log in the JSON report ends with what it did"
+        fix = (
+            "raise `--timeout`, or run it again, as compiled kernels are kept: this machine may be slow or busy; the "
+            "log in the JSON report ends with what it did"
+        )
         return Finding(what=UNFINISHED, verdict="warning", found=found, fix=fix)
     if exit_code < 0:
         how = f"its process was ended by {_signal_name(-exit_code)}"

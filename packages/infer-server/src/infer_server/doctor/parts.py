@@ -36,7 +36,8 @@ PARTS: Sequence[Part] = (
     Part(name="kernels", ends_at=0.75, margin_s=5.0),
     Part(name="engine", ends_at=1.0, margin_s=1.0),
 )
-DEFAULT_TIMEOUT_S = 55.0
+CPU_TIMEOUT_S, GPU_TIMEOUT_S = 55.0, 180.0
+"""Seconds for everything. On a GPU most of them compile kernels, the first time: each takes a core about a second."""
 MAX_PROCESSES = 16
 
 
@@ -47,7 +48,7 @@ def examine(
     dtype: str,
     quantization: str = "auto",
     kv_cache_dtype: str = "auto",
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float | None = None,
     on_part: Callable[[PartResult], None] = lambda _: None,
 ) -> Report:
     """Run all parts, one after another, and return the report, without secrets.
@@ -58,7 +59,7 @@ def examine(
         dtype: as for `EngineConfig`.
         quantization: as for `EngineConfig`.
         kv_cache_dtype: as for `EngineConfig`.
-        timeout_s: seconds for everything.
+        timeout_s: seconds for everything; None: `CPU_TIMEOUT_S` or `GPU_TIMEOUT_S`, as the first part finds.
         on_part: called with each part when it is done.
     """
     began_s = time.monotonic()
@@ -68,7 +69,7 @@ def examine(
         facts: dict[str, Any] = {}
         for part in PARTS:
             started_s = time.monotonic()
-            deadline_s = began_s + part.ends_at * timeout_s
+            deadline_s = began_s + part.ends_at * (timeout_s or _default_timeout_s(facts))
             request = DoctorRequest(
                 model=model,
                 device=device,
@@ -131,6 +132,11 @@ def _run_processes(
     finally:
         for process in processes:
             process.kill()
+
+
+def _default_timeout_s(facts: dict[str, Any]) -> float:
+    """Return the seconds for everything; until the part `environment` has said what computes, those of a GPU."""
+    return CPU_TIMEOUT_S if facts.get("device") == "cpu" else GPU_TIMEOUT_S
 
 
 def _num_processes(facts: dict[str, Any]) -> int:

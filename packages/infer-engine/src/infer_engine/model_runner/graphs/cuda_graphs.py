@@ -83,12 +83,14 @@ class CUDAGraphs:
     def capture(self, shape: BatchShape) -> Captured:
         """Capture the step of batches that are padded to `shape`, and return what replays it; use it from now on.
 
-        The step is computed once before, on whatever lies in the buffers: a kernel that is launched first while a
-        graph is captured would be loaded then, which is not allowed.
+        The step is computed once before: a kernel that is launched first while a graph is captured would be loaded
+        then, which is not allowed. Both are done with a batch of padding alone, which is in the buffers afterwards, and
+        which no KV pool is too small for.
 
         Raises:
             RuntimeError: the step cannot be captured.
         """
+        self._input_buffers.stage_idle(shape)
         step = self._capture_one(self.compute, shape)
         if not shape.is_decode_only:
             self._replays[shape] = step, self.hidden(shape)

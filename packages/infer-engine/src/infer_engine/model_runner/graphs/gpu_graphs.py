@@ -1,12 +1,13 @@
 """Captures a model's steps on a GPU: measures the memory that this takes, then captures and proves each of them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from infer_cache import KVPool
 from infer_engine.model_runner.cache_views import DevicePlannedViews
+from infer_engine.model_runner.forward_batch import BatchShape
 from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
 from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture, GraphCapture
 from infer_engine.model_runner.graphs.graph_check import GraphChecker, GraphReport
@@ -19,6 +20,27 @@ logger = logging.getLogger(__name__)
 
 GRAPH_CAPTURES: dict[str, Callable[[torch.device], GraphCapture]] = {"cuda": CUDAGraphCapture}
 """By type of device, what captures steps there; `infer_engine.testing` adds one for interpreted kernels."""
+
+
+NUM_MEASURED_TOGETHER = 4
+"""Small captures whose memory is measured together."""
+
+
+def estimate_bytes(shapes: Iterable[BatchShape], measure: Callable[[Sequence[BatchShape]], int]) -> int:
+    """Return about how many bytes the captures of all `shapes` take, from what `measure` says of some.
+
+    Captures share the memory of what they compute, so the largest step and the largest choice of tokens need all of
+    it, and each other one only what describes it, as the smallest do. A driver hands out 2 MiB at once, of which one
+    description takes a part: so a few are measured together.
+    """
+    in_order = sorted(shapes, reverse=True)
+    largest = list(dict.fromkeys((in_order[0], max(shape for shape in in_order if shape.is_decode_only))))
+    others = [shape for shape in in_order if shape not in largest]
+    num_bytes = sum(measure([shape]) for shape in largest)
+    if not others:
+        return num_bytes
+    together = others[-NUM_MEASURED_TOGETHER:]
+    return num_bytes + -(-measure(together) * len(others) // len(together))
 
 
 class GPUGraphs:
@@ -35,33 +57,27 @@ class GPUGraphs:
         self._max_tokens = max(shape.num_tokens for shape in shapes)
 
     def measure_bytes(self, views: DevicePlannedViews) -> int:
-        """Return about how many bytes of a GPU all captures take; 0 on other devices.
+        """Return about how many bytes of the device all captures take; 0 if steps cannot be captured.
 
-        Captures share the memory of what they compute, so the largest step and the largest choice of tokens need all
-        of it, and each other one only what describes it, as the smallest does. `views` are of a KV pool that is
-        overwritten.
+        `views` are of a KV pool, which is left as it is.
         """
-        if self._device.type != "cuda":
-            return 0
-        *_, smallest = sorted(self._shapes, reverse=True)
-        most_decodes = max(shape for shape in self._shapes if shape.is_decode_only)
-        measured = list(dict.fromkeys((max(self._shapes), most_decodes, smallest)))
-        graphs = self.over(views, self._new_capture(), vocab_size=self._model.config.vocab_size)
-        taken = []
-        try:
-            for shape in measured:
-                torch.cuda.synchronize(self._device)
-                free, _ = torch.cuda.mem_get_info(self._device)
+        capture = self._new_capture()
+        graphs = self.over(views, capture, vocab_size=self._model.config.vocab_size)
+
+        def measure(shapes: Iterable[BatchShape]) -> int:
+            free = capture.free_bytes()
+            for shape in shapes:
                 graphs.capture(shape)
-                torch.cuda.synchronize(self._device)
-                taken.append(max(0, free - torch.cuda.mem_get_info(self._device)[0]))
+            return max(0, free - capture.free_bytes())
+
+        try:
+            return estimate_bytes(self._shapes, measure)
         except RuntimeError:
             logger.debug("Steps cannot be captured, which `capture` will say.", exc_info=True)
             return 0
         finally:
             graphs.drop()
-            torch.cuda.empty_cache()
-        return sum(taken) + taken[-1] * (len(self._shapes) - len(measured))
+            capture.free_bytes()
 
     def capture(
         self,

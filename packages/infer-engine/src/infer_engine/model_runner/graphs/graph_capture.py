@@ -23,6 +23,12 @@ class GraphCapture(Protocol):
     def wait(self, timeout_s: float) -> bool:
         """Wait until the device has computed all that was queued; return False if it takes longer."""
 
+    def free_bytes(self) -> int:
+        """Release what PyTorch caches, and return the bytes of the device that nothing has taken.
+
+        What computes a step before it is captured stays in that cache, and is no memory of the capture.
+        """
+
 
 class CUDAGraphCapture:
     """Records CUDA graphs, which share the memory of what they compute. Implements `GraphCapture`."""
@@ -50,3 +56,9 @@ class CUDAGraphCapture:
                 return False
             time.sleep(0.0005)
         return True
+
+    def free_bytes(self) -> int:
+        """Ask the driver, which also counts what it takes itself for a graph."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self._device)[0]

@@ -1,0 +1,146 @@
+"""Tiles of MXFP4 as numbers, and their products with tiles of inputs: of weights in the order of `microscaled_order`.
+
+    words [outputs, inputs / 8] -> pairs of numbers, two in a register -> times scales -> tl.dot with x [inputs, rows]
+
+A scale is a power of two and a code has two significant bits: their product is exact in bf16, whose range is that of
+fp32. With x in bf16 the scale is multiplied into the number, and nothing is done to sums. A code's bits, where bf16 has
+its own, are the number times 2^-126; one product of two numbers at a time, by 2^126 times the scale, gives both. It is
+exact for scales up to 2; weights with larger ones are not tiled, and take `code_tiles`.
+
+fp32 likewise, in fp32. fp16 has no such range: the scales meet the fp32 sums of each group.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import triton
+import triton.language as tl
+
+from infer_kernels.quantization.microscaled_order import GROUPS_PADDED_TO as _GROUPS_PADDED_TO
+
+GROUPS_PADDED_TO = tl.constexpr(_GROUPS_PADDED_TO)
+GROUP = tl.constexpr(32)
+"""Inputs that share a scale."""
+_PLACES = tl.constexpr(0x81C081C0)
+"""The bits of a pair of numbers that a code has: sign, exponent and mantissa."""
+
+
+@triton.jit
+def rotated(words: tl.tensor, left: tl.constexpr) -> tl.tensor:
+    """Words of 32 bits, rotated to the left."""
+    return (words << left) | (words >> (32 - left))
+
+
+@triton.jit
+def pairs_of_words(
+    words: tl.tensor,  # [outputs, 4 * groups] uint32
+) -> tl.tensor:
+    """Pairs of bf16 numbers times 2^-126, [outputs, groups, 16] uint32, in the order of inputs."""
+    outputs: tl.constexpr = words.shape[0]
+    groups: tl.constexpr = words.shape[1] // 4
+    words = tl.reshape(words, (outputs, groups, 4))
+    first, second, third = words & _PLACES, rotated(words, 6) & _PLACES, rotated(words, 12) & _PLACES
+    fourth = (rotated(words, 2) & 0x80C080C0) | (rotated(words, 10) & 0x01000100)
+    # [outputs, groups, word, 2, 2]: what is stacked first varies less.
+    pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.reshape(tl.permute(pairs, (0, 1, 3, 4, 2)), (outputs, groups, 16))
+
+
+@triton.jit
+def multiply_pairs(left: tl.tensor, right: tl.tensor) -> tl.tensor:
+    """Products of pairs of bf16 numbers, uint32; subnormal numbers are kept."""
+    left, right = tl.broadcast(left, right)
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 $0, $1, $2, zero; }",
+        "=r,r,r",
+        [left, right],
+        dtype=tl.uint32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def numbers_of_words(
+    words: tl.tensor,  # [outputs, inputs / 8] uint32
+    scale: tl.tensor,  # [outputs, inputs / GROUP] uint8
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """Numbers [outputs, inputs] of `dtype`, times their scales but in fp16."""
+    outputs: tl.constexpr = words.shape[0]
+    inputs: tl.constexpr = words.shape[1] * 8
+    pairs = pairs_of_words(words)
+    if dtype == tl.bfloat16:
+        factor = scale.to(tl.uint32) * 0x00800080 + 0x3F003F00  # 2^126 times the scale, twice
+        pairs = multiply_pairs(pairs, factor[:, :, None])
+    else:
+        pairs = multiply_pairs(pairs, tl.full((1, 1, 1), 0x7E807E80, tl.uint32))
+    pairs = tl.reshape(pairs, (outputs, inputs // 2))
+    first = (pairs & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    second = (pairs >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    numbers = tl.interleave(first, second)
+    if dtype != tl.bfloat16:
+        numbers = numbers.to(tl.float32)
+        if dtype == tl.float32:
+            by_group = tl.reshape(numbers, (outputs, inputs // GROUP, GROUP)) * numbers_of_scales(scale)[:, :, None]
+            numbers = tl.reshape(by_group, (outputs, inputs))
+        numbers = numbers.to(dtype)
+    return numbers
+
+
+@triton.jit
+def numbers_of_scales(
+    scale: tl.tensor,  # uint8
+) -> tl.tensor:
+    """Powers of two as fp32, of the exponents plus 127; 255 is NaN."""
+    bits = tl.where(scale == 0, 0x00400000, scale.to(tl.int32) << 23)  # the least is subnormal
+    return tl.where(scale == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply_microscaled(
+    x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
+    in_rows: tl.tensor,  # [1, rows]: which there are
+    values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
+    scales_at: tl.tensor,  # [outputs]: likewise, uint8, of rows filled up to GROUPS_PADDED_TO
+    in_outputs: tl.tensor,  # [outputs]: which there are
+    first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
+    end: tl.tensor,  # of these inputs
+    in_features: tl.tensor,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,  # a multiple of GROUP; GROUP for fp16
+    STEPS: tl.constexpr,  # products of an iteration
+    WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
+) -> tl.tensor:
+    """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    groups: tl.constexpr = BLOCK_INNER // GROUP
+    inner, word, group = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // 8), tl.arange(0, groups)
+    num_words = tl.cdiv(in_features, GROUP) * 4
+    last_group = tl.cdiv(num_words, 4 * GROUPS_PADDED_TO) * GROUPS_PADDED_TO - groups
+    x_tile_at = x_at + inner[:, None]
+    tile_at = values_at.to(tl.pointer_type(tl.uint32))[:, None] + word[None, :]
+    group_at = scales_at[:, None] + group[None, :]
+    accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
+    # Scales are loaded one product ahead: the pipeline of loads takes words and inputs alone.
+    scale = tl.load(group_at + first // GROUP, mask=in_outputs[:, None], other=0)
+    for start in range(first, end, STEPS * BLOCK_INNER):
+        for step in tl.static_range(STEPS):
+            at = start + step * BLOCK_INNER
+            if WHOLE:
+                tile_mask, x_mask = in_outputs[:, None], in_rows
+            else:
+                tile_mask = in_outputs[:, None] & (at // 8 + word < num_words)[None, :]
+                x_mask = in_rows & (at + inner < in_features)[:, None]
+            words = tl.load(tile_at + at // 8, mask=tile_mask, other=0)
+            x_tile = tl.load(x_tile_at + at, mask=x_mask, other=0.0)
+            next_group = min(at // GROUP + groups, last_group)
+            next_scale = tl.load(group_at + next_group, mask=in_outputs[:, None], other=0)
+            numbers = numbers_of_words(words, scale, dtype)
+            if dtype == tl.float16:
+                products = tl.dot(numbers, x_tile, input_precision="ieee")
+                accumulator = tl.fma(products, numbers_of_scales(scale).broadcast_to(products.shape), accumulator)
+            else:
+                accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
+            scale = next_scale
+    return accumulator

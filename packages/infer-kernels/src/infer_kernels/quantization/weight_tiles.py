@@ -1,0 +1,69 @@
+"""Products of a tile of a quantized weight with a tile of inputs, whatever its encoding."""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import triton
+import triton.language as tl
+
+from infer_kernels.quantization.code_tiles import multiply_codes
+from infer_kernels.quantization.microscaled_tiles import multiply_microscaled
+
+
+@triton.jit
+def multiply_weight_tile(
+    x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
+    in_rows: tl.tensor,  # [1, rows]: which there are
+    values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
+    scales_at: tl.tensor,  # [outputs]: likewise
+    zeros_at: tl.tensor,  # [outputs]: likewise, or None
+    in_outputs: tl.tensor,  # [outputs]: which there are
+    first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
+    end: tl.tensor,  # of these inputs
+    in_features: tl.tensor,
+    group_size: tl.tensor,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    STEPS: tl.constexpr,  # products of an iteration
+    WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
+    GROUPED: tl.constexpr,  # a scale for each group of inputs, not one for all
+    CODES: tl.constexpr,
+) -> tl.tensor:
+    """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
+    if CODES == "mxfp4_tiled":
+        products = multiply_microscaled(
+            x_at,
+            in_rows,
+            values_at,
+            scales_at,
+            in_outputs,
+            first,
+            end,
+            in_features,
+            BLOCK_OUTPUTS=BLOCK_OUTPUTS,
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_INNER=BLOCK_INNER,
+            STEPS=STEPS,
+            WHOLE=WHOLE,
+        )
+    else:
+        products = multiply_codes(
+            x_at,
+            in_rows,
+            values_at,
+            scales_at,
+            zeros_at,
+            in_outputs,
+            first,
+            end,
+            in_features,
+            group_size,
+            BLOCK_OUTPUTS=BLOCK_OUTPUTS,
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_INNER=BLOCK_INNER,
+            STEPS=STEPS,
+            WHOLE=WHOLE,
+            GROUPED=GROUPED,
+            CODES=CODES,
+        )
+    return products

@@ -1,0 +1,114 @@
+"""MXFP4 in tensor cores' order, interpreted: every code with every scale, all dtypes, and layers and experts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_kernels.moe.activation import choose_activation
+from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
+from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
+from infer_kernels.quantization import QuantizedWeight, linear_quantized_triton, pack_pairs, tile_microscaled
+from infer_kernels.quantization.linear_quantized import linear_quantized_reference
+from infer_kernels.testing.closeness import assert_within_roundings
+from infer_kernels.testing.experts import random_experts
+from infer_kernels.testing.pairwise import parametrize_pairwise
+from infer_kernels.testing.quantized_experts import quantized_experts
+from infer_kernels.testing.quantized_weights import random_quantized
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+LARGEST = 128  # exponent plus 127 of the largest scale that tiles take
+
+
+def multiply(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, is_invariant: bool = False) -> Tensor:
+    out = torch.full((len(x), weight.out_features), torch.nan, dtype=x.dtype)
+    return linear_quantized_triton(x, weight, bias, out=out, is_invariant=is_invariant)
+
+
+def weight_of_all_codes(scales: range) -> QuantizedWeight:
+    """Return a row for each scale, whose 32 inputs are all codes twice."""
+    codes = pack_pairs(torch.arange(32, dtype=torch.uint8) % 16)
+    return QuantizedWeight(
+        encoding="mxfp4",
+        values=codes.repeat(len(scales), 1),
+        scales=torch.tensor(scales, dtype=torch.uint8)[:, None],
+        in_features=32,
+        group_size=32,
+    )
+
+
+@pytest.mark.parametrize("is_tiled", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_code_with_every_scale_is_exact(dtype: torch.dtype, *, is_tiled: bool) -> None:
+    # Row i of the unit matrix picks input i. 6 * 2^126 overflows bf16 and fp32 alike; fp16 has fewer numbers.
+    scales = range(127 - 14, 127 + 2) if dtype == torch.float16 else range(LARGEST + 1 if is_tiled else 253)
+    plain = weight_of_all_codes(scales)
+    weight = tile_microscaled(plain) if is_tiled else plain
+    assert (weight.encoding == "mxfp4_tiled") == is_tiled
+    actual = multiply(torch.eye(32, dtype=dtype), weight)
+    assert torch.equal(actual.float().T, plain.dequantize())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scale_that_is_no_number_or_too_large_is_not_lost(dtype: torch.dtype) -> None:
+    # 255 is NaN in e8m0, which a shift of exponents alone would make infinite.
+    plain = weight_of_all_codes(range(127, 131))
+    plain.scales[1] = 255
+    weight = tile_microscaled(plain)
+    assert weight is plain
+    actual = multiply(torch.eye(32, dtype=dtype), weight)
+    assert actual[:, 1].isnan().all()
+    assert torch.equal(actual[:, [0, 2, 3]].float().T, plain.dequantize()[[0, 2, 3]])
+
+
+@parametrize_pairwise(
+    dtype=DTYPES,
+    in_features=[32, 250, 512, 1120],
+    out_features=[1, 70],
+    rows=[0, 1, 17, 65, 129],
+    with_bias=[True, False],
+    is_invariant=[True, False],
+)
+def test_layer_equals_reference(
+    dtype: torch.dtype, in_features: int, out_features: int, rows: int, *, with_bias: bool, is_invariant: bool
+) -> None:
+    weight = random_quantized(out_features, in_features, encoding="mxfp4", group_size=32)
+    x = torch.randn(rows, in_features).to(dtype)
+    bias = torch.randn(out_features).to(dtype) if with_bias else None
+    actual = multiply(x, tile_microscaled(weight), bias, is_invariant=is_invariant)
+    assert_within_roundings(actual, linear_quantized_reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_slice_equal_rows_of_the_whole(dtype: torch.dtype) -> None:
+    weight = tile_microscaled(random_quantized(37, 1056, encoding="mxfp4", group_size=32))
+    x = torch.randn(70, 1056).to(dtype)
+    whole = multiply(x, weight, is_invariant=True)
+    for start, stop in ((0, 1), (3, 10), (5, 69)):
+        assert torch.equal(multiply(x[start:stop], weight, is_invariant=True), whole[start:stop])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 13, 67])
+def test_sum_of_experts_equals_reference(dtype: torch.dtype, tokens: int) -> None:
+    plain = random_experts(
+        tokens=tokens, experts=5, experts_per_token=2, hidden=288, intermediate=96, dtype=dtype
+    )
+    layer = quantized_experts(plain, encoding="mxfp4", group_size=32)
+    biases: dict[str, Any] = plain.biases
+    tiled = replace(layer, gate_up=tile_microscaled(layer.gate_up), down=tile_microscaled(layer.down))
+    x, gate_up, down, expert_ids, expert_weights = tiled.arguments
+    actual = fused_moe_quantized_triton(
+        x,
+        gate_up,
+        down,
+        expert_ids,
+        expert_weights,
+        activation=choose_activation("clamped_swiglu"),
+        **biases,
+        out=torch.empty_like(x),
+    )
+    expected = fused_moe_quantized_reference(*layer.arguments, activation="clamped_swiglu", **biases)
+    assert_within_roundings(actual, expected, 4)
