@@ -42,7 +42,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "structured_output_whitespace": ("any", "any"),
 }
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
-SWITCHES += ["batch_invariant"]
+SWITCHES += ["use_fused_products", "batch_invariant"]
 WITH_STATIC_BATCHES = "batch_wait_timeout_s"
 
 

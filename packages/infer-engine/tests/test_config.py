@@ -14,7 +14,7 @@ COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waitin
 COUNTS += ["num_kv_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
-SWITCHES += ["batch_invariant"]
+SWITCHES += ["use_fused_products", "batch_invariant"]
 WORDS = [
     *("dtype", "device", "load_format", "batching_mode", "scheduler_policy", "kv_cache_backend"),
     *("tool_call_format", "reasoning_format"),
@@ -151,6 +151,8 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("use_cpu_graphs", True, {"device": "cuda"}, "leave `use_cpu_graphs` out"),
         ("use_cpu_graphs", True, {"device": "cuda:1"}, "leave `use_cpu_graphs` out"),
         ("use_cuda_graphs", True, {"device": "cpu"}, "leave `use_cuda_graphs` out"),
+        ("use_fused_products", True, {"device": "cpu"}, "leave `use_fused_products` out"),
+        ("use_fused_products", True, {"batch_invariant": True}, "leave one of them out"),
         ("use_cuda_graphs", True, {"tensor_parallel_size": 2}, "leave `use_cuda_graphs` out"),
         ("use_async_scheduling", True, {"scheduler_policy": "prefill_first"}, "leave one of them out"),
         ("use_async_scheduling", True, {"tensor_parallel_size": 2}, "leave `use_async_scheduling` out"),
@@ -231,6 +233,7 @@ POSSIBLE: dict[str, list[object]] = {
     "use_async_scheduling": [None, True, False],
     "use_cuda_graphs": [None, True, False],
     "use_cpu_graphs": [None, True, False],
+    "use_fused_products": [None, True, False],
     "device": ["auto", "cpu", "cuda"],
     "batch_invariant": [False, True],
     "step_timeout_s": [300.0, 1],
@@ -272,6 +275,7 @@ LEFT_TO_THE_ENGINE: dict[str, list[object]] = {
     "use_async_scheduling": [None, False],
     "use_cuda_graphs": [None, False],
     "use_cpu_graphs": [None, False],
+    "use_fused_products": [None, False],
     "device": ["auto", "cpu", "cuda"],
     "batch_invariant": [False, True],
     "block_size": [None, 16],

@@ -88,6 +88,7 @@ MULTIPLYING = (
     "paged_prefill",
     "linear_invariant",
     "linear_argmax",
+    "fused_products",
     "linear_quantized",
     "linear_fp8",
     "fused_moe",

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from infer_kernels import FusedProducts, PendingNorm, SeparateProducts, linear, linear_invariant, silu_and_mul
+from infer_kernels.dense.fused_products_triton import programs_per_sm
 from infer_kernels.quantization import quantize_int8
 from infer_kernels.testing.ahead_of_time import compile_only
+from infer_kernels.testing.gpu_cards import CARDS
+from infer_kernels.testing.instruction_counts import count_main_loop
+from infer_kernels.testing.residency import count_resident_programs
+from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
+from infer_kernels.testing.streamed_bits import streamed_bits
 
 ROWS, INPUTS, HIDDEN = 16, 64, 96
 NORM = torch.ones(HIDDEN).bfloat16()
@@ -110,3 +116,30 @@ def test_what_does_not_fit_is_refused_before_a_launch(changed: dict[str, Any], m
 def test_gates_without_as_many_ups_are_refused() -> None:
     with compile_only(90), pytest.raises(ValueError, match="`weight` has 5 rows; pass the gates, then as many ups"):
         FusedProducts("cpu").gated_linear(drawn()[0], drawn()[1][:5], activation_and_mul=silu_and_mul)
+
+
+PRODUCTS = [case for case in SHIPPED_CASES if case.op == "fused_products"]
+HEAVIEST = ("bf16, 4096 to 6144 after a gemma norm", "bf16, 4096 to 14336 gates and ups, silu", "bf16, 2048 to 1024")
+
+
+@pytest.mark.parametrize(
+    ("case", "capability"),
+    [
+        pytest.param(
+            case,
+            capability,
+            id=f"{case.label}, sm_{capability}",
+            marks=() if capability == 90 and case.label.startswith(HEAVIEST) else pytest.mark.full,
+        )
+        for capability in (80, 89, 90, 120)
+        for case in PRODUCTS
+    ],
+)
+def test_nothing_but_memory_binds_a_product_and_all_wanted_programs_are_resident(
+    case: LaunchCase, capability: int
+) -> None:
+    kernel, card = compile_launch(case.launch, capability, kernel=case.kernel), CARDS[capability]
+    loop = count_main_loop(kernel, capability)
+    assert loop is not None
+    assert loop.bandwidth_bound(card, streamed_bits(case)) >= 0.9 * card.bandwidth
+    assert count_resident_programs(kernel, capability) >= programs_per_sm(divmod(capability, 10))

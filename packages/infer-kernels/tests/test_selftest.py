@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import infer_kernels
-from infer_kernels import KVScales
+from infer_kernels import KVScales, SeparateProducts, linear
 from infer_kernels.selftest import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck, model_checks
 from infer_kernels.selftest.kv_code_checks import kv_code_checks
 from infer_kernels.selftest.long_attention_checks import large_pool_check, long_sequence_check
@@ -116,7 +116,7 @@ def test_sums_of_a_large_models_length_are_no_false_alarm(dtype: torch.dtype) ->
 def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     checked = {name: {check.op for check in model_checks(ops, num_joins=1)} for name, ops in MODELS.items()}
     always = {"embedding", "qk_norm_rope_store", "paged_attention", "linear", "sample", "apply_penalties"}
-    always |= {"FusedProducts", "count_tokens", "apply_bitmask", "topk_logprobs", "resolve_token_ids", "linear_argmax"}
+    always |= {"count_tokens", "apply_bitmask", "topk_logprobs", "resolve_token_ids", "linear_argmax", "fused_products"}
     assert checked["nanogpt"] == always
     pre_norm = always | {"rms_norm", "add_rms_norm", "silu_and_mul"}
     assert checked["llama"] == checked["qwen3"] == checked["phi3"] == pre_norm
@@ -146,6 +146,13 @@ def a_hundredth_more(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def test_an_op_with_wrong_values_fails_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     spoil(monkeypatch, name, a_hundredth_more)
     assert failing(LLAMA) == {name}
+
+
+def test_products_with_wrong_values_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("linear", "gated_linear", "linear_add_norm"):
+        with monkeypatch.context() as patch:
+            patch.setattr(SeparateProducts, name, partial(a_hundredth_more, getattr(SeparateProducts(linear), name)))
+            assert failing(LLAMA) == {"fused_products"}, name
 
 
 def test_a_norm_added_with_wrong_values_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "batch_invariant": (False, True),
     "block_size": (None, 16, 5),
     "use_cuda_graphs": (None, False),
+    "use_fused_products": (None, False),
     "use_async_scheduling": (None, False),
 }
 """What is configured, defaults first; on a GPU, None stands for on.

@@ -15,7 +15,7 @@ from infer_kernels.selftest.attention_checks import attention_checks
 from infer_kernels.selftest.cache_checks import cache_checks, misaligned_cache_checks
 from infer_kernels.selftest.long_attention_checks import large_pool_check, long_sequence_check, repeated_join_check
 from infer_kernels.selftest.moe_checks import moe_checks
-from infer_kernels.selftest.product_checks import product_checks
+from infer_kernels.selftest.product_checks import product_checks, repeated_product_check
 from infer_kernels.selftest.quantized_checks import quantized_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
@@ -25,8 +25,8 @@ MAKERS = [
     attention_checks,
     cache_checks,
     row_checks,
-    moe_checks,
     product_checks,
+    moe_checks,
     sampling_checks,
     misaligned_cache_checks,
     misaligned_row_checks,
@@ -108,6 +108,7 @@ def test_interpreted_kernels_of_quantized_weights_agree_with_their_references(fo
 
 def test_interpreted_joins_have_equal_bits_and_the_last_blocks_are_reached() -> None:
     repeated_join_check(SMALL, times=1).run(CPU)
+    repeated_product_check(replace(SMALL, intermediate_size=768), times=1).run(CPU)
     large_pool_check(SMALL, num_elements=2**31).run(CPU)
     long_sequence_check(SMALL, num_tokens=20 * 256 + 1).run(CPU)
 

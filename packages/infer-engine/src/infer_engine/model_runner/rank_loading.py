@@ -172,6 +172,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         dtype=dtype,
         load_format=config.load_format,
         batch_invariant=config.batch_invariant,
+        fuse_products=config.use_fused_products is not False,
         shard=shard,
         max_seq_len=longest_seq_len,
         quantization=config.quantization,

@@ -85,6 +85,9 @@ class EngineConfig:
         use_cuda_graphs: On a GPU, capture steps at the start and replay each that computes what its kernels do. Left
             out: on.
         use_cpu_graphs: On a CPU with C++ kernels, capture a step once and replay it. Left out: on.
+        use_fused_products: On a GPU, compute each dense layer of a step of at most 16 tokens in one launch with the
+        use_fused_products: On a GPU, compute each dense layer of at most 16 tokens in one launch with the norm, gate or
+            addition beside it. Left out: on, unless `batch_invariant` is.
         batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on
             a CPU with C++ kernels, where it always holds.
         step_timeout_s: Seconds after which a step counts as stuck, and the engine as dead.
@@ -136,6 +139,7 @@ class EngineConfig:
     use_async_scheduling: bool | None = None
     use_cuda_graphs: bool | None = None
     use_cpu_graphs: bool | None = None
+    use_fused_products: bool | None = None
     batch_invariant: bool = False
     step_timeout_s: float = 300.0
     data_parallel_size: int = 1
@@ -156,7 +160,7 @@ class EngineConfig:
         self._check_cache_size()
         self._check_cache_dtype()
         self._check_async_scheduling()
-        self._check_graphs()
+        self._check_graphs_and_products()
         self._check_replicas()
         self._check_ranks()
 
@@ -287,15 +291,14 @@ class EngineConfig:
                 fix="leave `use_async_scheduling` out",
             )
 
-    def _check_graphs(self) -> None:
-        if self.use_cpu_graphs and self.device.startswith("cuda"):
-            raise self._conflict(
-                "use_cpu_graphs", "device", why="and nothing runs on a CPU", fix="leave `use_cpu_graphs` out"
-            )
-        if self.use_cuda_graphs and self.device == "cpu":
-            raise self._conflict(
-                "use_cuda_graphs", "device", why="and nothing runs on a GPU", fix="leave `use_cuda_graphs` out"
-            )
+    def _check_graphs_and_products(self) -> None:
+        for name, other in (("use_cpu_graphs", "cuda"), ("use_cuda_graphs", "cpu"), ("use_fused_products", "cpu")):
+            if getattr(self, name) and self.device.startswith(other):
+                why = f"and nothing runs on a {'GPU' if other == 'cpu' else 'CPU'}"
+                raise self._conflict(name, "device", why=why, fix=f"leave `{name}` out")
+        if self.use_fused_products and self.batch_invariant:
+            why = "and sums of larger steps have another order"
+            raise self._conflict("use_fused_products", "batch_invariant", why=why, fix="leave one of them out")
 
     def _check_replicas(self) -> None:
         if self.data_parallel_size > 1 and ":" in self.device:
@@ -382,6 +385,7 @@ _CHECKS = {
     "use_async_scheduling": optional(switch()),
     "use_cuda_graphs": optional(switch()),
     "use_cpu_graphs": optional(switch()),
+    "use_fused_products": optional(switch()),
     "batch_invariant": switch(),
     "step_timeout_s": number(_TIMEOUT % "above 0", lambda value: 0 < value <= MAX_TIMEOUT_S),
     "data_parallel_size": whole_number(

@@ -37,8 +37,8 @@ MAX_ROWS = 16
 MAX_TILES = 1024
 """Tiles of outputs whose inputs may be divided: more than any device's programs."""
 
-_PROGRAMS_PER_SM = 3
-"""That are wanted of a product: loads of as many are in flight, and hide each other's waits."""
+_SMALL_SHARED_MEMORY = {(8, 6), (8, 9), (12, 0), (12, 1)}
+"""Capabilities with 100 KiB of shared memory for each multiprocessor."""
 _LEAST_INNER = 256
 """Inputs that are worth a program of their own."""
 _MAX_SPLITS = 8
@@ -218,13 +218,23 @@ class _Division:
     iterations: int
 
 
+def programs_per_sm(capability: tuple[int, int]) -> int:
+    """Return how many programs are wanted of a product for each multiprocessor, which has room for all of them.
+
+    Loads of as many are in flight, and hide each other's waits.
+    """
+    return 2 if capability in _SMALL_SHARED_MEMORY else 3
+
+
 def divide_product(device: torch.device, *, outputs: int, in_features: int, is_gated: bool) -> _Division:
     """Divide the product of a layer over the programs that `device` runs at once."""
     gpu = describe_gpu(device)
-    # Gates and ups together are two tiles. Shared memory holds three programs of those on 9, one elsewhere.
+    # Gates and ups are a tile each: twice the shared memory, of which only sm_90 has enough for three programs.
     block = 32 if is_gated and gpu.capability[0] != 9 else 64
     tiles, iterations = cdiv(outputs, block), cdiv(in_features, _INNER)
-    splits = max(1, min(_PROGRAMS_PER_SM * gpu.num_sms // tiles, _MAX_SPLITS, in_features // _LEAST_INNER))
+    splits = max(
+        1, min(programs_per_sm(gpu.capability) * gpu.num_sms // tiles, _MAX_SPLITS, in_features // _LEAST_INNER)
+    )
     if tiles > MAX_TILES:
         splits = 1
     each = cdiv(iterations, splits)

@@ -6,7 +6,7 @@ from infer_kernels.selftest.check import ModelOps, SelfCheck
 from infer_kernels.selftest.kv_code_checks import kv_code_checks
 from infer_kernels.selftest.long_attention_checks import large_pool_check, long_sequence_check, repeated_join_check
 from infer_kernels.selftest.moe_checks import moe_checks
-from infer_kernels.selftest.product_checks import product_checks
+from infer_kernels.selftest.product_checks import product_checks, repeated_product_check
 from infer_kernels.selftest.quantized_checks import quantized_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
@@ -17,7 +17,8 @@ def model_checks(ops: ModelOps, *, num_joins: int) -> list[SelfCheck]:
 
     Args:
         ops: what the model uses.
-        num_joins: how often attention over several splits is repeated, whose bits must stay equal.
+        num_joins: how often attention over several splits and products over several programs are repeated, whose bits
+            must stay equal.
     """
     return [
         *attention_checks(ops),
@@ -29,6 +30,7 @@ def model_checks(ops: ModelOps, *, num_joins: int) -> list[SelfCheck]:
         *quantized_checks(ops),
         *sampling_checks(ops),
         repeated_join_check(ops, times=num_joins),
+        repeated_product_check(ops, times=num_joins),
         long_sequence_check(ops),
         large_pool_check(ops),
         *misaligned_cache_checks(ops),

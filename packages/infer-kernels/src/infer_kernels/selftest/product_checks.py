@@ -1,126 +1,155 @@
-"""A layer's products at its own sizes, with gates, additions and norms, as steps of few rows compute them.
-
-How a product is divided over the programs of a GPU depends on its size, so sizes are the model's. Two things keep the
-checks cheap: rows of a weight lie over each other in memory, 16 elements apart, and some outputs are compared, not all.
-
-memory   |row 0 . . . . . . . .|
-                |row 1 . . . . . . . .|
-"""
+"""A layer's products in steps of few rows with the norm, gate or addition beside them, as an engine launches them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from infer_kernels import FusedProducts, PendingNorm, gated_activations, reference
+from infer_kernels.dense.fused_products import (
+    FusedProducts,
+    apply_pending_norm,
+    gated_linear_reference,
+    linear_add_norm_reference,
+    linear_reference,
+)
 from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.integers import cdiv
 from infer_kernels.selftest.check import EPS, ModelOps, SelfCheck, draw, product_roundings
 from infer_kernels.testing.closeness import assert_within_roundings
 
-ROWS = (1, 16)
-NUM_COMPARED = 383
-"""Outputs, spread over all; where no kernel divides them, there are no more."""
-DISTANCE = 16
-"""Elements between the rows of a weight, which kernels read 16 at a time."""
+if TYPE_CHECKING:
+    from infer_kernels.dense.fused_products_triton import PendingNorm
+
+ROWS = (1, 7, 16)
+MAX_OUTPUTS = 384
+"""Outputs whose weights are drawn; larger weights repeat them, and must give the same bits for each copy."""
+GATES = {"silu_and_mul": silu_and_mul, "gelu_tanh_and_mul": gelu_tanh_and_mul}
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A weight, or rows of a residual stream, that repeats a part.
+
+    Attributes:
+        part: on the host, at most `MAX_OUTPUTS` outputs.
+        whole: on the device.
+    """
+
+    part: Tensor
+    whole: Tensor
+
+    @classmethod
+    def along(cls, dimension: int, part: Tensor, size: int, device: torch.device) -> "_Repeated":
+        """Repeat `part` to `size`; where no kernel multiplies, which sizes choose, it is the whole."""
+        copies = cdiv(size, part.shape[dimension]) if device.type in TRITON_DEVICES else 1
+        whole = part.to(device).repeat(*((copies, 1) if dimension == 0 else (1, copies)))
+        return cls(part, whole.narrow(dimension, 0, min(size, whole.shape[dimension])).contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A result [rows, outputs] on the device, the first outputs of its reference, and the number of inputs."""
+
+    actual: Tensor
+    expected: Tensor
+    inputs: int
 
 
 def product_checks(ops: ModelOps) -> Iterator[SelfCheck]:
-    """Yield the checks of a layer's products for few rows; norms are fused where layers have them before products."""
+    """Yield the checks of a model's products, at few rows."""
     for rows in ROWS:
-        run = partial(_check_products, ops, rows=rows)
-        yield SelfCheck(op="FusedProducts", label=f"{rows} rows, at the layers' sizes", run=run)
+        yield SelfCheck(op="fused_products", label=f"{rows} rows", run=partial(_check_layer, ops, rows=rows))
 
 
-def _check_products(ops: ModelOps, device: torch.device, *, rows: int) -> None:
-    layer = _Layer(ops, device, rows)
-    _launch_products(layer, ops, rows)
-    layer.compare()
+def repeated_product_check(ops: ModelOps, *, times: int) -> SelfCheck:
+    """Return a check that joins the same sums again and again: whichever program is the last, bits are equal."""
+    run = partial(_check_repeated, ops, times=times)
+    return SelfCheck(op="fused_products", label=f"{times} joins with equal bits", run=run)
 
 
-def _launch_products(layer: "_Layer", ops: ModelOps, rows: int) -> None:
-    hidden, heads = ops.hidden_size, ops.q_heads * ops.head_dim
-    all_heads = heads + 2 * ops.kv_heads * ops.head_dim
-    layer.linear(draw(rows, hidden, dtype=ops.dtype), all_heads)
-    inner = [heads] if ops.activation is None else [heads, ops.intermediate_size]
-    if ops.norm is None or ops.has_sandwich_norms or ops.has_post_norms:
-        for in_features in inner:
-            layer.linear(draw(rows, in_features, dtype=ops.dtype), hidden)
-        layer.gated_linear(draw(rows, hidden, dtype=ops.dtype))
-        return
-    for in_features in inner:
-        layer.linear_add_norm(draw(rows, in_features, dtype=ops.dtype), all_heads)
+def _weight(ops: ModelOps, outputs: int, inputs: int, device: torch.device, *, seed: int = 0) -> _Repeated:
+    part = draw(min(outputs, MAX_OUTPUTS), inputs, dtype=torch.float32, seed=seed) * inputs**-0.5
+    return _Repeated.along(0, part.to(ops.dtype), outputs, device)
 
 
-class _Layer:
-    """Products of `rows` rows on a device and their references on the host, which are compared when all are there."""
+def _check_layer(ops: ModelOps, device: torch.device, *, rows: int) -> None:
+    # All are launched before one is compared: what is launched is compiled, and kept for the engine.
+    for product in list(_products(ops, device, rows=rows)):
+        width, roundings = product.expected.shape[1], product_roundings(ops.dtype, product.inputs)
+        assert_within_roundings(product.actual[:, :width].cpu(), product.expected, roundings=roundings)
+        others, before = product.actual[:, width:], product.actual[:, :-width]
+        assert torch.equal(others, before), "equal weights have other bits"
 
-    def __init__(self, ops: ModelOps, device: torch.device, rows: int) -> None:
-        self._ops = ops
-        self._device = device
-        self._rows = rows
-        self._products = FusedProducts(device)
-        self._found: list[tuple[Tensor, Tensor, float]] = []
 
-    def compare(self) -> None:
-        """Raise `AssertionError` unless all products are those of their references."""
-        for actual, expected, roundings in self._found:
-            assert_within_roundings(actual.cpu(), expected, roundings=roundings)
+def _products(ops: ModelOps, device: torch.device, *, rows: int) -> Iterator[_Product]:
+    """Yield a layer's products: behind its own first norm, then each that ends a sublayer with the one that follows."""
+    products, heads = FusedProducts(device), ops.q_heads * ops.head_dim
+    qkv = _weight(ops, heads + 2 * ops.kv_heads * ops.head_dim, ops.hidden_size, device)
+    yield _linear(products, draw(rows, ops.hidden_size, dtype=ops.dtype), qkv)
+    yield from _sublayer(ops, products, draw(rows, heads, dtype=ops.dtype), qkv)
+    if ops.activation is not None:
+        gates, ups = (_weight(ops, ops.intermediate_size, ops.hidden_size, device, seed=seed) for seed in (0, 1))
+        gate_up = _Repeated(torch.cat([gates.part, ups.part]), torch.cat([gates.whole, ups.whole]))
+        yield from _sublayer(ops, products, draw(rows, heads, dtype=ops.dtype), gate_up, is_gated=True)
+        yield from _sublayer(ops, products, draw(rows, ops.intermediate_size, dtype=ops.dtype), qkv)
 
-    def linear(self, x: Tensor, num_outputs: int) -> None:
-        """Launch a product."""
-        weight, moved, chosen = self._weight(num_outputs, x.shape[1])
-        actual = self._products.linear(x.to(self._device), moved)
-        self._add(actual[:, chosen], reference.linear_reference(x, weight[chosen]), x.shape[1])
 
-    def gated_linear(self, x: Tensor, pending: Tensor | PendingNorm | None = None) -> None:
-        """Launch the gated product of `x`, which is `pending` on the device, if the model has one."""
-        if self._ops.activation is None:
-            return
-        activation_and_mul = getattr(gated_activations, self._ops.activation)
-        weight, moved, chosen = self._weight(self._ops.intermediate_size, x.shape[1], copies=2)
-        actual = self._products.gated_linear(
-            x.to(self._device) if pending is None else pending, moved, activation_and_mul=activation_and_mul
-        )
-        both = torch.cat((weight[chosen], weight[len(weight) // 2 + chosen]))
-        expected = reference.gated_linear_reference(x, both, activation_and_mul=activation_and_mul)
-        self._add(actual[:, chosen], expected, x.shape[1])
+def _linear(products: FusedProducts, x: Tensor, weight: _Repeated) -> _Product:
+    actual = products.linear(x.to(weight.whole.device), weight.whole)
+    return _Product(actual, linear_reference(x, weight.part), x.shape[1])
 
-    def linear_add_norm(self, x: Tensor, num_outputs: int) -> None:
-        """Launch a product that is added to the residual stream, then what reads its norm: another, and a gate."""
-        ops = self._ops
-        assert ops.norm is not None
-        residual = draw(self._rows, ops.hidden_size, dtype=ops.dtype, seed=1)
-        norm_weight = draw(ops.hidden_size, dtype=ops.dtype)
-        weight, moved, chosen = self._weight(ops.hidden_size, x.shape[1])
-        residual = residual[:, : len(weight)].contiguous()
-        norm_weight = norm_weight[: len(weight)]
-        pending, total = self._products.linear_add_norm(
-            x.to(self._device),
-            moved,
-            residual=residual.to(self._device),
-            norm_weight=norm_weight.to(self._device),
+
+def _sublayer(
+    ops: ModelOps, products: FusedProducts, x: Tensor, following: _Repeated, *, is_gated: bool = False
+) -> Iterator[_Product]:
+    """Yield the product that ends a sublayer, of inputs x, and the one that follows its norm."""
+    device, hidden, rows = following.whole.device, ops.hidden_size, len(x)
+    weight = _weight(ops, hidden, x.shape[1], device)
+    pending: Tensor | PendingNorm = draw(rows, hidden, dtype=ops.dtype).to(device)
+    if ops.has_sandwich_norms or ops.has_post_norms:
+        yield _linear(products, x, weight)
+    else:
+        residual = _Repeated.along(1, draw(rows, len(weight.part), dtype=ops.dtype), hidden, device)
+        norm_weight, variant = draw(residual.whole.shape[1], dtype=ops.dtype), ops.norm or "llama"
+        normalized, total = products.linear_add_norm(
+            x.to(device),
+            weight.whole,
+            residual=residual.whole,
+            norm_weight=norm_weight.to(device),
             eps=EPS,
-            variant=ops.norm,
+            variant=variant,
         )
-        product = reference.linear_reference(x, weight[chosen]).float()
-        self._add(total[:, chosen], (product + residual[:, chosen].float()).to(ops.dtype), x.shape[1])
-        normalized = reference.rms_norm_reference(total.cpu(), norm_weight, EPS, variant=ops.norm)
-        weight, moved, chosen = self._weight(num_outputs, len(norm_weight))
-        actual = self._products.linear(pending, moved)
-        self._add(actual[:, chosen], reference.linear_reference(normalized, weight[chosen]), len(norm_weight))
-        self.gated_linear(normalized, pending)
-
-    def _weight(self, num_outputs: int, in_features: int, *, copies: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a weight [copies * outputs, in_features] on the host and on the device, and the compared outputs."""
-        if self._device.type not in TRITON_DEVICES:
-            num_outputs = min(num_outputs, NUM_COMPARED)
-        num_rows = copies * num_outputs
-        memory = (draw(DISTANCE * num_rows + in_features, dtype=torch.float32) * in_features**-0.5).to(self._ops.dtype)
-        host, moved = (
-            each.as_strided((num_rows, in_features), (DISTANCE, 1)) for each in (memory, memory.to(self._device))
+        _, expected = linear_add_norm_reference(
+            x,
+            weight.part,
+            residual=residual.part,
+            norm_weight=norm_weight[: len(weight.part)],
+            eps=EPS,
+            variant=variant,
         )
-        return host, moved, torch.linspace(0, num_outputs - 1, min(num_outputs, NUM_COMPARED)).long()
+        yield _Product(total, expected, x.shape[1])
+        if residual.whole.shape[1] == hidden:
+            pending = normalized
+    rows_read = apply_pending_norm(pending).cpu()
+    if is_gated:
+        gate = GATES[ops.activation or "silu_and_mul"]
+        actual = products.gated_linear(pending, following.whole, activation_and_mul=gate)
+        expected = gated_linear_reference(rows_read, following.part, activation_and_mul=gate)
+    else:
+        actual, expected = products.linear(pending, following.whole), linear_reference(rows_read, following.part)
+    yield _Product(actual, expected, hidden)
 
-    def _add(self, actual: Tensor, expected: Tensor, in_features: int) -> None:
-        self._found.append((actual, expected, product_roundings(self._ops.dtype, in_features)))
+
+def _check_repeated(ops: ModelOps, device: torch.device, *, times: int) -> None:
+    inputs = ops.intermediate_size
+    x, weight = draw(7, inputs, dtype=ops.dtype).to(device), _weight(ops, MAX_OUTPUTS, inputs, device).whole
+    products = FusedProducts(device)
+    first = products.linear(x, weight)
+    is_other = torch.zeros((), dtype=torch.bool, device=device)
+    for _ in range(times):
+        is_other |= (products.linear(x, weight) != first).any()
+    assert not is_other, "other bits"

@@ -35,6 +35,7 @@ from infer_kernels.testing.shipped_attention import (
 )
 from infer_kernels.testing.shipped_fp8_stores import fp8_stores
 from infer_kernels.testing.shipped_moe import moe_launches
+from infer_kernels.testing.shipped_products import product_launches
 from infer_kernels.testing.shipped_quantized import quantized_launches
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -345,6 +346,11 @@ def _steps() -> Iterator[LaunchCase]:
         yield _case("linear_argmax", dtype, f"{label}, bias, soft cap", full, kernel)
 
 
+def _products() -> Iterator[LaunchCase]:
+    for case in product_launches():
+        yield _case("fused_products", case.dtype, case.label, case.launch)
+
+
 def _moe() -> Iterator[LaunchCase]:
     for case in moe_launches():
         yield _case(case.op, case.dtype, case.label, case.launch, case.kernel)
@@ -375,6 +381,7 @@ SHIPPED_CASES: tuple[LaunchCase, ...] = (
         LaunchCase(op=op, label="one for all layers", dtype=torch.int32, launch=partial(launch_work_list, work))
         for op, work in WORK_LISTS.items()
     ),
+    *_products(),
     *_moe(),
     *_quantized(),
     *_steps(),
