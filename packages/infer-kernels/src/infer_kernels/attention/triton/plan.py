@@ -185,5 +185,6 @@ class TritonAttentionPlan(AttentionPlan):
             "ONE_LOOP": options.window is not None or q.dtype == torch.float32 or not whole,
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
+            "maxnreg": config.max_registers,
             "enable_fp_fusion": False,
         }
