@@ -46,8 +46,8 @@ An iteration of each kernel's main loop, its innermost one with the most tensor 
 those of one program alone on a multiprocessor if nothing ever waited: issue (4 instructions a cycle), fp32 and integer
 multiplication, logic, conversions and exponentials (16 lanes), shared memory (128 bytes a cycle), tensor cores.
 
-*Each* is instructions of a thread for a number of the weight, or of keys and values. *Bound* is the rate at which the
-loop lets those numbers through with at most {ISSUE_SHARE:.0%} of issue slots taken, also as a share of the card's memory.
+*Each* is instructions of a thread for a number of the weight, or of keys and values. *Bound* is the rate at which
+the loop lets those numbers through with at most {ISSUE_SHARE:.0%} of issue slots taken, also against the memory.
 Loops over 128 rows and more are meant to be bound by tensor cores instead. *Programs* share a multiprocessor. None of
 this is a time. The rates are NVIDIA's tables, which `infer_kernels.testing.gpu_cards` names.
 """
