@@ -21,6 +21,8 @@ Case = LaunchCase | AttentionCase
 # piece of work and reads them once for each: not in the loop over keys. Triton 3.6 does the same in bf16 for heads of
 # 256 on sm_90; on sm_120 it writes a word beside each use of descriptors, and decodes with heads of 64 spill too.
 SPILLS_IN_FULL_PRECISION = 16
+# Decodes do the same where three programs share a multiprocessor, most of them over an fp8 cache.
+SPILLS_OF_DECODES, SPILLS_OF_FP8_DECODES = 16, 128
 SPILLS_OF_TRITON_3_6 = {80: 0, 90: 56, 120: 88}
 
 # The common case: Llama's shape, in a cache that a GPU engine lays out.
@@ -69,6 +71,8 @@ def allowed_spills(case: Case, capability: int) -> int:
     if "paged" not in case.op:
         return 0
     of_compiler = SPILLS_OF_TRITON_3_6[capability] if triton.__version__.startswith("3.6.") else 0
+    if case.op == "paged_decode" and capability == 90:
+        return max(of_compiler, SPILLS_OF_FP8_DECODES if "fp8 cache" in case.label else SPILLS_OF_DECODES)
     return max(of_compiler, SPILLS_IN_FULL_PRECISION if case.dtype == torch.float32 else 0)
 
 
@@ -140,6 +144,12 @@ def test_keys_and_values_are_loaded_ahead_in_all_stages_but_one(case: AttentionC
     bytes_of_stage = 2 * config.keys * case.head_dim * case.cache_itemsize
     assert config.num_stages > 1
     assert compiled(case, capability).shared_memory >= (config.num_stages - 1) * bytes_of_stage
+
+
+@on([90], [case for case in ATTENTION_CASES if case.cache_itemsize == 1])
+def test_codes_of_a_cache_are_converted_by_fast_instructions(case: AttentionCase, capability: int) -> None:
+    # From fp16 to bf16 there is none but by way of fp32: one number at a time, on the unit of special functions.
+    assert not re.findall(r"cvt[.a-z]*\.bf16\.f16", compiled(case, capability).ptx)
 
 
 @on([90], LLAMA)

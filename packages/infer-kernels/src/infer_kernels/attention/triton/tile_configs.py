@@ -3,6 +3,7 @@
 No run-time tuning: a configuration depends on the model and the device alone, so that results do not change from run to
 run, with the batch or with the size of blocks. Those of common models are compiled ahead of time by the tests for three
 architectures: they fit shared memory, and in half precision spill no registers, unless blocks are smaller than a tile.
+Decodes over an fp8 cache keep a few values in memory where `max_registers` says so, outside their loop over keys.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ class TileConfig:
         num_warps: warps of a program.
         num_stages: iterations whose loads are in flight.
         programs_per_sm: programs that share a multiprocessor, where the grid is fixed.
+        max_registers: that a thread may have, so that they fit; None: as many as the compiler likes.
     """
 
     rows: int
@@ -28,6 +30,7 @@ class TileConfig:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    max_registers: int | None = None
 
 
 class ConfigTable(Protocol):
@@ -51,7 +54,7 @@ def decode_config(
         cache_itemsize: bytes of an element of the caches, 1 for fp8.
         capability: of the device, such as (9, 0).
     """
-    del cache_itemsize, capability
+    del cache_itemsize
     width = next_power_of_2(head_dim)
     rows = max(16, next_power_of_2(group))
     if itemsize == 4:
@@ -62,6 +65,8 @@ def decode_config(
         num_warps=4 if rows <= 32 else 8,
         num_stages=3 if rows <= 32 else 2,
         programs_per_sm=3,
+        # Three programs of four warps. Where that is too few, what a program needs once lies in memory meanwhile.
+        max_registers=168 if width == 128 and rows <= 32 and capability[0] in (9, 10) else None,
     )
 
 
