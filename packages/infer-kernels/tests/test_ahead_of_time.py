@@ -23,6 +23,8 @@ Case = LaunchCase | AttentionCase
 # values where blocks are smaller than a tile, or a layer has a window, a soft cap and sinks; a draw stores two.
 # Triton 3.6 does so in bf16 for heads of 256 on sm_90; on sm_120 it writes a word beside each use of descriptors, and
 # decodes with heads of 64 spill too.
+# Decodes store what they need once where as many programs share a multiprocessor as memory allows.
+SPILLS_OF_DECODES = 16
 SPILLS_ON_BLACKWELL = {"paged_prefill": 40, "sample": 8}
 SPILLS_OF_TRITON_3_6 = {80: 0, 89: 88, 90: 56, 100: 88, 120: 88}
 
@@ -73,7 +75,7 @@ def allowed_spills(case: Case, capability: int) -> int:
     if "paged" not in case.op:
         return on_blackwell
     of_compiler = SPILLS_OF_TRITON_3_6[capability] if triton.__version__.startswith("3.6.") else 0
-    return max(of_compiler, on_blackwell)
+    return max(of_compiler, on_blackwell, SPILLS_OF_DECODES if case.op == "paged_decode" else 0)
 
 
 def test_shipped_cases_have_names_of_their_own() -> None:
@@ -153,6 +155,12 @@ def test_keys_and_values_are_loaded_ahead_in_all_stages_but_one(case: AttentionC
     bytes_of_stage = 2 * config.keys * case.head_dim * case.cache_itemsize
     assert config.num_stages > 1
     assert compiled(case, capability).shared_memory >= (config.num_stages - 1) * bytes_of_stage
+
+
+@on([90], [case for case in ATTENTION_CASES if case.cache_itemsize == 1])
+def test_codes_of_a_cache_are_converted_by_fast_instructions(case: AttentionCase, capability: int) -> None:
+    # From fp16 to bf16 there is none but by way of fp32: one number at a time, on the unit of special functions.
+    assert not re.findall(r"cvt[.a-z]*\.bf16\.f16", compiled(case, capability).ptx)
 
 
 @on([90], LLAMA)
