@@ -91,5 +91,5 @@ def test_mixed_step_takes_a_launch_for_each_phase() -> None:
 def test_fixed_buffers_fix_the_grid(rows: list[int]) -> None:
     multiprocessors = 132
     (launch,) = launched(rows, [100] * len(rows), fixed=True)
-    programs_per_sm = {"paged_decode_kernel": 3, "paged_prefill_kernel": 1}[launch.name]
+    programs_per_sm = {"paged_decode_kernel": 4, "paged_prefill_kernel": 1}[launch.name]
     assert launch.grid == (multiprocessors * programs_per_sm, 1, 1)

@@ -30,7 +30,6 @@ FAMILIES = {
 }
 """By name, a shape of each; its sizes but those of heads are made small, which launches do not depend on."""
 SMALL: Shape = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128}
-DECODES, MIXED = BatchShape(4, 4, is_decode_only=True), BatchShape(16, 4, is_decode_only=False)
 NUM_LAYERS = (6, 12)
 """Of Gemma 3, whose layers are of two kinds, five with a window and one without."""
 
@@ -44,8 +43,15 @@ class Launches(NamedTuple):
     mixed: int
 
 
-def count_launches(shape: Shape) -> Launches:
-    """Return the launches of a model with random weights: Triton's kernels and PyTorch's operators."""
+def count_launches(shape: Shape, *, num_seqs: int = 4) -> Launches:
+    """Return the launches of a model with random weights: Triton's kernels and PyTorch's operators.
+
+    Args:
+        shape: of the model.
+        num_seqs: of the steps; layers may take other kernels for few rows than for many.
+    """
+    decodes = BatchShape(num_seqs, num_seqs, is_decode_only=True)
+    mixed = BatchShape(4 * num_seqs, num_seqs, is_decode_only=False)
     capture = RecordingCapture()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -56,7 +62,11 @@ def count_launches(shape: Shape) -> Launches:
     ):
         write_config(shape, Path(folder))
         config = EngineConfig(
-            load_format="dummy", max_seq_len=128, max_batch_size=4, max_num_batched_tokens=16, prefill_chunk_size=16
+            load_format="dummy",
+            max_seq_len=128,
+            max_batch_size=num_seqs,
+            max_num_batched_tokens=4 * num_seqs,
+            prefill_chunk_size=16,
         )
         loaded = load_rank(config, Path(folder), device=torch.device("cpu"))
         pool = loaded.allocate_pool([8] * len(loaded.groups.windows))
@@ -70,10 +80,10 @@ def count_launches(shape: Shape) -> Launches:
             return len(log.launches) + capture.num_launches[-1]  # of Triton and of PyTorch
 
         return Launches(
-            decodes=count(graphs.compute, DECODES),
-            choice=count(graphs.choose, DECODES),
-            draw=count(graphs.draw, DECODES),
-            mixed=count(graphs.compute, MIXED),
+            decodes=count(graphs.compute, decodes),
+            choice=count(graphs.choose, decodes),
+            draw=count(graphs.draw, decodes),
+            mixed=count(graphs.compute, mixed),
         )
 
 

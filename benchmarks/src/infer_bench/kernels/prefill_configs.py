@@ -17,6 +17,8 @@ from infer_bench.kernels.cases import prefill
 from infer_bench.results import table
 from infer_kernels.attention.triton.tile_configs import TileConfig, prefill_config
 from infer_kernels.testing.ahead_of_time import CompiledKernel
+from infer_kernels.testing.gpu_cards import ARCHITECTURES
+from infer_kernels.testing.residency import count_resident_programs
 from infer_kernels.testing.shipped import compile_launch
 from infer_kernels.testing.shipped_attention import AttentionCase, attention_tiles
 
@@ -28,11 +30,6 @@ SHAPES = {
     256: ((32, 32, 4), (64, 32, 4), (64, 32, 8), (128, 32, 8)),
 }
 """Rows, keys and warps by head size."""
-
-MEMORY_OF_SM = {80: 167_936, 90: 233_472, 120: 102_400}
-"""Bytes of shared memory of a multiprocessor; each program takes 1 KiB more than it asks for."""
-
-WARPS_OF_SM = {80: 64, 90: 64, 120: 48}
 
 HEAD = (
     "rows x keys",
@@ -50,7 +47,7 @@ HEAD = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table for each architecture and head size that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", type=int, choices=tuple(MEMORY_OF_SM), action="append", help="default: all three")
+    parser.add_argument("--arch", type=int, choices=tuple(ARCHITECTURES), action="append", help="default: all")
     parser.add_argument("--head-dim", type=int, choices=HEAD_DIMS, action="append", help="default: all")
     parser.add_argument("--group", type=int, default=4, help="query heads of a key-value head")
     parser.add_argument("--window", type=int, help="of the layer; default: none")
@@ -76,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             block_size=32 if head_dim == 256 else 64,
             window=args.window,
         )
-        for arch in args.arch or MEMORY_OF_SM:
+        for arch in args.arch or ARCHITECTURES:
             print(f"\nsm_{arch}, {case.label}; * is what ships\n\n{describe(configs, case, arch)}", flush=True)
 
 
@@ -108,7 +105,7 @@ def _shape(config: TileConfig) -> tuple[int, int, int, int]:
 
 
 def _facts(kernel: CompiledKernel, arch: int) -> list[str]:
-    programs = programs_per_sm(kernel, arch)
+    programs = count_resident_programs(kernel, arch)
     copies = {"TMA": r"cp\.async\.bulk\.tensor", "cp.async": r"cp\.async\.c[ag]"}
     return [
         str(kernel.registers),
@@ -119,16 +116,6 @@ def _facts(kernel: CompiledKernel, arch: int) -> list[str]:
         "wgmma" if "wgmma.mma_async" in kernel.ptx else "mma" if "mma.sync" in kernel.ptx else "none",
         " and ".join(name for name, pattern in copies.items() if re.search(pattern, kernel.ptx)) or "loads",
     ]
-
-
-def programs_per_sm(kernel: CompiledKernel, arch: int) -> int:
-    """How many programs share a multiprocessor: registers are given to warps by 256, threads by 8 each."""
-    registers = -(-kernel.registers // 8) * 8 * 32 * kernel.num_warps
-    return min(
-        65_536 // registers,
-        MEMORY_OF_SM[arch] // (kernel.shared_memory + 1024),
-        WARPS_OF_SM[arch] // kernel.num_warps,
-    )
 
 
 def time_configs(configs: Sequence[TileConfig], head_dim: int) -> str:

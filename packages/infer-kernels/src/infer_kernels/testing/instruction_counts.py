@@ -60,6 +60,7 @@ class LoopCount:
         num_warps: of the program.
         cycles: of a multiprocessor, by pipe.
         products: multiply-accumulates on tensor cores.
+        rows: of the tile that is multiplied, where they are known.
         elements: numbers that meet all rows of the tile, where it has products and the rows are known: of a weight, or
             of keys and values.
         loaded_bytes: from global memory, whichever cache they come from; a load that lanes share counts for each.
@@ -70,6 +71,7 @@ class LoopCount:
     num_warps: int
     cycles: dict[Pipe, float]
     products: int
+    rows: int | None
     elements: int | None
     loaded_bytes: float
     ops: Counter[str]
@@ -127,6 +129,7 @@ def count_loop(loop: Loop, kernel: CompiledKernel, capability: int) -> LoopCount
         num_warps=warps,
         cycles=_cycles(loop, products, architecture, warps, by_tma),
         products=macs,
+        rows=rows if isinstance(rows, int) else None,
         elements=macs // rows if macs and isinstance(rows, int) else None,
         loaded_bytes=loaded,
         ops=Counter(each.op for each in loop.body),

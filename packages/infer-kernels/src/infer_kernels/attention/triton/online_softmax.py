@@ -12,13 +12,15 @@ Keys past the end of a sequence, or in blocks before its window, may hold anythi
 reach there, and those load key by key. A block's id is loaded one iteration ahead of its keys: a load whose address
 comes from another load of the same iteration would keep the compiler from having several iterations' loads in flight.
 
-Codes of an fp8 cache become numbers of the dtype of the queries before a product, which is exact: products of fp8 have
-too few bits in their sums on some GPUs. The cache's scales are not needed here: that of the keys is part of `scale`,
-and that of the values multiplies the result, in `weighted_mean`.
+Codes of an fp8 cache become numbers of 16 bits before a product, which is exact: products of fp8 have too few bits in
+their sums on some GPUs. The device makes fp16 of them, two in one instruction; bf16 takes four more. So bf16 queries
+become fp16 instead, each row times a power of two, where a tile of them fits registers. Weights are then 2^15 times
+themselves until the last key: fp16 loses what is below 2^-25. The cache's scales are not needed here: that of the keys
+is part of `scale`, and that of the values multiplies the result, in `weighted_mean`.
 
 Precision: fp32 scores, maximum, sum and accumulator; probabilities are rounded to the dtype of v for the second
-product. fp32 inputs are multiplied in full precision, not TF32. Online softmax: Milakov and Gimelshein, 2018; Dao,
-2023.
+product, to fp16 or bf16 if v is fp8. In fp16, elements of a query below 2^-31 of its largest lose bits. fp32 inputs are
+multiplied in full precision, not TF32. Online softmax: Milakov and Gimelshein, 2018; Dao, 2023.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -28,6 +30,34 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 UNSEEN = tl.constexpr(-1.0e30)  # finite, so that a row that sees no key of a tile does not become NaN
+_LIFT = tl.constexpr(15)  # weights are at most 1, and fp16 ends at 2^16
+_UNLIFT = tl.constexpr(2.0**-15)
+
+
+@triton.jit
+def _as_fp16(
+    queries: tl.tensor,  # bf16 [BLOCK_M, BLOCK_D]
+    scale: tl.tensor,  # [BLOCK_M]
+) -> tl.tuple:
+    """Queries in fp16, each row times the power of two that brings its largest to 2^14, and `scale` divided by it.
+
+    Powers of two multiply exactly, so scores have the bits that bf16 would give them.
+    """
+    # Bits of numbers without a sign order like them. Exponents are those of fp32.
+    largest = tl.max(queries.to(tl.int16, bitcast=True) & 0x7FFF, 1).to(tl.int32)
+    exponent = tl.maximum(largest >> 7, 15)  # yet smaller rows stay below 2^14: the factor ends there
+    factor = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+    inverse = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    return (queries.to(tl.float32) * factor[:, None]).to(tl.float16), scale * inverse
+
+
+@triton.jit
+def _numbers_of_codes(codes: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """Numbers of `dtype`, exactly, by conversions that are fast instructions: from fp16 to bf16 there is none."""
+    numbers = codes.to(tl.float16)
+    if dtype == tl.bfloat16:
+        numbers = numbers.to(tl.float32)
+    return numbers.to(dtype)
 
 
 @triton.jit
@@ -87,7 +117,7 @@ def _online_softmax_loop(
     v_tiles: tl.tensor,  # of v_cache
     k_strides: tl.tuple,  # of k_cache: block, head, token
     v_strides: tl.tuple,
-    scale: tl.tensor,
+    scale: tl.tensor,  # [BLOCK_M], of each row
     soft_cap: tl.tensor,
     window: tl.tensor,
     HEAD_DIM: tl.constexpr,
@@ -99,13 +129,14 @@ def _online_softmax_loop(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
+    LIFT: tl.constexpr,  # weights are 2^LIFT times themselves
     MASKED: tl.constexpr,
     NUM_STAGES: tl.constexpr,  # None: those of the launch
 ) -> tl.tuple:
     """Take the tiles from `start` to `stop` into the running softmax: (maximum, total, accumulator, next block)."""
     column = tl.arange(0, BLOCK_D)
     # In units of log2, for exp2.
-    log2_scale = LOG2_E if CAPPED else scale * LOG2_E
+    log2_scale = tl.full(scale.shape, LOG2_E, tl.float32) if CAPPED else scale * LOG2_E
     for key in tl.range(start, stop, TILE, num_stages=NUM_STAGES):
         tile_block = block
         block = _block_ids(table, key + TILE, keys_stop, BLOCK_SIZE, TILE, WHOLE)
@@ -123,18 +154,19 @@ def _online_softmax_loop(
             keys = tl.load(k_cache + k_row[:, None] + column[None, :], mask=exists, other=0.0)
             values = tl.load(v_cache + v_row[:, None] + column[None, :], mask=exists, other=0.0)
         if keys.dtype == tl.float8e4nv:
-            keys, values = keys.to(queries.dtype), values.to(queries.dtype)
+            keys, values = _numbers_of_codes(keys, queries.dtype), _numbers_of_codes(values, queries.dtype)
         scores = tl.dot(queries, keys.T, input_precision=PRECISION)
         if CAPPED:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), finite at both ends.
-            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2_E * scale / soft_cap)) + 1.0))
+            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (scale * (2.0 * LOG2_E) / soft_cap)[:, None]) + 1.0))
         if MASKED:
             visible = key_position[None, :] <= position[:, None]
             if WINDOWED:
                 visible &= key_position[None, :] > position[:, None] - window
             scores = tl.where(visible, scores, UNSEEN)
         higher = tl.maximum(maximum, tl.max(scores, 1) * log2_scale)
-        exponents = tl.fma(scores, log2_scale, -higher[:, None])
+        offset = -higher + LIFT if LIFT else -higher
+        exponents = tl.fma(scores, log2_scale[:, None], offset[:, None])
         if MASKED:
             # A row that sees nothing has `UNSEEN` as its maximum too, and their difference is rounding.
             exponents = tl.where(visible, exponents, UNSEEN)
@@ -213,6 +245,13 @@ def online_softmax(
     ONE_LOOP: tl.constexpr,  # mask all tiles
 ) -> tl.tuple:
     """Attend to the keys from `start` to `stop`: (maximum, total, accumulator) as in `_online_softmax_loop`."""
+    scale = tl.full([BLOCK_M], 1.0, tl.float32) * scale
+    in_fp16: tl.constexpr = (
+        k_cache.dtype.element_ty == tl.float8e4nv and queries.dtype == tl.bfloat16 and BLOCK_M * BLOCK_D <= 16384
+    )
+    lift: tl.constexpr = _LIFT if in_fp16 else 0
+    if in_fp16:
+        queries, scale = _as_fp16(queries, scale)
     maximum = tl.full([BLOCK_M], UNSEEN, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -228,7 +267,7 @@ def online_softmax(
             maximum, total, accumulator, block, start, whole_stop, keys_start, stop,
             queries, position, table, kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles, k_strides, v_strides,
             scale, soft_cap, window,
-            HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, MASKED=False,
+            HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, lift, MASKED=False,
             NUM_STAGES=None,
         )  # fmt: skip
     # The masked tiles at the end are few: loads in flight would cost more in registers than they hide.
@@ -236,7 +275,9 @@ def online_softmax(
         maximum, total, accumulator, block, whole_stop, stop, keys_start, stop,
         queries, position, table, kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles, k_strides, v_strides,
         scale, soft_cap, window,
-        HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, MASKED=True,
+        HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, lift, MASKED=True,
         NUM_STAGES=None if ONE_LOOP else 1,
     )  # fmt: skip
+    if in_fp16:
+        total, accumulator = total * _UNLIFT, accumulator * _UNLIFT
     return maximum, total, accumulator

@@ -23,7 +23,8 @@ Precision: that of `online_softmax.py`; splits are joined in fp32; one rounding 
 import triton
 import triton.language as tl
 
-from infer_kernels.attention.triton.online_softmax import UNSEEN, add_sinks, online_softmax, weighted_mean
+from infer_kernels.attention.triton.join_splits import join_splits
+from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax, weighted_mean
 
 SPLIT = 256
 """Tokens of a split, a multiple of every tile."""
@@ -82,6 +83,7 @@ def paged_decode_kernel(
     BLOCK_M: tl.constexpr,  # rows of a tile of queries, at least GROUP
     TILE: tl.constexpr,  # keys per iteration
     KEYS_PER_SPLIT: tl.constexpr,
+    HEADS: tl.constexpr,  # GROUP rounded up to a power of two
     WHOLE: tl.constexpr,  # TILE divides BLOCK_SIZE: an iteration's keys lie in one block
     DESCRIPTORS: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -143,27 +145,22 @@ def paged_decode_kernel(
                 finished = tl.atomic_add(semaphore, 1, sem="acq_rel", scope="gpu")
                 if finished == last_split - first_split:
                     tl.store(semaphore, 0)
-                    maximum = tl.full([BLOCK_M], UNSEEN, tl.float32)
-                    total = tl.zeros([BLOCK_M], tl.float32)
-                    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-                    first_item = item - (split - first_split)
-                    for other in range(first_item, first_item + last_split - first_split + 1):
-                        at = other * q_heads + head
-                        # Past the first-level cache, which may hold older values.
-                        other_maximum = tl.load(partial_maxima + at, mask=row < GROUP, other=0.0, cache_modifier=".cg")
-                        other_total = tl.load(partial_totals + at, mask=row < GROUP, other=1.0, cache_modifier=".cg")
-                        other_sum = tl.load(
-                            partial_sums + at[:, None] * HEAD_DIM + column[None, :],
-                            mask=mask,
-                            other=0.0,
-                            cache_modifier=".cg",
-                        )
-                        higher = tl.maximum(maximum, other_maximum)
-                        decay, share = tl.exp2(maximum - higher), tl.exp2(other_maximum - higher)
-                        total = total * decay + other_total * share
-                        accumulator = accumulator * decay[:, None] + other_sum * share[:, None]
-                        maximum = higher
+                    joined_row = tl.arange(0, HEADS)  # without the rows that fill a tile of queries
+                    joined_head = kv_head * GROUP + joined_row
+                    highest, joined_total, joined_sums = join_splits(
+                        partial_sums, partial_maxima, partial_totals,
+                        item - (split - first_split), last_split - first_split + 1, joined_head, q_heads,
+                        joined_row < GROUP, HEADS, HEAD_DIM, BLOCK_D,
+                    )  # fmt: skip
                     if sinks is not None:
-                        total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, row < GROUP)
-                    attended = weighted_mean(total, accumulator, v_scale, v_cache)
-                    tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)
+                        joined_total, joined_sums = add_sinks(
+                            highest, joined_total, joined_sums, sinks, joined_head, joined_row < GROUP
+                        )
+                    joined = weighted_mean(
+                        tl.where(joined_row < GROUP, joined_total, 1.0), joined_sums, v_scale, v_cache
+                    )
+                    tl.store(
+                        out + token * out_stride_token + joined_head[:, None] * out_stride_head + column[None, :],
+                        joined.to(out.dtype.element_ty),
+                        mask=(joined_row < GROUP)[:, None] & (column < HEAD_DIM)[None, :],
+                    )

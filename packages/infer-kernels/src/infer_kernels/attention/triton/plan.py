@@ -94,6 +94,7 @@ class TritonAttentionPlan(AttentionPlan):
             *self._rest(q, k_cache, v_cache, options, out),
             **self._modes(q, caches, options, config),
             KEYS_PER_SPLIT=SPLIT,
+            HEADS=next_power_of_2(q.shape[1] // kv_heads),
         )
 
     def _launch_prefill(
@@ -165,7 +166,7 @@ class TritonAttentionPlan(AttentionPlan):
 
     def _modes(
         self, q: Tensor, caches: _Caches, options: AttentionOptions, config: TileConfig
-    ) -> dict[str, int | bool | str]:
+    ) -> dict[str, int | bool | str | None]:
         """The compile-time arguments that both kernels share, and how to launch them."""
         k_cache, _, k_tiles, _ = caches
         whole = self.block_size % config.keys == 0
@@ -185,5 +186,6 @@ class TritonAttentionPlan(AttentionPlan):
             "ONE_LOOP": options.window is not None or q.dtype == torch.float32 or not whole,
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
+            "maxnreg": config.max_registers,
             "enable_fp_fusion": False,
         }

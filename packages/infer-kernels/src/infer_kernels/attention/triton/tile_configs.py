@@ -1,14 +1,20 @@
 """Tile shapes of the attention kernels, chosen from a table.
 
 No run-time tuning: a configuration depends on the model and the device alone, so that results do not change from run to
-run, with the batch or with the size of blocks. Those of common models are compiled ahead of time by the tests for three
-architectures: they fit shared memory, and in half precision spill no registers, unless blocks are smaller than a tile.
+run, with the batch or with the size of blocks. Those of common models are compiled ahead of time by the tests for
+sm_80, sm_89, sm_90, sm_100 and sm_120: they fit shared memory, as many programs share a multiprocessor as the
+configuration says, and no registers are spilled, but for up to 40 bytes of prefill on sm_100 and 16 of decodes.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from infer_kernels.integers import next_power_of_2
+
+_SHARED_MEMORY = {(8, 0): 164, (9, 0): 228, (10, 0): 228}
+"""KiB of an SM's shared memory by compute capability; others have at least 100."""
+_BESIDE_TILES = 8
+"""KiB of a decode's shared memory for all but keys and values, where it has at most 32 rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +26,9 @@ class TileConfig:
         keys: keys per iteration, a power of two.
         num_warps: warps of a program.
         num_stages: iterations whose loads are in flight.
-        programs_per_sm: programs that share a multiprocessor, where the grid is fixed.
+        programs_per_sm: programs that share a multiprocessor, which the grid of captured steps counts on: items are
+            handed out by number, and those of a program that waits for a place would be computed last and alone. The
+            compiler gets `max_registers` for it; `test_ahead_of_time.py` sees that shared memory has the room.
     """
 
     rows: int
@@ -28,6 +36,14 @@ class TileConfig:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+
+    @property
+    def max_registers(self) -> int:
+        """Registers of a thread, 255 at most, with which so many programs share the 65,536 of a multiprocessor.
+
+        Told of no limit, the compiler aims at some occupancy of its own, and spills for it.
+        """
+        return min(255, 65_536 // (32 * self.num_warps * self.programs_per_sm) // 8 * 8)
 
 
 class ConfigTable(Protocol):
@@ -51,18 +67,32 @@ def decode_config(
         cache_itemsize: bytes of an element of the caches, 1 for fp8.
         capability: of the device, such as (9, 0).
     """
-    del cache_itemsize, capability
     width = next_power_of_2(head_dim)
     rows = max(16, next_power_of_2(group))
     if itemsize == 4:
-        return _in_full_precision(width, rows)
+        return _in_full_precision(width, rows, programs_per_sm=2 if cache_itemsize == 1 else 3)
+    keys = 64 if width <= 128 else 32
+    num_stages = 3 if rows <= 32 else 2
     return TileConfig(
         rows=rows,
-        keys=64 if width <= 128 else 32,
+        keys=keys,
         num_warps=4 if rows <= 32 else 8,
-        num_stages=3 if rows <= 32 else 2,
-        programs_per_sm=3,
+        num_stages=num_stages,
+        programs_per_sm=min(
+            _programs_without_spills(rows, width, is_fp8=cache_itemsize == 1),
+            _SHARED_MEMORY.get(capability, 100)
+            // (2 * (num_stages - 1) * keys * width * cache_itemsize // 1024 + _BESIDE_TILES),
+        ),
     )
+
+
+def _programs_without_spills(rows: int, width: int, *, is_fp8: bool) -> int:
+    """Programs of a decode that have registers enough on an SM: those of two have all that a thread can have."""
+    if rows > 32:
+        return 1
+    if width <= 64:
+        return 3 if is_fp8 else 4
+    return 2 if width == 256 or is_fp8 else 3
 
 
 def prefill_config(
@@ -72,9 +102,9 @@ def prefill_config(
     hopper = capability[0] in (9, 10)  # 227 KiB of shared memory and warpgroup matrix products
     width = next_power_of_2(head_dim)
     if itemsize == 4:
-        return _in_full_precision(width, max(32, next_power_of_2(group)))
+        return _in_full_precision(width, max(32, next_power_of_2(group)), programs_per_sm=2)
     is_fp8 = cache_itemsize == 1  # codes become numbers in registers, on their way into shared memory
-    if width == 256 and hopper and is_fp8:
+    if width == 256 and capability[0] == 9 and is_fp8:
         rows, keys, num_warps, num_stages = 128, 32, 8, 3
     elif width == 128 and not hopper and is_fp8:
         rows, keys, num_warps, num_stages = 64, 32, 8, 2
@@ -96,12 +126,12 @@ def prefill_config(
     )
 
 
-def _in_full_precision(width: int, rows: int) -> TileConfig:
+def _in_full_precision(width: int, rows: int, *, programs_per_sm: int) -> TileConfig:
     """fp32 is multiplied without tensor cores: bound by registers."""
     return TileConfig(
         rows=rows,
         keys=32 if width <= 32 else 16,
         num_warps=8 if width == 256 else 4,
         num_stages=2,
-        programs_per_sm=1,
+        programs_per_sm=1 if width == 256 else programs_per_sm,
     )

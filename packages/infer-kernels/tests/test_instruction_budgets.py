@@ -1,0 +1,120 @@
+"""What main loops may cost: kernels that read weights, keys and values must let them through as fast as memory is.
+
+Counted from machine code, at three quarters of issue slots: see `infer_kernels.testing.instruction_counts`. A budget is
+what the kernels take, rounded up. Who makes one cheaper lowers it.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from _pytest.mark.structures import ParameterSet
+
+from infer_kernels.testing.gpu_cards import CARDS
+from infer_kernels.testing.instruction_counts import count_main_loop
+from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
+from infer_kernels.testing.streamed_bits import streamed_bits
+
+
+class Budget(NamedTuple):
+    """Of a loop on sm_90.
+
+    Attributes:
+        most_instructions: of a thread for a number of the weight.
+        least_share: of the card's bandwidth that the loop lets through.
+    """
+
+    most_instructions: float
+    least_share: float
+
+
+BANDWIDTH = ("paged_decode", "linear_argmax", "linear_invariant", "linear_fp8", "fused_products", "fused_moe")
+LEAST_SHARE = 0.9
+LEAST_SHARES = {80: 0.8, 120: 0.9}
+"""Elsewhere. On sm_80 48 query heads of one key-value head are most of what bounds them: warps read keys twice."""
+
+FEW_ROWS = {
+    r"int8, rows": Budget(8.7, 0.85),
+    r"int8, groups of 128, zeros": Budget(9.6, 0.8),
+    r"int4, groups of 128": Budget(6.5, 0.6),
+    r"int4, groups of 128, zeros": Budget(7.8, 0.5),
+    r"int4, groups of 32": Budget(9.4, 0.49),
+    r"(e2m1|mxfp4\w*), groups of 32": Budget(11.4, 0.4),
+    r"(e2m1|mxfp4\w*), groups of 16": Budget(15.9, 0.34),
+    r"fp8_e4m3, rows": Budget(4.8, 0.9),
+    r"fp8_e4m3, groups of 128": Budget(5.7, 0.9),
+}
+"""Of products with up to 32 rows, by encoding and groups."""
+MANY_ROWS = {
+    r"int8, rows": Budget(10.0, 0.73),
+    r"int8, groups of 128, zeros": Budget(14.8, 0.51),
+    r"int4, groups of 128": Budget(11.7, 0.33),
+    r"int4, groups of 128, zeros": Budget(12.6, 0.31),
+    r"int4, groups of 32": Budget(16.2, 0.28),
+    r"(e2m1|mxfp4\w*), groups of 32": Budget(18.2, 0.25),
+    r"(e2m1|mxfp4\w*), groups of 16": Budget(29.3, 0.18),
+    r"fp8_e4m3, rows": Budget(6.2, 0.9),
+    r"fp8_e4m3, groups of 128": Budget(10.9, 0.7),
+}
+"""Of products with more rows, and of experts, whose tiles have 64."""
+
+
+def budget_of(case: LaunchCase) -> Budget | None:
+    """The budget of a product with a quantized weight in half precision, whose rows are whole tiles."""
+    is_product = case.op in ("linear_quantized", "fused_moe_quantized") and case.dtype != torch.float32
+    if not is_product or re.search(r"\b(1000|300)\b", case.label):
+        return None
+    budgets = FEW_ROWS if re.search(r", (16|32) rows of 4096", case.label) else MANY_ROWS
+    numbers = re.match(r"\w+, (\w+, (?:rows|groups of \d+)(?:, zeros)?), ", case.label)
+    found = numbers and [budget for pattern, budget in budgets.items() if re.fullmatch(pattern, numbers[1])]
+    return found[0] if found else None
+
+
+def share_of_bandwidth(case: LaunchCase, capability: int) -> float:
+    """What the case's main loop lets through, of the bandwidth of the architecture's card."""
+    count = count_main_loop(compile_launch(case.launch, capability, kernel=case.kernel), capability)
+    assert count is not None
+    card = CARDS[capability]
+    return count.bandwidth_bound(card, streamed_bits(case)) / card.bandwidth
+
+
+def is_bound_by_bandwidth(case: LaunchCase) -> bool:
+    """Whether it reads more than it computes. Rows that are not whole tiles, fp32 and over 64 rows are left out."""
+    others = r"\b1000\b|\b300\b|pairs|quantize rows|(128|256) rows"
+    return case.op in BANDWIDTH and case.dtype != torch.float32 and not re.search(others, case.label)
+
+
+def bandwidth_cases() -> Iterator[ParameterSet]:
+    for capability in (90, *LEAST_SHARES):
+        marks = () if capability == 90 else pytest.mark.full
+        for case in SHIPPED_CASES:
+            if is_bound_by_bandwidth(case) and capability >= case.first_capability:
+                yield pytest.param(case, capability, id=f"{case}, sm_{capability}", marks=marks)
+
+
+@pytest.mark.parametrize(("case", "capability"), list(bandwidth_cases()))
+def test_loops_let_through_what_memory_gives(case: LaunchCase, capability: int) -> None:
+    assert share_of_bandwidth(case, capability) >= LEAST_SHARES.get(capability, LEAST_SHARE)
+
+
+QUANTIZED = [case for case in SHIPPED_CASES if budget_of(case) is not None]
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=str)
+def test_a_number_of_a_quantized_weight_takes_few_instructions(case: LaunchCase) -> None:
+    count = count_main_loop(compile_launch(case.launch, 90, kernel=case.kernel), 90)
+    budget, card = budget_of(case), CARDS[90]
+    assert budget is not None
+    assert count is not None
+    assert count.instructions_an_element is not None
+    assert count.instructions_an_element <= budget.most_instructions
+    assert count.bandwidth_bound(card, streamed_bits(case)) / card.bandwidth >= budget.least_share
+
+
+def test_every_format_has_a_budget() -> None:
+    assert {"linear_quantized", "fused_moe_quantized"} == {case.op for case in QUANTIZED}
+    for budgets in (FEW_ROWS, MANY_ROWS):
+        for pattern in budgets:
+            assert any(re.search(pattern, case.label) for case in QUANTIZED), pattern
