@@ -71,7 +71,7 @@ def allowed_spills(case: Case, capability: int) -> int:
     if "paged" not in case.op:
         return 0
     of_compiler = SPILLS_OF_TRITON_3_6[capability] if triton.__version__.startswith("3.6.") else 0
-    if case.op == "paged_decode" and capability == 90:
+    if case.op == "paged_decode" and capability in (90, 100):
         return max(of_compiler, SPILLS_OF_FP8_DECODES if "fp8 cache" in case.label else SPILLS_OF_DECODES)
     return max(of_compiler, SPILLS_IN_FULL_PRECISION if case.dtype == torch.float32 else 0)
 
