@@ -37,7 +37,10 @@ from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _MOST_ROWS = 64
 """Of a tile: experts' rows differ in number, and few fill larger ones."""
-_PROGRAMS_PER_SM = 4
+_FEWEST_ROWS = 16
+_WIDE = 128
+"""Outputs of the tile that takes the fewest instructions for the fewest rows."""
+_PROGRAMS_PER_SM = 3
 _LEAST_INNER = 512
 """Inputs that are worth a program of their own."""
 _MOST_SPLITS = 4
@@ -168,8 +171,7 @@ def fused_moe_quantized_triton(
     experts, hidden, intermediate = down.shape
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     pairs = expert_ids.numel()
-    rows = None if is_invariant else cdiv(pairs, experts)
-    gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype, rows=rows)
+    gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype, pairs=None if is_invariant else pairs)
     pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
     splits = 1 if is_invariant else choose_expert_splits(down, down_tile, pairs=pairs)
     activated = x.new_empty(1, pairs, intermediate)
@@ -184,7 +186,7 @@ def fused_moe_quantized_triton(
 
 
 def choose_expert_tiles(
-    gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, *, rows: int | None = None
+    gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, *, pairs: int | None = None
 ) -> tuple[QuantizedTile, QuantizedTile]:
     """Return the tiles of the two products, which have equal rows.
 
@@ -192,14 +194,25 @@ def choose_expert_tiles(
         gate_up: as above.
         down: as above.
         dtype: of the inputs.
-        rows: an expert's, on average; None: tiles are the same for any number.
+        pairs: of all tokens and their experts, by which tiles are chosen; None: they are the same for any number.
     """
-    wanted = min(_MOST_ROWS, rows or 1)
+    average = 1 if pairs is None else min(_MOST_ROWS, cdiv(pairs, down.shape[0]))
     first, second = (
-        choose_quantized_tile(each, dtype, rows=wanted, is_invariant=rows is None) for each in (gate_up, down)
+        choose_quantized_tile(each, dtype, rows=average, is_invariant=pairs is None) for each in (gate_up, down)
     )
     rows = min(first.rows, second.rows)
-    return replace(first, rows=rows), replace(second, rows=rows)
+    return (
+        replace(first, rows=rows, outputs=_outputs_of_tile(first, gate_up, pairs)),
+        replace(second, rows=rows, outputs=_outputs_of_tile(second, down, pairs)),
+    )
+
+
+def _outputs_of_tile(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None) -> int:
+    """Return the outputs of a tile, fewer where pairs of as many experts would leave multiprocessors without work."""
+    wanted = _PROGRAMS_PER_SM * describe_gpu(weight.device).num_sms
+    is_wide = tile.outputs == _WIDE and tile.rows == _FEWEST_ROWS
+    are_few = pairs is not None and pairs * cdiv(weight.out_features, tile.outputs) < wanted
+    return _WIDE // 2 if is_wide and are_few else tile.outputs
 
 
 def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: int) -> int:
