@@ -77,8 +77,8 @@ LAUNCHES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma3"), 9),
     "ministral3": 12,  # the queries' scale: looked up, multiplied, joined with keys and values
     "olmo3": 11,  # a norm of queries and one of keys
-    "qwen3_moe": 13,  # a router and its choice, and five launches of its experts, instead of an MLP's three
-    "gpt_oss": 13,
+    "qwen3_moe": 12,  # a router and its choice, and four launches of its experts, instead of an MLP's three
+    "gpt_oss": 12,
 }
 """Of a layer, by family; a step of prompts and decodes takes one more."""
 FIELDS: dict[str, dict[str, Any]] = {

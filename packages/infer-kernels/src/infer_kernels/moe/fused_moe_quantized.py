@@ -121,7 +121,8 @@ def _quantized_expert_products_kernel(
     )
     if bias is not None:
         bias_at = bias + expert * bias_stride + output
-        products += tl.load(bias_at, mask=in_outputs & (split == 0), other=0.0).to(tl.float32)[:, None]
+        bias_numbers = tl.load(bias_at, mask=in_outputs, other=0.0).to(tl.float32)
+        products += tl.where(split == 0, bias_numbers, 0.0)[:, None]
     if GATED:
         column = tl.program_id(1).to(tl.int64) * (BLOCK_OUTPUTS // 2) + tl.arange(0, BLOCK_OUTPUTS // 2)
         halves = tl.reshape(products, (BLOCK_OUTPUTS // 2, 2, ROWS))
