@@ -83,6 +83,7 @@ def _quantized_expert_products_kernel(
     GROUPED: tl.constexpr,
     CODES: tl.constexpr,
     GATED: tl.constexpr,
+    SPLIT: tl.constexpr,  # inputs are divided over programs
 ) -> None:
     at = tiles + tl.program_id(0)
     expert = tl.load(at).to(tl.int64)
@@ -98,8 +99,11 @@ def _quantized_expert_products_kernel(
     else:
         output = number
         in_outputs = number < outputs
-    split = tl.program_id(2)
-    first = split * iterations * (STEPS * BLOCK_INNER)
+    if SPLIT:
+        first = tl.program_id(2) * iterations * (STEPS * BLOCK_INNER)
+        end = min(first + iterations * (STEPS * BLOCK_INNER), inputs)
+    else:
+        first, end = 0, inputs
     products = multiply_weight_tile(
         x + (pair // pairs_of_row)[None, :] * x_stride,
         in_tile[None, :],
@@ -108,7 +112,7 @@ def _quantized_expert_products_kernel(
         None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
         in_outputs,
         first,
-        min(first + iterations * (STEPS * BLOCK_INNER), inputs),
+        end,
         inputs,
         group_size,
         BLOCK_OUTPUTS=BLOCK_OUTPUTS,
@@ -121,8 +125,10 @@ def _quantized_expert_products_kernel(
     )
     if bias is not None:
         bias_at = bias + expert * bias_stride + output
-        bias_numbers = tl.load(bias_at, mask=in_outputs, other=0.0).to(tl.float32)
-        products += tl.where(split == 0, bias_numbers, 0.0)[:, None]
+        bias_numbers = tl.load(bias_at, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
+        if SPLIT:
+            bias_numbers = tl.where(tl.program_id(2) == 0, bias_numbers, 0.0)
+        products += bias_numbers
     if GATED:
         column = tl.program_id(1).to(tl.int64) * (BLOCK_OUTPUTS // 2) + tl.arange(0, BLOCK_OUTPUTS // 2)
         halves = tl.reshape(products, (BLOCK_OUTPUTS // 2, 2, ROWS))
@@ -130,8 +136,10 @@ def _quantized_expert_products_kernel(
         products = activate(gate, up, alpha, limit, up_offset, out.dtype.element_ty)
     else:
         column = output
+    if SPLIT:
+        out += tl.program_id(2).to(tl.int64) * split_stride
     tl.store(
-        out + split.to(tl.int64) * split_stride + pair[None, :] * out_stride + column[:, None],
+        out + pair[None, :] * out_stride + column[:, None],
         products.to(out.dtype.element_ty),
         mask=(column < outputs)[:, None] & in_tile[None, :],
     )
@@ -198,6 +206,8 @@ def choose_expert_tiles(
         pairs: of all tokens and their experts, by which tiles are chosen; None: they are the same for any number.
     """
     average = 1 if pairs is None else min(_MOST_ROWS, cdiv(pairs, down.shape[0]))
+    if "mxfp4" in (gate_up.encoding, down.encoding):  # of groups that ranks cut: with 16 rows sm_80 has no registers
+        average = max(average, 2 * _FEWEST_ROWS)
     first, second = (
         choose_quantized_tile(each, dtype, rows=average, is_invariant=pairs is None) for each in (gate_up, down)
     )
@@ -282,6 +292,7 @@ def quantized_expert_products_triton(
         GROUPED=weight.scales.shape[-1] > 1,
         CODES=codes_of(weight),
         GATED=is_gated,
+        SPLIT=splits > 1,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,

@@ -69,8 +69,9 @@ _MICROSCALED = {
 """For tiled MXFP4 with bf16, likewise, of at most 64 rows. What an iteration does beside making numbers of codes is a
 third of it where a thread makes 128 numbers, and half where it makes 64.
 """
-_GROUP_SUMS = _tile(64, 64, 32, 4, 3)
-"""For tiled MXFP4 with fp16, whose scales meet the sums of each group, and with fp32."""
+_MICROSCALED_FP16 = replace(_tile(64, 64, 32, 4, 2), steps=4)
+"""Likewise with fp16, whose scales meet the sums of each group."""
+_MICROSCALED_FP32 = _tile(32, 32, 32, 4, 2)
 
 _FEW_FP8 = {16: _tile(64, 16, 128, 4, 4), 32: _tile(64, 32, 128, 4, 4), 64: _tile(128, 64, 128, 8, 3)}
 _FP8 = {
@@ -123,7 +124,8 @@ def choose_splits(weight: QuantizedWeight, tile: QuantizedTile, *, rows: int) ->
 
 def _choose_microscaled_tile(device: torch.device, dtype: torch.dtype, *, rows: int) -> QuantizedTile:
     if dtype != torch.bfloat16:
-        return replace(_GROUP_SUMS, rows=min(rows, 32), steps=4 if dtype == torch.float16 else 1)
+        tile = _MICROSCALED_FP16 if dtype == torch.float16 else _MICROSCALED_FP32
+        return replace(tile, rows=min(rows, tile.rows))
     major, _ = describe_gpu(device).capability
     return _MICROSCALED.get(major, _MICROSCALED[8])[rows]
 

@@ -18,6 +18,8 @@ from infer_kernels.quantization import (
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OUT_FEATURES = 4096
+_FEW_PAIRS = 4
+"""Of which the inputs of the second product are divided over programs."""
 
 
 class QuantizedLaunch(NamedTuple):
@@ -132,7 +134,7 @@ def _experts() -> Iterator[QuantizedLaunch]:
         for activation, inputs, outputs in ((SwiGLU(), hidden, intermediate), (None, intermediate, hidden)):
             kind = "down" if activation is None else "gates and ups"
             label = f"{format_}, {inputs} to {outputs}, {kind}"
-            for pairs in (None, 4, 2048, 4096) if format_ is _MXFP4 and dtype == BF16 else (None, 4):
+            for pairs in (None, _FEW_PAIRS, 2048, 4096) if format_ is _MXFP4 and dtype == BF16 else (None, _FEW_PAIRS):
                 launch = partial(_products, format_, inputs, outputs, dtype, activation=activation, pairs=pairs)
                 tile = "batch-invariant" if pairs is None else f"{pairs} pairs"
                 yield QuantizedLaunch("fused_moe_quantized", dtype, f"{label}, {tile}", launch)
@@ -175,11 +177,12 @@ def _products(
     weight = format_.empty(1, width, inputs).map_rows(lambda tensor: tensor.expand(experts, -1, -1))
     tile, _ = choose_expert_tiles(weight, weight, dtype, pairs=pairs)
     number = pairs or 12
+    parts = 2 if activation is None and pairs == _FEW_PAIRS else 1
     quantized_expert_products_triton(
         torch.empty(number if activation is None else tokens, inputs, dtype=dtype),
         weight,
         torch.empty(2, width, dtype=dtype),
-        torch.empty(1, number, outputs, dtype=dtype),
+        torch.empty(parts, number, outputs, dtype=dtype if parts == 1 else FP32),
         torch.zeros(number, dtype=torch.int32),
         torch.zeros(3, 2, dtype=torch.int32),
         tile=tile,
