@@ -81,7 +81,7 @@ def test_strided_tensors_and_out_are_taken(ids_dtype: torch.dtype) -> None:
     bias[:, :160] = layer.gate_up_bias
     view = out[:, 8:56]
     arguments = wide[:, 16:64], gate_up[:, 4:164, :48], down[:, :48, 16:], layer.expert_ids.to(ids_dtype)
-    biases = {"gate_up_bias": bias[:, :160], "down_bias": layer.down_bias}
+    biases: dict[str, Any] = {"gate_up_bias": bias[:, :160], "down_bias": layer.down_bias}
     y = fused_moe(*arguments, layer.expert_weights, activation="silu_and_mul", **biases, out=view)
     assert y is view
     assert torch.equal(view, expected)

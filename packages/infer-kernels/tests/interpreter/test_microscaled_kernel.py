@@ -91,10 +91,13 @@ def test_rows_of_any_slice_equal_rows_of_the_whole(dtype: torch.dtype) -> None:
 
 
 def add_up_experts(layer: QuantizedExperts, *, is_invariant: bool) -> Tensor:
-    x, *others = layer.arguments
+    x, gate_up, down, expert_ids, expert_weights = layer.arguments
     return fused_moe_quantized_triton(
         x,
-        *others,
+        gate_up,
+        down,
+        expert_ids,
+        expert_weights,
         activation=choose_activation("clamped_swiglu"),
         **layer.plain.biases,
         out=torch.full_like(x, torch.nan),
