@@ -71,8 +71,14 @@ def shipped_config(case: AttentionCase, capability: int) -> TileConfig:
     )
 
 
+# Experts whose inputs are divided over programs keep one address more, which two registers may hold outside the loop.
+SPILLS_OF_DIVIDED_EXPERTS = 8
+
+
 def allowed_spills(case: Case, capability: int) -> int:
     on_blackwell = SPILLS_ON_BLACKWELL.get(case.op, 0) if capability == 100 else 0
+    if case.op == "fused_moe_quantized" and case.label.endswith("down, 4 pairs") and capability != 90:
+        return SPILLS_OF_DIVIDED_EXPERTS
     if "paged" not in case.op:
         return on_blackwell
     of_compiler = SPILLS_OF_TRITON_3_6[capability] if triton.__version__.startswith("3.6.") else 0

@@ -10,6 +10,7 @@ from torch import Tensor
 from infer_kernels.moe import fused_moe
 from infer_kernels.moe.activation import ActivationName
 from infer_kernels.moe.fused_moe import fused_moe_reference
+from infer_kernels.moe.fused_moe_triton import group_pairs_triton
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.experts import random_experts
 from infer_kernels.testing.pairwise import parametrize_pairwise
@@ -80,7 +81,7 @@ def test_strided_tensors_and_out_are_taken(ids_dtype: torch.dtype) -> None:
     bias[:, :160] = layer.gate_up_bias
     view = out[:, 8:56]
     arguments = wide[:, 16:64], gate_up[:, 4:164, :48], down[:, :48, 16:], layer.expert_ids.to(ids_dtype)
-    biases = {"gate_up_bias": bias[:, :160], "down_bias": layer.down_bias}
+    biases: dict[str, Any] = {"gate_up_bias": bias[:, :160], "down_bias": layer.down_bias}
     y = fused_moe(*arguments, layer.expert_weights, activation="silu_and_mul", **biases, out=view)
     assert y is view
     assert torch.equal(view, expected)
@@ -96,15 +97,35 @@ def test_all_tokens_may_take_one_expert(tokens: int) -> None:
     assert_within_roundings(actual, fused_moe_reference(*layer.arguments, activation="silu_and_mul"), 4)
 
 
-def test_launches_serve_whatever_routing_lies_there_by_then() -> None:
-    layer = random_experts(tokens=80, **SMALL, dtype=torch.float32)
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 512, 513])
+def test_every_pair_has_its_place_and_every_place_its_tile(tokens: int, ids_dtype: torch.dtype) -> None:
+    # 1,024 pairs are grouped by one launch, more by two. Ids that no expert has, of any size, have no place.
+    ids = torch.randint(0, 7, (tokens, 2), generator=torch.Generator().manual_seed(tokens)).to(ids_dtype)
+    ids[::5, 1] = 2**32 + 3 if ids_dtype == torch.int64 else -1
+    flat = ids.flatten()
+    pair_of_place, tiles = group_pairs_triton(ids, experts=7, rows=16)
+    ends = dict[int, int]()
+    for expert, first, end in tiles.T.tolist():
+        if expert >= 0:
+            assert first == ends.get(expert, first)
+            ends[expert] = min(first + 16, end)
+            assert (flat[pair_of_place[first : ends[expert]].long()] == expert).all()
+    owned = [pair for pair in range(2 * tokens) if 0 <= int(flat[pair]) < 7]
+    assert sorted(pair_of_place[: len(owned)].tolist()) == owned
+    assert max(ends.values()) == len(owned)
+
+
+@pytest.mark.parametrize(("tokens", "launches"), [(80, 4), pytest.param(520, 5, marks=pytest.mark.full)])
+def test_launches_serve_whatever_routing_lies_there_by_then(tokens: int, launches: int) -> None:
+    layer = random_experts(tokens=tokens, **SMALL, dtype=torch.float32)
     out = torch.empty_like(layer.x)
     with record_launches() as recorded:
         fused_moe(*layer.arguments, activation="silu_and_mul", **layer.biases, out=out)
-    assert len(recorded) == 5
+    assert len(recorded) == launches
     for seed in (1, 2):
-        other = random_experts(tokens=80, **SMALL, dtype=torch.float32, seed=seed)
-        ids = other.expert_ids if seed == 1 else torch.tensor([[4, 1]]).expand(80, 2)
+        other = random_experts(tokens=tokens, **SMALL, dtype=torch.float32, seed=seed)
+        ids = other.expert_ids if seed == 1 else torch.tensor([[4, 1]]).expand(tokens, 2)
         layer.x.copy_(other.x)
         layer.expert_ids.copy_(ids)
         layer.expert_weights.copy_(other.expert_weights)

@@ -5,8 +5,9 @@ With e = expert_ids[t, k]:
     hidden[t, k] = act(gate_up[e] @ x[t] + gate_up_bias[e])
     y[t]         = sum over k of expert_weights[t, k] * (down[e] @ hidden[t, k] + down_bias[e])
 
-A row's bits do not depend on the other rows. Tokens are grouped by expert, so that a weight is read once for many of
-them. No shape depends on the routing: on CUDA nothing waits for the device, and steps can be captured.
+Tokens are grouped by expert, so that a weight is read once for many of them. With `is_invariant` a row's bits do not
+depend on the other rows; without it they may on CUDA, where quantized weights then take tiles that fit the batch. No
+shape depends on the routing: on CUDA nothing waits for the device, and steps can be captured.
 
 Bytes moved: chosen experts * 3 * hidden * intermediate * itemsize at few tokens; at many the products bound it.
 
@@ -161,6 +162,7 @@ def fused_moe(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     out: Tensor | None = None,
+    is_invariant: bool = True,
 ) -> Tensor:
     """The weighted sum of the chosen experts' MLPs for each token.
 
@@ -176,6 +178,7 @@ def fused_moe(
         gate_up_bias: [experts, 2 * intermediate], or None.
         down_bias: [experts, hidden], or None.
         out: [tokens, hidden], of the dtype and device of `x`; not `x` itself.
+        is_invariant: a row has the same bits whatever the other rows and their number.
 
     Returns:
         `out`, or a fresh tensor [tokens, hidden]; differentiable where no `out` is given and weights are plain.
@@ -222,7 +225,14 @@ def fused_moe(
         x = x.detach()
         if takes_triton(x):
             return fused_moe_quantized_triton(
-                x, gate_up, down, expert_ids, expert_weights, **shared, out=x.new_empty(x.shape) if out is None else out
+                x,
+                gate_up,
+                down,
+                expert_ids,
+                expert_weights,
+                **shared,
+                out=x.new_empty(x.shape) if out is None else out,
+                is_invariant=is_invariant,
             )
         result = fused_moe_quantized_torch(x, gate_up, down, expert_ids, expert_weights, **shared)
     elif isinstance(gate_up, Tensor) and isinstance(down, Tensor):

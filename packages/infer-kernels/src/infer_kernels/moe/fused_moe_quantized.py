@@ -37,7 +37,10 @@ from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _MOST_ROWS = 64
 """Of a tile: experts' rows differ in number, and few fill larger ones."""
-_PROGRAMS_PER_SM = 4
+_FEWEST_ROWS = 16
+_WIDE = 128
+"""Outputs of the tile that takes the fewest instructions for the fewest rows."""
+_PROGRAMS_PER_SM = 3
 _LEAST_INNER = 512
 """Inputs that are worth a program of their own."""
 _MOST_SPLITS = 4
@@ -80,6 +83,7 @@ def _quantized_expert_products_kernel(
     GROUPED: tl.constexpr,
     CODES: tl.constexpr,
     GATED: tl.constexpr,
+    SPLIT: tl.constexpr,  # inputs are divided over programs
 ) -> None:
     at = tiles + tl.program_id(0)
     expert = tl.load(at).to(tl.int64)
@@ -95,8 +99,11 @@ def _quantized_expert_products_kernel(
     else:
         output = number
         in_outputs = number < outputs
-    split = tl.program_id(2)
-    first = split * iterations * (STEPS * BLOCK_INNER)
+    if SPLIT:
+        first = tl.program_id(2) * iterations * (STEPS * BLOCK_INNER)
+        end = min(first + iterations * (STEPS * BLOCK_INNER), inputs)
+    else:
+        first, end = 0, inputs
     products = multiply_weight_tile(
         x + (pair // pairs_of_row)[None, :] * x_stride,
         in_tile[None, :],
@@ -105,7 +112,7 @@ def _quantized_expert_products_kernel(
         None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
         in_outputs,
         first,
-        min(first + iterations * (STEPS * BLOCK_INNER), inputs),
+        end,
         inputs,
         group_size,
         BLOCK_OUTPUTS=BLOCK_OUTPUTS,
@@ -118,7 +125,10 @@ def _quantized_expert_products_kernel(
     )
     if bias is not None:
         bias_at = bias + expert * bias_stride + output
-        products += tl.load(bias_at, mask=in_outputs & (split == 0), other=0.0).to(tl.float32)[:, None]
+        bias_numbers = tl.load(bias_at, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
+        if SPLIT:
+            bias_numbers = tl.where(tl.program_id(2) == 0, bias_numbers, 0.0)
+        products += bias_numbers
     if GATED:
         column = tl.program_id(1).to(tl.int64) * (BLOCK_OUTPUTS // 2) + tl.arange(0, BLOCK_OUTPUTS // 2)
         halves = tl.reshape(products, (BLOCK_OUTPUTS // 2, 2, ROWS))
@@ -126,8 +136,10 @@ def _quantized_expert_products_kernel(
         products = activate(gate, up, alpha, limit, up_offset, out.dtype.element_ty)
     else:
         column = output
+    if SPLIT:
+        out += tl.program_id(2).to(tl.int64) * split_stride
     tl.store(
-        out + split.to(tl.int64) * split_stride + pair[None, :] * out_stride + column[:, None],
+        out + pair[None, :] * out_stride + column[:, None],
         products.to(out.dtype.element_ty),
         mask=(column < outputs)[:, None] & in_tile[None, :],
     )
@@ -168,8 +180,7 @@ def fused_moe_quantized_triton(
     experts, hidden, intermediate = down.shape
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     pairs = expert_ids.numel()
-    rows = None if is_invariant else cdiv(pairs, experts)
-    gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype, rows=rows)
+    gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype, pairs=None if is_invariant else pairs)
     pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
     splits = 1 if is_invariant else choose_expert_splits(down, down_tile, pairs=pairs)
     activated = x.new_empty(1, pairs, intermediate)
@@ -184,7 +195,7 @@ def fused_moe_quantized_triton(
 
 
 def choose_expert_tiles(
-    gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, *, rows: int | None = None
+    gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, *, pairs: int | None = None
 ) -> tuple[QuantizedTile, QuantizedTile]:
     """Return the tiles of the two products, which have equal rows.
 
@@ -192,14 +203,27 @@ def choose_expert_tiles(
         gate_up: as above.
         down: as above.
         dtype: of the inputs.
-        rows: an expert's, on average; None: tiles are the same for any number.
+        pairs: of all tokens and their experts, by which tiles are chosen; None: they are the same for any number.
     """
-    wanted = min(_MOST_ROWS, rows or 1)
+    average = 1 if pairs is None else min(_MOST_ROWS, cdiv(pairs, down.shape[0]))
+    if "mxfp4" in (gate_up.encoding, down.encoding):  # of groups that ranks cut: with 16 rows sm_80 has no registers
+        average = max(average, 2 * _FEWEST_ROWS)
     first, second = (
-        choose_quantized_tile(each, dtype, rows=wanted, is_invariant=rows is None) for each in (gate_up, down)
+        choose_quantized_tile(each, dtype, rows=average, is_invariant=pairs is None) for each in (gate_up, down)
     )
     rows = min(first.rows, second.rows)
-    return replace(first, rows=rows), replace(second, rows=rows)
+    return (
+        replace(first, rows=rows, outputs=_outputs_of_tile(first, gate_up, pairs)),
+        replace(second, rows=rows, outputs=_outputs_of_tile(second, down, pairs)),
+    )
+
+
+def _outputs_of_tile(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None) -> int:
+    """Return the outputs of a tile, fewer where pairs of as many experts would leave multiprocessors without work."""
+    wanted = _PROGRAMS_PER_SM * describe_gpu(weight.device).num_sms
+    is_wide = tile.outputs == _WIDE and tile.rows == _FEWEST_ROWS
+    are_few = pairs is not None and pairs * cdiv(weight.out_features, tile.outputs) < wanted
+    return _WIDE // 2 if is_wide and are_few else tile.outputs
 
 
 def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: int) -> int:
@@ -268,6 +292,7 @@ def quantized_expert_products_triton(
         GROUPED=weight.scales.shape[-1] > 1,
         CODES=codes_of(weight),
         GATED=is_gated,
+        SPLIT=splits > 1,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,

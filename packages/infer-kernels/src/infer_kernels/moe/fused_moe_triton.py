@@ -1,10 +1,10 @@
-"""Triton kernels of `fused_moe`: five launches whose grids and memory have room for any routing.
+"""Triton kernels of `fused_moe`: four or five launches whose grids and memory have room for any routing.
 
     pairs    (token, k) of every token and each of its experts, numbered token * experts_per_token + k
     places   the pairs in order of their experts
     tiles    of places: those of one expert, up to the rows of a product's tile
 
-    count        (experts)          pairs of each expert
+    count        (experts)          pairs of each expert; of few pairs a part of the next one
     group        (experts)          pairs -> places and tiles; unused tiles have expert -1
     gate-up      (tiles, columns)   rows of x times gates and ups, and the activation; written by pair
     down         (tiles, columns)   rows by pair; written by pair
@@ -27,7 +27,7 @@ from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.moe.activation import SwiGLU, activate
 
 _PAIRS = 1024
-"""Pairs that a program of the first two kernels looks at together."""
+"""Pairs that a program of the first two kernels looks at together: where there are no more, one launch is enough."""
 
 _WIDEST = 1024
 """Columns of a program of the sum."""
@@ -53,18 +53,24 @@ def _count_pairs_kernel(
 def _group_pairs_kernel(
     pair_of_place: tl.tensor,  # [pairs] int32
     tiles: tl.tensor,  # [3, max_tiles] int32: the expert, or -1; the first place; the expert's last place + 1
-    counts: tl.tensor,  # [experts] int32
+    counts: tl.tensor,  # [experts] int32; None: there are at most BLOCK pairs
     expert_ids: tl.tensor,  # [pairs]
     pairs: tl.tensor,
     experts: tl.tensor,
     max_tiles: tl.tensor,
     ROWS: tl.constexpr,  # of a tile
     BLOCK: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,  # more than there are experts
 ) -> None:
     expert = tl.program_id(0)
     other, lane = tl.arange(0, BLOCK_EXPERTS), tl.arange(0, BLOCK)
-    all_counts = tl.load(counts + other, mask=other < experts, other=0)
+    if counts is None:
+        ids = tl.load(expert_ids + lane, mask=lane < pairs, other=-1)
+        # Those that no expert has are counted beyond the last one.
+        ids = tl.where((ids >= 0) & (ids < experts), ids, experts).to(tl.int32)
+        all_counts = tl.where(other < experts, tl.histogram(ids, BLOCK_EXPERTS), 0)
+    else:
+        all_counts = tl.load(counts + other, mask=other < experts, other=0)
     all_tiles = (all_counts + ROWS - 1) // ROWS
     first_place = tl.sum(tl.where(other < expert, all_counts, 0), axis=0)
     first_tile = tl.sum(tl.where(other < expert, all_tiles, 0), axis=0)
@@ -180,8 +186,9 @@ def _sum_pairs_kernel(
         expert = tl.load(expert_ids + pair)
         at = products + pair * hidden + column
         product = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        for part in range(1, parts):
-            product += tl.load(at + part.to(tl.int64) * part_stride, mask=mask, other=0.0)
+        for _ in range(1, parts):
+            at += part_stride
+            product += tl.load(at, mask=mask, other=0.0)
         product = product.to(out.dtype.element_ty).to(tl.float32)
         is_one = (expert >= 0) & (expert < experts)
         total += tl.where(is_one, tl.load(expert_weights + pair) * product, float("nan"))
@@ -216,14 +223,19 @@ def fused_moe_triton(
 
 
 def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Launch the first two kernels; return each place's pair [pairs], and tiles [3, most that any routing has]."""
+    """Launch the first two kernels, of few pairs the second.
+
+    Returns:
+        Each place's pair [pairs], and tiles [3, most that any routing has].
+    """
     pairs, device = expert_ids.numel(), expert_ids.device
     max_tiles = pairs // rows + min(experts, pairs)
-    counts = torch.empty(experts, dtype=torch.int32, device=device)
+    counts = None if pairs <= _PAIRS else torch.empty(experts, dtype=torch.int32, device=device)
     pair_of_place = torch.empty(pairs, dtype=torch.int32, device=device)
     tiles = torch.empty(3, max_tiles, dtype=torch.int32, device=device)
     options = {"BLOCK": _PAIRS, "num_warps": 4, "enable_fp_fusion": False}
-    _count_pairs_kernel[(experts,)](counts, expert_ids, pairs, **options)
+    if counts is not None:
+        _count_pairs_kernel[(experts,)](counts, expert_ids, pairs, **options)
     _group_pairs_kernel[(experts,)](
         pair_of_place,
         tiles,
@@ -233,7 +245,7 @@ def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[
         experts,
         max_tiles,
         ROWS=rows,
-        BLOCK_EXPERTS=next_power_of_2(experts),
+        BLOCK_EXPERTS=next_power_of_2(experts + 1),
         **options,
     )
     return pair_of_place, tiles

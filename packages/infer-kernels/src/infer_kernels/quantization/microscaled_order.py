@@ -37,7 +37,7 @@ def tile_codes(codes: Tensor) -> Tensor:
     missing = -codes.shape[-1] % PADDED_TO
     if missing:
         codes = functional.pad(codes, (0, missing))
-    pairs = codes.unflatten(-1, (-1, 4, 4, 2))  # [..., of 32 inputs, pair, word, half]
+    pairs = codes.reshape(*codes.shape[:-1], -1, 4, 4, 2)  # [..., of 32 inputs, pair, word, half]
     words = torch.zeros((*pairs.shape[:-3], 4), dtype=torch.int32, device=codes.device)
     for pair in range(4):
         for half in range(2):
@@ -49,7 +49,8 @@ def tile_codes(codes: Tensor) -> Tensor:
 
 def restore_order(values: Tensor) -> Tensor:
     """Return the codes of `tile_codes` one by one, [..., columns filled up to 32] uint8."""
-    words = values.contiguous().view(torch.int32).unflatten(-1, (-1, 4))
+    words = values.contiguous().view(torch.int32)
+    words = words.view(*words.shape[:-1], -1, 4)
     codes = torch.zeros((*words.shape[:-1], 4, 4, 2), dtype=torch.uint8, device=values.device)
     for pair in range(4):
         for half in range(2):

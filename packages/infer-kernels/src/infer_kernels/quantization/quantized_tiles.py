@@ -63,14 +63,15 @@ _UNALIGNED = _tile(32, 32, 32, 8, 2)
 """For rows that do not start on multiples of 16 bytes of codes: loaded one by one, which takes registers."""
 
 _MICROSCALED = {
-    16: _tile(64, 16, 256, 4, 3),
-    32: _tile(64, 32, 256, 4, 3),
-    64: _tile(64, 64, 128, 4, 3),
-    128: _tile(128, 128, 128, 8, 2),
+    8: {16: _tile(64, 16, 128, 4, 4), 32: _tile(64, 32, 128, 4, 3), 64: _tile(64, 64, 64, 4, 3)},
+    9: {16: _tile(128, 16, 256, 4, 3), 32: _tile(128, 32, 256, 4, 3), 64: _tile(128, 64, 128, 4, 3)},
 }
-"""For tiled MXFP4 with bf16, by rows. Iterations are long: what is not making numbers is a third of them."""
-_GROUP_SUMS = _tile(64, 64, 32, 4, 3)
-"""For tiled MXFP4 with fp16, whose scales meet the sums of each group, and with fp32."""
+"""For tiled MXFP4 with bf16, likewise, of at most 64 rows. What an iteration does beside making numbers of codes is a
+third of it where a thread makes 128 numbers, and half where it makes 64.
+"""
+_MICROSCALED_FP16 = replace(_tile(64, 64, 32, 4, 2), steps=4)
+"""Likewise with fp16, whose scales meet the sums of each group."""
+_MICROSCALED_FP32 = _tile(32, 32, 32, 4, 2)
 
 _FEW_FP8 = {16: _tile(64, 16, 128, 4, 4), 32: _tile(64, 32, 128, 4, 4), 64: _tile(128, 64, 128, 8, 3)}
 _FP8 = {
@@ -86,8 +87,7 @@ def choose_quantized_tile(
     """Return the tile of a product of `rows` rows of `dtype`; with `is_invariant` the same for any number."""
     rows = _rows_of_tile(rows, is_invariant=is_invariant)
     if weight.encoding == "mxfp4_tiled":
-        tile = _MICROSCALED[rows] if dtype == torch.bfloat16 else replace(_GROUP_SUMS, rows=min(rows, 32))
-        return tile if dtype != torch.float16 else replace(tile, steps=4)
+        return _choose_microscaled_tile(weight.device, dtype, rows=min(rows, 64))
     if not _is_aligned(weight):
         tile = _UNALIGNED
     elif dtype.itemsize == 4:
@@ -120,6 +120,14 @@ def choose_splits(weight: QuantizedWeight, tile: QuantizedTile, *, rows: int) ->
     splits = max(1, min(wanted, _MAX_SPLITS, weight.in_features // _LEAST_INNER))
     each = cdiv(iterations, splits)
     return cdiv(iterations, each), each
+
+
+def _choose_microscaled_tile(device: torch.device, dtype: torch.dtype, *, rows: int) -> QuantizedTile:
+    if dtype != torch.bfloat16:
+        tile = _MICROSCALED_FP16 if dtype == torch.float16 else _MICROSCALED_FP32
+        return replace(tile, rows=min(rows, tile.rows))
+    major, _ = describe_gpu(device).capability
+    return _MICROSCALED.get(major, _MICROSCALED[8])[rows]
 
 
 def _rows_of_tile(rows: int, *, is_invariant: bool) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def _check_experts(moe: MoeOps, dtype: torch.dtype, device: torch.device, *, hid
         intermediate=min(moe.intermediate_size, WIDTH + moe.intermediate_size % WIDTH_REMAINDER),
         dtype=dtype,
     )
-    biases = layer.biases if moe.has_biases else {}
+    biases: dict[str, Any] = layer.biases if moe.has_biases else {}
     x, gate_up, down, expert_ids, expert_weights = (each.to(device) for each in layer.arguments)
     actual = infer_kernels.fused_moe(
         x,

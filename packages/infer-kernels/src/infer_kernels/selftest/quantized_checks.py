@@ -153,12 +153,23 @@ def _check_experts(
     gate_up, down = (each.map_rows(lambda tensor: tensor.to(device)) for each in (layer.gate_up, layer.down))
     x, expert_ids, expert_weights = (each.to(device) for each in (plain.x, plain.expert_ids, plain.expert_weights))
     moved: dict[str, Any] = {name: None if bias is None else bias.to(device) for name, bias in biases.items()}
-    arguments = x, gate_up, down, expert_ids, expert_weights
-    if takes_triton(x):
-        actual = fused_moe_quantized.fused_moe_quantized_triton(
-            *arguments, activation=activation, **moved, out=torch.empty_like(x)
-        )
-    else:
-        actual = fused_moe_quantized.fused_moe_quantized_torch(*arguments, activation=activation, **moved)
     expected = reference.fused_moe_quantized_reference(*layer.arguments, activation=activation, **biases)
-    assert_within_roundings(actual.cpu(), expected, roundings=product_roundings(dtype, hidden))
+    if not takes_triton(x):
+        arguments = x, gate_up, down, expert_ids, expert_weights
+        actual = fused_moe_quantized.fused_moe_quantized_torch(*arguments, activation=activation, **moved)
+        assert_within_roundings(actual.cpu(), expected, roundings=product_roundings(dtype, hidden))
+        return
+    gate_up, down = quantization.tile_microscaled(gate_up), quantization.tile_microscaled(down)  # as `prepack_experts`
+    for is_invariant in (True, False):
+        actual = fused_moe_quantized.fused_moe_quantized_triton(
+            x,
+            gate_up,
+            down,
+            expert_ids,
+            expert_weights,
+            activation=activation,
+            **moved,
+            out=torch.empty_like(x),
+            is_invariant=is_invariant,
+        )
+        assert_within_roundings(actual.cpu(), expected, roundings=product_roundings(dtype, hidden))

@@ -1,6 +1,7 @@
 """Random experts and routings for tests of mixtures of experts."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class Experts:
         return self.x, self.gate_up, self.down, self.expert_ids, self.expert_weights
 
     @property
-    def biases(self) -> dict[str, Tensor]:
+    def biases(self) -> dict[str, Any]:
         """The biases by the names of `fused_moe`."""
         return {"gate_up_bias": self.gate_up_bias, "down_bias": self.down_bias}
 

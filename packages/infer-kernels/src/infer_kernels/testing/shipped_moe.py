@@ -29,8 +29,10 @@ def moe_launches() -> Iterator[MoeLaunch]:
     """Yield them in the order of a layer."""
     for dtype, experts in ((BF16, 32), (BF16, 128), (FP32, 512)):
         yield MoeLaunch("moe_router", dtype, f"{experts} experts", partial(_route, experts, dtype))
-    for kernel in ("_count_pairs_kernel", "_group_pairs_kernel", "_sum_pairs_kernel"):
+    for kernel in ("_group_pairs_kernel", "_sum_pairs_kernel"):
         yield MoeLaunch("fused_moe", BF16, "hidden 2048", partial(_layer, 2048, BF16), kernel)
+    for kernel in ("_count_pairs_kernel", "_group_pairs_kernel"):
+        yield MoeLaunch("fused_moe", BF16, "many pairs", partial(_layer, 64, BF16, tokens=512), kernel)
     for dtype, hidden, intermediate in (
         (BF16, 2048, 768),
         (BF16, 2880, 2880),
@@ -49,10 +51,10 @@ def _route(experts: int, dtype: torch.dtype) -> object:
     return moe_router(logits, experts_per_token=EXPERTS_PER_TOKEN, scoring="softmax", normalize=True)
 
 
-def _layer(hidden: int, dtype: torch.dtype) -> object:
+def _layer(hidden: int, dtype: torch.dtype, *, tokens: int = TOKENS) -> object:
     gate_up, down = torch.empty(EXPERTS, 32, hidden, dtype=dtype), torch.empty(EXPERTS, hidden, 16, dtype=dtype)
-    ids = torch.zeros(TOKENS, EXPERTS_PER_TOKEN, dtype=torch.int32)
-    x = torch.empty(TOKENS, hidden, dtype=dtype)
+    ids = torch.zeros(tokens, EXPERTS_PER_TOKEN, dtype=torch.int32)
+    x = torch.empty(tokens, hidden, dtype=dtype)
     return fused_moe(x, gate_up, down, ids, ids.float(), activation="silu_and_mul")
 
 

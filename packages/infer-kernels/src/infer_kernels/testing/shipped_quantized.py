@@ -18,6 +18,8 @@ from infer_kernels.quantization import (
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OUT_FEATURES = 4096
+_FEW_PAIRS = 4
+"""Of which the inputs of the second product are divided over programs."""
 
 
 class QuantizedLaunch(NamedTuple):
@@ -132,9 +134,9 @@ def _experts() -> Iterator[QuantizedLaunch]:
         for activation, inputs, outputs in ((SwiGLU(), hidden, intermediate), (None, intermediate, hidden)):
             kind = "down" if activation is None else "gates and ups"
             label = f"{format_}, {inputs} to {outputs}, {kind}"
-            for rows in (None, 16, 32) if format_ is _MXFP4 and dtype == BF16 else (None, 16):
-                launch = partial(_products, format_, inputs, outputs, dtype, activation=activation, rows=rows)
-                tile = "batch-invariant" if rows is None else f"{rows} rows"
+            for pairs in (None, _FEW_PAIRS, 2048, 4096) if format_ is _MXFP4 and dtype == BF16 else (None, _FEW_PAIRS):
+                launch = partial(_products, format_, inputs, outputs, dtype, activation=activation, pairs=pairs)
+                tile = "batch-invariant" if pairs is None else f"{pairs} pairs"
                 yield QuantizedLaunch("fused_moe_quantized", dtype, f"{label}, {tile}", launch)
 
 
@@ -167,18 +169,21 @@ def _fp8_layer(format_: _Format, dtype: torch.dtype, rows: int, in_features: int
 
 
 def _products(
-    format_: _Format, inputs: int, outputs: int, dtype: torch.dtype, *, activation: SwiGLU | None, rows: int | None
+    format_: _Format, inputs: int, outputs: int, dtype: torch.dtype, *, activation: SwiGLU | None, pairs: int | None
 ) -> None:
-    pairs, tokens = 12, 3
+    experts, tokens = 128, 4
     width = outputs if activation is None else 2 * outputs
-    weight = format_.empty(2, width, inputs)
-    tile, _ = choose_expert_tiles(weight, weight, dtype, rows=rows)
+    # Compiled and not computed: of 128 experts' weights there is memory for one.
+    weight = format_.empty(1, width, inputs).map_rows(lambda tensor: tensor.expand(experts, -1, -1))
+    tile, _ = choose_expert_tiles(weight, weight, dtype, pairs=pairs)
+    number = pairs or 12
+    parts = 2 if activation is None and pairs == _FEW_PAIRS else 1
     quantized_expert_products_triton(
-        torch.empty(pairs if activation is None else tokens, inputs, dtype=dtype),
+        torch.empty(number if activation is None else tokens, inputs, dtype=dtype),
         weight,
         torch.empty(2, width, dtype=dtype),
-        torch.empty(1, pairs, outputs, dtype=dtype),
-        torch.zeros(pairs, dtype=torch.int32),
+        torch.empty(parts, number, outputs, dtype=dtype if parts == 1 else FP32),
+        torch.zeros(number, dtype=torch.int32),
         torch.zeros(3, 2, dtype=torch.int32),
         tile=tile,
         activation=activation,

@@ -77,6 +77,7 @@ class Experts(ShardedLayer):
         self.down_bias = factory.matrix(self.num_experts, self.hidden_size) if bias else None
         self.activation = activation
         self.shard = factory.shard
+        self.is_invariant = factory.is_invariant
 
     def forward(self, x: Tensor, choice: ExpertChoice) -> Tensor:
         """Map x [tokens, hidden] to the weighted sum of its experts, [tokens, hidden]."""
@@ -89,6 +90,7 @@ class Experts(ShardedLayer):
             activation=self.activation,
             gate_up_bias=self.gate_up_bias,
             down_bias=self.down_bias if self.shard.rank == 0 else None,
+            is_invariant=self.is_invariant,
         )
         return self.shard.all_reduce(out)
 

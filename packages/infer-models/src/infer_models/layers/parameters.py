@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import FusedProducts, NormVariant, PendingNorm, QuantizedWeight, SeparateProducts
+from infer_kernels import FusedProducts, NormVariant, PendingNorm, QuantizedWeight, SeparateProducts, linear_invariant
 from infer_kernels.cpu import PackedQuantizedWeight, PackedWeight
 from infer_models.config import ModelConfig
 from infer_models.tensor_parallel import Shard, Share
@@ -81,6 +81,11 @@ class ParameterFactory:
     shard: Shard = field(default_factory=Shard)
     max_seq_len: int | None = None
     defers_matrices: bool = False
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether a row's bits must not depend on the other rows."""
+        return self.linear is linear_invariant
 
     def max_positions(self, config: ModelConfig) -> int:
         """Return how many positions a model of `config` will be computed for."""
