@@ -41,7 +41,7 @@ def multiply_quantized(
     out = flat.new_empty(len(flat), weight.out_features)
     if not takes_triton(flat):
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
-    elif weight.encoding == "fp8_e4m3" and weight.group_size % 32 == 0 and takes_fp8_products(x.device):
+    elif _takes_fp8(weight):
         linear_fp8_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
     else:
         linear_quantized_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
@@ -51,7 +51,10 @@ def multiply_quantized(
 def prepack_quantized(
     weight: QuantizedWeight, *, pack: Callable[[QuantizedWeight], Packed]
 ) -> QuantizedWeight | Packed:
-    """Return what `pack` makes of `weight` where the C++ kernels multiply it, else `weight`."""
+    """Return what `pack` makes of `weight` where the C++ kernels multiply it, and its words where Triton's do."""
+    if weight.device.type in TRITON_DEVICES:
+        is_layer = weight.values.dim() == 2
+        return weight if (is_layer and _takes_fp8(weight)) or not weight.can_be_words() else weight.in_words()
     is_served = has_quantized_kernel(
         weight.encoding, group_size=weight.group_size, in_features=weight.in_features, device=weight.device
     )
@@ -81,6 +84,13 @@ def has_quantized_kernel(
     return _has_panels(device, dtype) and quantized_ops.can_pack(
         encoding, group_size=group_size, in_features=in_features
     )
+
+
+def _takes_fp8(weight: QuantizedWeight) -> bool:
+    """Whether `linear_fp8` multiplies a layer."""
+    if weight.encoding != "fp8_e4m3" or weight.order != "rows" or weight.group_size % 32:
+        return False
+    return takes_fp8_products(weight.device)
 
 
 def _has_panels(device: torch.device, dtype: torch.dtype | None = None) -> bool:

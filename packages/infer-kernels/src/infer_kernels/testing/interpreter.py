@@ -4,6 +4,8 @@ The interpreter keeps bf16 as uint16 and gets two things wrong: `tl.dot` multipl
 truncate. Arithmetic on bf16 values themselves stays wrong: kernels convert to fp32 right after a load, and should.
 e4m3 is kept as uint8, and its code of NaN is cast to a number.
 
+It runs no assembly: `infer_kernels.testing.ptx` computes the instructions that kernels contain.
+
 Its `tl.dot` is a BLAS product, whose rows have other bits where they stand elsewhere in the matrix. Tensor cores sum
 every element in the same order; so does the product that replaces it, and tests can ask for equal bits.
 """
@@ -17,6 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.testing.ptx import execute_ptx
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
@@ -52,6 +55,17 @@ def _operand(handle: Any) -> npt.NDArray[np.float32]:
         _numbers_of_e4m3(handle.data) if dtype == tl.float8e4nv else handle.data.astype(np.float32)
     )
     return numbers
+
+
+class _Results:
+    """Of an assembly: one."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def get_result(self, index: int) -> Any:
+        assert index == 0
+        return self._result
 
 
 def interpret_kernels() -> None:
@@ -92,4 +106,12 @@ def make_interpreter_faithful() -> None:
             return interpreter.TensorHandle(_codes_of_e4m3(value.data), target)
         return cast_floats(self, value, to, rounding)
 
+    def create_inline_asm(
+        self: Any, assembly: str, constraints: str, values: list[Any], types: Any, is_pure: bool, pack: int
+    ) -> _Results:
+        del self, constraints, types, is_pure, pack
+        words = np.broadcast_arrays(*(np.asarray(value.data, dtype=np.uint32) for value in values))
+        return _Results(interpreter.TensorHandle(execute_ptx(assembly, *words), tl.uint32))
+
     builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp
+    builder.create_inline_asm = create_inline_asm
