@@ -3,9 +3,11 @@
     CPU, packed by `prepack`             C++; inputs are quantized to int8 row by row (`quantization.quantized_rows`)
     CUDA, fp8, capability 8.9 or more    Triton; inputs are quantized to fp8 row by row (`quantization.linear_fp8`)
     CUDA otherwise                       Triton; inputs stay as they are (`quantization.linear_quantized`)
+    likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
+                                         (`quantization.linear_dequantized`); never where it is invariant
     elsewhere                            weights are dequantized in pieces, and multiplied by the library
 
-Which one it is depends on the device and the weight alone, never on the number of rows.
+Which one it is depends on the device and the weight, and on the number of rows only where that is said.
 """
 
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from infer_kernels.cpu.library import library
 from infer_kernels.cpu.ops import flat_rows
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
 from infer_kernels.dispatch import TRITON_DEVICES, takes_triton
+from infer_kernels.quantization.linear_dequantized import linear_dequantized, takes_dequantized
 from infer_kernels.quantization.linear_fp8 import linear_fp8_triton, takes_fp8_products
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch, linear_quantized_triton
 from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
@@ -43,6 +46,8 @@ def multiply_quantized(
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
     elif _takes_fp8(weight):
         linear_fp8_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
+    elif not is_invariant and takes_dequantized(flat, weight):
+        linear_dequantized(flat, weight, bias, out=out)
     else:
         linear_quantized_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
     return out.view(*x.shape[:-1], weight.out_features)

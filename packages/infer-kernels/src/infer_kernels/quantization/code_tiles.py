@@ -118,13 +118,13 @@ def multiply_codes(
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
     dtype: tl.constexpr = x_at.dtype.element_ty
     is_words: tl.constexpr = CODES == "int4_words" or CODES == "int8_words" or CODES == "fp8_words"
-    if is_words:  # what is loaded at once: words of 4 or 8 inputs, or bytes of 1 or 2
-        per_load: tl.constexpr = 8 if CODES == "int4_words" else 4
+    # What is loaded at once: words of 4 or 8 inputs, or bytes of 1 or 2.
+    per_load: tl.constexpr = (
+        (8 if CODES == "int4_words" else 4) if is_words else 2 if CODES == "int4" or CODES == "e2m1" else 1
+    )
+    unit: tl.constexpr = unit_of_words(dtype, CODES) if is_words else 1.0
+    if is_words:
         values_at = values_at.to(tl.pointer_type(tl.uint32), bitcast=True)
-        unit: tl.constexpr = unit_of_words(dtype, CODES)
-    else:
-        per_load: tl.constexpr = 2 if CODES == "int4" or CODES == "e2m1" else 1
-        unit: tl.constexpr = 1.0
     inner, lane = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // per_load)
     num_loads = (in_features + per_load - 1) // per_load
     x_tile_at = x_at + inner[:, None]

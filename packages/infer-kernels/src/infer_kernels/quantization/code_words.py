@@ -1,7 +1,7 @@
 """Numbers of codes in the order of words, made in pairs: what the tensor cores' operand takes as it is.
 
-`infer_kernels.quantization.word_order` says where codes lie. A pair of inputs fills a register of 32 bits, and one fused
-multiply-add of two numbers of 16 bits ends it:
+`infer_kernels.quantization.word_order` says where codes lie. A pair of inputs fills a register of 32 bits, and one
+fused multiply-add of two numbers of 16 bits ends it:
 
     four bits     code, or 16 * code, below the exponent: worth 2^-133 each in bf16, 2^-24 in fp16, whatever the code is
     eight bits    likewise; int8 is kept as code + 128, from 0 on
@@ -10,9 +10,9 @@ multiply-add of two numbers of 16 bits ends it:
     number * UNIT = bits * factor - zero * UNIT,  UNIT = 2^-6 in bf16, 2^-9 in fp16; 1 of fp8_e4m3
 
 It rounds nothing: factor and UNIT are powers of two, and numbers have eight significant bits at most. The scale takes
-UNIT back. Numbers whose exponent is 0 are as far from each other as those whose exponent is 1, so no bits have to be set
-in the exponent, as in Kim et al., "Who Says Elephants Can't Run" (2022), and Marlin. Four bits take 1.1 instructions a
-code, int8 one, fp8 two.
+UNIT back. Numbers whose exponent is 0 are as far from each other as those whose exponent is 1, so no bits have to be
+set in the exponent, as they are in Kim et al., "Who Says Elephants Can't Run" (2022), and in Marlin. Four bits take 1.1
+instructions a code, int8 one, fp8 two.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -27,12 +27,8 @@ _FP16_UNIT = tl.constexpr(2.0**-9)
 @triton.jit
 def unit_of_words(dtype: tl.constexpr, CODES: tl.constexpr) -> tl.constexpr:
     """What numbers of words are multiplied by until their scale takes it back."""
-    if CODES == "fp8_words" or dtype == tl.float32:
-        unit: tl.constexpr = 1.0
-    elif dtype == tl.bfloat16:
-        unit: tl.constexpr = _BF16_UNIT
-    else:
-        unit: tl.constexpr = _FP16_UNIT
+    is_whole: tl.constexpr = CODES == "fp8_words" or dtype == tl.float32
+    unit: tl.constexpr = 1.0 if is_whole else _BF16_UNIT if dtype == tl.bfloat16 else _FP16_UNIT
     return unit
 
 
@@ -74,12 +70,14 @@ def _pairs(bits: tl.tensor, zero: tl.tensor, factor: tl.constexpr, dtype: tl.con
         numbers = _halves(bits).to(tl.float32) * (1.0 / factor) - zero[:, :, :, None]
     elif dtype == tl.bfloat16:
         offsets = _twice((zero * -_BF16_UNIT).to(tl.bfloat16))
-        scale: tl.constexpr = 0x7F007F00 if factor == 1 else 0x7D007D00  # 2^127, 2^123
-        numbers = _halves(_multiply_add(bits, scale, offsets, dtype)).to(dtype, bitcast=True)
+        # 2^127, 2^123
+        words = _multiply_add(bits, 0x7F007F00 if factor == 1 else 0x7D007D00, offsets, dtype)
+        numbers = _halves(words).to(dtype, bitcast=True)
     else:
         offsets = _twice((zero * -_FP16_UNIT).to(tl.float16))
-        scale: tl.constexpr = 0x78007800 if factor == 1 else 0x68006800  # 2^15, 2^11
-        numbers = _halves(_multiply_add(bits, scale, offsets, dtype)).to(dtype, bitcast=True)
+        # 2^15, 2^11
+        words = _multiply_add(bits, 0x78007800 if factor == 1 else 0x68006800, offsets, dtype)
+        numbers = _halves(words).to(dtype, bitcast=True)
     return numbers
 
 
@@ -119,7 +117,7 @@ def _multiply_add(bits: tl.tensor, factor: tl.constexpr, offsets: tl.tensor, dty
 
 @triton.jit
 def _permute_bytes(words: tl.tensor, selector: tl.constexpr) -> tl.tensor:
-    """Bytes of `words` by PTX's `prmt`: for each of four, from the lowest, which of `words`, 4 for 0, 8 more its sign."""
+    """Bytes of `words` by PTX's `prmt`: for each of four, from the lowest, which; 4 for 0, and 8 more for its sign."""
     selectors = tl.full((1, 1, 1), selector, tl.uint32)
     return tl.inline_asm_elementwise(
         "prmt.b32 $0, $1, 0, $2;", "=r,r,r", [words, selectors], tl.uint32, is_pure=True, pack=1

@@ -58,7 +58,12 @@ those of 8, which fit them.
 
 _FEW_WORDS = {16: _tile(128, 16, 128, 4, 4), 32: _tile(128, 32, 128, 4, 3)}
 _WORDS = {
-    8: {**_FEW, 64: _tile(64, 64, 128, 4, 3), 128: _tile(128, 128, 32, 8, 3)},
+    8: {
+        16: _tile(64, 16, 128, 4, 4),
+        32: _tile(64, 32, 64, 4, 4),
+        64: _tile(128, 64, 64, 8, 3),
+        128: _tile(128, 128, 32, 8, 3),
+    },
     9: {**_FEW_WORDS, 64: _tile(64, 64, 128, 4, 3), 128: _tile(128, 128, 64, 8, 4)},
 }
 """For bf16 and fp16 times codes in the order of words, likewise: more numbers for each instruction around them."""

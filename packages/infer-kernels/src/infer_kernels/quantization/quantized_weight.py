@@ -135,7 +135,7 @@ class QuantizedWeight:
         return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
 
     def can_be_words(self) -> bool:
-        """Whether `in_words` takes it: blocks of inputs fill rows and groups, and no code of fp8 is NaN; waits for fp8."""
+        """Whether `in_words` takes it: blocks of inputs fill rows and groups, and no fp8 is NaN, which waits."""
         block = word_order.INPUTS.get(self.encoding)
         if self.order != "rows" or block is None or self.in_features % block or self.group_size % block:
             return False
@@ -214,7 +214,9 @@ class QuantizedWeight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the numbers, [..., out_features, in_features]: computed in fp32, rounded once to `dtype`."""
-        codes = self.in_rows()._codes()
+        if self.order != "rows":
+            return self.in_rows().dequantize(dtype)
+        codes = self._codes()
         scales, zeros = self.scales, self.zeros
         if scales.shape[-1] > 1:
             scales = scales.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]

@@ -21,11 +21,14 @@ def to_words(values: Tensor, encoding: str) -> Tensor:
     """Return a copy of `values` [..., bytes], in the order of rows, in that of words."""
     codes = values.view(torch.uint8)
     if encoding == "int4":
-        pairs = codes.unflatten(-1, (-1, 4, 4)).transpose(-1, -2)  # [..., blocks, t, j]: two neighbours a byte
+        pairs = codes.reshape(*codes.shape[:-1], -1, 4, 4).transpose(
+            -1, -2
+        )  # [..., blocks, t, j]: two neighbours a byte
         halves = [half[..., 0::2] | half[..., 1::2] << 4 for half in (pairs & 15, pairs >> 4)]
         words = torch.stack(halves, dim=-2)
     else:
-        words = (codes ^ 0x80 if encoding == "int8" else codes).unflatten(-1, (-1, 2, 4, 2)).transpose(-2, -3)
+        codes = codes ^ 0x80 if encoding == "int8" else codes
+        words = codes.reshape(*codes.shape[:-1], -1, 2, 4, 2).transpose(-2, -3)
     return words.reshape(codes.shape).view(values.dtype)
 
 
@@ -33,10 +36,12 @@ def from_words(values: Tensor, encoding: str) -> Tensor:
     """Return a copy of `values` [..., bytes], in the order of words, in that of rows."""
     words = values.view(torch.uint8)
     if encoding == "int4":
-        halves = words.unflatten(-1, (-1, 4, 2, 2))  # [..., blocks, t, first or second of two neighbours, j // 2]
+        halves = words.reshape(
+            *words.shape[:-1], -1, 4, 2, 2
+        )  # [..., blocks, t, first or second of two neighbours, j // 2]
         first, second = torch.stack([halves & 15, halves >> 4], dim=-1).flatten(-2).unbind(-2)
         codes = (first | second << 4).transpose(-1, -2)
     else:
-        codes = words.unflatten(-1, (-1, 4, 2, 2)).transpose(-2, -3)
+        codes = words.reshape(*words.shape[:-1], -1, 4, 2, 2).transpose(-2, -3)
         codes = codes ^ 0x80 if encoding == "int8" else codes
     return codes.reshape(words.shape).view(values.dtype)

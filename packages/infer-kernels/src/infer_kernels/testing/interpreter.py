@@ -106,10 +106,8 @@ def make_interpreter_faithful() -> None:
             return interpreter.TensorHandle(_codes_of_e4m3(value.data), target)
         return cast_floats(self, value, to, rounding)
 
-    def create_inline_asm(
-        self: Any, assembly: str, constraints: str, values: list[Any], types: Any, is_pure: bool, pack: int
-    ) -> _Results:
-        del self, constraints, types, is_pure, pack
+    def create_inline_asm(self: Any, assembly: str, constraints: str, values: list[Any], *rest: Any) -> _Results:
+        del self, constraints, rest
         words = np.broadcast_arrays(*(np.asarray(value.data, dtype=np.uint32) for value in values))
         return _Results(interpreter.TensorHandle(execute_ptx(assembly, *words), tl.uint32))
 

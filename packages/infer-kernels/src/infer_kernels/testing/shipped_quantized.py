@@ -45,7 +45,7 @@ class _Format(NamedTuple):
         return f"{self.encoding}, {groups}{', zeros' if self.has_zeros else ''}"
 
     def empty(self, *shape: int) -> QuantizedWeight:
-        """Return a weight as `prepack` and `prepack_experts` give it to `linear_quantized` and `fused_moe_quantized`."""
+        """Return a weight as `prepack` and `prepack_experts` give it to the kernels."""
         weight = QuantizedWeight.empty(
             *shape,
             encoding=self.encoding,
