@@ -34,5 +34,39 @@ def test_groups_that_do_not_divide_are_refused() -> None:
     weight = random_quantized(4, 64, encoding="int4", group_size=32)
     with pytest.raises(ValueError, match="`group_size` is 24, which does not divide 32"):
         weight.with_group_size(24)
-    with pytest.raises(ValueError, match=r"`source` is int4 \[4, 64\]; pass int4 \[4, 32\]"):
+    with pytest.raises(ValueError, match=r"`source` is int4 \[4, 64\] in rows; pass int4 \[4, 32\] in rows"):
         random_quantized(4, 32, encoding="int4", group_size=32).copy_(weight)
+
+
+@pytest.mark.parametrize(("encoding", "in_features"), [("int4", 96), ("int8", 48), ("fp8_e4m3", 48)])
+def test_words_are_worth_what_rows_are(encoding: Encoding, in_features: int) -> None:
+    weight = random_quantized(3, 5, in_features, encoding=encoding, group_size=None)
+    words = weight.in_words()
+    assert words.shape == weight.shape
+    assert torch.equal(words.in_rows().values.view(torch.uint8), weight.values.view(torch.uint8))
+    assert torch.equal(words.item(1).rows(2, 3).dequantize(), weight.item(1).rows(2, 3).dequantize())
+    assert torch.equal(words.columns(7, 20).dequantize(), weight.columns(7, 20).dequantize())
+
+
+def test_words_hold_neighbours_in_both_halves() -> None:
+    codes = torch.arange(32) % 16
+    values = (codes[0::2] | codes[1::2] << 4).to(torch.uint8)
+    weight = random_quantized(1, 32, encoding="int4")
+    weight.values.copy_(values)
+    words = weight.in_words().values.view(torch.int32)[0].tolist()
+    for thread, word in enumerate(words):
+        for j in range(4):
+            assert word >> 4 * j & 15 == codes[2 * thread + 8 * j]
+            assert word >> 16 + 4 * j & 15 == codes[2 * thread + 1 + 8 * j]
+
+
+def test_what_words_cannot_hold_stays_in_rows() -> None:
+    assert not random_quantized(2, 48, encoding="int4").can_be_words()
+    assert not random_quantized(2, 64, encoding="int4", group_size=16).can_be_words()
+    assert not random_quantized(2, 64, encoding="e2m1", group_size=32).can_be_words()
+    weight = random_quantized(2, 64, encoding="fp8_e4m3")
+    assert weight.can_be_words()
+    weight.values.view(torch.uint8)[1, 3] = 0xFF  # NaN, which would become -480
+    assert not weight.can_be_words()
+    with pytest.raises(ValueError, match="in words; pass"):
+        random_quantized(2, 64, encoding="int4").copy_(random_quantized(2, 64, encoding="int4").in_words())

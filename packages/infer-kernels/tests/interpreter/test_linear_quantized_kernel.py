@@ -48,6 +48,8 @@ def test_layer_equals_reference(
         group_size=group_size,
         has_zeros=has_zeros and encoding in ("int4", "int8"),
     )
+    if weight.can_be_words():
+        weight = weight.in_words()
     x = torch.randn(rows, in_features).to(dtype)
     bias = torch.randn(out_features).to(dtype) if has_zeros else None
     assert_within_roundings(
@@ -153,3 +155,55 @@ def test_views_and_out_are_taken(dtype: torch.dtype) -> None:
     assert_within_roundings(view, linear_quantized_reference(x, weight, bias))
     assert (out[:, :8] == 3.0).all()
     assert (out[:, 25:] == 3.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("encoding", ["int8", "int4", "fp8_e4m3"])
+def test_every_code_of_a_word_is_exact_with_every_zero(
+    encoding: Encoding, dtype: torch.dtype, *, has_zeros: bool
+) -> None:
+    # Output z has the zero z; row i of the unit matrix picks its number i.
+    per_byte = 2 if encoding == "int4" else 1
+    codes = torch.arange(256, dtype=torch.uint8)
+    if encoding == "fp8_e4m3":
+        codes = torch.where((codes & 0x7F) == 0x7F, 0x80, codes)
+    outputs = {"int4": 16, "int8": 256}.get(encoding, 1) if has_zeros else 1
+    dtypes = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
+    lowest = -128 if encoding == "int8" else 0
+    zeros = torch.arange(lowest, lowest + outputs).to(dtypes.get(encoding, torch.uint8)).unsqueeze(-1)
+    weight = QuantizedWeight(
+        encoding=encoding,
+        values=codes.view(dtypes.get(encoding, torch.uint8)).expand(outputs, 256).contiguous(),
+        scales=torch.ones(outputs, 1),
+        zeros=zeros if has_zeros and encoding != "fp8_e4m3" else None,
+        in_features=256 * per_byte,
+        group_size=256 * per_byte,
+    )
+    actual = multiply(torch.eye(weight.in_features, dtype=dtype), weight.in_words())
+    expected = weight.dequantize().T
+    assert torch.equal(actual.float(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("encoding", "group_size", "has_zeros"),
+    [("int8", None, False), ("int8", 128, True), ("int4", 32, True), ("int4", 128, False), ("fp8_e4m3", None, False)],
+)
+def test_rows_of_words_have_the_same_bits_in_any_company(
+    encoding: Encoding, group_size: int | None, dtype: torch.dtype, *, has_zeros: bool
+) -> None:
+    weight = random_quantized(37, 1056, encoding=encoding, group_size=group_size, has_zeros=has_zeros)
+    words, x = weight.in_words(), torch.randn(70, 1056).to(dtype)
+    whole = multiply(x, words, is_invariant=True)
+    assert_within_roundings(whole, linear_quantized_reference(x, weight))
+    assert_within_roundings(multiply(x[:7], words), linear_quantized_reference(x[:7], weight))
+    for start, stop in ((0, 1), (69, 70), (3, 10), (0, 65)):
+        assert torch.equal(multiply(x[start:stop], words, is_invariant=True), whole[start:stop])
+
+
+def test_a_group_whose_scale_is_nan_is_nan() -> None:
+    weight = random_quantized(3, 64, encoding="int4", group_size=32)
+    weight.scales[1, 1] = torch.nan
+    is_nan = multiply(torch.randn(2, 64).bfloat16(), weight.in_words()).isnan()
+    assert torch.equal(is_nan, torch.tensor([[False, True, False]]).expand(2, 3))

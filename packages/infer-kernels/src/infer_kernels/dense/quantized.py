@@ -3,9 +3,11 @@
     CPU, packed by `prepack`             C++; inputs are quantized to int8 row by row (`quantization.quantized_rows`)
     CUDA, fp8, capability 8.9 or more    Triton; inputs are quantized to fp8 row by row (`quantization.linear_fp8`)
     CUDA otherwise                       Triton; inputs stay as they are (`quantization.linear_quantized`)
+    likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
+                                         (`quantization.linear_dequantized`); never where it is invariant
     elsewhere                            weights are dequantized in pieces, and multiplied by the library
 
-Which one it is depends on the device and the weight alone, never on the number of rows.
+Which one it is depends on the device and the weight, and on the number of rows only where that is said.
 """
 
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from infer_kernels.cpu.library import library
 from infer_kernels.cpu.ops import flat_rows
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
 from infer_kernels.dispatch import TRITON_DEVICES, takes_triton
+from infer_kernels.quantization.linear_dequantized import linear_dequantized, takes_dequantized
 from infer_kernels.quantization.linear_fp8 import linear_fp8_triton, takes_fp8_products
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch, linear_quantized_triton
 from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
@@ -42,8 +45,10 @@ def multiply_quantized(
     out = flat.new_empty(len(flat), weight.out_features)
     if not takes_triton(flat):
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
-    elif weight.encoding == "fp8_e4m3" and weight.group_size % 32 == 0 and takes_fp8_products(x.device):
+    elif _takes_fp8(weight):
         linear_fp8_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
+    elif not is_invariant and takes_dequantized(flat, weight):
+        linear_dequantized(flat, weight, bias, out=out)
     else:
         linear_quantized_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
     return out.view(*x.shape[:-1], weight.out_features)
@@ -52,9 +57,12 @@ def multiply_quantized(
 def prepack_quantized(
     weight: QuantizedWeight, *, pack: Callable[[QuantizedWeight], Packed]
 ) -> QuantizedWeight | Packed:
-    """Return what `pack` makes of `weight` where the C++ kernels multiply it, MXFP4 on CUDA tiled, else `weight`."""
+    """Return what `pack` makes of `weight` where C++ kernels multiply it, and its words or tiles where Triton's do."""
     if weight.device.type in TRITON_DEVICES:
-        return tile_microscaled(weight)
+        if weight.encoding == "mxfp4":
+            return tile_microscaled(weight)
+        is_layer = weight.values.dim() == 2
+        return weight if (is_layer and _takes_fp8(weight)) or not weight.can_be_words() else weight.in_words()
     is_served = has_quantized_kernel(
         weight.encoding, group_size=weight.group_size, in_features=weight.in_features, device=weight.device
     )
@@ -84,6 +92,13 @@ def has_quantized_kernel(
     return _has_panels(device, dtype) and quantized_ops.can_pack(
         encoding, group_size=group_size, in_features=in_features
     )
+
+
+def _takes_fp8(weight: QuantizedWeight) -> bool:
+    """Whether `linear_fp8` multiplies a layer."""
+    if weight.encoding != "fp8_e4m3" or weight.order != "rows" or weight.group_size % 32:
+        return False
+    return takes_fp8_products(weight.device)
 
 
 def _has_panels(device: torch.device, dtype: torch.dtype | None = None) -> bool:

@@ -59,7 +59,6 @@ def _quantized_expert_products_kernel(
     max_tiles: tl.tensor,
     inputs: tl.tensor,
     outputs: tl.tensor,
-    group_size: tl.tensor,
     pairs_of_row: tl.tensor,  # of a row of `x`
     iterations: tl.tensor,  # of a part of the inputs
     split_stride: tl.tensor,  # of `out`
@@ -80,7 +79,7 @@ def _quantized_expert_products_kernel(
     BLOCK_INNER: tl.constexpr,
     STEPS: tl.constexpr,
     WHOLE: tl.constexpr,
-    GROUPED: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     CODES: tl.constexpr,
     GATED: tl.constexpr,
     SPLIT: tl.constexpr,  # inputs are divided over programs
@@ -114,13 +113,12 @@ def _quantized_expert_products_kernel(
         first,
         end,
         inputs,
-        group_size,
         BLOCK_OUTPUTS=BLOCK_OUTPUTS,
         BLOCK_ROWS=ROWS,
         BLOCK_INNER=BLOCK_INNER,
         STEPS=STEPS,
         WHOLE=WHOLE,
-        GROUPED=GROUPED,
+        GROUP_SIZE=GROUP_SIZE,
         CODES=CODES,
     )
     if bias is not None:
@@ -268,7 +266,6 @@ def quantized_expert_products_triton(
         tiles.shape[1],
         inputs,
         outputs,
-        weight.group_size,
         pairs // rows,
         cdiv(cdiv(inputs, tile.span), splits),
         out.stride(0),
@@ -289,7 +286,7 @@ def quantized_expert_products_triton(
         BLOCK_INNER=tile.inner,
         STEPS=tile.steps,
         WHOLE=inputs % tile.span == 0,
-        GROUPED=weight.scales.shape[-1] > 1,
+        GROUP_SIZE=weight.group_size if weight.scales.shape[-1] > 1 else 0,
         CODES=codes_of(weight),
         GATED=is_gated,
         SPLIT=splits > 1,

@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.gpu import describe_gpu
+from infer_kernels.quantization.code_words import numbers_of_words, unit_of_words
 from infer_kernels.quantization.microscaled_tiles import numbers_of_scales
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
@@ -41,10 +42,12 @@ def as_bytes(weight: QuantizedWeight) -> Tensor:
 
 
 def codes_of(weight: QuantizedWeight) -> str:
-    """Return what the kernels call the codes: the encoding, or "fp8_device" where the device converts e4m3 itself.
+    """Return what the kernels call the codes: the encoding, "fp8_device" where the device converts e4m3, or words.
 
     mxfp4 has the codes of e2m1; the dtype of its scales tells them apart.
     """
+    if weight.order == "words":
+        return {"fp8_e4m3": "fp8_words"}.get(weight.encoding, f"{weight.encoding}_words")
     is_converted = weight.encoding == "fp8_e4m3" and takes_fp8_conversion(weight.device)
     if weight.encoding == "mxfp4":
         return "e2m1"
@@ -106,7 +109,7 @@ def load_zeros(
 ) -> tl.tensor:
     """Zeros as `numbers_of_codes` takes them, fp32."""
     zeros = tl.load(at, mask=mask, other=0).to(tl.float32)
-    if CODES == "int8":
+    if CODES == "int8" or CODES == "int8_words":
         zeros += 128.0
     return zeros
 
@@ -122,53 +125,64 @@ def multiply_codes(
     first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
     end: tl.tensor,  # of these inputs
     in_features: tl.tensor,
-    group_size: tl.tensor,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,  # divides group_size if GROUPED
+    BLOCK_INNER: tl.constexpr,  # divides GROUP_SIZE
     STEPS: tl.constexpr,  # products of an iteration
     WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
-    GROUPED: tl.constexpr,  # a scale for each group of inputs, not one for all
+    GROUP_SIZE: tl.constexpr,  # inputs that share a scale; 0: all do
     CODES: tl.constexpr,
 ) -> tl.tensor:
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
-    per_byte: tl.constexpr = 2 if CODES == "int4" or CODES == "e2m1" else 1
-    inner, byte = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // per_byte)
-    num_bytes = (in_features + per_byte - 1) // per_byte
-    x_tile_at = x_at + inner[:, None]
-    tile_at = values_at[:, None] + byte[None, :]
-    accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
     dtype: tl.constexpr = x_at.dtype.element_ty
+    is_words: tl.constexpr = CODES == "int4_words" or CODES == "int8_words" or CODES == "fp8_words"
+    # What is loaded at once: words of 4 or 8 inputs, or bytes of 1 or 2.
+    per_load: tl.constexpr = (
+        (8 if CODES == "int4_words" else 4) if is_words else 2 if CODES == "int4" or CODES == "e2m1" else 1
+    )
+    unit: tl.constexpr = unit_of_words(dtype, CODES) if is_words else 1.0
+    if is_words:
+        values_at = values_at.to(tl.pointer_type(tl.uint32), bitcast=True)
+    inner, lane = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // per_load)
+    num_loads = (in_features + per_load - 1) // per_load
+    x_tile_at = x_at + inner[:, None]
+    tile_at = values_at[:, None] + lane[None, :]
+    accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
     # Scales and zeros are loaded one product ahead: the pipeline of loads takes those of products alone.
-    group = first // group_size if GROUPED else 0
+    group = first // GROUP_SIZE if GROUP_SIZE else 0
     scale = load_scales(scales_at + group, in_outputs)
     if zeros_at is not None:
         zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
-    elif CODES == "int4":
-        zero = 8.0
     else:
-        zero = 128.0
+        zero = tl.full((1, 1), 8.0 if CODES == "int4" or CODES == "int4_words" else 128.0, tl.float32)
+        if is_words:
+            # Not a constant for the compiler, which would make one anew for each number. NaN stays NaN by its scale.
+            zero = tl.where((scale == scale)[:, None], zero, 0.0)
     for start in range(first, end, STEPS * BLOCK_INNER):
         for step in tl.static_range(STEPS):
             at = start + step * BLOCK_INNER
             if WHOLE:
                 tile_mask, x_mask = in_outputs[:, None], in_rows
             else:
-                tile_mask = in_outputs[:, None] & (at // per_byte + byte < num_bytes)[None, :]
+                tile_mask = in_outputs[:, None] & (at // per_load + lane < num_loads)[None, :]
                 x_mask = in_rows & (at + inner < in_features)[:, None]
-            codes = tl.load(tile_at + at // per_byte, mask=tile_mask, other=0)
+            codes = tl.load(tile_at + at // per_load, mask=tile_mask, other=0)
             x_tile = tl.load(x_tile_at + at, mask=x_mask, other=0.0)
-            numbers = numbers_of_codes(codes, zero, dtype, CODES)
-            if GROUPED:
-                group = min(at + BLOCK_INNER, in_features - 1) // group_size
+            if is_words:
+                numbers = numbers_of_words(codes, zero, dtype, CODES)
+            else:
+                numbers = numbers_of_codes(codes, zero, dtype, CODES)
+            if GROUP_SIZE:
+                group = min(at + BLOCK_INNER, in_features - 1) // GROUP_SIZE
                 next_scale = load_scales(scales_at + group, in_outputs)
                 if zeros_at is not None:
                     zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
                 products = tl.dot(numbers, x_tile, input_precision="ieee")
-                accumulator += products * scale[:, None]
+                weights = tl.broadcast_to((scale * (1.0 / unit))[:, None], (BLOCK_OUTPUTS, BLOCK_ROWS))
+                accumulator = tl.fma(products, weights, accumulator)
                 scale = next_scale
             else:
                 accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
-    if not GROUPED:
-        accumulator *= scale[:, None]
+    if not GROUP_SIZE:
+        accumulator *= (scale * (1.0 / unit))[:, None]
     return accumulator

@@ -52,20 +52,39 @@ def _embedding_quantized_kernel(
     row = tl.where(is_row, row, 0)
     start = tl.program_id(1) * BLOCK
     column = (start + tl.arange(0, BLOCK))[None, :]
-    byte = (start // per_byte + tl.arange(0, BLOCK // per_byte))[None, :]
     mask = column < hidden
-    codes = tl.load(values + row * values_stride + byte, mask=byte < (hidden + per_byte - 1) // per_byte, other=0)
     group = column // group_size
-    if zeros is not None:
-        # Of a byte's first number, whose group is also the second's: groups are even.
-        groups_of_bytes = byte * per_byte // group_size
-        at = zeros + row * zeros_stride + groups_of_bytes
-        zero = load_zeros(at, byte * per_byte < hidden, CODES)
-    elif CODES == "int4":
-        zero = 8.0
+    is_words: tl.constexpr = CODES == "int4_words" or CODES == "int8_words" or CODES == "fp8_words"
+    if is_words:
+        # One by one: a table's rows are few.
+        if CODES == "int4_words":
+            byte = column // 32 * 16 + column // 2 % 4 * 4 + column % 2 * 2 + column // 16 % 2
+        else:
+            byte = column // 16 * 16 + column // 2 % 4 * 4 + column // 8 % 2 * 2 + column % 2
+        codes = tl.load(values + row * values_stride + byte, mask=mask, other=0)
+        if CODES == "fp8_words":
+            numbers = numbers_of_codes(codes, 0.0, tl.float32, "fp8_e4m3")
+        else:
+            if CODES == "int4_words":
+                codes = codes >> (column // 8 % 2 * 4).to(tl.uint8) & 15
+            if zeros is not None:
+                zero = load_zeros(zeros + row * zeros_stride + group, mask, CODES)
+            else:
+                zero = 8.0 if CODES == "int4_words" else 128.0
+            numbers = codes.to(tl.float32) - zero
     else:
-        zero = 128.0
-    numbers = numbers_of_codes(codes, zero, tl.float32, CODES)
+        byte = (start // per_byte + tl.arange(0, BLOCK // per_byte))[None, :]
+        codes = tl.load(values + row * values_stride + byte, mask=byte < (hidden + per_byte - 1) // per_byte, other=0)
+        if zeros is not None:
+            # Of a byte's first number, whose group is also the second's: groups are even.
+            groups_of_bytes = byte * per_byte // group_size
+            at = zeros + row * zeros_stride + groups_of_bytes
+            zero = load_zeros(at, byte * per_byte < hidden, CODES)
+        elif CODES == "int4":
+            zero = 8.0
+        else:
+            zero = 128.0
+        numbers = numbers_of_codes(codes, zero, tl.float32, CODES)
     numbers *= load_scales(scales + row * scales_stride + group, mask)
     numbers = tl.where(is_row, numbers * scale, float("nan"))
     tl.store(out + token * out_stride + column, numbers.to(out.dtype.element_ty), mask=mask)

@@ -54,7 +54,6 @@ def _linear_quantized_kernel(
     rows: tl.tensor,
     in_features: tl.tensor,
     out_features: tl.tensor,
-    group_size: tl.tensor,
     iterations: tl.tensor,  # of a part of the inputs
     out_stride: tl.tensor,
     x_stride: tl.tensor,
@@ -66,7 +65,7 @@ def _linear_quantized_kernel(
     BLOCK_INNER: tl.constexpr,
     STEPS: tl.constexpr,
     WHOLE: tl.constexpr,
-    GROUPED: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     CODES: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> None:
@@ -87,13 +86,12 @@ def _linear_quantized_kernel(
         first,
         min(first + iterations * (STEPS * BLOCK_INNER), in_features),
         in_features,
-        group_size,
         BLOCK_OUTPUTS=BLOCK_OUTPUTS,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_INNER=BLOCK_INNER,
         STEPS=STEPS,
         WHOLE=WHOLE,
-        GROUPED=GROUPED,
+        GROUP_SIZE=GROUP_SIZE,
         CODES=CODES,
     )
     if bias is not None:
@@ -140,7 +138,6 @@ def linear_quantized_triton(
         rows,
         in_features,
         weight.out_features,
-        weight.group_size,
         iterations,
         sums.stride(-2),
         x.stride(0),
@@ -152,7 +149,7 @@ def linear_quantized_triton(
         BLOCK_INNER=tile.inner,
         STEPS=tile.steps,
         WHOLE=in_features % tile.span == 0,
-        GROUPED=weight.scales.shape[-1] > 1,
+        GROUP_SIZE=weight.group_size if weight.scales.shape[-1] > 1 else 0,
         CODES=codes_of(weight),
         SPLIT=is_split,
         num_warps=tile.num_warps,

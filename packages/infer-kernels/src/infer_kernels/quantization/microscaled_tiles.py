@@ -48,14 +48,9 @@ def pairs_of_words(
 @triton.jit
 def multiply_pairs(left: tl.tensor, right: tl.tensor) -> tl.tensor:
     """Products of pairs of bf16 numbers, uint32; subnormal numbers are kept."""
-    left, right = tl.broadcast(left, right)
+    nothing = tl.full((1, 1, 1), 0x80008000, tl.uint32)  # -0, so that -0 stays
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 $0, $1, $2, zero; }",
-        "=r,r,r",
-        [left, right],
-        dtype=tl.uint32,
-        is_pure=True,
-        pack=1,
+        "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [left, right, nothing], tl.uint32, is_pure=True, pack=1
     )
 
 

@@ -56,6 +56,18 @@ _HALF_PRECISION = {
 those of 8, which fit them.
 """
 
+_FEW_WORDS = {16: _tile(128, 16, 128, 4, 4), 32: _tile(128, 32, 128, 4, 3)}
+_WORDS = {
+    8: {
+        16: _tile(64, 16, 128, 4, 4),
+        32: _tile(64, 32, 64, 4, 4),
+        64: _tile(128, 64, 64, 8, 3),
+        128: _tile(128, 128, 32, 8, 3),
+    },
+    9: {**_FEW_WORDS, 64: _tile(64, 64, 128, 4, 3), 128: _tile(128, 128, 64, 8, 4)},
+}
+"""For bf16 and fp16 times codes in the order of words, likewise: more numbers for each instruction around them."""
+
 _FULL_PRECISION = _tile(64, 32, 32, 4, 2)
 """For fp32, which is multiplied without tensor cores."""
 
@@ -94,7 +106,8 @@ def choose_quantized_tile(
         tile = _FULL_PRECISION
     else:
         major, _ = describe_gpu(weight.device).capability
-        tile = _HALF_PRECISION.get(major, _HALF_PRECISION[8])[rows]
+        tiles = _WORDS if weight.order == "words" else _HALF_PRECISION
+        tile = tiles.get(major, tiles[8])[rows]
     return _fit_groups(replace(tile, rows=min(rows, tile.rows)), weight)
 
 

@@ -25,10 +25,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.integers import cdiv
+from infer_kernels.quantization import word_order
 from infer_kernels.quantization.microscaled_order import GROUPS_PADDED_TO, PADDED_TO, restore_order
 
 Encoding = Literal["int8", "int4", "e2m1", "mxfp4", "mxfp4_tiled", "fp8_e4m3"]
 """How the numbers of a quantized weight are stored."""
+
+Order = Literal["rows", "words"]
+"""Where the codes of a row lie: one after another, or as `infer_kernels.quantization.word_order` says."""
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Numbers of the codes 0 to 15: a sign, two bits of exponent, one of mantissa."""
@@ -59,6 +63,7 @@ class QuantizedWeight:
         zeros: of int4 uint8, of int8 int8 [..., out_features, groups]: the code of zero; None: 8 and 0.
         in_features: inputs.
         group_size: inputs that share a scale, the last group may have fewer; `in_features` for a scale for each row.
+        order: of a row's codes; "rows" but in a weight from `prepack`.
     """
 
     encoding: Encoding
@@ -67,6 +72,7 @@ class QuantizedWeight:
     zeros: Tensor | None = None
     in_features: int
     group_size: int
+    order: Order = "rows"
 
     @classmethod
     def empty(
@@ -152,14 +158,33 @@ class QuantizedWeight:
         """Return a view of `size` outputs from `start` on."""
         return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
 
+    def can_be_words(self) -> bool:
+        """Whether `in_words` takes it: blocks of inputs fill rows and groups, and no fp8 is NaN, which waits."""
+        block = word_order.INPUTS.get(self.encoding)
+        if self.order != "rows" or block is None or self.in_features % block or self.group_size % block:
+            return False
+        return self.encoding != "fp8_e4m3" or not bool((self.values.view(torch.uint8) & 0x7F == 0x7F).any())
+
+    def in_words(self) -> "QuantizedWeight":
+        """Return a copy in the order of words; scales and zeros are shared. Only where `can_be_words`."""
+        return replace(self, values=word_order.to_words(self.values, self.encoding), order="words")
+
+    def in_rows(self) -> "QuantizedWeight":
+        """Return itself, or a copy in the order of rows."""
+        if self.order == "rows":
+            return self
+        return replace(self, values=word_order.from_words(self.values, self.encoding), order="rows")
+
     def columns(self, start: int, size: int) -> "QuantizedWeight":
-        """Return `size` inputs from `start` on; groups become smaller where they are cut.
+        """Return `size` inputs from `start` on, in the order of rows; groups become smaller where they are cut.
 
         Raises:
             ValueError: the weight is tiled.
         """
         if self.encoding == "mxfp4_tiled":
             raise ValueError("`columns` of a tiled weight do not lie together; take them before it is prepacked")
+        if self.order != "rows":
+            return self.in_rows().columns(start, size)
         is_whole_row = self.scales.shape[-1] == 1
         group_size = size if is_whole_row else gcd(self.group_size, start) if start else self.group_size
         regrouped = self if is_whole_row else self.with_group_size(group_size)
@@ -203,9 +228,10 @@ class QuantizedWeight:
         Raises:
             ValueError: it does not fit.
         """
-        if source.shape != self.shape or source.encoding != self.encoding:
+        if source.shape != self.shape or source.encoding != self.encoding or source.order != self.order:
             raise ValueError(
-                f"`source` is {source.encoding} {list(source.shape)}; pass {self.encoding} {list(self.shape)}"
+                f"`source` is {source.encoding} {list(source.shape)} in {source.order}; pass {self.encoding} "
+                f"{list(self.shape)} in {self.order}"
             )
         source = source.with_group_size(self.group_size)
         self.values.copy_(source.values)
@@ -218,6 +244,8 @@ class QuantizedWeight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the numbers, [..., out_features, in_features]: computed in fp32, rounded once to `dtype`."""
+        if self.order != "rows":
+            return self.in_rows().dequantize(dtype)
         codes = self._codes()
         scales, zeros = self.scale_numbers, self.zeros
         if scales.shape[-1] > 1:

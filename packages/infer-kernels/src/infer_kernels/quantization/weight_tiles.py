@@ -20,13 +20,12 @@ def multiply_weight_tile(
     first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
     end: tl.tensor,  # of these inputs
     in_features: tl.tensor,
-    group_size: tl.tensor,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
     STEPS: tl.constexpr,  # products of an iteration
     WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
-    GROUPED: tl.constexpr,  # a scale for each group of inputs, not one for all
+    GROUP_SIZE: tl.constexpr,  # inputs that share a scale; 0: all do
     CODES: tl.constexpr,
 ) -> tl.tensor:
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
@@ -57,13 +56,12 @@ def multiply_weight_tile(
             first,
             end,
             in_features,
-            group_size,
             BLOCK_OUTPUTS=BLOCK_OUTPUTS,
             BLOCK_ROWS=BLOCK_ROWS,
             BLOCK_INNER=BLOCK_INNER,
             STEPS=STEPS,
             WHOLE=WHOLE,
-            GROUPED=GROUPED,
+            GROUP_SIZE=GROUP_SIZE,
             CODES=CODES,
         )
     return products

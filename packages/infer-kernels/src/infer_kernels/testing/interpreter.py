@@ -4,7 +4,7 @@ The interpreter keeps bf16 as uint16 and gets two things wrong: `tl.dot` multipl
 truncate. Arithmetic on bf16 values themselves stays wrong: kernels convert to fp32 right after a load, and should.
 e4m3 is kept as uint8, and its code of NaN is cast to a number.
 
-It has no inline assembly; the one line that our kernels hold, products of pairs of bf16 numbers, is computed here.
+It runs no assembly: `infer_kernels.testing.ptx` computes the instructions that kernels contain.
 
 Its `tl.dot` is a BLAS product, whose rows have other bits where they stand elsewhere in the matrix. Tensor cores sum
 every element in the same order; so does the product that replaces it, and tests can ask for equal bits.
@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.testing.bounds import check_addresses
+from infer_kernels.testing.ptx import execute_ptx
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
@@ -57,12 +58,8 @@ def _operand(handle: Any) -> npt.NDArray[np.float32]:
     return numbers
 
 
-def _half(pairs: npt.NDArray[np.uint32], at: int) -> npt.NDArray[np.uint16]:
-    return (pairs >> at & 0xFFFF).astype(np.uint16)
-
-
 class _Results:
-    """What assembly returns."""
+    """Of an assembly: one."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -112,13 +109,10 @@ def make_interpreter_faithful() -> None:
             return interpreter.TensorHandle(_codes_of_e4m3(value.data), target)
         return cast_floats(self, value, to, rounding)
 
-    def create_inline_asm(self: Any, text: str, constraints: Any, values: Any, types: Any, *rest: Any) -> Any:
-        del self, constraints, types, rest
-        assert "fma.rn.bf16x2 $0, $1, $2, zero" in text
-        assert "0x80008000" in text  # minus zero, which changes no product
-        left, right = (each.data for each in values)
-        first, second = (_rounded(_widened(_half(left, at)) * _widened(_half(right, at))) for at in (0, 16))
-        return _Results(interpreter.TensorHandle(first | second.astype(np.uint32) << 16, tl.uint32))
+    def create_inline_asm(self: Any, assembly: str, constraints: str, values: list[Any], *rest: Any) -> _Results:
+        del self, constraints, rest
+        words = np.broadcast_arrays(*(np.asarray(value.data, dtype=np.uint32) for value in values))
+        return _Results(interpreter.TensorHandle(execute_ptx(assembly, *words), tl.uint32))
 
-    builder.create_inline_asm = create_inline_asm
     builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp
+    builder.create_inline_asm = create_inline_asm

@@ -47,13 +47,16 @@ class _Format(NamedTuple):
         return f"{self.encoding}, {groups}{', zeros' if self.has_zeros else ''}"
 
     def empty(self, *shape: int) -> QuantizedWeight:
-        return QuantizedWeight.empty(
+        """Return a weight as `prepack` and `prepack_experts` give it to the kernels."""
+        weight = QuantizedWeight.empty(
             *shape,
             encoding=self.encoding,
             group_size=self.group_size,
             has_zeros=self.has_zeros,
             device=torch.device("cpu"),
         )
+        weight.values.zero_()
+        return weight.in_words() if weight.can_be_words() else weight
 
 
 _FORMATS = (
@@ -161,7 +164,7 @@ def _layer(
 def _fp8_layer(format_: _Format, dtype: torch.dtype, rows: int, in_features: int) -> None:
     linear_fp8_triton(
         torch.empty(rows, in_features, dtype=dtype),
-        format_.empty(OUT_FEATURES, in_features),
+        format_.empty(OUT_FEATURES, in_features).in_rows(),
         torch.empty(OUT_FEATURES, dtype=dtype),
         out=torch.empty(rows, OUT_FEATURES, dtype=dtype),
         is_invariant=False,
