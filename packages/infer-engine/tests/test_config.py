@@ -153,9 +153,8 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("use_cuda_graphs", True, {"device": "cpu"}, "leave `use_cuda_graphs` out"),
         ("use_fused_products", True, {"device": "cpu"}, "leave `use_fused_products` out"),
         ("use_fused_products", True, {"batch_invariant": True}, "leave one of them out"),
-        ("use_cuda_graphs", True, {"tensor_parallel_size": 2}, "leave `use_cuda_graphs` out"),
+        ("use_cpu_graphs", True, {"tensor_parallel_size": 2}, "leave `use_cpu_graphs` out"),
         ("use_async_scheduling", True, {"scheduler_policy": "prefill_first"}, "leave one of them out"),
-        ("use_async_scheduling", True, {"tensor_parallel_size": 2}, "leave `use_async_scheduling` out"),
     ],
 )
 def test_a_conflict_names_both_fields_their_values_and_the_way_out(
@@ -187,7 +186,7 @@ def test_auto_is_on_where_the_other_choices_allow_it() -> None:
         ({"use_async_scheduling": True}, False, True),
         ({"use_async_scheduling": False}, True, False),
         ({"scheduler_policy": "prefill_first"}, True, False),
-        ({"tensor_parallel_size": 2}, True, False),
+        ({"tensor_parallel_size": 2}, True, True),
         (STATIC, True, True),
     ],
 )

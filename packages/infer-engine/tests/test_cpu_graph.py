@@ -11,6 +11,7 @@ from torch import Tensor
 from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
+from infer_engine.model_runner.staged_step import StagedStep
 from infer_engine.testing.models import FAMILIES
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import NotCapturableError
@@ -103,7 +104,7 @@ class Build:
             gather_block_tables=lambda: read,
             metadata=None,
             has_pending_tokens=False,
-            staged=torch.empty(0, dtype=torch.int32),
+            stage=_no_step,
         )
 
     @torch.inference_mode()
@@ -151,6 +152,10 @@ def capture(build: Build) -> CPUGraph:
 
 
 @torch.inference_mode()
+def _no_step() -> StagedStep:
+    raise AssertionError("there are no other ranks")
+
+
 def replay(graph: CPUGraph, inputs: ForwardBatch) -> Tensor:
     return graph.replay(inputs).clone()  # the next replay overwrites it
 

@@ -1,11 +1,18 @@
 """What a step's inputs say of its rows."""
 
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
 import torch
 
 from infer_cache import TableEdit
 from infer_engine.core.request import Request, RequestState
 from infer_engine.ipc.messages import Submit
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.model_runner.staged_step import StagedStep
 from infer_engine.protocol import SamplingParams
 
 
@@ -20,10 +27,9 @@ def request_with(*, prompt: int, generated: int, computed: int, row: int) -> Req
     return request
 
 
-def staging_for(*, num_groups: int = 1) -> InputBuffers:
-    return InputBuffers(
-        max_tokens=16, max_seqs=4, max_seq_len=16, block_size=4, num_groups=num_groups, device=torch.device("cpu")
-    )
+def staging_for(*, num_groups: int = 1, **options: Any) -> InputBuffers:
+    sizes: dict[str, Any] = {"max_tokens": 16, "max_seqs": 4, "max_seq_len": 16, "block_size": 4}
+    return InputBuffers(num_groups=num_groups, device=torch.device("cpu"), **sizes, **options)
 
 
 def test_a_prompts_last_token_alone_is_still_prefill() -> None:
@@ -89,3 +95,38 @@ def test_a_pending_token_is_told_by_its_row_of_the_logits() -> None:
     mixed = staging_for().build([(pending, 1), (prompt, 3)], [])
     assert (mixed.input_ids.tolist(), mixed.has_pending_tokens) == ([-1 - 3, 0, 1, 2], True)
     assert mixed.logits_indices.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("shapes", [None, PaddedShapes(max_seqs=4, max_tokens=16)], ids=["exact", "padded"])
+def test_another_rank_stages_the_same_step_from_bytes(shapes: PaddedShapes | None) -> None:
+    own, other = (staging_for(num_groups=2, has_metadata=True, padded_shapes=shapes) for _ in range(2))
+    decodes = [request_with(prompt=2, generated=1, computed=2, row=row) for row in (3, 1, 0)]
+    for request in decodes:
+        request.state = RequestState.DECODE
+    decodes[1].pending_row = 2
+    decodes[1].token_ids.pop()
+    prompt = request_with(prompt=7, generated=0, computed=2, row=2)
+    edits = [(row, TableEdit(group, 0, [7 + row + group, 2 + row])) for row in (3, 1, 0, 2) for group in (0, 1)]
+    steps: tuple[tuple[list[tuple[Request, int]], list[tuple[int, TableEdit]]], ...] = (
+        ([(decodes[0], 1), (prompt, 5)], edits),
+        ([(each, 1) for each in decodes], []),
+        ([(each, 1) for each in decodes], [(3, TableEdit(1, 2, [30]))]),  # the same requests: not all is written again
+        ([(each, 1) for each in decodes[:2]], []),
+    )
+    for items, edited in steps:
+        batch = own.build(items, edited)
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(batch.stage()), type=StagedStep)
+        taken = other.take(sent)
+        assert taken.shape == batch.shape
+        assert (taken.num_tokens, taken.total_len) == (batch.num_tokens, batch.total_len)
+        assert taken.has_pending_tokens == batch.has_pending_tokens
+        for name in ("input_ids", "position_ids", "logits_indices", "query_start", "seq_lens", "is_prefill"):
+            assert torch.equal(getattr(taken, name), getattr(batch, name)), name
+        assert batch.metadata is not None
+        assert taken.metadata is not None
+        pairs = [*zip(taken.slots, batch.slots, strict=True)]
+        pairs += zip(taken.gather_block_tables(), batch.gather_block_tables(), strict=True)
+        for found, expected in zip(taken.metadata, batch.metadata, strict=True):
+            names = [field.name for field in dataclasses.fields(expected)]
+            pairs += [(getattr(found, name), getattr(expected, name)) for name in names]
+        assert all(torch.equal(found, expected) for found, expected in pairs)

@@ -51,6 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "small_chunks": {"prefill_chunk_size": 5, "max_num_batched_tokens": 16, "block_size": 4},
     "contiguous": {"batching_mode": "static"},
     "whole_prompts": {"use_chunked_prefill": False},
+    "scheduled_ahead": {"use_async_scheduling": True, "prefill_chunk_size": 5, "block_size": 4},
 }
 
 
@@ -227,7 +228,7 @@ def test_an_error_of_another_rank_is_in_the_log_and_ends_the_engine(
     with ranks_over(folder_of("llama")) as engine:
         followers = leading_model(engine)._followers  # noqa: SLF001 - to send what rank 0 never sends
         [rank] = rank_processes(psutil.Process())
-        followers.send(ComputeLogits(rows=[10**6]))  # before any step
+        followers.send(ComputeLogits(num_rows=0, rows=[10**6]))  # before any step
         rank.wait(60)
         engine.submit("a", [5, 6, 7])
         with pytest.raises(EngineFailedError):

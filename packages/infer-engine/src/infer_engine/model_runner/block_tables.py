@@ -51,6 +51,10 @@ class BlockTables:
             changed += range(first, first + count)
         return np.array(changed, np.int64)
 
+    def set(self, elements: npt.NDArray[np.int64], values: npt.NDArray[np.int32]) -> None:
+        """Set elements on the host, which another rank's `apply` has changed."""
+        self.on_host.reshape(-1)[elements] = values
+
     def read(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Return the values of elements on the host."""
         return self.on_host.reshape(-1).take(elements)

@@ -7,6 +7,7 @@ import torch
 from infer_cache import KVPool
 from infer_engine.model_runner.cache_views import DevicePlannedViews
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES, GPUGraphs
+from infer_engine.model_runner.graphs.graph_check import GraphReport
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens
 from infer_engine.model_runner.input_buffers import InputBuffers
@@ -41,6 +42,35 @@ class DeviceSteps:
             pool, self.attention, device=self.attention.device, batch_invariant=self.batch_invariant
         )
 
+    def measure_captures(self, pool: KVPool) -> int:
+        """Return about how many bytes the captures of all steps take; all ranks call this at the same time."""
+        return 0 if self.graphs is None else self.graphs.measure_bytes(self.views(pool))
+
+
+def capture_steps(
+    loaded: LoadedRank, steps: DeviceSteps, pool: KVPool, *, max_seq_len: int, vocab_size: int
+) -> GraphReport | None:
+    """Capture and prove the steps of a model, or of a rank as all ranks do at the same time, and use them.
+
+    Returns None if they are not to be captured.
+
+    Raises:
+        GraphStuckError: a captured step did not end.
+    """
+    if steps.graphs is None:
+        return None
+    views = steps.views(pool)
+    graphs, report = steps.graphs.capture(
+        views,
+        pool,
+        windows=loaded.groups.windows,
+        max_batch_size=loaded.limits.max_batch_size,
+        max_seq_len=max_seq_len,
+        vocab_size=vocab_size,
+    )
+    loaded.rank_model.use_cache(views, graph=graphs)
+    return report
+
 
 def allocate_device_steps(loaded: LoadedRank) -> DeviceSteps:
     """Allocate for the steps of a model that is on one device."""
@@ -70,7 +100,9 @@ def allocate_device_steps(loaded: LoadedRank) -> DeviceSteps:
             device=device,
         ),
         batch_invariant=loaded.config.batch_invariant,
-        graphs=None if shapes is None else GPUGraphs(model, input_buffers, shapes, device=device),
+        graphs=None
+        if shapes is None
+        else GPUGraphs(model, input_buffers, shapes, device=device, has_ranks=loaded.config.tensor_parallel_size > 1),
     )
 
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from infer_kernels import DeviceMetadata
+
+if TYPE_CHECKING:
+    from infer_engine.model_runner.staged_step import StagedStep
 
 
 class BatchShape(NamedTuple):
@@ -59,8 +62,7 @@ class ForwardBatch(DeviceInputs):
         is_prefill: [seqs] bool on the host: whether a sequence's rows are prompt tokens or a recomputation.
         gather_block_tables: returns, by group of layers, [seqs, columns] int32 on the host. Valid until the next batch.
         has_pending_tokens: whether any of `input_ids` is below 0.
-        staged: [(2 + groups) * tokens + sampled] int32 on the host: input ids, position ids, slots and logits indices
-            of a batch without padding, as they were copied to the device. The next step overwrites it.
+        stage: returns what another rank needs to stage the same step. Valid until the next batch.
     """
 
     num_tokens: int
@@ -71,7 +73,7 @@ class ForwardBatch(DeviceInputs):
     is_prefill: Tensor
     gather_block_tables: Callable[[], tuple[Tensor, ...]]
     has_pending_tokens: bool
-    staged: Tensor
+    stage: Callable[[], "StagedStep"]
 
     @property
     def is_decode_only(self) -> bool:

@@ -1,8 +1,6 @@
-"""`InputBuffers`: builds the inputs of a step in one pinned host buffer, and copies them to the device at once."""
+"""`InputBuffers`: builds the inputs of a step from its requests, and copies them to the device at once."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,24 +9,14 @@ from torch import Tensor
 
 from infer_engine.core.request import Request, RequestState
 from infer_engine.model_runner.batch_parts import BatchParts
-from infer_engine.model_runner.block_tables import BlockTables
 from infer_engine.model_runner.forward_batch import BatchShape, DeviceInputs, ForwardBatch
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.sampling.host_to_device import to_device
+from infer_engine.model_runner.step_buffers import StepBuffers
 from infer_engine.scheduling import RowEdit
-from infer_kernels import DeviceMetadata
-
-MAX_STAGED_EDITS = 512
-"""Changed elements of block tables that are copied along with a batch; more take a transfer of their own."""
-_BATCH_START = 3 * MAX_STAGED_EDITS
-"""Where a batch begins in the buffer. Before it lie the indices of those elements, int64, and their values."""
 
 
-class InputBuffers:
-    """The buffers of all steps' inputs, allocated once.
-
-    Elements of block tables that have changed lie there too.
-    """
+class InputBuffers(StepBuffers):
+    """Builds batches in the buffers of all steps, with padding where a captured step needs it."""
 
     def __init__(
         self,
@@ -56,37 +44,24 @@ class InputBuffers:
             padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
             first_position: the model's `CausalLM.first_position`; None: all sequences begin at 0.
         """
-        self._first_position = first_position
-        self._block_size = block_size
-        self._num_groups = num_groups
-        self._padded_shapes = padded_shapes
-        self._has_metadata = has_metadata
-        self._tables = BlockTables(
-            num_groups=num_groups,
-            max_rows=max_seqs,
+        super().__init__(
+            max_tokens=max_tokens,
+            max_seqs=max_seqs,
             max_seq_len=max_seq_len,
             block_size=block_size,
-            device=device if has_metadata else None,
+            num_groups=num_groups,
+            device=device,
+            has_metadata=has_metadata,
         )
-        size = _BATCH_START + (2 + num_groups) * max_tokens + 5 * max_seqs + 1
-        self._host_buffer = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._device_buffer = (
-            self._host_buffer if device.type == "cpu" else torch.zeros_like(self._host_buffer, device=device)
-        )
-        host: NDArray[np.int32] = self._host_buffer.numpy()
-        of_elements, of_values = slice(2 * MAX_STAGED_EDITS), slice(2 * MAX_STAGED_EDITS, _BATCH_START)
-        self._host_edits = host[of_elements].view(np.int64), host[of_values]
-        self._device_edits = self._device_buffer[of_elements].view(torch.int64), self._device_buffer[of_values]
+        self._first_position = first_position
+        self._padded_shapes = padded_shapes
         self._arange_array = np.arange(max_seqs + 1, dtype=np.int32)
         self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
-        self._copy_done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no types for it
-        self._places: dict[BatchShape, tuple[BatchParts, DeviceInputs]] = {}
-        self._changed = np.zeros(0, dtype=np.int64)  # elements of block tables that the device lacks
         # Of the latest batch: what lies in the buffer need not be written again.
         self._latest_shape: BatchShape | None = None
         self._latest_decodes: list[Request] = []
         self._latest_rows = np.zeros(0, dtype=np.int32)
-        self._latest_views: tuple[Tensor, Tensor, Tensor]  # logits indices on the device, query starts, what was staged
+        self._latest_views: tuple[Tensor, Tensor]  # logits indices on the device, query starts
 
     def build(
         self, items: Sequence[tuple[Request, int]], edits: Sequence[RowEdit], *, decodes: list[Request] | None = None
@@ -219,65 +194,13 @@ class InputBuffers:
             has_pending_tokens=False,
         )
 
-    def inputs(self, shape: BatchShape) -> DeviceInputs:
-        """Return where the device finds a batch that is padded to `shape`: the same place for all of them."""
-        return self._place_of(shape)[1]
-
-    def _inputs(self, parts: BatchParts) -> DeviceInputs:
-        metadata = None
-        if self._tables.on_device is not None:
-            query_start, seq_lens, is_prefill, block_rows = parts.on_device[-4:]
-            metadata = tuple(
-                DeviceMetadata(
-                    query_start=query_start,
-                    seq_lens=seq_lens,
-                    is_prefill=is_prefill,
-                    block_rows=block_rows,
-                    block_table=table,
-                )
-                for table in self._tables.on_device
-            )
-        return DeviceInputs(
-            shape=parts.shape,
-            input_ids=parts.on_device[0],
-            position_ids=parts.on_device[1],
-            slots=parts.on_device[2 : 2 + self._num_groups],
-            metadata=metadata,
-        )
-
-    def _place_of(self, shape: BatchShape) -> tuple[BatchParts, DeviceInputs]:
-        """Return where batches of `shape`, with padding or without, lie on the host and on the device."""
-        place = self._places.get(shape)
-        if place is None:
-            parts = self._view(shape)
-            place = self._places[shape] = parts, self._inputs(parts)
-        return place
-
     def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> tuple[BatchParts, DeviceInputs]:
         """Return where to write a batch: with padding, if it is to be padded."""
         if self._padded_shapes is not None:
             shape = self._padded_shapes.least(num_tokens, num_seqs, is_decode_only=is_decode_only)
             if shape is not None:
                 return self._place_of(shape)
-        shape = BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only)
-        if is_decode_only:  # there are few of these shapes, and most steps have one of them
-            return self._place_of(shape)
-        parts = self._view(shape)
-        return parts, self._inputs(parts)
-
-    def _view(self, shape: BatchShape) -> BatchParts:
-        return BatchParts(
-            self._host_buffer[_BATCH_START:],
-            self._device_buffer[_BATCH_START:],
-            shape=shape,
-            num_groups=self._num_groups,
-            has_sequences=self._tables.on_device is not None,
-        )
-
-    def _await_copy(self) -> None:
-        """Wait for the copy of the last step, which may still read the buffer."""
-        if self._copy_done is not None:
-            self._copy_done.synchronize()
+        return self._place_at(BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only))
 
     def _finish(
         self,
@@ -310,49 +233,18 @@ class InputBuffers:
             self._latest_views = (
                 parts.on_device[2 + self._num_groups][:num_sampled],
                 torch.from_numpy(query_start),
-                self._host_buffer[_BATCH_START:][: (2 + self._num_groups) * total + num_sampled],
             )
-        on_device, query_starts, staged = self._latest_views
         self._latest_shape = parts.shape
-        self._copy(parts.size)
-        return ForwardBatch(
-            shape=inputs.shape,
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
-            slots=inputs.slots,
-            metadata=inputs.metadata,
-            num_tokens=total,
-            logits_indices=on_device,
-            query_start=query_starts,
-            seq_lens=torch.from_numpy(seq_lens),
-            total_len=int(seq_lens.sum()),
+        return self._copy_batch(
+            parts,
+            inputs,
+            total,
+            views=self._latest_views,
+            seq_lens=seq_lens,
             is_prefill=is_prefill,
-            gather_block_tables=partial(self._gather_block_tables, rows, seq_lens),
+            rows=rows,
             has_pending_tokens=has_pending_tokens,
-            staged=staged,
         )
-
-    def _copy(self, num_elements: int) -> None:
-        """Copy a batch to the device, and what has changed of the block tables."""
-        changed = self._changed
-        num_changed = len(changed) if self._tables.on_device is not None else 0
-        is_staged = 0 < num_changed <= MAX_STAGED_EDITS
-        if is_staged:
-            elements, values = self._host_edits
-            elements[:num_changed] = changed
-            values[:num_changed] = self._tables.read(changed)
-        if self._copy_done is not None:
-            copied = slice(0 if is_staged else _BATCH_START, _BATCH_START + num_elements)
-            self._device_buffer[copied].copy_(self._host_buffer[copied], non_blocking=True)
-            self._copy_done.record()
-        if not num_changed:
-            return
-        if is_staged:
-            self._tables.write_on_device(*(part[:num_changed] for part in self._device_edits))
-        else:
-            arrays: dict[str, NDArray[Any]] = {"elements": changed, "values": self._tables.read(changed)}
-            self._tables.write_on_device(**to_device(arrays, self._device_buffer.device))
-        self._changed = changed[:0]
 
     def _write_sequences(
         self,
@@ -379,9 +271,6 @@ class InputBuffers:
         parts.block_rows[:num_seqs] = rows
         for part in (parts.seq_lens, parts.is_prefill, parts.block_rows):
             part[num_seqs:] = 0
-
-    def _gather_block_tables(self, rows: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> tuple[Tensor, ...]:
-        return self._tables.gather(rows, -(-int(seq_lens.max()) // self._block_size) + 1)
 
 
 def _next_id(request: Request) -> int:

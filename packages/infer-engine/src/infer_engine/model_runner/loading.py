@@ -11,7 +11,7 @@ from infer_cache import KVPool
 from infer_engine.core.step_runner import StepRunner
 from infer_engine.host_limits import read_host_limits
 from infer_engine.ipc.processors import limit_threads
-from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
+from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps, capture_steps
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.memory_profile import measure_step_bytes
@@ -25,6 +25,7 @@ from infer_engine.sizing import kv_memory, resolve_device
 from infer_engine.tensor_parallel.group import rank_device
 from infer_engine.tensor_parallel.leader import Followers, RankOptions
 from infer_engine.tensor_parallel.leading_model import LeadingModel
+from infer_engine.tensor_parallel.messages import CaptureSteps, MeasureCaptures
 from infer_kernels.cpu import NotCapturableError, library
 from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.dispatch import TRITON_DEVICES
@@ -112,8 +113,10 @@ def _build_runner(
     config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
     rank_model, device = loaded.rank_model, loaded.rank_model.device
     model = rank_model if followers is None else LeadingModel(rank_model, followers)
-    steps = allocate_device_steps(loaded) if followers is None and device.type in TRITON_DEVICES else None
-    input_buffers = loaded.allocate_input_buffers() if steps is None else steps.input_buffers
+    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
+    input_buffers = (
+        loaded.allocate_input_buffers(has_metadata=followers is not None) if steps is None else steps.input_buffers
+    )
 
     def new_runner(vocab_size: int) -> ModelRunner:
         sampler = Sampler(
@@ -125,7 +128,7 @@ def _build_runner(
     if device.type == "cuda":
         if followers is not None:
             followers.allocate_cache([1] * len(loaded.groups.windows))
-        step_bytes = _measure_step_bytes(loaded, steps, new_runner(model_config.vocab_size))
+        step_bytes = _measure_step_bytes(loaded, steps, new_runner(model_config.vocab_size), followers=followers)
     memory = kv_memory(config, device=device, activation_bytes=step_bytes)
     kv = loaded.size_cache(memory if followers is None else followers.least_memory(memory))
     pool = loaded.allocate_pool(kv.num_blocks)
@@ -140,19 +143,12 @@ def _build_runner(
         )
         warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
     else:
-        views = steps.views(pool)
-        rank_model.use_cache(views)
+        rank_model.use_cache(steps.views(pool))
         warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
-        if steps.graphs is not None:
-            graphs, report = steps.graphs.capture(
-                views,
-                pool,
-                windows=loaded.groups.windows,
-                max_batch_size=limits.max_batch_size,
-                max_seq_len=kv.max_seq_len,
-                vocab_size=vocab_size,
-            )
-            rank_model.use_cache(views, graph=graphs)
+        if followers is not None:
+            followers.send(CaptureSteps(max_seq_len=kv.max_seq_len, vocab_size=vocab_size))
+        report = capture_steps(loaded, steps, pool, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+        if report is not None:
             runner.probe()
     info = EngineInfo(
         model=config.model or DEMO_MODEL_NAME,
@@ -199,7 +195,9 @@ def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
     return _measure_step_bytes(loaded, steps, runner)
 
 
-def _measure_step_bytes(loaded: LoadedRank, steps: DeviceSteps | None, runner: ModelRunner) -> int:
+def _measure_step_bytes(
+    loaded: LoadedRank, steps: DeviceSteps | None, runner: ModelRunner, *, followers: Followers | None = None
+) -> int:
     """Return the bytes of the largest step and of captured steps, over a KV pool of one block for each group."""
     pool = loaded.allocate_pool([1] * len(loaded.groups.windows))
     loaded.rank_model.use_cache(loaded.host_planned_views(pool) if steps is None else steps.views(pool))
@@ -210,9 +208,11 @@ def _measure_step_bytes(loaded: LoadedRank, steps: DeviceSteps | None, runner: M
         max_seq_len=loaded.longest_seq_len,
         device=loaded.rank_model.device,
     )
-    if steps is not None and steps.graphs is not None:
-        step_bytes += steps.graphs.measure_bytes(steps.views(pool))
-    return step_bytes
+    if steps is None:
+        return step_bytes
+    if followers is not None:
+        followers.send(MeasureCaptures())
+    return step_bytes + steps.measure_captures(pool)
 
 
 def _capture_on_cpu(loaded: LoadedRank, pool: KVPool, *, max_seq_len: int) -> CPUGraph | None:

@@ -184,7 +184,7 @@ class EngineConfig:
 
     def schedules_ahead(self, *, on_gpu: bool) -> bool:
         """Return whether the next step is scheduled while the device computes this one."""
-        possible = self.scheduler_policy != "prefill_first" and self.tensor_parallel_size == 1
+        possible = self.scheduler_policy != "prefill_first"
         return possible and (on_gpu if self.use_async_scheduling is None else self.use_async_scheduling)
 
     @property
@@ -274,21 +274,12 @@ class EngineConfig:
             )
 
     def _check_async_scheduling(self) -> None:
-        if not self.use_async_scheduling:
-            return
-        if self.scheduler_policy == "prefill_first":
+        if self.use_async_scheduling and self.scheduler_policy == "prefill_first":
             raise self._conflict(
                 "use_async_scheduling",
                 "scheduler_policy",
                 why="and the second pass of a step needs the results of the first",
                 fix="leave one of them out",
-            )
-        if self.tensor_parallel_size > 1:
-            raise self._conflict(
-                "use_async_scheduling",
-                "tensor_parallel_size",
-                why="and ranks do not know the tokens that another one chooses",
-                fix="leave `use_async_scheduling` out",
             )
 
     def _check_graphs_and_products(self) -> None:
@@ -309,14 +300,13 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         if self.tensor_parallel_size == 1:
             return
-        for name in ("use_cuda_graphs", "use_cpu_graphs"):
-            if getattr(self, name):
-                raise self._conflict(
-                    name,
-                    "tensor_parallel_size",
-                    why="and ranks communicate inside a step",
-                    fix=f"leave `{name}` out",
-                )
+        if self.use_cpu_graphs:
+            raise self._conflict(
+                "use_cpu_graphs",
+                "tensor_parallel_size",
+                why="and ranks communicate inside a step",
+                fix="leave `use_cpu_graphs` out",
+            )
         if self.batch_invariant:
             raise self._conflict(
                 "batch_invariant",

@@ -2,28 +2,35 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from torch import Tensor
 
+from infer_engine.model_runner.device_steps import allocate_device_steps, capture_steps
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.model_runner.runner import use_device
 from infer_engine.sizing import kv_memory
-from infer_engine.tensor_parallel.group import join_group
+from infer_engine.tensor_parallel.group import join_group, share_pending_ids
 from infer_engine.tensor_parallel.messages import (
     AllocateCache,
+    CaptureSteps,
     ComputeBatch,
     ComputeLogits,
     Done,
     FollowerSetup,
     JoinGroup,
+    MeasureCaptures,
     MemoryReport,
     ReportMemory,
     ToFollower,
-    unpack_batch,
 )
+from infer_kernels.dispatch import TRITON_DEVICES
 from infer_models.tensor_parallel import Shard
+
+if TYPE_CHECKING:
+    from infer_cache import KVPool
 
 
 class FollowingRank:
@@ -47,10 +54,14 @@ class FollowingRank:
             shard=Shard(rank=setup.rank, size=setup.config.tensor_parallel_size),
         )
         self._model = self._loaded.rank_model
-        self._weight_bytes = 0
+        self._steps = steps = allocate_device_steps(self._loaded) if self._device.type in TRITON_DEVICES else None
+        self._buffers = self._loaded.allocate_input_buffers(has_metadata=True) if steps is None else steps.input_buffers
+        self._reserved_bytes = self._capture_bytes = 0
         if self._device.type == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
-            self._weight_bytes = torch.cuda.memory_allocated(self._device)
+            self._reserved_bytes = torch.cuda.memory_reserved(self._device)
+        self._pool: KVPool | None = None
         self._hidden: Tensor
         self._sampled_rows: Tensor
         send(Done())
@@ -59,18 +70,38 @@ class FollowingRank:
     def handle(self, message: ToFollower) -> None:
         """Do what a message says; the other ranks do the same."""
         match message:
-            case ComputeBatch():
-                batch = unpack_batch(message, self._device)
+            case ComputeBatch(step=step):
+                batch = self._buffers.take(step)
+                share_pending_ids(batch)
                 self._hidden, self._sampled_rows = self._model.hidden_states(batch), batch.logits_indices
             case ComputeLogits():
-                self._model.logits(self._hidden, self._rows(message))
+                self._model.logits(self._hidden[: message.num_rows], self._rows(message))
             case JoinGroup():
                 self._join_group()
             case ReportMemory():
                 self._report_memory()
+            case MeasureCaptures():
+                assert self._steps is not None
+                assert self._pool is not None
+                self._capture_bytes = self._steps.measure_captures(self._pool)
             case AllocateCache():
-                self._model.use_cache(self._loaded.host_planned_views(self._loaded.allocate_pool(message.num_blocks)))
+                self._pool = self._loaded.allocate_pool(message.num_blocks)
+                self._model.use_cache(
+                    self._loaded.host_planned_views(self._pool)
+                    if self._steps is None
+                    else self._steps.views(self._pool)
+                )
                 self._send(Done())
+            case CaptureSteps():
+                assert self._steps is not None
+                assert self._pool is not None
+                capture_steps(
+                    self._loaded,
+                    self._steps,
+                    self._pool,
+                    max_seq_len=message.max_seq_len,
+                    vocab_size=message.vocab_size,
+                )
 
     def _rows(self, message: ComputeLogits) -> Tensor | None:
         if message.of_sampled:
@@ -90,7 +121,7 @@ class FollowingRank:
     def _report_memory(self) -> None:
         taken = 0
         if self._device.type == "cuda":
-            taken = torch.cuda.max_memory_allocated(self._device) - self._weight_bytes
+            taken = torch.cuda.max_memory_reserved(self._device) - self._reserved_bytes + self._capture_bytes
             self._hidden = torch.empty(0)
             torch.cuda.empty_cache()
         memory = kv_memory(self._setup.config, device=self._device, activation_bytes=taken)

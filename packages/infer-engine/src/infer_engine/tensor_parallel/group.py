@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from infer_engine.gpu_visibility import VISIBLE_DEVICES, explain_hidden
+from infer_engine.model_runner.forward_batch import ForwardBatch
 
 _LEAST_TIMEOUT_S = 60.0
 """Ranks need time to find each other, however short a step is."""
@@ -34,6 +35,19 @@ def join_group(store: str, *, rank: int, size: int, device: torch.device, step_t
         timeout=timedelta(seconds=max(step_timeout_s, _LEAST_TIMEOUT_S)),
         device_id=device if on_gpu else None,
     )
+
+
+def share_pending_ids(batch: ForwardBatch) -> None:
+    """Replace the token ids of `batch` by those of rank 0, if its device alone knows some; every rank calls this."""
+    if batch.has_pending_tokens:
+        dist.broadcast(batch.input_ids, src=0)
+
+
+def agree(refusal: str | None, *, device: torch.device) -> str | None:
+    """Return why any rank refuses something, or None if none does; every rank calls this with its own reason."""
+    is_refused = torch.tensor([refusal is not None], dtype=torch.int32, device=device)
+    dist.all_reduce(is_refused, op=dist.ReduceOp.MAX)
+    return refusal if refusal is not None or not is_refused.item() else "another rank refuses it"
 
 
 def rank_device(device: torch.device, rank: int) -> torch.device:

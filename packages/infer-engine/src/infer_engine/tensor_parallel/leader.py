@@ -44,6 +44,9 @@ from infer_models import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+FOLLOWER = "infer_engine.tensor_parallel.follower"
+"""The program of the other ranks; `infer_engine.testing` has one whose kernels are interpreted."""
+
 Reply = TypeVar("Reply", Done, MemoryReport)
 
 
@@ -69,7 +72,7 @@ class _Follower:
         self._on_lost = on_lost
         self._is_ending = False
         self._replies: queue.SimpleQueue[Done | MemoryReport | CoreRefused | None] = queue.SimpleQueue()
-        self.program = Program("infer_engine.tensor_parallel.follower")
+        self.program = Program(FOLLOWER)
         self.send(msgspec.msgpack.encode(setup))
         threading.Thread(target=self._read, name=f"infer-rank-{setup.rank}", daemon=True).start()
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from infer_engine.core.step_runner import EngineFailedError
 from infer_engine.model_runner.forward_batch import ForwardBatch
 from infer_engine.model_runner.rank_model import BatchModel, RankModel
+from infer_engine.tensor_parallel.group import share_pending_ids
 from infer_engine.tensor_parallel.leader import Followers
-from infer_engine.tensor_parallel.messages import ComputeLogits, pack_batch
+from infer_engine.tensor_parallel.messages import ComputeBatch, ComputeLogits
 
 _NOTICED_AFTER_S = 3.0
 """A collective fails at once when a rank ends, and its process is noticed a little later."""
@@ -31,7 +32,8 @@ class LeadingModel(BatchModel):
     def hidden_states(self, batch: ForwardBatch) -> Tensor:
         """Compute a batch over the KV pools of all ranks."""
         with self._together():
-            self._followers.send(pack_batch(batch))
+            self._followers.send(ComputeBatch(step=batch.stage()))
+            share_pending_ids(batch)
             self._sampled_rows = batch.logits_indices
             return self._own.hidden_states(batch)
 
@@ -40,11 +42,11 @@ class LeadingModel(BatchModel):
         with self._together():
             of_sampled = logits_indices is not None and logits_indices is self._sampled_rows
             rows = None if logits_indices is None or of_sampled else logits_indices.tolist()
-            self._followers.send(ComputeLogits(rows=rows, of_sampled=of_sampled))
+            self._followers.send(ComputeLogits(num_rows=len(hidden), rows=rows, of_sampled=of_sampled))
             return self._own.logits(hidden, logits_indices)
 
     def captured_choice(self, batch: ForwardBatch) -> None:
-        """Return None: steps of several ranks are not captured."""
+        """Return None: the choice of tokens is captured for models on one device alone."""
 
     @contextmanager
     def _together(self) -> Iterator[None]:

@@ -1,12 +1,9 @@
 """Messages between rank 0 and the process of another rank, as frames of msgpack over a socket pair."""
 
 import msgspec
-import numpy as np
-import torch
-from torch import Tensor
 
 from infer_engine.ipc.worker_messages import CoreRefused, LogLine
-from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
+from infer_engine.model_runner.staged_step import StagedStep
 from infer_engine.protocol import EngineConfig
 
 
@@ -44,21 +41,33 @@ class AllocateCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_blocks: list[int]
 
 
-class ComputeBatch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Compute the hidden states of a batch; the attributes are those of `ForwardBatch`, int32 as bytes."""
+class MeasureCaptures(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Measure with the other ranks the memory that captured steps take; it is part of the next `MemoryReport`."""
 
-    num_tokens: int
-    staged: bytes
-    query_start: bytes
-    seq_lens: bytes
-    is_prefill: bytes
-    block_tables: list[bytes]
-    is_decode_only: bool
+
+class CaptureSteps(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Capture steps with the other ranks, for sequences of up to `max_seq_len` tokens and ids below `vocab_size`."""
+
+    max_seq_len: int
+    vocab_size: int
+
+
+class ComputeBatch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Compute the hidden states of a batch, as rank 0 has staged it."""
+
+    step: StagedStep
 
 
 class ComputeLogits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Compute the logits of rows of the latest hidden states: of `rows`, or those that are sampled, or all of them."""
+    """Compute the logits of rows of the latest hidden states.
 
+    Attributes:
+        num_rows: the first so many rows of what was computed are meant; others are padding.
+        rows: of these; None: all.
+        of_sampled: the rows that are sampled instead.
+    """
+
+    num_rows: int
     rows: list[int] | None = None
     of_sampled: bool = False
 
@@ -74,52 +83,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     free: int
 
 
-ToFollower = JoinGroup | ReportMemory | AllocateCache | ComputeBatch | ComputeLogits
+ToFollower = JoinGroup | ReportMemory | MeasureCaptures | AllocateCache | CaptureSteps | ComputeBatch | ComputeLogits
 """Messages from rank 0 to another rank, after the setup."""
 
 FromFollower = Done | MemoryReport | CoreRefused | LogLine
 """Messages from another rank to rank 0."""
-
-
-def pack_batch(batch: ForwardBatch) -> ComputeBatch:
-    """Return the message with which another rank computes `batch`."""
-    return ComputeBatch(
-        num_tokens=batch.num_tokens,
-        staged=batch.staged.numpy().tobytes(),
-        query_start=batch.query_start.numpy().tobytes(),
-        seq_lens=batch.seq_lens.numpy().tobytes(),
-        is_prefill=batch.is_prefill.numpy().tobytes(),
-        block_tables=[table.numpy().tobytes() for table in batch.gather_block_tables()],
-        is_decode_only=batch.is_decode_only,
-    )
-
-
-def unpack_batch(message: ComputeBatch, device: torch.device) -> ForwardBatch:
-    """Return the batch of a message, on `device`."""
-    num_tokens, num_groups = message.num_tokens, len(message.block_tables)
-    staged = _int32(message.staged)
-    on_device = staged.to(device)
-    before_indices = (2 + num_groups) * num_tokens
-    input_ids, position_ids, *slots = on_device[:before_indices].view(2 + num_groups, num_tokens).unbind()
-    seq_lens = _int32(message.seq_lens)
-    block_tables = tuple(_int32(table).view(len(seq_lens), -1) for table in message.block_tables)
-    return ForwardBatch(
-        shape=BatchShape(num_tokens, len(seq_lens), is_decode_only=message.is_decode_only),
-        num_tokens=num_tokens,
-        input_ids=input_ids,
-        position_ids=position_ids,
-        slots=tuple(slots),
-        logits_indices=on_device[before_indices:],
-        query_start=_int32(message.query_start),
-        seq_lens=seq_lens,
-        total_len=int(seq_lens.sum()),
-        is_prefill=torch.from_numpy(np.frombuffer(message.is_prefill, dtype=np.bool_).copy()),
-        gather_block_tables=lambda: block_tables,
-        metadata=None,
-        has_pending_tokens=False,  # ranks compute one step after the other
-        staged=staged,
-    )
-
-
-def _int32(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype=np.int32).copy())

@@ -18,6 +18,7 @@ import torch
 
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES
 from infer_engine.protocol import SamplingParams
+from infer_engine.tensor_parallel import leader
 from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
 from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels.testing.interpreter import interpret_kernels
@@ -72,6 +73,7 @@ def compute_as_a_gpu() -> None:
     """Let this process's engines take the path of CUDA tensors, for the rest of its life."""
     interpret_kernels()
     GRAPH_CAPTURES["cpu"] = RecordingCapture
+    leader.FOLLOWER = "infer_engine.testing.interpreted_follower"
 
 
 def run_interpreted(module: str, *arguments: str) -> list[dict[str, Any]]:

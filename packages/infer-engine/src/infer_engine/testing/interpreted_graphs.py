@@ -23,7 +23,9 @@ from infer_cache import KVPool
 from infer_engine.model_runner.device_steps import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.forward_batch import BatchShape, DeviceInputs
 from infer_engine.model_runner.graphs import gpu_graphs
+from infer_engine.model_runner.graphs.gpu_graphs import GPUGraphs
 from infer_engine.model_runner.graphs.graph_capture import Replay
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
@@ -45,6 +47,11 @@ SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 """By sabotage, the longest sequence and the most sequences, where they are not those above."""
 NUM_BLOCKS = 40
+
+AS_A_RANK = ", as a rank"
+"""Ends the name of a sabotage of one of several ranks."""
+OF_ANOTHER_RANK = {"refused by another rank": "another rank refuses it"}
+"""What another rank says, by sabotage."""
 
 Sabotage = Callable[[DeviceSteps, KVPool], None]
 """Does something wrong inside a capture, after everything else."""
@@ -200,6 +207,18 @@ def sabotaged(name: str, pool: KVPool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def agreeing(other: str | None) -> Iterator[None]:
+    """Let another rank refuse for the reason `other`, or take whatever this one does."""
+
+    def agree(refusal: str | None, *, device: torch.device) -> str | None:
+        del device
+        return refusal or other
+
+    with patch.object(gpu_graphs, "agree", agree):
+        yield
+
+
 def capture(folder: Path, sabotage: str) -> dict[str, object]:
     """Return what came of capturing a model's steps."""
     max_seq_len, max_batch_size = SIZES.get(sabotage, (MAX_SEQ_LEN, MAX_BATCH_SIZE))
@@ -217,8 +236,14 @@ def capture(folder: Path, sabotage: str) -> dict[str, object]:
         norm.get_parameter("weight")[0] = torch.inf
     pool = loaded.allocate_pool([NUM_BLOCKS] * len(loaded.groups.windows))
     steps = allocate_device_steps(loaded)
+    if sabotage.endswith(AS_A_RANK) or sabotage in OF_ANOTHER_RANK:
+        shapes = PaddedShapes(max_seqs=max_batch_size, max_tokens=loaded.max_step_tokens)
+        model, device = loaded.rank_model.model, loaded.rank_model.device
+        of_rank = GPUGraphs(model, steps.input_buffers, shapes, device=device, has_ranks=True)
+        steps = replace(steps, graphs=of_rank)
     assert steps.graphs is not None
-    with sabotaged(sabotage, pool):
+    own = "nothing" if sabotage in OF_ANOTHER_RANK else sabotage.removesuffix(AS_A_RANK)
+    with sabotaged(own, pool), agreeing(OF_ANOTHER_RANK.get(sabotage)):
         try:
             graphs, report = steps.graphs.capture(
                 steps.views(pool),

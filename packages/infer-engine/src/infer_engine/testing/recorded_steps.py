@@ -122,3 +122,5 @@ def _run_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: 
     for kept, fresh in pairs:
         if isinstance(kept, Tensor) and kept.data_ptr() != fresh.data_ptr():
             kept.copy_(fresh)
+        elif hasattr(fresh, "wait"):  # of a collective, whose tensors are changed in place
+            fresh.wait()

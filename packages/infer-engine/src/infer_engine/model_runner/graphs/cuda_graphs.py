@@ -52,6 +52,7 @@ class CUDAGraphs:
         max_tokens: int,
         vocab_size: int,
         capture: GraphCapture,
+        has_choices: bool = True,
     ) -> None:
         """Capture nothing yet.
 
@@ -62,12 +63,14 @@ class CUDAGraphs:
             max_tokens: rows of the largest shape.
             vocab_size: the sampler's.
             capture: records.
+            has_choices: capture the choice of tokens too.
         """
         weight = next(model.parameters())
         self._model = model
         self._views = views
         self._input_buffers = input_buffers
         self._capture = capture
+        self._has_choices = has_choices
         self._hidden = torch.zeros(max_tokens, model.config.hidden_size, dtype=weight.dtype, device=weight.device)
         self._vocab_size = vocab_size
         self._token_ids, self._checked = torch.zeros(2, max_tokens, dtype=torch.int64, device=weight.device).unbind()
@@ -92,7 +95,7 @@ class CUDAGraphs:
         """
         self._input_buffers.stage_idle(shape)
         step = self._capture_one(self.compute, shape)
-        if not shape.is_decode_only:
+        if not shape.is_decode_only or not self._has_choices:
             self._replays[shape] = step, self.hidden(shape)
             return Captured(step)
         choose, draw = self._capture_one(self.choose, shape), self._capture_one(self.draw, shape)

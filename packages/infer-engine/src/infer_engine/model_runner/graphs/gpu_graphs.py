@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from infer_engine.model_runner.graphs.graph_check import GraphChecker, GraphRepo
 from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.tensor_parallel.group import agree
 from infer_models import CausalLM
 
 logger = logging.getLogger(__name__)
@@ -47,9 +49,19 @@ class GPUGraphs:
     """Captures the steps of one model, first to measure and then to use."""
 
     def __init__(
-        self, model: CausalLM, input_buffers: InputBuffers, shapes: PaddedShapes, *, device: torch.device
+        self,
+        model: CausalLM,
+        input_buffers: InputBuffers,
+        shapes: PaddedShapes,
+        *,
+        device: torch.device,
+        has_ranks: bool = False,
     ) -> None:
-        """Capture steps of `model` for batches that `input_buffers` pads to `shapes`."""
+        """Capture steps of `model` for batches that `input_buffers` pads to `shapes`.
+
+        With `has_ranks` the model is a rank's part: other ranks compute, capture and check together with this one.
+        """
+        self._has_ranks = has_ranks
         self._model = model
         self._input_buffers = input_buffers
         self._shapes = shapes
@@ -114,6 +126,7 @@ class GPUGraphs:
             capture=capture,
             compute_logits=lambda hidden: self._model.logits(hidden)[:, :vocab_size],
             dirty_semaphores=views.dirty_semaphores,
+            agree=partial(agree, device=self._device) if self._has_ranks else None,
         )
         return graphs, checker.capture_all(self._shapes)
 
@@ -129,4 +142,5 @@ class GPUGraphs:
             max_tokens=self._max_tokens,
             vocab_size=vocab_size,
             capture=capture,
+            has_choices=not self._has_ranks,
         )

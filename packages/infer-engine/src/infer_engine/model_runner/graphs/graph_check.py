@@ -104,6 +104,7 @@ class GraphChecker:
         capture: GraphCapture,
         compute_logits: Callable[[Tensor], Tensor],
         dirty_semaphores: Callable[[], None],
+        agree: Callable[[str | None], str | None] | None = None,
     ) -> None:
         """Check steps of `graphs`.
 
@@ -115,6 +116,8 @@ class GraphChecker:
             capture: what `graphs` captures with.
             compute_logits: of hidden states.
             dirty_semaphores: sets attention's semaphores to values that a captured step must reset.
+            agree: of one of several ranks, which all check at the same time: given this one's reason to refuse, returns
+                that of any. None: there are no others. Ranks capture no choice of tokens.
         """
         self._graphs = graphs
         self._input_buffers = input_buffers
@@ -123,6 +126,8 @@ class GraphChecker:
         self._capture = capture
         self._compute_logits = compute_logits
         self._dirty_semaphores = dirty_semaphores
+        self._agree = agree
+        self._refusal: str | None = None
         self._captured: dict[BatchShape, Captured] = {}
 
     @torch.inference_mode()
@@ -141,6 +146,7 @@ class GraphChecker:
             self._check_in_turn()
             self._check_in_a_row()
             self._check_other_blocks()
+            self._settle()
             num_captured = len(self._captured)
             report = GraphReport(num_captured, num_exact)
         except GraphStuckError:
@@ -148,7 +154,10 @@ class GraphChecker:
         except Exception as error:
             self._graphs.drop()
             logger.warning("A captured step is refused, so CUDA graphs are not used.", exc_info=error)
-            report = GraphReport(0, 0, refusal=str(error))
+            refusal = str(error)
+            if self._agree is not None:
+                self._agree(refusal)  # where all ranks fail alike
+            report = GraphReport(0, 0, refusal=refusal)
         self._batches.clear()
         logger.info("%s (%.1f s).", report, time.monotonic() - started_s)
         return report
@@ -179,13 +188,33 @@ class GraphChecker:
                 is_exact &= self._compare(shape, expected, self._replay_step(batch, value))
             if captured.draw is not None:
                 is_exact &= self._check_draw(batch, captured.draw, variant=variant)
+        self._settle()
         return is_exact
+
+    def _refuse(self, reason: str) -> None:
+        """Refuse what was captured: at once, or, as other ranks still compute with this one, when all settle.
+
+        Raises:
+            GraphRefusedError: at once.
+        """
+        if self._agree is None:
+            raise GraphRefusedError(reason)
+        self._refusal = self._refusal or reason
+
+    def _settle(self) -> None:
+        """Let ranks agree that none refuses.
+
+        Raises:
+            GraphRefusedError: one does.
+        """
+        if self._agree is not None and (refusal := self._agree(self._refusal)) is not None:
+            raise GraphRefusedError(refusal)
 
     def _compute(self, batch: ForwardBatch) -> _Results:
         """Compute the step of `batch`, which is staged, kernel by kernel."""
         self._forget(batch, FORGOTTEN[0])
         self._graphs.compute(batch.shape)
-        if batch.is_decode_only:
+        if batch.is_decode_only and self._agree is None:
             self._graphs.choose(batch.shape)
         return self._results(batch)
 
@@ -240,7 +269,7 @@ class GraphChecker:
             GraphRefusedError: the tokens differ.
         """
         decodes = sorted(shape for shape in self._captured if shape.is_decode_only)
-        if not decodes:
+        if not decodes or self._agree is not None:
             return
         shape = next((each for each in decodes if each.num_seqs >= ROWS_IN_A_ROW), decodes[-1])
 
@@ -286,7 +315,7 @@ class GraphChecker:
 
     def _check_other_blocks(self) -> None:
         if not self._batches.are_others_untouched():
-            raise GraphRefusedError("a step wrote to a block that none of its sequences has")
+            self._refuse("a step wrote to a block that none of its sequences has")
 
     def _forget(self, batch: ForwardBatch, value: float) -> None:
         """Overwrite what the step is to compute with `value`."""
@@ -308,6 +337,8 @@ class GraphChecker:
             stored = self._stored(batch, layer)
             caches = self._pool.key_cache(layer), self._pool.value_cache(layer)
             results += [cache_rows.read_rows(cache, stored) for cache in caches]
+        if self._agree is not None:
+            return _Results(results, hidden.new_zeros(2, 0, dtype=torch.int64))
         if batch.is_decode_only:
             return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         return _Results(results, self._compute_logits(hidden).argmax(dim=-1)[None])
@@ -315,8 +346,10 @@ class GraphChecker:
     def _are_most_probable(self, tokens: Tensor, hidden: Tensor) -> bool:
         """Return whether each row's chosen token has the largest logit, to rounding, and is marked as sound.
 
-        Rows whose logits are not finite may have any token.
+        Rows whose logits are not finite may have any token. Ranks choose none.
         """
+        if self._agree is not None:
+            return True
         logits = self._compute_logits(hidden).float()
         chosen, checked = tokens[0], tokens[-1]
         if not bool(((chosen >= 0) & (chosen < logits.shape[1])).all()):
@@ -340,7 +373,7 @@ class GraphChecker:
         if all(bool(are_equal(one, other).all()) for one, other in [*pairs, (expected.tokens, found.tokens)]):
             return True
         if not all(are_close(one.flatten(1), other.flatten(1)) for one, other in pairs):
-            raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens computed something else")
+            self._refuse(f"a captured step of {shape.num_tokens} tokens computed something else")
         for tokens in (expected.tokens, found.tokens):
             if not self._are_most_probable(tokens, found.tensors[0]):
                 raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens chose another token")
