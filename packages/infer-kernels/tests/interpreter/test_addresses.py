@@ -19,13 +19,13 @@ def add_one(x_ptr, out_ptr, num_items, BLOCK: tl.constexpr, MASKED: tl.constexpr
         tl.store(out_ptr + at, x + 1.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit
 def count(counter_ptr, at):  # type: ignore[no-untyped-def]
     """Add one atomically."""
     tl.atomic_add(counter_ptr + at, 1)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@triton.jit
 def read_before(x_ptr, out_ptr):  # type: ignore[no-untyped-def]
     """Read the item before the first."""
     tl.store(out_ptr, tl.load(x_ptr - 1))

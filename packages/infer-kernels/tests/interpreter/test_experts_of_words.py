@@ -16,9 +16,11 @@ from infer_kernels.testing.quantized_weights import random_quantized
 def test_experts_of_words_equal_the_reference(encoding: Encoding, group_size: int | None, *, has_zeros: bool) -> None:
     gate_up = random_quantized(3, 64, 64, encoding=encoding, group_size=group_size, has_zeros=has_zeros)
     down = random_quantized(3, 64, 32, encoding=encoding, group_size=group_size, has_zeros=has_zeros)
-    packed = [prepack_experts(weight) for weight in (gate_up, down)]
-    assert all(isinstance(weight, QuantizedWeight) and weight.order == "words" for weight in packed)
+    first, second = prepack_experts(gate_up), prepack_experts(down)
+    assert isinstance(first, QuantizedWeight)
+    assert isinstance(second, QuantizedWeight)
+    assert first.order == second.order == "words"
     x, ids, weights = torch.randn(5, 64).half(), torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
-    actual = fused_moe(x, *packed, ids, weights, activation="silu_and_mul")
+    actual = fused_moe(x, first, second, ids, weights, activation="silu_and_mul")
     expected = fused_moe_quantized_reference(x, gate_up, down, ids, weights, activation="silu_and_mul")
     torch.testing.assert_close(actual, expected, atol=1e-2, rtol=1e-2)
