@@ -74,7 +74,7 @@ def load_model(
     if factory.defers_matrices:
         allocate_weights(model, quantization=quantization, device=device, dtype=dtype)
     if check_size is not None:
-        check_size(weight_bytes(model))
+        check_size(weight_bytes(model, device=torch.device(device)))
     match load_format:
         case "auto":
             load_weights(model, folder)

@@ -111,12 +111,20 @@ def _require_kernel(quantization: Quantization, device: torch.device, dtype: tor
         )
 
 
-def weight_bytes(model: CausalLM) -> int:
-    """Return what the weights of a model take that was not prepacked, in bytes."""
+def weight_bytes(model: CausalLM, *, device: torch.device) -> int:
+    """Return what the weights of a model that was not prepacked take on `device`, in bytes."""
     return sum(
-        weight.num_bytes if isinstance(weight, QuantizedWeight) else weight.numel() * weight.element_size()
+        _quantized_bytes(weight, device)
+        if isinstance(weight, QuantizedWeight)
+        else weight.numel() * weight.element_size()
         for weight, _ in model.stored_by_parameter()
     )
+
+
+def _quantized_bytes(weight: QuantizedWeight, device: torch.device) -> int:
+    """Return the bytes of a weight; C++ kernels keep scales of one byte in fp32."""
+    widened = 3 * weight.scales.numel() if device.type == "cpu" and weight.scales.element_size() == 1 else 0
+    return weight.num_bytes + widened
 
 
 def stored_formats(model: CausalLM) -> dict[str, StoredFormat]:

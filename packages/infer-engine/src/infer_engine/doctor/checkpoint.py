@@ -19,7 +19,7 @@ from infer_engine.frontend.generation_config import FILE, sampling_defaults
 from infer_engine.model_runner.loading import end_token_ids, usable_vocab_size
 from infer_engine.model_runner.rank_loading import LoadedRank
 from infer_engine.protocol import CheckpointUnusableError
-from infer_engine.sizing import KVMemory, kv_memory
+from infer_engine.sizing import KVMemory, kv_memory, resolve_device
 from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CheckpointError
 from infer_models.checkpoint import check_weights, read_checkpoint_config
@@ -55,7 +55,7 @@ def examine_checkpoint(reporter: Reporter) -> None:
         reporter.fail("quantization", str(error), fix="choose another `--quantization`, or another checkpoint")
         reporter.finish("the weights cannot be kept so")
         return
-    weights_bytes = weight_bytes(model)
+    weights_bytes = weight_bytes(model, device=resolve_device(read.engine_config.device))
     _examine_weights(reporter, read, model)
     _examine_tokenizer(reporter, read)
     _examine_memory(reporter, read, model, weights_bytes)
