@@ -2,6 +2,8 @@
 
     CPU, packed by `prepack`             C++; inputs are quantized to int8 row by row (`quantization.quantized_rows`)
     CUDA, fp8, capability 8.9 or more    Triton; inputs are quantized to fp8 row by row (`quantization.linear_fp8`)
+    likewise on sm_90, over 64 rows      the library, of rows quantized so (`quantization.linear_fp8_library`); never where
+                                         it is invariant
     CUDA otherwise                       Triton; inputs stay as they are (`quantization.linear_quantized`)
     likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
                                          (`quantization.linear_dequantized`); never where it is invariant
@@ -25,6 +27,7 @@ from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
 from infer_kernels.dispatch import TRITON_DEVICES, takes_triton
 from infer_kernels.quantization.linear_dequantized import linear_dequantized, takes_dequantized
 from infer_kernels.quantization.linear_fp8 import linear_fp8_triton, takes_fp8_products
+from infer_kernels.quantization.linear_fp8_library import linear_fp8_library, takes_library_fp8
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch, linear_quantized_triton
 from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
 from infer_kernels.quantization.tile_microscaled import tile_microscaled
@@ -45,6 +48,8 @@ def multiply_quantized(
     out = flat.new_empty(len(flat), weight.out_features)
     if not takes_triton(flat):
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
+    elif not is_invariant and takes_library_fp8(flat, weight):
+        linear_fp8_library(flat, weight, bias, out=out)
     elif _takes_fp8(weight):
         linear_fp8_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
     elif not is_invariant and takes_dequantized(flat, weight):
