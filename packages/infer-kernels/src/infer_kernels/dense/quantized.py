@@ -2,8 +2,8 @@
 
     CPU, packed by `prepack`             C++; inputs are quantized to int8 row by row (`quantization.quantized_rows`)
     CUDA, fp8, capability 8.9 or more    Triton; inputs are quantized to fp8 row by row (`quantization.linear_fp8`)
-    likewise on sm_90, over 64 rows      the library, of rows quantized so (`quantization.linear_fp8_library`); never where
-                                         it is invariant
+    likewise on sm_90, over 64 rows      the library, of rows quantized so (`quantization.linear_fp8_library`); never
+                                         where it is invariant
     CUDA otherwise                       Triton; inputs stay as they are (`quantization.linear_quantized`)
     likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
                                          (`quantization.linear_dequantized`); never where it is invariant
