@@ -15,7 +15,7 @@ import torch
 from infer_bench.kernels.launches import FAMILIES, SMALL, Launches, count_launches
 from infer_bench.results import table
 from infer_bench.shapes import SHAPES, Shape
-from infer_kernels import linear, prepack
+from infer_kernels import FusedProducts, prepack
 from infer_kernels.quantization import QuantizedWeight
 from infer_kernels.testing.ahead_of_time import compile_afresh
 from infer_kernels.testing.gpu_cards import CARDS
@@ -171,7 +171,7 @@ def _of_layer(model: DecodeModel, batch: int) -> Iterator[Piece]:
     if model.expert_format is None:
         products += [(hidden, 2 * shape["intermediate_size"]), (shape["intermediate_size"], hidden)]
     else:
-        products.append((hidden, shape["num_local_experts"]))
+        yield _library_product(layers, hidden * shape["num_local_experts"], batch)  # the router
         yield from _experts(model, batch)
     for inputs, outputs in products:
         yield from _dense(model, layers, inputs, outputs, batch)
@@ -200,14 +200,18 @@ def _dense(model: DecodeModel, layers: int, inputs: int, outputs: int, batch: in
             yield Piece(name="joins of splits", count=layers, num_bytes=0, seconds=ASSUMPTIONS.launch_s)
         return
     own = next((case for case in SHIPPED_CASES if case.op == "fused_products" and case.dtype == torch.bfloat16), None)
-    if own is not None and batch <= FEW_ROWS and model.expert_format is None:
+    if own is not None and batch <= FEW_ROWS:
         yield _product("own products", layers, numbers, batch, _count(own), 16.0)
-        return
+    else:
+        yield _library_product(layers, numbers, batch)
+
+
+def _library_product(layers: int, numbers: int, batch: int) -> Piece:
     num_bytes, small = 2 * numbers, ASSUMPTIONS.small_bytes
     share = ASSUMPTIONS.library_share_of_small if num_bytes <= small else ASSUMPTIONS.library_share
     seconds = max(_seconds_of_bytes(num_bytes, share), 2 * numbers * batch / ASSUMPTIONS.library_operations)
     seconds = max(seconds, ASSUMPTIONS.launch_s)
-    yield Piece(name="library's products", count=layers, num_bytes=num_bytes, seconds=seconds)
+    return Piece(name="library's products", count=layers, num_bytes=num_bytes, seconds=seconds)
 
 
 def _experts(model: DecodeModel, batch: int) -> Iterator[Piece]:
@@ -287,7 +291,7 @@ def _count_quantized(
     )
     weight.values.zero_()
     with compile_afresh(CAPABILITY) as log:
-        linear(torch.empty(rows, inputs, dtype=torch.bfloat16), prepack(weight))
+        FusedProducts("cpu").linear(torch.empty(rows, inputs, dtype=torch.bfloat16), prepack(weight))
     counts = [count for kernel in log.compiled if (count := count_main_loop(kernel, CAPABILITY)) is not None]
     bits = weight.num_bytes * 8 / (inputs * outputs)
     return max(counts, key=lambda count: count.products), len(log.launches), bits

@@ -27,6 +27,7 @@ from torch import Tensor
 from infer_kernels.checks import require_dense_rows, require_like, require_rank, require_shape
 from infer_kernels.dense.fused_products_triton import MAX_ROWS, MAX_TILES, PendingNorm, fused_product_triton
 from infer_kernels.dense.linear import DenseWeight, linear
+from infer_kernels.dense.quantized import multiply_quantized
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.gated_activations import (
     gelu_tanh_and_mul,
@@ -37,6 +38,7 @@ from infer_kernels.gated_activations import (
 from infer_kernels.norm.add_rms_norm import add_rms_norm, add_rms_norm_reference
 from infer_kernels.norm.rms_norm import NormVariant, check_norm, check_variant, rms_norm
 from infer_kernels.pytorch.activations import GatedActivation
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 ActivationAndMul = Callable[[Tensor], Tensor]
 """Maps gates, then ups, [tokens, 2 * size], to [tokens, size]: `silu_and_mul`, `gelu_tanh_and_mul` or another."""
@@ -136,7 +138,7 @@ class FusedProducts:
     def __init__(self, device: torch.device | str) -> None:
         """Serve weights on `device`."""
         self._semaphores = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
-        self._separate = SeparateProducts(linear)
+        self._separate = SeparateProducts(self._multiply)
 
     def linear(self, x: Tensor | PendingNorm, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
         """A dense layer.
@@ -235,6 +237,12 @@ class FusedProducts:
         total, squares = fused_product_triton(x, weight, bias, semaphores=self._semaphores, residual=residual)
         assert squares is not None
         return PendingNorm(rows=total, squares=squares, weight=norm_weight, eps=eps, variant=variant), total
+
+    def _multiply(self, x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
+        """Compute a layer alone; with a quantized weight that is divided over programs in one launch too."""
+        if isinstance(weight, QuantizedWeight):
+            return multiply_quantized(x, weight, bias, semaphores=self._semaphores)
+        return linear(x, weight, bias)
 
     def _takes(self, x: Tensor | PendingNorm, weight: DenseWeight) -> bool:
         """Whether the product is one launch; if not, the separate ops also check it."""

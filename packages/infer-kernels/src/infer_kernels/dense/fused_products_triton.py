@@ -31,6 +31,7 @@ from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.norm.rms_norm import NormVariant
 from infer_kernels.pytorch.activations import GatedActivation
+from infer_kernels.quantization.join_splits import join_partials
 
 MAX_ROWS = 16
 """Rows of x: the least that fill a side of the tensor cores."""
@@ -93,22 +94,6 @@ def _normalize(
     if NORM == "gemma":
         return (normalized * (1.0 + scale)).to(x.dtype)
     return (normalized.to(x.dtype).to(tl.float32) * scale).to(x.dtype)
-
-
-@triton.jit
-def _join(
-    partials: tl.tensor,  # fp32 [SPLITS, ROWS, width]
-    at: tl.tensor,  # [BLOCK, ROWS], where in a split
-    stride: tl.tensor,  # of a split
-    mask: tl.tensor,
-    SPLITS: tl.constexpr,
-) -> tl.tensor:
-    """The sum of all splits, in order. Their loads do not wait for each other."""
-    # Past the first-level cache, which may hold older values.
-    total = tl.load(partials + at, mask=mask, other=0.0, cache_modifier=".cg")
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(partials + at + split * stride, mask=mask, other=0.0, cache_modifier=".cg")
-    return total
 
 
 @triton.jit(do_not_specialize=["rows", "iterations", "norm_tiles"])
@@ -187,9 +172,9 @@ def _fused_product_kernel(
     if is_last:
         if SPLITS > 1:
             tl.store(semaphores + tile, 0)
-            products = _join(partials, at, stride, mask, SPLITS)
+            products = join_partials(partials + at, stride, mask, SPLITS)
             if GATE is not None:
-                ups = _join(partials, at + outputs, stride, mask, SPLITS)
+                ups = join_partials(partials + at + outputs, stride, mask, SPLITS)
         dtype: tl.constexpr = out.dtype.element_ty
         if bias is not None:
             products += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]

@@ -36,9 +36,17 @@ Packed = TypeVar("Packed")
 
 
 def multiply_quantized(
-    x: Tensor, weight: QuantizedWeight | PackedQuantizedWeight, bias: Tensor | None, *, is_invariant: bool = False
+    x: Tensor,
+    weight: QuantizedWeight | PackedQuantizedWeight,
+    bias: Tensor | None,
+    *,
+    is_invariant: bool = False,
+    semaphores: Tensor | None = None,
 ) -> Tensor:
-    """`linear`, or with `is_invariant` `linear_invariant`, with a quantized weight; no gradient flows."""
+    """`linear`, or with `is_invariant` `linear_invariant`, with a quantized weight; no gradient flows.
+
+    `semaphores` are as for `linear_quantized_triton`.
+    """
     require_float("x", x)
     require_device("weight", weight.values if isinstance(weight, QuantizedWeight) else weight.panels, "x", x.device)
     require_layer_input(x, bias, in_features=weight.in_features, out_features=weight.out_features)
@@ -55,7 +63,7 @@ def multiply_quantized(
     elif not is_invariant and takes_dequantized(flat, weight):
         linear_dequantized(flat, weight, bias, out=out)
     else:
-        linear_quantized_triton(flat, weight, bias, out=out, is_invariant=is_invariant)
+        linear_quantized_triton(flat, weight, bias, out=out, is_invariant=is_invariant, semaphores=semaphores)
     return out.view(*x.shape[:-1], weight.out_features)
 
 

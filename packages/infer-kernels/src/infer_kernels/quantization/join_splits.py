@@ -11,6 +11,21 @@ from infer_kernels.integers import cdiv
 _BLOCK = 512
 
 
+@triton.jit
+def join_partials(
+    at: tl.tensor,  # pointers to fp32, those of split 0
+    stride: tl.tensor,  # of a split
+    mask: tl.tensor,
+    SPLITS: tl.constexpr,
+) -> tl.tensor:
+    """The sum of all splits, in order, of which other programs wrote most. Their loads do not wait for each other."""
+    # Past the first-level cache, which may hold older values.
+    total = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(at + split * stride, mask=mask, other=0.0, cache_modifier=".cg")
+    return total
+
+
 @triton.jit(do_not_specialize=["rows", "splits"])
 def _join_splits_kernel(
     out: tl.tensor,  # [rows, out_features]

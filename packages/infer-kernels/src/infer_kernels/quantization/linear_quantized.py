@@ -4,7 +4,8 @@
 
 The weight stays packed in memory. A program multiplies a tile of outputs with a tile of rows; the weight's rows are the
 rows of its products, so that a few rows of x fill the tensor cores' other side. Where few rows and outputs make fewer
-programs than the device runs, the inputs are divided over programs too, and a second launch adds their sums in order.
+programs than the device runs, the inputs are divided over programs too. Their sums are added in order: for up to 16
+rows by the program of a tile that ends last, as a semaphore tells it, which it sets back to 0; else by a second launch.
 
 Bytes moved: those of the weight at few rows, for each tile of rows at many; partial sums are 4 bytes for each row,
 output and part of the inputs.
@@ -28,11 +29,13 @@ from torch.nn import functional
 from infer_kernels.integers import cdiv
 from infer_kernels.pytorch.row_tiles import multiply_row_tiles
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of
-from infer_kernels.quantization.join_splits import join_splits_triton
+from infer_kernels.quantization.join_splits import join_partials, join_splits_triton
 from infer_kernels.quantization.quantized_tiles import choose_quantized_tile, choose_splits
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
+_JOINED_ROWS = 16
+"""Of a tile whose sums its last program adds: those of larger tiles do not fit registers beside the main loop's."""
 _PIECE = 2**21
 """Numbers that plain PyTorch dequantizes at once: 32 MiB with the four tensors that it takes."""
 
@@ -51,6 +54,8 @@ def _linear_quantized_kernel(
     scales: tl.tensor,  # [out_features, groups] fp32, or uint8 exponents
     zeros: tl.tensor,  # [out_features, groups], or None
     bias: tl.tensor,  # [out_features], or None
+    semaphores: tl.tensor,  # [tiles] int32, zeros before and after; None: nothing is joined
+    partials: tl.tensor,  # fp32 [splits, rows, out_features], with semaphores
     rows: tl.tensor,
     in_features: tl.tensor,
     out_features: tl.tensor,
@@ -67,7 +72,8 @@ def _linear_quantized_kernel(
     WHOLE: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     CODES: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr,  # into `out`, for another launch
+    JOINED: tl.constexpr,  # splits that are joined here; 0: none
 ) -> None:
     # Programs of the same outputs follow each other, and share the weight in L2.
     row_tiles = tl.cdiv(rows, BLOCK_ROWS)
@@ -94,21 +100,37 @@ def _linear_quantized_kernel(
         GROUP_SIZE=GROUP_SIZE,
         CODES=CODES,
     )
-    if bias is not None:
-        products += tl.load(bias + output, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
-    if SPLIT:
-        row += split.to(tl.int64) * rows
-    tl.store(
-        out + row[None, :] * out_stride + output[:, None],
-        products.to(out.dtype.element_ty),
-        mask=in_outputs[:, None] & in_rows,
-    )
+    mask = in_outputs[:, None] & in_rows
+    is_last = True
+    if JOINED:
+        at = partials + row[None, :] * out_features + output[:, None]
+        stride = rows.to(tl.int64) * out_features
+        tl.store(at + split * stride, products, mask=mask)
+        # All threads' sums are written before the semaphore says so.
+        tl.debug_barrier()
+        semaphore = semaphores + tl.program_id(0)
+        is_last = tl.atomic_add(semaphore, 1, sem="acq_rel", scope="gpu") == JOINED - 1
+        if is_last:
+            tl.store(semaphore, 0)
+            products = join_partials(at, stride, mask, JOINED)
+    if is_last:
+        if bias is not None:
+            products += tl.load(bias + output, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
+        if SPLIT:
+            row += split.to(tl.int64) * rows
+        tl.store(out + row[None, :] * out_stride + output[:, None], products.to(out.dtype.element_ty), mask=mask)
 
 
 def linear_quantized_triton(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, *, out: Tensor, is_invariant: bool
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    *,
+    out: Tensor,
+    is_invariant: bool,
+    semaphores: Tensor | None = None,
 ) -> Tensor:
-    """Launch the kernels, two where the inputs are divided over programs; unchecked.
+    """Launch the kernel, and another one where the inputs are divided over programs that do not join; unchecked.
 
     Args:
         x: [rows, in_features], fp32, bf16 or fp16, stride 1 in the last dimension.
@@ -116,6 +138,7 @@ def linear_quantized_triton(
         bias: [out_features] of the dtype of `x`, or None.
         out: [rows, out_features], like `x`.
         is_invariant: a row's bits do not depend on the other rows and their number.
+        semaphores: int32 zeros, of launches that run one after another; with them tiles of 16 rows are joined.
 
     Returns:
         `out`.
@@ -125,16 +148,21 @@ def linear_quantized_triton(
         return out
     tile = choose_quantized_tile(weight, x.dtype, rows=rows, is_invariant=is_invariant)
     splits, iterations = (1, cdiv(in_features, tile.span)) if is_invariant else choose_splits(weight, tile, rows=rows)
-    is_split = splits > 1
-    sums = x.new_empty(splits, rows, weight.out_features, dtype=torch.float32) if is_split else out
+    tiles = cdiv(weight.out_features, tile.outputs) * cdiv(rows, tile.rows)
+    is_joined = splits > 1 and tile.rows <= _JOINED_ROWS and semaphores is not None and tiles <= len(semaphores)
+    is_split = splits > 1 and not is_joined
+    partials = x.new_empty(splits, rows, weight.out_features, dtype=torch.float32) if splits > 1 else out
+    sums = partials if is_split else out
     zeros = weight.zeros
-    _linear_quantized_kernel[(cdiv(weight.out_features, tile.outputs) * cdiv(rows, tile.rows), splits)](
+    _linear_quantized_kernel[(tiles, splits)](
         sums,
         x,
         as_bytes(weight),
         weight.scales,
         zeros,
         None if is_split else bias,
+        semaphores if is_joined else None,
+        partials if is_joined else None,
         rows,
         in_features,
         weight.out_features,
@@ -152,6 +180,7 @@ def linear_quantized_triton(
         GROUP_SIZE=weight.group_size if weight.scales.shape[-1] > 1 else 0,
         CODES=codes_of(weight),
         SPLIT=is_split,
+        JOINED=splits if is_joined else 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,
