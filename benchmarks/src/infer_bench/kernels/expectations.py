@@ -16,13 +16,14 @@ from infer_bench.kernels.launches import FAMILIES, SMALL, Launches, count_launch
 from infer_bench.results import table
 from infer_bench.shapes import SHAPES, Shape
 from infer_kernels import FusedProducts, prepack
+from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
 from infer_kernels.quantization import QuantizedWeight
 from infer_kernels.testing.ahead_of_time import compile_afresh
 from infer_kernels.testing.gpu_cards import CARDS
 from infer_kernels.testing.instruction_counts import LoopCount, count_main_loop
 from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
 from infer_kernels.testing.shipped_attention import AttentionCase
-from infer_kernels.testing.streamed_bits import streamed_bits
 
 CAPABILITY = 90
 BATCHES = (1, 64, 256)
@@ -88,14 +89,14 @@ class DecodeModel:
         family: of `FAMILIES`, for its launches.
         shape: fields of `config.json`.
         linear_format: encoding and group size of the dense layers' weights; None: bf16.
-        expert_format: of the experts'.
+        has_mxfp4_experts: experts in MXFP4 instead of an MLP.
     """
 
     name: str
     family: str
     shape: Shape
     linear_format: tuple[str, int] | None = None
-    expert_format: str | None = None
+    has_mxfp4_experts: bool = False
 
 
 LLAMA_8B: Shape = SHAPES["llama-3.2-3b"] | {
@@ -109,7 +110,7 @@ MODELS = (
     DecodeModel(name="Llama-3.1-8B, bf16", family="Llama", shape=LLAMA_8B),
     DecodeModel(name="Llama-3.1-8B, int4 g128", family="Llama", shape=LLAMA_8B, linear_format=("int4", 128)),
     DecodeModel(
-        name="gpt-oss-20b, MXFP4 experts", family="gpt-oss", shape=SHAPES["gpt-oss-20b"], expert_format="e2m1|mxfp4"
+        name="gpt-oss-20b, MXFP4 experts", family="gpt-oss", shape=SHAPES["gpt-oss-20b"], has_mxfp4_experts=True
     ),
 )
 
@@ -168,7 +169,7 @@ def _of_layer(model: DecodeModel, batch: int) -> Iterator[Piece]:
     layers, hidden, kv_heads = shape["num_hidden_layers"], shape["hidden_size"], shape["num_key_value_heads"]
     q_heads, head_dim = shape["num_attention_heads"], shape.get("head_dim", 0) or hidden // shape["num_attention_heads"]
     products = [(hidden, (q_heads + 2 * kv_heads) * head_dim), (q_heads * head_dim, hidden)]
-    if model.expert_format is None:
+    if not model.has_mxfp4_experts:
         products += [(hidden, 2 * shape["intermediate_size"]), (shape["intermediate_size"], hidden)]
     else:
         yield _library_product(layers, hidden * shape["num_local_experts"], batch)  # the router
@@ -219,24 +220,34 @@ def _experts(model: DecodeModel, batch: int) -> Iterator[Piece]:
     experts, chosen, layers = shape["num_local_experts"], shape["num_experts_per_tok"], shape["num_hidden_layers"]
     active = experts * (1 - (1 - chosen / experts) ** batch)  # chosen at random
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
-    for kind, numbers in (("gates and ups", 2 * hidden * inner), ("down", hidden * inner)):
-        case = _expert_case(kind, batch * chosen)
-        bits = streamed_bits(case) or 16.0
-        yield _product("experts", layers, active * numbers, batch * chosen / active, _count(case), bits)
+    for inputs, outputs, is_gated in ((hidden, inner, True), (inner, hidden, False)):
+        loop, bits = _count_experts(inputs, outputs, experts, batch * chosen, is_gated=is_gated)
+        numbers = active * inputs * outputs * (2 if is_gated else 1)
+        yield _product("experts", layers, numbers, batch * chosen / active, loop, bits)
 
 
-def _expert_case(kind: str, pairs: int) -> LaunchCase:
-    """The configuration of MXFP4 experts for so many pairs of tokens and experts, where it depends on them."""
-    cases = [
-        case
-        for case in SHIPPED_CASES
-        if case.op == "fused_moe_quantized"
-        and case.dtype == torch.bfloat16
-        and any(f"{name}, groups of 32, 2880 to 2880, {kind}" in case.label for name in ("e2m1", "mxfp4_tiled"))
-    ]
-    sizes = {int(case.label.split(", ")[-1].split(" ")[0]): case for case in cases if case.label.endswith(" pairs")}
-    below = [size for size in sizes if size <= max(pairs, min(sizes))] if sizes else []
-    return sizes[max(below)] if below else cases[0]
+@cache
+def _count_experts(inputs: int, outputs: int, experts: int, pairs: int, *, is_gated: bool) -> tuple[LoopCount, float]:
+    """The main loop of experts' products in MXFP4 for so many pairs of tokens and experts, and bits of a number."""
+    width = 2 * outputs if is_gated else outputs
+    encoding = {"encoding": "mxfp4_tiled", "group_size": 32, "device": torch.device("cpu")}
+    one = QuantizedWeight.empty(1, width, inputs, **encoding)  # type: ignore[arg-type]  # each of its own type
+    weight = one.map_rows(lambda tensor: tensor.expand(experts, -1, -1))  # compiled, not computed
+    with compile_afresh(CAPABILITY) as log:
+        tile, _ = choose_expert_tiles(weight, weight, torch.bfloat16, pairs=pairs)
+        quantized_expert_products_triton(
+            torch.empty(pairs, inputs, dtype=torch.bfloat16),
+            weight,
+            torch.empty(experts, width, dtype=torch.bfloat16),
+            torch.empty(1, pairs, outputs, dtype=torch.bfloat16),
+            torch.zeros(pairs, dtype=torch.int32),
+            torch.zeros(3, 2, dtype=torch.int32),
+            tile=tile,
+            activation=SwiGLU() if is_gated else None,
+        )
+    count = count_main_loop(log.compiled[-1], CAPABILITY)
+    assert count is not None
+    return count, one.num_bytes * 8 / (width * inputs)
 
 
 def _product(name: str, count: int, numbers: float, rows: float, loop: LoopCount, bits: float) -> Piece:
