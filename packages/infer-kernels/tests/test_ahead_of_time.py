@@ -27,6 +27,7 @@ Case = LaunchCase | AttentionCase
 SPILLS_OF_DECODES = 16
 SPILLS_OF_FP8_DECODES = 128  # of decodes whose registers are limited, outside their main loops
 SPILLS_ON_BLACKWELL = {"paged_prefill": 40, "sample": 8}
+SPILLS_OF_JOINS_ON_BLACKWELL = 32  # of products whose last program adds the parts
 SPILLS_OF_TRITON_3_6 = {80: 0, 89: 88, 90: 56, 100: 88, 120: 88}
 
 # The common case: Llama's shape, in a cache that a GPU engine lays out.
@@ -77,6 +78,8 @@ SPILLS_OF_DIVIDED_EXPERTS = 8
 
 def allowed_spills(case: Case, capability: int) -> int:
     on_blackwell = SPILLS_ON_BLACKWELL.get(case.op, 0) if capability == 100 else 0
+    if capability == 100 and ", joined" in case.label:
+        return SPILLS_OF_JOINS_ON_BLACKWELL
     if case.op == "fused_moe_quantized" and case.label.endswith("down, 4 pairs") and capability != 90:
         return SPILLS_OF_DIVIDED_EXPERTS
     if "paged" not in case.op:

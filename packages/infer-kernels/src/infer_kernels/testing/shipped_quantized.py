@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from infer_kernels.dense.fused_products_triton import MAX_TILES
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
 from infer_kernels.quantization import (
@@ -101,6 +102,8 @@ def _layers() -> Iterator[QuantizedLaunch]:
         for rows in (16, 32, 64, 128):
             launch = partial(_layer, format_, BF16, rows, 4096)
             yield QuantizedLaunch("linear_quantized", BF16, f"{format_}, {rows} rows of 4096", launch, kernel)
+        launch = partial(_layer, format_, BF16, 16, 4096, biased=True, is_joined=True)
+        yield QuantizedLaunch("linear_quantized", BF16, f"{format_}, 16 rows of 4096, joined", launch, kernel)
         for dtype, in_features in ((FP32, 4096), (BF16, 1000)):
             launch = partial(_layer, format_, dtype, 128, in_features, biased=True)
             yield QuantizedLaunch("linear_quantized", dtype, f"{format_}, 128 rows of {in_features}", launch, kernel)
@@ -151,6 +154,7 @@ def _layer(
     *,
     biased: bool = False,
     is_invariant: bool = False,
+    is_joined: bool = False,
 ) -> None:
     linear_quantized_triton(
         torch.empty(rows, in_features, dtype=dtype),
@@ -158,6 +162,7 @@ def _layer(
         torch.empty(OUT_FEATURES, dtype=dtype) if biased else None,
         out=torch.empty(rows, OUT_FEATURES, dtype=dtype),
         is_invariant=is_invariant,
+        semaphores=torch.zeros(MAX_TILES, dtype=torch.int32) if is_joined else None,
     )
 
 
