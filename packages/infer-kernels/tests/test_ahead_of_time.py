@@ -26,8 +26,9 @@ Case = LaunchCase | AttentionCase
 # Decodes store what they need once where as many programs share a multiprocessor as memory allows.
 SPILLS_OF_DECODES = 16
 SPILLS_OF_FP8_DECODES = 128  # of decodes whose registers are limited, outside their main loops
-SPILLS_ON_BLACKWELL = {"paged_prefill": 40, "sample": 8}
-SPILLS_OF_JOINS_ON_BLACKWELL = 32  # of products whose last program adds the parts
+SPILLS_ON_BLACKWELL = {"paged_prefill": 40, "sample": 8, "linear_quantized": 32, "fused_moe_quantized": 32}
+# Of heads of 64 with a window and sinks on sm_120; of 256 rows with a soft cap on sm_89.
+SPILLS_ELSEWHERE = {(120, "paged_prefill"): 32, (89, "linear_argmax"): 8}
 SPILLS_OF_TRITON_3_6 = {80: 0, 89: 88, 90: 56, 100: 88, 120: 88}
 
 # The common case: Llama's shape, in a cache that a GPU engine lays out.
@@ -77,19 +78,18 @@ SPILLS_OF_DIVIDED_EXPERTS = 8
 
 
 def allowed_spills(case: Case, capability: int) -> int:
-    on_blackwell = SPILLS_ON_BLACKWELL.get(case.op, 0) if capability == 100 else 0
-    if capability == 100 and ", joined" in case.label:
-        return SPILLS_OF_JOINS_ON_BLACKWELL
-    if case.op == "fused_moe_quantized" and case.label.endswith("down, 4 pairs") and capability != 90:
+    on_device = SPILLS_ON_BLACKWELL.get(case.op, 0) if capability == 100 else 0
+    on_device = max(on_device, SPILLS_ELSEWHERE.get((capability, case.op), 0))
+    if case.op == "fused_moe_quantized" and case.label.endswith("down, 4 pairs") and capability not in (90, 100):
         return SPILLS_OF_DIVIDED_EXPERTS
     if "paged" not in case.op:
-        return on_blackwell
+        return on_device
     of_compiler = SPILLS_OF_TRITON_3_6[capability] if triton.__version__.startswith("3.6.") else 0
     of_decodes = 0
     if case.op == "paged_decode":
         is_limited = capability in (90, 100) and "fp8 cache" in case.label
         of_decodes = SPILLS_OF_FP8_DECODES if is_limited else SPILLS_OF_DECODES
-    return max(of_compiler, on_blackwell, of_decodes)
+    return max(of_compiler, on_device, of_decodes)
 
 
 def test_shipped_cases_have_names_of_their_own() -> None:
@@ -109,7 +109,7 @@ def test_programs_that_a_grid_counts_on_are_resident(case: AttentionCase, capabi
     # Those of a captured step take items by number: one that is not resident begins when the others have finished.
     config, resident = shipped_config(case, capability), count_resident_programs(compiled(case, capability), capability)
     assert config.programs_per_sm <= resident, f"make `programs_per_sm` {resident}, or the tile smaller"
-    if case.dtype != torch.float32:
+    if case.dtype != torch.float32 and case.head_dim >= 64:
         assert resident <= config.programs_per_sm + 1, f"make `programs_per_sm` {resident}: registers are left over"
 
 
