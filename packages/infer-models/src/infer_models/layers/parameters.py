@@ -1,6 +1,6 @@
 """`ParameterFactory`: allocates a rank's weights, and says which function multiplies by them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import FusedProducts, NormVariant, PendingNorm, QuantizedWeight, SeparateProducts, linear_invariant
+from infer_kernels import FusedProducts, PendingNorm, QuantizedWeight, SeparateProducts, linear_invariant
 from infer_kernels.cpu import PackedQuantizedWeight, PackedWeight
 from infer_models.config import ModelConfig
 from infer_models.tensor_parallel import Shard, Share
@@ -29,34 +29,8 @@ class LinearFunction(Protocol):
         """Map x [tokens, in_features] to [tokens, out_features]."""
 
 
-class Products(Protocol):
-    """How a layer's products and what surrounds them are computed: `FusedProducts` or `SeparateProducts`."""
-
-    def linear(self, x: LayerInput, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
-        """Map x [tokens, in_features] to [tokens, out_features]."""
-
-    def gated_linear(
-        self,
-        x: LayerInput,
-        weight: DenseWeight,
-        bias: Tensor | None = None,
-        *,
-        activation_and_mul: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        """Map x [tokens, in_features] to gates and ups, and those to [tokens, out_features / 2]."""
-
-    def linear_add_norm(
-        self,
-        x: Tensor,
-        weight: DenseWeight,
-        bias: Tensor | None = None,
-        *,
-        residual: Tensor,
-        norm_weight: Tensor,
-        eps: float,
-        variant: NormVariant = "llama",
-    ) -> tuple[LayerInput, Tensor]:
-        """Return (norm(sum), sum) with sum = residual + x @ weight.T + bias, both [tokens, out_features]."""
+Products = FusedProducts | SeparateProducts
+"""How a layer's products and what surrounds them are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
