@@ -88,14 +88,14 @@ def derived() -> dict[str, Numbers]:
     ]
     large, small = [each.max_prefill_tokens_beside_decodes for each in prompts]
     usual, in_tiles = (limits("cpu", has_tiles=has).max_prefill_tokens_beside_decodes for has in (False, True))
-    found = {
+    found: dict[str, dict[str, set[Any]]] = {
         "max_batch_size": {"": contiguous, "GPU": {gpu.max_batch_size}, "CPU": {cpu.max_batch_size}},
         "max_num_batched_tokens": {"GPU": {gpu.max_num_batched_tokens}, "CPU": {cpu.max_num_batched_tokens}},
         "prefill_chunk_size": {"GPU": {gpu.prefill_chunk_size}, "CPU": {cpu.prefill_chunk_size}},
         "max_prefill_tokens_beside_decodes": {"": {in_tiles, small}, "GPU": {large}, "CPU": {usual}},
         "block_size": {"": {*blocks.values(), first_wide}},
     }
-    return {name: {device: set(map(float, each)) for device, each in by.items()} for name, by in found.items()}  # type: ignore[arg-type]  # no None here
+    return {name: {device: set(map(float, each)) for device, each in by.items()} for name, by in found.items()}
 
 
 def numbers(text: str) -> set[float]:
