@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from infer_engine import EngineConfig
+from infer_engine import EngineConfig, SamplingParams
 from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES, MAX_CAPTURED_TOKENS
 from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes
 from infer_engine.scheduling import SchedulerLimits
@@ -156,6 +157,16 @@ def test_chunks_and_prefixes_are_on_where_nothing_forbids_them() -> None:
     for name in ("use_chunked_prefill", "use_prefix_caching"):
         assert "Left out: on if" in shown()[flag(name)]
         assert documented()[name].startswith("on ")
+
+
+def test_every_value_of_a_request_has_its_row_with_its_default() -> None:
+    section = (DOCS / "configuration.md").read_text(encoding="utf-8").split("## Sampling\n")[1]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE))
+    defaults = msgspec.structs.asdict(SamplingParams())
+    assert set(rows) == set(defaults)
+    for name, default in defaults.items():
+        words = {"none", "from the base seed"} if default in (None, (), {}) else {f"{default}", f"{default}".lower()}
+        assert rows[name] in words, name
 
 
 def coverage() -> Iterator[tuple[str, str]]:

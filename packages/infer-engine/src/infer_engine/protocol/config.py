@@ -76,8 +76,8 @@ class EngineConfig:
             CPU, and no more than `max_num_batched_tokens`.
         max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
             as fit.
-        max_prefill_tokens_beside_decodes: Prompt tokens computed in a step in which requests decode, when chunked: the
-            fewer, the shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
+        max_prefill_tokens_beside_decodes: Prompt tokens computed in one pass with decodes, when chunked: the fewer, the
+            shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
             48 on a CPU, 96 if it computes in bf16 with AMX, 480 on a GPU, or up to 2272 of small models.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
