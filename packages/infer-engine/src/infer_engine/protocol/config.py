@@ -85,7 +85,8 @@ class EngineConfig:
             one pass a step. Left out: on with a GPU if the other values allow it.
         use_cuda_graphs: On a GPU, capture steps at the start and replay each that computes what its kernels do. Left
             out: on.
-        use_cpu_graphs: On a CPU with C++ kernels, capture a step once and replay it. Left out: on.
+        use_cpu_graphs: On a CPU with C++ kernels, capture a step once and replay it. Left out: on, unless there are
+            several ranks.
         use_fused_products: On a GPU, compute each dense layer of at most 16 tokens in one launch with the norm, gate or
             addition beside it. Left out: on, unless `batch_invariant` is.
         batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on
