@@ -39,6 +39,7 @@ BENCHMARKS = {
         "gpu.first_light",
         "all that a GPU can prove: kernels, parity, engine, modes, server, a profile, goals",
     ),
+    "publish": ("publish.run", "runs what README and docs quote, and fills their tables and pictures"),
     "offline-bundle": ("gpu.offline_bundle", "makes the folder that first light needs on a machine without network"),
 }
 """By name: the module, whose `main` takes the arguments, and what it measures."""
