@@ -15,6 +15,8 @@ NAMES = {
     "llama.cpp": "llama.cpp, BF16",
 }
 RATES = ("W, tokens/s", "W, ITL p99, ms", "one stream, tokens/s", "prefill, ms")
+PAIRS = (("infer none",), ("infer int8", "llama.cpp Q8_0"), ("infer int4", "llama.cpp Q4_0"))
+"""Sides with weights of as many bits."""
 QUANTIZED_ROWS = {
     "W: 16 requests at once, tokens/s": "W, tokens/s",
     "W: time between tokens, p50, ms": "W, ITL p50, ms",
@@ -52,10 +54,18 @@ def quantized(name: str, result: Json) -> str:
     """Return all sides of a race with quantized weights, with the rounds' least and most where there are several."""
     turns: Mapping[str, Sequence[Turn]] = result["turns"]
     sides = [side for scheme in ("none", "int8", "int4") for side in _sides_of(scheme, list(turns))]
-    rows = [
-        [words, *(_cell(turns[side], result["medians"][side], key) for side in sides)]
-        for words, key in QUANTIZED_ROWS.items()
-    ]
+    medians: Mapping[str, Turn] = result["medians"]
+
+    def cell(side: str, key: str) -> str:
+        """Bold where it is the better one of ours and the peer of as many bits."""
+        text = _cell(turns[side], medians[side], key)
+        pair = next(pair for pair in PAIRS if side in pair)
+        others = [medians[other][key] for other in pair if other in turns and other != side]
+        own = medians[side][key]
+        is_best = bool(others) and all(own > other if key.endswith("/s") else own < other for other in others)
+        return f"**{text}**" if is_best else text
+
+    rows = [[words, *(cell(side, key) for side in sides)] for words, key in QUANTIZED_ROWS.items()]
     heads = ["bf16" if side == "infer none" else side.removeprefix("infer ") for side in sides]
     return sections(measured_on(name, result, rounds=len(turns[sides[0]])), table(["", *heads], rows))
 
@@ -109,5 +119,4 @@ def _bold_below_one(ratio: float) -> str:
 
 
 def _sides_of(scheme: str, sides: Sequence[str]) -> list[str]:
-    peer = {"int8": "llama.cpp Q8_0", "int4": "llama.cpp Q4_0"}.get(scheme, "")
-    return [side for side in (f"infer {scheme}", peer) if side in sides]
+    return [side for pair in PAIRS if f"infer {scheme}" in pair for side in pair if side in sides]

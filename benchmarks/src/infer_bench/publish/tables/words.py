@@ -7,6 +7,8 @@ from typing import Any
 from infer_bench.publish.declared import Json
 
 WIDTH = 128
+BUSY = 0.5
+"""The load average from which on a reader must know that other programs ran."""
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -17,7 +19,7 @@ def measured_on(name: str, result: Json, *, what: str = "Measured", rounds: int 
         name: of the result.
         result: its JSON.
         what: the beginning of the sentence.
-        rounds: of which medians were taken, if any.
+        rounds: of which medians were taken; None where the page says it.
     """
     medians = "" if rounds is None else f", medians of {count_words(rounds)} rounds" if rounds > 1 else ", one round"
     return paragraph(f"{what} on {machine(result)}{medians} ([result](repo:benchmarks/results/{name}.json)):")
@@ -33,6 +35,8 @@ def machine(result: Json) -> str:
     parts.append(f"commit `{facts['commit']}`")
     if "date" in facts:
         parts.append(facts["date"])
+    if facts.get("load_average_before", 0.0) >= BUSY:
+        parts.append(f"load average {facts['load_average_before']:.1f} before it ran")
     return ", ".join(parts)
 
 
