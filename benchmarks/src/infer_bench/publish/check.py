@@ -1,7 +1,7 @@
 """Checks that results, pages and pictures agree, and that each typed number is a known one."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infer_bench.publish.by_hand import PICTURES_BY_HAND, STALE, TYPED
@@ -14,7 +14,7 @@ from infer_bench.results import IMAGES, ROOT
 from infer_bench.results import RESULTS as RESULTS_FOLDER
 
 QUOTED = re.compile(
-    r"commit `[0-9a-f]{7,}"
+    r"`[0-9a-f]{7,40}`"
     r"|\d ?(?:tokens/s|GB/s|[GT]FLOP/s)"
     r"|\d (?:ms|us|µs)\b"
     r"|tokens/s[^|\n]*\|[^|\n]*\d"
@@ -24,7 +24,7 @@ QUOTED = re.compile(
 
 def problems() -> list[str]:
     """Return all that does not agree, a sentence for each."""
-    return [*result_problems(), *page_problems(), *picture_problems(), *typed_problems()]
+    return [*result_problems(), *page_problems(pages()), *picture_problems(), *typed_problems(pages())]
 
 
 def result_problems() -> Iterator[str]:
@@ -59,12 +59,12 @@ def problem_of(result: Result) -> str:
     return ""
 
 
-def page_problems() -> Iterator[str]:
+def page_problems(paths: Sequence[Path]) -> Iterator[str]:
     """Yield pages whose marked text is not what their results give, markers without a table, tables without markers."""
     tables = {table.name for table in TABLES}
     sources = {result.name for result in RESULTS}
     marked = set()
-    for path in pages():
+    for path in paths:
         text = path.read_text(encoding="utf-8")
         names = names_in(text)
         marked.update(names)
@@ -80,7 +80,7 @@ def picture_problems() -> Iterator[str]:
     """Yield pictures that show another result than is there, or that nobody has declared."""
     for picture in PICTURES:
         path = IMAGES / picture.name
-        if picture.source in STALE:
+        if picture.source in STALE or not result_path(picture.source).exists():
             continue
         if not path.exists() or stamp_in(path) != stamp_of(picture.source):
             yield f"`{picture.name}`: does not show `{picture.source}.json`; `infer-bench publish --render` draws it"
@@ -90,11 +90,11 @@ def picture_problems() -> Iterator[str]:
     yield from (f"`{name}`: is declared, and not in docs/images" for name in sorted(known - there))
 
 
-def typed_problems() -> Iterator[str]:
+def typed_problems(paths: Sequence[Path]) -> Iterator[str]:
     """Yield sections with numbers that people have typed and that are not known, and known ones without."""
     found = {
         (_name(path), heading)
-        for path in pages()
+        for path in paths
         for heading, text in sections_of(without_marked(path.read_text(encoding="utf-8")))
         if QUOTED.search(text)
     }
@@ -112,4 +112,4 @@ def sections_of(page: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+    return (path.relative_to(ROOT) if path.is_relative_to(ROOT) else path).as_posix()

@@ -86,7 +86,6 @@ _EXTRA = tuple(f"scaling-extra-load-skew-{skew}" for skew in (0, 1, 2))
 
 TABLES = (
     Table(name="batching/commit", sources=("batching",), render=offline.commit),
-    Table(name="batching", sources=("batching",), render=offline.batching_modes),
     Table(name="concurrency/short", sources=("concurrency-smollm-135m",), render=offline.concurrency_short),
     Table(name="concurrency", sources=("concurrency-smollm-135m",), render=offline.concurrency_rounds),
     Table(name="engine", sources=("engine",), render=offline.engine_steps),

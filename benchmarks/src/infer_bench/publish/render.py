@@ -23,7 +23,6 @@ def pages() -> list[Path]:
     """Return the pages that may quote numbers: README, the guides, and the packages' own."""
     return [
         ROOT / "README.md",
-        ROOT / "benchmarks" / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
         *sorted((ROOT / "packages").glob("*/README.md")),
     ]
@@ -38,6 +37,11 @@ def load(name: str) -> Json:
     """Return a result's JSON."""
     found: Json = json.loads(result_path(name).read_text(encoding="utf-8"))
     return found
+
+
+def save(name: str, result: Json) -> None:
+    """Write a result's JSON."""
+    result_path(name).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def text_of(table: Table) -> str | None:

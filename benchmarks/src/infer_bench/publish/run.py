@@ -11,7 +11,6 @@ does not hold up the others; the exit code is 1 then. Results, pages and picture
 has ended.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from infer_bench.publish.check import problems
 from infer_bench.publish.commands import Checkpoints, published, run_command, timeout_of, words_of
 from infer_bench.publish.declared import Result
 from infer_bench.publish.published import RESULTS
-from infer_bench.publish.render import pages, render_pages, render_pictures, result_path
+from infer_bench.publish.render import pages, render_pages, render_pictures, save
 from infer_bench.publish.tree import changed_files
 from infer_bench.results import IMAGES, ROOT, argument_parser, current_commit
 from infer_bench.results import RESULTS as RESULTS_FOLDER
@@ -99,7 +98,7 @@ def measure(result: Result, checkpoints: Checkpoints, *, commit: str, out: Path)
         load_before=load_before,
         checkpoints=checkpoints.folder,
     )
-    result_path(result.name).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    save(result.name, found)
     render([result.name], drawn=out)
     return f"{result.name}: exit code {code}; its result is published all the same." if code else ""
 

@@ -1,9 +1,9 @@
-"""Tables of what is measured in one process: batching, concurrency, the engine's steps, `transformers`, grammars."""
+"""Tables of what is measured in one process: concurrency, the engine's steps, `transformers`, grammars."""
 
 import statistics
 
 from infer_bench.agreement import TokenAgreement
-from infer_bench.offline import batching, host_step
+from infer_bench.offline import host_step
 from infer_bench.offline.engine import step_table
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import measured_on, number, paragraph, sections
@@ -13,11 +13,6 @@ from infer_bench.results import table
 def commit(result: Json) -> str:
     """Return the commit of a result."""
     return f"`{result['environment']['commit']}`"
-
-
-def batching_modes(result: Json) -> str:
-    """Return both modes' numbers."""
-    return batching.mode_table(result["modes"])
 
 
 def concurrency_short(result: Json) -> str:

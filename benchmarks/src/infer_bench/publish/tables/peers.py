@@ -57,12 +57,16 @@ def quantized(name: str, result: Json) -> str:
     medians: Mapping[str, Turn] = result["medians"]
 
     def cell(side: str, key: str) -> str:
-        """Bold where it is the better one of ours and the peer of as many bits."""
+        """Bold where it is faster than the other side of as many bits."""
         text = _cell(turns[side], medians[side], key)
         pair = next(pair for pair in PAIRS if side in pair)
         others = [medians[other][key] for other in pair if other in turns and other != side]
         own = medians[side][key]
-        is_best = bool(others) and all(own > other if key.endswith("/s") else own < other for other in others)
+        is_best = (
+            bool(others)
+            and "memory" not in key
+            and all(own > other if key.endswith("/s") else own < other for other in others)
+        )
         return f"**{text}**" if is_best else text
 
     rows = [[words, *(cell(side, key) for side in sides)] for words, key in QUANTIZED_ROWS.items()]
