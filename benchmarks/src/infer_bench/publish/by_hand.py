@@ -24,6 +24,7 @@ STALE = {
         (
             "prompt-cap",
             "kv-cache-int8",
+            "kernels-cpu",
             "scaling-starts-together",
             "scaling-extra-load-skew-0",
             "scaling-extra-load-skew-1",

@@ -22,6 +22,7 @@ RESULTS = (
     Result(name="concurrency-smollm-135m", command="infer-bench concurrency", minutes=4),
     Result(name="host-step", command="infer-bench host-step", minutes=4),
     Result(name="prompt-cap", command="infer-bench prompt-cap", minutes=4),
+    Result(name="kernels-cpu", command="infer-bench kernels-cpu", minutes=2),
     Result(name="kv-cache-int8", command="infer-bench kv-cache", minutes=0.5),
     Result(name="compare-transformers-smollm-135m", command="infer-bench transformers", minutes=3),
     Result(
@@ -100,6 +101,7 @@ TABLES = (
         render=cpu.steps,
     ),
     Table(name="cpu-steps/quantized", sources=("cpu-steps-qwen3-0.6b-8k-quantized",), render=cpu.quantized),
+    Table(name="kernels-cpu", sources=("kernels-cpu",), render=cpu.kernels),
     Table(name="streaming", sources=("streaming",), render=serving.streaming),
     Table(name="text-side", sources=("text-side",), render=serving.text_side),
     Table(name="serving-mixed", sources=("serving-mixed",), render=serving.workload_mixed),
