@@ -16,6 +16,7 @@ BENCHMARKS = {
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),
+    "over-http": ("serving.over_http", "what serving costs: one request over HTTP against `LLM.generate`"),
     "streaming": ("serving.streaming", "tokens per second that the server streams without a model"),
     "text-side": ("serving.text_side", "what looking for reasoning and tool calls costs per streamed token"),
     "routing": ("serving.routing", "replicas: what routing requests by their prefixes is worth"),
