@@ -6,9 +6,10 @@ from infer_bench.client.summary import spread_words
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import count_words, machine, measured_on, paragraph, sections
 from infer_bench.results import table
-from infer_bench.serving.ablation_claims import Claim, report
+from infer_bench.serving.ablation_report import ladder_table
+from infer_bench.serving.over_http import report
 from infer_bench.serving.streaming import delay_table, throughput_table
-from infer_bench.serving.workloads import SERVER_ROWS
+from infer_bench.serving.workloads import SERVER_ROWS, workloads_table
 
 
 def streaming(result: Json) -> str:
@@ -31,10 +32,21 @@ def workload_mixed(result: Json) -> str:
 
 
 def ladder(result: Json) -> str:
-    """Return the steps' numbers, and the claims with their judgements."""
+    """Return the steps' numbers."""
     rounds = max(len(found) for row in result["rounds"].values() for found in row.values())
-    claims = [Claim(**claim) for claim in result["claims"]]
-    return sections(measured_on("ablation-cpu", result, rounds=rounds), report(result["medians"], claims).strip("\n"))
+    return sections(measured_on("ablation-cpu", result, rounds=rounds), ladder_table(result))
+
+
+def all_workloads(result: Json) -> str:
+    """Return every workload on one server."""
+    rounds = max(len(each["runs"]) for each in result["workloads"].values())
+    return sections(measured_on("serving-all", result, rounds=rounds), workloads_table(result))
+
+
+def over_http(result: Json) -> str:
+    """Return one request over HTTP beside the same one through `LLM.generate`."""
+    name = f"over-http-{result['shape']}"
+    return sections(measured_on(name, result, rounds=len(result["rounds"])), report(result))
 
 
 def engine_process(result: Json) -> str:
