@@ -19,6 +19,7 @@ from infer_engine.sizing import (
     choose_block_size,
     computes_in_tiles,
     kv_memory,
+    limit_prompts_on_gpu,
     size_kv_cache,
     size_step,
 )
@@ -313,6 +314,19 @@ def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
     assert most(EngineConfig(), "cpu") == PREFILL_TOKENS_BESIDE_DECODES
     assert most(EngineConfig(), "cuda") is None
     assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7
+
+
+@pytest.mark.parametrize(("max_captured_tokens", "most"), [(512, 480), (1024, 992), (2304, 2272)])
+def test_prompt_tokens_beside_decodes_fill_the_largest_captured_step_of_a_gpu(
+    max_captured_tokens: int, most: int
+) -> None:
+    def limited(**config: Any) -> int | None:
+        limits = size_step(EngineConfig(**config), device=GPU, model_max_seq_len=9000)
+        limits = limit_prompts_on_gpu(limits, max_captured_tokens=max_captured_tokens)
+        return limits.max_prefill_tokens_beside_decodes
+
+    assert limited() == most
+    assert limited(max_prefill_tokens_beside_decodes=7) == 7
 
 
 def test_more_prompt_tokens_are_computed_beside_decodes_where_tiles_multiply_unless_a_number_was_set() -> None:

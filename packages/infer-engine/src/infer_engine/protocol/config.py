@@ -78,7 +78,7 @@ class EngineConfig:
             as fit.
         max_prefill_tokens_beside_decodes: Prompt tokens computed in a step in which requests decode, when chunked: the
             fewer, the shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
-            48 on a CPU, 96 if it computes in bf16 with AMX, and on a GPU as many as fit.
+            48 on a CPU, 96 if it computes in bf16 with AMX, and on a GPU 480, or 992 or 2272 of small models.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
