@@ -10,11 +10,12 @@ import pytest
 
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
+from infer_bench.client.workloads import WORKLOADS
 from infer_bench.registry import main as run
 from infer_bench.results import ROOT
 from infer_bench.serving import routing, text_side
 from infer_bench.serving.plots import plot_sweep
-from infer_bench.serving.workloads import Load, measure, read_arguments, report
+from infer_bench.serving.workloads import Load, load_table, measure, read_arguments, report, workloads_table
 from infer_engine.protocol import InvalidRequestError
 from infer_server.testing import FakeEngine, running_server
 
@@ -44,6 +45,13 @@ def test_summary_adds_up() -> None:
     assert summary["itl_s"]["p99"] == pytest.approx(np.percentile([1, 2, 0.5], 99))
     assert summary["latency_s"]["max"] == 4
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_decoding_at_once_counts_requests_between_their_first_and_last_token() -> None:
+    summary = summarize([result(1, 3), result(2, 2.5, 4), result(3.5, 5, arrival_s=1), result(9, error="x")])
+    assert (summary["num_decoding_mean"], summary["num_decoding_peak"]) == ((2 + 2 + 1.5) / 5, 2)
+    assert summarize([result(2)])["num_decoding_peak"] == 1
+    assert summarize([])["num_decoding_peak"] == 0
 
 
 def test_goodput_counts_requests_within_both_bounds() -> None:
@@ -112,7 +120,33 @@ async def test_several_loads_are_the_points_of_a_sweep(tmp_path: Path, capsys: p
     report = json.loads((tmp_path / "serving-baseline.json").read_text())
     assert [(load["concurrency"], len(load["runs"])) for load in report["runs"]] == [(1, 1), (3, 1)]
     assert [load["runs"][0]["num_output_tokens"] for load in report["runs"]] == [30, 36]
-    assert "|  | 1 at once | 3 at once |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "|  | 1 at once | 3 at once |" in printed
+    assert load_table(report) in printed
+
+
+async def test_all_workloads_run_in_turn_and_are_rows_of_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--workload", "all", "--scale", "0.03", "--rate-scale", "20", "--rounds", "2", "--no-progress"]
+    async with running_server(FakeEngine()) as url:
+        await measure(read_arguments(["--url", url, *flags, "--out", str(tmp_path)]), url, None)
+    result = json.loads((tmp_path / "serving-all.json").read_text())
+    assert tuple(result["workloads"]) == WORKLOADS
+    for name, each in result["workloads"].items():
+        assert each["workload"]["workload"] == name
+        assert [run["num_errors"] for run in each["runs"]] == [0, 0]
+        assert each["runs"][1]["num_requests"] == len(each["workload"]["arrivals_s"])
+    head, _, *rows = workloads_table(result).splitlines()
+    assert all(f"{name} P{percent}, ms" in head for name in ("TTFT", "ITL") for percent in (50, 99))
+    assert [row.split(" | ")[0] for row in rows] == [f"| `{name}`" for name in WORKLOADS]
+    assert workloads_table(result) in capsys.readouterr().out
+
+
+async def test_the_longest_of_all_workloads_must_fit_the_context() -> None:
+    async with running_server(FakeEngine()) as url:
+        with pytest.raises(SystemExit, match=r"chunked_prefill has requests of \d+ tokens but fake-model takes 512"):
+            await measure(read_arguments(["--url", url, "--workload", "all", "--scale", "0.3"]), url, None)
 
 
 async def test_a_server_that_refuses_the_warm_up_ends_the_benchmark_with_its_words() -> None:
@@ -123,7 +157,9 @@ async def test_a_server_that_refuses_the_warm_up_ends_the_benchmark_with_its_wor
             await measure(read_arguments(["--url", url, "--scale", "0.05"]), url, None)
 
 
-@pytest.mark.parametrize("flags", ["--url http://x --shape smollm-135m", "--rate 1 --concurrency 2"])
+@pytest.mark.parametrize(
+    "flags", ["--url http://x --shape smollm-135m", "--rate 1 --concurrency 2", "--workload all --concurrency 2"]
+)
 def test_flags_that_exclude_each_other_are_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_arguments(flags.split())

@@ -12,6 +12,7 @@ BENCHMARKS = {
         "the host's time of a step on a GPU's path, without the model",
     ),
     "prompt-cap": ("offline.prompt_cap", "what the cap on prompt tokens beside decodes costs and gives"),
+    "batching": ("offline.batching", "static and continuous batching of the same arrivals, step by step; no model"),
     "prompt-budget": (
         "scaling.prompt_budget",
         "what a budget of prompt tokens beside decodes would give on an H100: counted and simulated",
@@ -19,6 +20,7 @@ BENCHMARKS = {
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),
+    "over-http": ("serving.over_http", "what serving costs: one request over HTTP against `LLM.generate`"),
     "streaming": ("serving.streaming", "tokens per second that the server streams without a model"),
     "text-side": ("serving.text_side", "what looking for reasoning and tool calls costs per streamed token"),
     "routing": ("serving.routing", "replicas: what routing requests by their prefixes is worth"),
@@ -42,6 +44,7 @@ BENCHMARKS = {
         "gpu.first_light",
         "all that a GPU can prove: kernels, parity, engine, modes, server, a profile, goals",
     ),
+    "publish": ("publish.run", "runs what README and docs quote, and fills their tables and pictures"),
     "offline-bundle": ("gpu.offline_bundle", "makes the folder that first light needs on a machine without network"),
 }
 """By name: the module, whose `main` takes the arguments, and what it measures."""

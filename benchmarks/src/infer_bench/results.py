@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,14 @@ from typing import Any
 import psutil
 import torch
 
+from infer_bench.cpu_facts import cpu_facts
+
 ROOT = Path(__file__).resolve().parents[3]
 """The repository."""
 RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
+COMMIT_VARIABLE = "INFER_BENCH_COMMIT"
+"""What a publication says of the commit to the commands that it runs: its own results are no changes of the tree."""
 
 
 def environment(*, commit: str | None = None) -> dict[str, Any]:
@@ -29,9 +35,11 @@ def environment(*, commit: str | None = None) -> dict[str, Any]:
     return {
         "command": " ".join(sys.argv),
         "commit": commit or current_commit(),
-        "cpu": _cpu_name(),
+        "date": datetime.now(UTC).date().isoformat(),
+        **cpu_facts(),
         "cores": psutil.cpu_count(logical=False),
         "torch_threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -42,7 +50,9 @@ def environment(*, commit: str | None = None) -> dict[str, Any]:
 
 
 def current_commit() -> str:
-    """Return what git says of the repository, or `unknown`."""
+    """Return what git says of the repository, or `unknown`; in a publication, what it says."""
+    if told := os.environ.get(COMMIT_VARIABLE):
+        return told
     if (git := shutil.which("git")) is None:
         return "unknown"
     command = [git, "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
@@ -105,10 +115,3 @@ def _gpu_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": driver_version(),
     }
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())

@@ -99,13 +99,13 @@ async def run_workload(
         url: the server's, without `/v1`.
         workload: what to ask, and when.
         model: goes into each body; None leaves it out.
-        progress: draw a progress bar on standard error.
+        progress: draw a progress bar on standard error, if that is a terminal.
         max_concurrency: requests open at once in a closed loop; an open one has no limit.
         api_key: sent as a bearer token.
         timeout_s: a request that takes longer has failed.
     """
     client = _Client(url, model=model, api_key=api_key, timeout_s=timeout_s)
-    with tqdm(total=len(workload.requests), unit="req", desc=workload.name, disable=not progress) as bar:
+    with tqdm(total=len(workload.requests), unit="req", desc=workload.name, disable=None if progress else True) as bar:
         if workload.is_closed_loop:
             return await _closed_loop(client, workload, max_concurrency, bar.update)
         return await _open_loop(client, workload, bar.update)

@@ -4,15 +4,15 @@
     ITL      gap between two events with tokens
     goodput  requests per second without error, whose TTFT and 99% of whose gaps are within the bounds
 
-Rates are over the time from the first arrival to the last token. A request that failed counts as an error and in
-nothing else.
+Rates are over the time from the first arrival to the last token. A request decodes from its first token to its last:
+how many do at once says whether a load forms batches. A request that failed counts as an error and in nothing else.
 """
 
 import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ TABLE_ROWS = {
         for name, key in (("TTFT", "ttft"), ("ITL", "itl"), ("latency", "latency"))
         for percent in PERCENTS
     },
+    "decoding at once, mean": ("num_decoding_mean", "", 1.0),
+    "decoding at once, most": ("num_decoding_peak", "", 1.0),
     "errors": ("num_errors", "", 1.0),
 }
 """Rows of the printed table: where a summary has the number, and the factor to the row's unit."""
@@ -80,6 +82,7 @@ def summarize(
         "ttft_s": _percentiles([_ttft_s(result) for result in fine]),
         "itl_s": _percentiles([gap for result in fine for gap in gaps_s(result)]),
         "latency_s": _percentiles([result.token_times_s[-1] - result.arrival_s for result in fine]),
+        **_decoding_at_once([result.token_times_s for result in fine], duration_s),
         "client_lag_s": max((result.sent_s - result.arrival_s for result in results), default=0.0),
     }
 
@@ -112,6 +115,16 @@ def _number(value: float) -> str:
 
 def _ttft_s(result: RequestResult) -> float:
     return result.token_times_s[0] - result.arrival_s
+
+
+def _decoding_at_once(times_s: Sequence[Sequence[float]], duration_s: float) -> dict[str, float | None]:
+    """Return how many requests were between their first and last token, on average over `duration_s`, and at most."""
+    ends = [(times[0], 0, 1) for times in times_s] + [(times[-1], 1, -1) for times in times_s]
+    total_s = sum(times[-1] - times[0] for times in times_s)
+    return {
+        "num_decoding_mean": total_s / duration_s if duration_s > 0 else None,
+        "num_decoding_peak": max(accumulate(change for *_, change in sorted(ends)), default=0),
+    }
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float | None]:

@@ -1,7 +1,8 @@
 """What continuous batching is worth: 16 mixed requests together against the same requests one by one.
 
 The ceiling of the ratio is the number of requests, where a step's cost is reading the weights once. Both sides run in
-the same process, on the same engine, alternating; the ratio is that of the medians.
+the same process, on the same engine, alternating; the ratio is that of the medians. It must be at least 1, else the
+exit code is 1.
 
     uv run infer-bench concurrency
 """
@@ -13,13 +14,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine import LLM, SamplingParams
 
+LEAST_RATIO = 1.0
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table and save the result."""
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table and save the result; return 1 if requests together are no faster than one by one."""
     parser = argument_parser(__doc__, quick="one round at a quarter of the lengths")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm-135m")
     parser.add_argument("--requests", type=int, default=16)
@@ -57,6 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not args.quick:
         result = {"shape": args.shape, "scale": scale, "together": together, "one_by_one": one_by_one, "ratio": ratio}
         save(f"concurrency-{args.shape}", result, args.out)
+    return judge([limit(ratio)])
+
+
+def limit(ratio: float) -> Limit:
+    """Return the limit of the ratio of the two throughputs."""
+    return Limit(what="throughput together over one by one", value=ratio, least=LEAST_RATIO)
 
 
 def mixed_workload(num_requests: int, *, scale: float, vocab_size: int) -> tuple[list[list[int]], list[SamplingParams]]:

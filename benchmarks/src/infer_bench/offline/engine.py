@@ -1,8 +1,9 @@
 """What the engine itself costs per step, without a model: scheduling, batch building, choosing tokens, output handling.
 
 A null model takes every step's inputs and gives logits that are ready-made; everything else is the engine that serves.
-The bound is 2 ms a step at 256 running requests, and the cost must not grow with the tokens generated so far. Choosing
-is measured apart, as drawing is arithmetic on the logits, here of a vocabulary of 1024; so is the output processor.
+The limit is 2 ms a step at 256 running requests; where it is missed, the exit code is 1. The cost must not grow with
+the tokens generated so far. Choosing is measured apart and does not count, as drawing is arithmetic on the logits, here
+of a vocabulary of 1024; so is the output processor.
 
     uv run infer-bench engine
 """
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
 from infer_cache import PagedKVCacheManager
 from infer_engine import SamplingParams
@@ -81,8 +83,8 @@ GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.8, seed=1, ignore_eos=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print tables and save the result."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print tables and save the result; return 1 if a step takes longer than it may."""
     parser = argument_parser(__doc__, quick="few steps")
     parser.add_argument("--steps", type=int, default=2000, help="decode steps for each number of running requests")
     parser.add_argument("--threads", type=int, default=2)
@@ -93,11 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result: dict[str, Any] = {
         "per_step": [per_step(num, steps, params) for params in (GREEDY, DRAWN) for num in RUNNING],
         "text_us_per_token": text_cost(),
+        "steps": steps,
     }
     print_steps(result["per_step"], steps)
     print(f"\ntext of one token, stop string watched: {result['text_us_per_token']:.1f} us")
     if not args.quick:
         save("engine", result, args.out)
+    return judge(limits(result["per_step"]))
 
 
 def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, Any]:
@@ -143,8 +147,28 @@ def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, 
     }
 
 
+def limits(rows: Sequence[dict[str, Any]]) -> list[Limit]:
+    """Return the limit of each row's step, without choosing tokens."""
+    return [
+        Limit(
+            what=f"a step of {row['running']} running requests, tokens {row['params']}, without choosing them",
+            value=row["total_ms"] - row["choose_ms"],
+            unit="ms",
+            most=LIMIT_MS,
+        )
+        for row in rows
+    ]
+
+
 def print_steps(rows: Sequence[dict[str, Any]], steps: int) -> None:
     """Print the table of step costs."""
+    print(f"\n{step_table(rows, steps)}\n")
+    worst = max(limit.value for limit in limits(rows))
+    print(f"slowest median without choosing, which is arithmetic on logits: {worst:.3f} ms; the limit is {LIMIT_MS} ms")
+
+
+def step_table(rows: Sequence[dict[str, Any]], steps: int) -> str:
+    """Return the table of step costs, in milliseconds."""
     head = ["running", "tokens", "step, ms", "schedule", "build", "choose", "outputs", "p99", f"last fifth of {steps}"]
     cells = []
     for row in rows:
@@ -152,9 +176,7 @@ def print_steps(rows: Sequence[dict[str, Any]], steps: int) -> None:
         times = [row["total_ms"], *parts, row["total_ms"] - sum(parts), row["p99_ms"]]
         late = f"{row['late_over_early']:.2f} times the first"
         cells.append([row["running"], row["params"], *(f"{time_ms:.3f}" for time_ms in times), late])
-    worst = max(row["total_ms"] - row["choose_ms"] for row in rows)
-    print(f"\n{table(head, cells)}\n")
-    print(f"slowest median without choosing, which is arithmetic on logits: {worst:.3f} ms; the limit is {LIMIT_MS} ms")
+    return table(head, cells)
 
 
 def text_cost() -> float:

@@ -192,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--starts-together", action="store_true", help="all ingresses begin with the same replica: what that costs"
     )
+    parser.add_argument("--name", default="scaling", help="of the result, without `.json`")
     args = parser.parse_args(arguments)
     numbers = [1, 4] if args.quick else args.replicas
     rows: list[dict[str, Any]] = []
@@ -219,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])}")
     if not args.quick:
         plan = {"rate": args.rate, "skew": args.skew, "starts_together": args.starts_together}
-        save("scaling", {**plan, "rows": rows}, args.out)
+        save(args.name, {**plan, "rows": rows}, args.out)
 
 
 def _cell(value: object) -> str:

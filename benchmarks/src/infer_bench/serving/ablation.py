@@ -1,15 +1,19 @@
 """The serving ladder: what each optimization is worth. Starts our server once a step, each with one switch more.
 
-    static ──> + continuous ──> + paged ──> + chunked prefill ──> + prefix caching
+    one by one ──> + static batches ──> + continuous ──> + paged ──> + as many as fit
+               ──> + one prompt a step ──> + chunked prefill ──> + prefix caching ──> + few prompt tokens beside decodes
 
-All steps have the same model, the same bytes for keys and values, and the same requests; on each, five workloads run
-over HTTP. Then every claim about a step is judged by the numbers, and the report says so where one did not hold. Sizes,
-chunk and rates are scaled by one factor, which the profile says; `ablation_steps.py` says why it is that one.
+All steps have the same model, the same bytes for keys and values, and the same requests; each runs over HTTP the
+workloads that claims compare on it, and the last two run all. Then chunked prefill runs without its cap and with chunks
+of other sizes. Every claim about a step is judged by the numbers, and the report says so where one did not hold. Sizes,
+chunks and rates are scaled by one factor, which the profile says; `ablation_steps.py` says why it is that one.
 
     uv run infer-bench ablation --profile cpu
+    uv run infer-bench ablation --step paged --step chunked --workload chunked_prefill
     uv run infer-bench ablation --profile gpu --dry-run
 """
 
+import argparse
 import asyncio
 import os
 import statistics
@@ -20,78 +24,100 @@ from typing import Any
 
 from infer_bench.client.load import run_workload
 from infer_bench.client.summary import summarize
-from infer_bench.client.workloads import Workload
+from infer_bench.client.workloads import WORKLOADS, Workload
 from infer_bench.results import IMAGES, argument_parser, save
 from infer_bench.server.launch import serving
 from infer_bench.server.metrics import watching
-from infer_bench.serving.ablation_claims import COLUMNS, ONE_BY_ONE, count_capacity, judge, report
-from infer_bench.serving.ablation_steps import PROFILES, WORKLOADS, Profile, flags, plan, server_options
+from infer_bench.serving.ablation_claims import count_capacities, judge
+from infer_bench.serving.ablation_report import METRICS, report
+from infer_bench.serving.ablation_steps import (
+    LABELS,
+    ONE_BY_ONE,
+    PROFILES,
+    RUNS,
+    Profile,
+    flags,
+    plan,
+    server_options,
+)
 from infer_bench.serving.plots import plot_ladder
 from infer_bench.shapes import SHAPES
 from infer_engine import EngineConfig
 
-CONTENTS_OF_WARMUP = 10_000
-METRICS = tuple(dict.fromkeys(metric for _, metric in COLUMNS.values()))
+CONTENTS_OF_WARMUP, REQUESTS_OF_WARMUP = 10_000, 4
+REQUESTS_OF_QUICK = 8
 
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
 """By step, by workload: one summary a round."""
+Pairs = dict[str, list[str]]
+"""By step, the names of the workloads that run on it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation of each shape; print, draw and save what was found."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="cpu")
-    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only these; result not saved")
-    parser.add_argument("--rounds", type=int, default=1, help="of all steps; medians are compared")
-    parser.add_argument("--scale", type=float, help="in place of the profile's factor; result not saved")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
-    args = parser.parse_args(arguments)
+    args = read_arguments(arguments)
     profile = PROFILES[args.profile]
-    profile = replace(profile, scale=args.scale or profile.scale)
-    workloads = tuple(args.workload or WORKLOADS)
+    profile = replace(profile, scale=args.scale or profile.scale, hurry=args.hurry or profile.hurry)
+    pairs = choose_pairs(args.step, args.workload)
+    num_requests, rounds = (REQUESTS_OF_QUICK, 1) if args.quick else (None, args.rounds)
+    is_partial = args.quick or args.step or args.workload or args.scale or args.hurry
     for shape in profile.shapes:
-        print_plan(profile, shape, workloads)
+        print_plan(profile, shape, pairs, num_requests=num_requests)
         if args.dry_run:
             continue
-        runs = measure_all(profile, shape, workloads, rounds=args.rounds)
-        medians = medians_of(runs)
-        capacity = count_capacity()
-        claims = judge(medians, capacity=capacity)
-        print(report(medians, claims))
-        if args.workload or args.scale is not None:
+        runs = measure_all(profile, shape, pairs, rounds=rounds, num_requests=num_requests)
+        result = result_of(profile, shape, runs)
+        print(report(result))
+        if is_partial:
             continue
         name = f"ablation-{profile.name}" + ("" if len(profile.shapes) == 1 else f"-{shape}")
-        result = {
-            "profile": asdict(profile),
-            "shape": {"name": shape, **SHAPES[shape]},
-            "steps": {step: flags(options) for step, options in server_options(profile, shape).items()},
-            "medians": medians,
-            "capacity": capacity,
-            "claims": [claim._asdict() for claim in claims],
-            "rounds": runs,
-        }
         save(name, result, args.out)
-        sizes = f"sizes and rates x{Fraction(profile.scale)}, equal KV memory"
-        plot_ladder(medians, IMAGES / f"{name}.png", title=f"The serving ladder: {shape} on {profile.device}, {sizes}")
+        draw(result, name)
 
 
-def measure_all(profile: Profile, shape: str, workloads: Sequence[str], *, rounds: int) -> Runs:
-    """Run each workload on each step's server, of random weights; `rounds` times, each with other prompts."""
-    runs: Runs = {}
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's flags."""
+    quick = f"one round of the first {REQUESTS_OF_QUICK} requests of each workload"
+    parser = argument_parser(__doc__, quick=quick)
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="cpu")
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only these; result not saved")
+    parser.add_argument("--step", choices=LABELS, action="append", help="only these; result not saved")
+    parser.add_argument("--rounds", type=int, default=1, help="of all steps, every other one backwards; medians count")
+    parser.add_argument("--scale", type=float, help="in place of the profile's factor; result not saved")
+    parser.add_argument("--hurry", type=float, help="in place of the profile's; result not saved")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
+    return parser.parse_args(arguments)
+
+
+def choose_pairs(steps: Sequence[str] | None = None, workloads: Sequence[str] | None = None) -> Pairs:
+    """Return what runs: all of `RUNS`, or of the steps and the workloads that are named; no step without a workload."""
+    wanted = set(workloads or WORKLOADS)
+    if "mixed" in wanted:
+        wanted.add(ONE_BY_ONE)
+    pairs = {
+        step: [name for name in names if name in wanted] for step, names in RUNS.items() if not steps or step in steps
+    }
+    return {step: names for step, names in pairs.items() if names}
+
+
+def measure_all(profile: Profile, shape: str, pairs: Pairs, *, rounds: int, num_requests: int | None = None) -> Runs:
+    """Run each step's workloads on its server, of random weights; `rounds` times, each with other prompts.
+
+    Every other round begins with the last step, so that a machine that grows slower is no step's loss.
+    """
+    runs: Runs = {step: {} for step in pairs}
     if profile.num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(profile.num_threads)  # servers inherit it; this process computes nothing
-    warm_up = plan(profile, shape, "mixed", contents=CONTENTS_OF_WARMUP)
-    warm_up = replace(warm_up, name="warm-up", requests=warm_up.requests[:4])
+    warm_up = plan(profile, shape, "mixed", contents=CONTENTS_OF_WARMUP, num_requests=REQUESTS_OF_WARMUP)
+    warm_up = replace(warm_up, name="warm-up")
+    options = server_options(profile, shape)
     for number in range(rounds):
-        planned = [plan(profile, shape, name, contents=number) for name in workloads]
-        for step, options in server_options(profile, shape).items():
-            workloads_of_step = workloads_of(step, planned)
-            if not workloads_of_step:
-                continue
-            with serving(flags(options), shape=shape) as server:
-                found = asyncio.run(measure(server.url, workloads_of_step, warm_up=warm_up))
+        for step in list(pairs) if number % 2 == 0 else reversed(pairs):
+            planned = [plan(profile, shape, name, contents=number, num_requests=num_requests) for name in pairs[step]]
+            with serving(flags(options[step]), shape=shape) as server:
+                found = asyncio.run(measure(server.url, planned, warm_up=warm_up))
             for workload, summary in found:
-                runs.setdefault(step, {}).setdefault(workload, []).append(summary)
+                runs[step].setdefault(workload, []).append(summary)
     return runs
 
 
@@ -113,19 +139,44 @@ async def measure(url: str, workloads: Sequence[Workload], *, warm_up: Workload)
     return found
 
 
-def print_plan(profile: Profile, shape: str, workloads: Sequence[str]) -> None:
+def result_of(profile: Profile, shape: str, runs: Runs) -> dict[str, Any]:
+    """Return what the result's file has: the configurations, the medians, the claims, and every round."""
+    options = server_options(profile, shape)
+    medians, capacities = medians_of(runs), count_capacities()
+    return {
+        "profile": asdict(profile),
+        "shape": {"name": shape, **SHAPES[shape]},
+        "options": options,
+        "steps": {step: flags(each) for step, each in options.items()},
+        "medians": medians,
+        "capacity": [capacity._asdict() for capacity in capacities],
+        "claims": [claim._asdict() for claim in judge(medians, capacities=capacities)],
+        "rounds": runs,
+    }
+
+
+def draw(result: dict[str, Any], name: str) -> None:
+    """Draw the picture of a result, as its JSON file has it, into the folder of images of the documentation."""
+    profile = result["profile"]
+    sizes = f"sizes and rates x{Fraction(profile['scale'])}, equal KV memory"
+    title = f"The serving ladder: {result['shape']['name']} on {profile['device']}, {sizes}"
+    plot_ladder(result["medians"], IMAGES / f"{name}.png", title=title)
+
+
+def print_plan(profile: Profile, shape: str, pairs: Pairs, *, num_requests: int | None = None) -> None:
     """Print each server's flags and each workload's size.
 
     Raises:
         ValueError: a step's flags contradict each other, or a request is longer than `max_seq_len`.
     """
-    print(f"# {profile.name}: {shape}, lengths, chunk and arrivals per second x{profile.scale:g}\n")
+    print(f"# {profile.name}: {shape}, lengths, chunks and arrivals per second x{profile.scale:g}\n")
     for step, options in server_options(profile, shape).items():
         EngineConfig(**options)
-        print(f"{step:10} infer-server {' '.join(flags(options))}")
+        if step in pairs:
+            print(f"{step:10} {', '.join(pairs[step])}\n{'':10} infer-server {' '.join(flags(options))}")
     print()
-    for name in workloads:
-        workload = plan(profile, shape, name)
+    for name in dict.fromkeys(name for names in pairs.values() for name in names):
+        workload = plan(profile, shape, name, num_requests=num_requests)
         if workload.longest > profile.max_seq_len:
             raise ValueError(f"`{name}` has a request of {workload.longest} tokens, above {profile.max_seq_len}.")
         num_prompt = sum(len(request.prompt) for request in workload.requests)
@@ -136,16 +187,8 @@ def print_plan(profile: Profile, shape: str, workloads: Sequence[str]) -> None:
         )
 
 
-def workloads_of(step: str, planned: Sequence[Workload]) -> list[Workload]:
-    """Return what a step's server is asked: all that is planned; the control and `paged` have their own lists."""
-    if step == "capped":
-        return [workload for workload in planned if workload.name == "chunked_prefill"]
-    mixed = [workload for workload in planned if workload.name == "mixed" and step == "paged"]
-    return [*planned, *(replace(workload, name=ONE_BY_ONE, is_closed_loop=True) for workload in mixed)]
-
-
 def medians_of(runs: Runs) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the median over the rounds of every metric of the table."""
+    """Return the median over the rounds of every metric of the tables."""
     return {
         step: {
             workload: {metric: statistics.median(_value(summary, metric) for summary in found) for metric in METRICS}

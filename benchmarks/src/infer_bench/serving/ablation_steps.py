@@ -1,35 +1,77 @@
 """The steps of the ablation, each one switch more, and the profiles that it runs with.
 
-    static ──> + continuous ──> + paged ──> + chunked prefill ──> + prefix caching
+    one by one ──> + static batches ──> + continuous ──> + paged ──> + as many as fit
+               ──> + one prompt a step ──> + chunked prefill ──> + prefix caching ──> + few prompt tokens beside decodes
 
-What a step does not switch on is off by name, never by default. All steps have the same bytes for keys and values:
-`SLOTS` sequences of `max_seq_len` tokens. The contiguous cache runs so many requests at once, as it does by default;
-the paged one takes as many as its default batch and the same memory hold.
+Each step names every switch and limit of `EngineConfig` that bears on scheduling, caching or computing, those too that
+stay as they are: no default counts. `LEFT_OUT` has the others, with the reason. All steps are given the same bytes for
+keys and values: `SLOTS` sequences of `max_seq_len` tokens. `matched` runs as many requests at once as slots do, `paged`
+as many as the same memory holds: so what blocks gain and what the batch's size gains are told apart.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from infer_bench.client.workloads import Workload, make_workload
+from infer_bench.client.workloads import WORKLOADS, Workload, make_workload
 from infer_bench.shapes import SHAPES
 
-WORKLOADS = ("mixed", "continuous_batching", "paged_attention", "chunked_prefill", "prefix_caching")
+ONE_BY_ONE = "mixed, one by one"
+"""The requests of `mixed`, one after another, on the step `paged`: no prefix cache helps there."""
 STEPS = {
-    "static": "static",
+    "one": "one by one",
+    "static": "+ static batches of 8",
     "continuous": "+ continuous",
-    "paged": "+ paged",
+    "matched": "+ paged, 8 at once too",
+    "paged": "+ as many as fit",
+    "capped": "+ one prompt a step",
     "chunked": "+ chunked prefill",
     "prefix": "+ prefix caching",
+    "beside": "+ few prompt tokens beside decodes",
 }
 """The label of each step, in order."""
-LABELS = STEPS | {"capped": "paged, one whole prompt a step"}
-"""And of the control: `paged` with chunked prefill's cap alone tells what of its effect is the cap's."""
-SLOTS = 8
-"""What the contiguous cache's memory is divided by where `max_batch_size` is left out."""
 FULL_SEQ_LEN, FULL_CHUNK = 4096, 512
+CHUNKS = (128, 256, 512, 1024, 2048)
+"""Chunk sizes at full size that the step `chunked` is repeated with; its own is one of them."""
+OF_CHUNK = {f"chunk-{size}": size for size in CHUNKS if size != FULL_CHUNK}
+LABELS = (
+    STEPS | {"uncapped": "chunks, as many a step as fit"} | {name: f"chunks of {OF_CHUNK[name]}" for name in OF_CHUNK}
+)
+"""And of the controls: `chunked` without its cap on chunks, and with chunks of other sizes."""
+RUNS = {
+    "one": ("baseline", "mixed"),
+    "static": ("baseline", "mixed", "continuous_batching"),
+    "continuous": ("baseline", "mixed", "continuous_batching", "paged_attention"),
+    "matched": ("baseline", "paged_attention"),
+    "paged": ("baseline", "mixed", ONE_BY_ONE, "paged_attention", "chunked_prefill"),
+    "capped": ("baseline", "chunked_prefill"),
+    "chunked": ("baseline", "chunked_prefill", "prefix_caching"),
+    "prefix": WORKLOADS,
+    "beside": WORKLOADS,
+    "uncapped": ("chunked_prefill",),
+    **dict.fromkeys(OF_CHUNK, ("chunked_prefill",)),
+}
+"""The workloads of each step: those that its claims, or the next step's, compare; all of them on the last two."""
+SLOTS = 8
+"""What the contiguous cache's memory is divided by."""
 
 Options = dict[str, Any]
 """Fields of `EngineConfig` by name."""
+
+LEFT_OUT = {
+    "model": "the shape's, as the server is started",
+    "load_format": "random weights, as the server is started",
+    "num_kv_blocks": "`kv_cache_memory` sets it, and both together are refused",
+    "gpu_memory_utilization": "`kv_cache_memory` is in its place",
+    "step_timeout_s": "ends a stuck engine, and no step is",
+    "routing_policy": "there is one copy of the model",
+    "tool_call_format": "no request has tools",
+    "reasoning_format": "completions have no reasoning",
+    "generation_config": "each request says how it is sampled",
+    "structured_output_whitespace": "no request asks for structured output",
+}
+"""Fields of `EngineConfig` that no step names, and why they change nothing here."""
+ONLY_CHUNKED = "prefill_chunk_size"
+"""The field that is refused where prompts are computed whole, and named where they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +81,24 @@ class Profile:
     Attributes:
         name: of the profile.
         shapes: names of model shapes in bf16; each is measured by itself.
-        scale: the one factor on lengths of prompts and answers, `max_seq_len`, the chunk and arrivals per second.
+        scale: the one factor on lengths of prompts and answers, `max_seq_len`, chunks and arrivals per second.
+        hurry: a further factor on the arrivals of `continuous_batching`, so that several of its requests run at once.
         device: as `EngineConfig` has it.
         num_threads: that the server computes with on a CPU; None: all cores.
+        max_batch_size: requests at once where no slots limit them.
+        max_num_batched_tokens: tokens of a step.
+        tokens_beside_decodes: prompt tokens in a step with decodes, on the last step.
     """
 
     name: str
     shapes: tuple[str, ...]
     scale: float
+    hurry: float
     device: str
     num_threads: int | None = None
+    max_batch_size: int
+    max_num_batched_tokens: int
+    tokens_beside_decodes: int
 
     @property
     def max_seq_len(self) -> int:
@@ -56,47 +106,95 @@ class Profile:
         return int(FULL_SEQ_LEN * self.scale)
 
 
-CPU = Profile(name="cpu", shapes=("llama-30m",), scale=1 / 2, device="cpu", num_threads=1)
+CPU = Profile(
+    name="cpu",
+    shapes=("llama-30m",),
+    scale=1 / 2,
+    hurry=4.0,
+    device="cpu",
+    num_threads=1,
+    max_batch_size=32,
+    max_num_batched_tokens=2048,
+    tokens_beside_decodes=48,
+)
 """For two slow cores: one computes, and HTTP and client have the other.
 
-The work that arrives in a second goes with the square of the factor. With less than a half, an answer of
-`continuous_batching` has ended when the next request comes, and static batching holds up no request; with much more,
-`chunked_prefill` and `prefix_caching` bring more prompts than a core computes. At a half it is busy for 0.8 of the time
-on the first and 0.95 on the others, and keeps up. The shape is one whose whole prompts cost much beside a decode step:
-one of 640 tokens takes about five times what one of 160 does, and that twice what a decode step of 16 requests does.
+The work that arrives in a second goes with the square of the factor. With much more than a half, `chunked_prefill` and
+`prefix_caching` bring more prompts than a core computes; at a half it keeps up. An answer of `continuous_batching` has
+then ended when the next request comes, and no batch forms: its arrivals are hurried. The shape is one whose whole
+prompts cost much beside a decode step: one of 640 tokens takes about five times what one of 160 does, and that twice
+what a decode step of 16 requests does.
 """
-GPU = Profile(name="gpu", shapes=("llama-3.2-3b", "qwen3-4b", "gemma-3-1b"), scale=1.0, device="cuda")
+GPU = Profile(
+    name="gpu",
+    shapes=("llama-3.2-3b", "qwen3-4b", "gemma-3-1b"),
+    scale=1.0,
+    hurry=1.0,
+    device="cuda",
+    max_batch_size=256,
+    max_num_batched_tokens=8192,
+    tokens_beside_decodes=256,
+)
 PROFILES = {profile.name: profile for profile in (CPU, GPU)}
 
 
 def server_options(profile: Profile, shape: str) -> dict[str, Options]:
-    """Return all that is set of each step's configuration but for the model, and of the control's."""
-    cap = {"max_prefill_chunks_per_step": 1}
+    """Return the configuration of each step but for the model, and of the controls."""
+    on_gpu = profile.device != "cpu"
     options: Options = {
         "device": profile.device,
+        "dtype": "bfloat16",
+        "quantization": "none",
         "seed": 0,
         "max_seq_len": profile.max_seq_len,
-        "kv_cache_memory": SLOTS * profile.max_seq_len * kv_bytes_per_token(SHAPES[shape]),
+        "max_batch_size": 1,
+        "max_num_batched_tokens": profile.max_num_batched_tokens,
+        "max_waiting_requests": 2048,
         "batching_mode": "static",
+        "batch_wait_timeout_s": 0.05,
+        "scheduler_policy": "fcfs",
         "kv_cache_backend": "contiguous",
+        "kv_cache_dtype": "auto",
+        "kv_cache_memory": SLOTS * profile.max_seq_len * kv_bytes_per_token(SHAPES[shape]),
+        "block_size": 32 if _head_dim(SHAPES[shape]) >= 256 else 64,
+        "kv_reserve": 0.2,
         "use_chunked_prefill": False,
+        "max_prefill_chunks_per_step": profile.max_batch_size,  # no cap: no step has more prompts
+        "max_prefill_tokens_beside_decodes": profile.max_num_batched_tokens,  # no cap: no step has more tokens
         "use_prefix_caching": False,
+        "use_async_scheduling": on_gpu,
+        "use_cuda_graphs": on_gpu,
+        "use_cpu_graphs": not on_gpu,
+        "use_fused_products": on_gpu,
+        "batch_invariant": False,
+        "data_parallel_size": 1,
+        "tensor_parallel_size": 1,
     }
     switches: dict[str, Options] = {
-        "static": {},
+        "one": {},
+        "static": {"max_batch_size": SLOTS},
         "continuous": {"batching_mode": "continuous"},
-        "paged": {"kv_cache_backend": "paged"},
-        "chunked": {"use_chunked_prefill": True, "prefill_chunk_size": int(FULL_CHUNK * profile.scale), **cap},
+        "matched": {"kv_cache_backend": "paged"},
+        "paged": {"max_batch_size": profile.max_batch_size},
+        "capped": {"max_prefill_chunks_per_step": 1},
+        "chunked": {"use_chunked_prefill": True, ONLY_CHUNKED: int(FULL_CHUNK * profile.scale)},
         "prefix": {"use_prefix_caching": True},
+        "beside": {"max_prefill_tokens_beside_decodes": profile.tokens_beside_decodes},
     }
     steps = {name: (options := options | switches[name]) for name in STEPS}
-    return steps | {"capped": steps["paged"] | cap}
+    chunked = steps["chunked"]
+    uncapped = chunked | {"max_prefill_chunks_per_step": profile.max_batch_size}
+    sizes = {name: chunked | {ONLY_CHUNKED: int(size * profile.scale)} for name, size in OF_CHUNK.items()}
+    return steps | {"uncapped": uncapped} | sizes
 
 
 def kv_bytes_per_token(shape: dict[str, Any]) -> int:
     """Return the bytes of one token's keys and values in all layers, in bf16."""
-    head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-    return int(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim * 2)
+    return int(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * _head_dim(shape) * 2)
+
+
+def _head_dim(shape: dict[str, Any]) -> int:
+    return int(shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"])
 
 
 def flags(options: Options) -> list[str]:
@@ -108,12 +206,18 @@ def flags(options: Options) -> list[str]:
     return words
 
 
-def plan(profile: Profile, shape: str, name: str, *, contents: int = 0) -> Workload:
-    """Return the workload `name` at the profile's size."""
-    return make_workload(
-        name,
+def plan(profile: Profile, shape: str, name: str, *, contents: int = 0, num_requests: int | None = None) -> Workload:
+    """Return the workload `name` at the profile's size, or the first `num_requests` of its requests."""
+    workload = make_workload(
+        "mixed" if name == ONE_BY_ONE else name,
         scale=profile.scale,
-        rate_scale=profile.scale,
+        rate_scale=profile.scale * (profile.hurry if name == "continuous_batching" else 1.0),
         vocab_size=SHAPES[shape]["vocab_size"],
         contents=contents,
+    )
+    return replace(
+        workload,
+        name=name,
+        requests=workload.requests[:num_requests],
+        is_closed_loop=workload.is_closed_loop or name == ONE_BY_ONE,
     )

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "medians": {side: medians(found) for side, found in turns.items()},
             "agreements": {peer: agreement.as_json() for peer, agreement in agreements.items()},
         }
-        save(f"peers-{Path(args.model).resolve().name}", result, args.out)
+        save(args.name or f"peers-{Path(args.model).resolve().name}", result, args.out)
 
 
 def run_race(
@@ -144,6 +144,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="of our server")
     parser.add_argument("--rounds", type=int, default=5, help="turns of every side")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
+    parser.add_argument("--name", help="of the result, without `.json`; left out: `peers-` and the checkpoint's")
     parser.add_argument("--start-s", type=float, default=600.0, help="seconds that a server has to start")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
     args = parser.parse_args(arguments)

@@ -47,15 +47,16 @@ LADDER = (
 
 
 def plot_ladder(measured: Measured, path: Path, *, title: str) -> None:
-    """Draw a panel of bars, one a step, for each claim of the ablation."""
+    """Draw a panel for each claim of the ablation, with a bar for each step that ran the claim's workload."""
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, panels = plt.subplots(2, 2, figsize=(10.5, 6.0), layout="constrained")
         figure.suptitle(title)
         figure.supxlabel("blue: the step that brings it; pale: the others", fontsize=9)
         for axes, (name, workload, metric, own_step) in zip(panels.flat, LADDER, strict=True):
-            values = [measured[step][workload][metric] for step in STEPS]
-            colors = [ACCENT if step == own_step else MUTED for step in STEPS]
-            bars = axes.barh(list(STEPS.values()), values, color=colors)
+            steps = [step for step in STEPS if workload in measured.get(step, {})]
+            values = [measured[step][workload][metric] for step in steps]
+            colors = [ACCENT if step == own_step else MUTED for step in steps]
+            bars = axes.barh([STEPS[step] for step in steps], values, color=colors)
             axes.bar_label(bars, [metric_words(metric, value) for value in values], padding=4, fontsize=9)
             axes.set_xscale("log" if own_step == "prefix" else "linear")
             axes.invert_yaxis()

@@ -2,8 +2,8 @@
 
 A null engine makes tokens as fast as they are taken; the server has one process and the client another. The floor is
 8,000 streamed tokens per second, the aim 20,000; `/health` must answer within 50 ms meanwhile, and other streams must
-not wait 50 ms longer while a 5 MB prompt is tokenized. `/health` is asked from half a second after the start on:
-accepting so many requests at once is a burst of its own.
+not wait 50 ms longer while a 5 MB prompt is tokenized. Where a limit is missed, the exit code is 1. `/health` is asked
+from half a second after the start on: accepting so many requests at once is a burst of its own.
 
     uv run infer-bench streaming
 """
@@ -28,6 +28,7 @@ from infer_bench.client.http import exchange, get_latency_s
 from infer_bench.client.load import run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
+from infer_bench.limits import Limit, judge
 from infer_bench.results import ROOT, argument_parser, save, table
 from infer_bench.serving.null_engine import null_engine
 from infer_engine.frontend.async_engine import AsyncEngine
@@ -38,14 +39,16 @@ from infer_server.testing import running_server
 
 STREAMS = (1, 8, 64, 256)
 FLOOR, AIM = 8_000, 20_000
+LIMIT_MS = 50.0
+"""Of an answer of `/health`, and of what long prompts add to the silence of other streams."""
 LONG_PROMPTS = (1_000_000, 5_000_000)
 """Bytes; the first fits the context of a million tokens, the second is refused once it is tokenized."""
 PACED_STEP_S = 0.01
 BURST_S = 0.5
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table and save the result."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table and save the result; return 1 if a limit is missed."""
     parser = argument_parser(__doc__, quick="one short run of each")
     parser.add_argument("--tokens", type=int, default=80_000, help="tokens of one run, over all streams")
     parser.add_argument("--repeats", type=int, default=3)
@@ -54,18 +57,73 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.serve is not None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(serve(args.serve))
-        return
+        return 0
     num_tokens, repeats = (40_000, 1) if args.quick else (args.tokens, args.repeats)
     with null_server(step_s=0.0) as server:
         throughput = asyncio.run(measure_throughput(server.url, num_tokens, repeats))
     with null_server(step_s=PACED_STEP_S) as server:
         delays = asyncio.run(measure_long_prompts(server.url))
-    head = ["streams", f"tokens/s (floor {FLOOR}, aim {AIM})", "/health median ms", "/health max ms (limit 50)"]
-    print(f"\n{table(head, [list(map('{:.4g}'.format, row.values())) for row in throughput])}")
-    head = ["beside 16 streams of a token every 10 ms: bytes of a prompt", "status", "answered in s", "longest gap, ms"]
-    print(f"\n{table(head, [list(map('{:.4g}'.format, row.values())) for row in delays])}")
+    print(f"\n{throughput_table(throughput)}\n\n{delay_table(delays)}")
     if not args.quick:
         save("streaming", {"throughput": throughput, "delays": delays}, args.out)
+    return judge(limits(throughput, delays))
+
+
+def throughput_table(rows: Sequence[dict[str, float]]) -> str:
+    """Return a row for each number of streams."""
+    head = [
+        "streams",
+        f"tokens/s (floor {FLOOR}, aim {AIM})",
+        "/health median ms",
+        f"/health max ms (limit {LIMIT_MS:g})",
+    ]
+    names = ("streams", "tokens_per_s", "health_median_ms", "health_max_ms")
+    return table(
+        head, [[f"{row[name]:.0f}" if row[name] >= 1000 else f"{row[name]:.3g}" for name in names] for row in rows]
+    )
+
+
+def delay_table(rows: Sequence[dict[str, float]]) -> str:
+    """Return a row for each prompt that came beside streams."""
+    head = ["beside 16 streams of a token every 10 ms", "status", "answered in, s", "longest silence of a stream, ms"]
+    cells = [
+        [
+            f"a prompt of {row['bytes'] / 1e6:.1f} MB" if row["bytes"] else "nothing",
+            f"{row['status']:g}" if row["bytes"] else "",
+            f"{row['took_s']:.1f}" if row["bytes"] else "",
+            f"{row['longest_gap_ms']:.1f}",
+        ]
+        for row in rows
+    ]
+    return table(head, cells)
+
+
+def limits(throughput: Sequence[dict[str, float]], delays: Sequence[dict[str, float]]) -> list[Limit]:
+    """Return the limits of all numbers; of `delays`, the first one is without a prompt."""
+    rates = [
+        Limit(what=f"{row['streams']:g} streams", value=row["tokens_per_s"], unit="tokens/s", least=FLOOR)
+        for row in throughput
+    ]
+    health = [
+        Limit(
+            what=f"longest answer of /health beside {row['streams']:g} streams",
+            value=row["health_max_ms"],
+            unit="ms",
+            most=LIMIT_MS,
+        )
+        for row in throughput
+    ]
+    alone, *beside = delays
+    silences = [
+        Limit(
+            what=f"longest silence of a stream beside a prompt of {row['bytes'] / 1e6:.1f} MB, above that beside none",
+            value=row["longest_gap_ms"] - alone["longest_gap_ms"],
+            unit="ms",
+            most=LIMIT_MS,
+        )
+        for row in beside
+    ]
+    return [*rates, *health, *silences]
 
 
 async def serve(step_s: float) -> None:

@@ -1,6 +1,7 @@
 """How a server serves: seeded workloads against any server of the OpenAI API that takes token ids, timed by a client.
 
     uv run infer-bench serving --workload mixed                               # ours, the demo model
+    uv run infer-bench serving --workload all --scale 0.4 --rate-scale 0.5    # each in turn, on one server
     uv run infer-bench serving --shape smollm-135m --serve --max-batch-size 16
     uv run infer-bench serving --url http://127.0.0.1:8000 --workload chunked_prefill --rate 2
     uv run infer-bench serving --url http://127.0.0.1:8000 --workload mixed --concurrency 1 2 4 8 16 32
@@ -14,7 +15,7 @@ import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -34,6 +35,15 @@ LOOPS = 4
 """Requests of a closed loop for each that is open at once, at least: its begin and end are then the smaller part."""
 WARM_UP_CONTENTS, WARM_UP_REQUESTS = 1_000_000, 4
 """Prompts that no measured run has, and how many are sent before the first."""
+ALL, ROUNDS = "all", 3
+"""The name that stands for every workload, and how often a single load is run."""
+COLUMNS = (
+    "output tokens/s",
+    *(f"{name} P{percent}, ms" for name in ("TTFT", "ITL", "latency") for percent in (50, 99)),
+    "decoding at once, mean",
+    "errors",
+)
+"""Rows of `combine` that are columns of the table of all workloads."""
 SERVER_ROWS = {
     "KV occupancy, peak": "kv_occupancy_peak",
     "preemptions": "num_preemptions",
@@ -80,14 +90,16 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="folder or Hub id that our server loads; left out: the demo model")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="our server has random weights of this shape")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
-    parser.add_argument("--workload", choices=WORKLOADS, default="mixed")
+    parser.add_argument("--workload", choices=(*WORKLOADS, ALL), default="mixed")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
     parser.add_argument("--rate-scale", type=float, default=1.0, help="factor on the workload's own arrival rate")
     parser.add_argument("--requests", type=int, help="how many; default: the workload's own number, or more")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, nargs="+", help="Poisson arrivals per second")
     parser.add_argument("--concurrency", type=int, nargs="+", help="closed loop of so many requests at once")
-    parser.add_argument("--repeats", type=int, help="runs of each load; default 3, 1 for each of several loads")
+    parser.add_argument(
+        "--rounds", "--repeats", type=int, help="runs of each load; default 3, 1 for each of several loads"
+    )
     parser.add_argument("--no-progress", action="store_true")
     args = parser.parse_args(arguments)
     if args.url and (args.checkpoint or args.shape or args.serve):
@@ -96,8 +108,10 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("`--checkpoint` and `--shape` are two models: give one")
     if args.rate and args.concurrency:
         parser.error("`--rate` and `--concurrency` exclude each other")
+    if args.workload == ALL and (args.rate or args.concurrency or args.requests):
+        parser.error("`--workload all` has the workloads' own arrivals and numbers: name one workload")
     if args.quick:
-        args.scale, args.repeats = args.scale * 0.1, 1
+        args.scale, args.rounds = args.scale * 0.1, 1
     return args
 
 
@@ -113,41 +127,81 @@ def target_server(args: argparse.Namespace) -> Iterator[tuple[str, OwnServer | N
 
 
 async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> None:
-    """Warm up, run every load as often as asked, report."""
+    """Warm up, run every load or every workload as often as asked, report."""
     told = await describe(url, headers=headers_of(args))
     listed, context = served_model(told)
     args.model = args.model or listed
-    planned = plan(args, contents=0, num_requests=args.requests)
-    if context is not None and planned.longest > context:
-        raise SystemExit(
-            f"{args.workload} has requests of {planned.longest} tokens but {args.model} takes {context}; "
-            f"use `--scale {0.98 * args.scale * context / planned.longest:.2g}` or less."
-        )
-    await warm_up(args, url)
+    check_lengths(args, context)
+    await warm_up(for_workload(args, args.workload if args.workload != ALL else "mixed"), url)
+    target = {
+        "target": {"url": url, "model": args.model, "told": told},
+        "own_server": {"url": own.url, "flags": own.flags, "banner": own.banner} if own else None,
+    }
+    if args.workload == ALL:
+        result = target | {"workloads": await measure_workloads(args, url)}
+        print(f"\n`{title_of(args)}`\n\n{workloads_table(result)}")
+    else:
+        result = target | await measure_loads(args, url)
+        print(f"\n`{title_of(args)}`\n\n{load_table(result)}")
+    if not args.quick:
+        save(f"serving-{args.workload}", result, args.out)
+
+
+async def measure_loads(args: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Run one workload under every load, draw it, and return what was asked and every run."""
     loads = [Load(rate=rate) for rate in args.rate or ()] + [Load(concurrency=n) for n in args.concurrency or ()]
     loads = loads or [Load()]
     runs: dict[Load, list[dict[str, Any]]] = {load: [] for load in loads}
     last: list[RequestResult] = []
-    for number in range(args.repeats or (1 if len(loads) > 1 else 3)):
+    for number in range(args.rounds or (1 if len(loads) > 1 else ROUNDS)):
         for position, load in enumerate(loads):
             last, summary = await measure_once(args, url, load, contents=number * len(loads) + position)
             runs[load].append(summary)
-    title = f"{args.workload} x{args.scale:g}, {args.model}"
-    print(f"\n`{title}`\n\n{report(runs)}")
     path = args.out / f"serving-{args.workload}.png"
     if len(loads) > 1:
         points = {load.concurrency or load.rate or 0.0: found[0] for load, found in runs.items()}
-        plot_sweep(points, path, title=title, unit="requests per second" if args.rate else "requests at once")
+        plot_sweep(points, path, title=title_of(args), unit="requests per second" if args.rate else "requests at once")
     else:
-        plot_timeline(last, path, title=title)
-    result = {
-        "workload": describe_workload(args, planned),
-        "target": {"url": url, "model": args.model, "told": told},
-        "own_server": {"url": own.url, "flags": own.flags, "banner": own.banner} if own else None,
+        plot_timeline(last, path, title=title_of(args))
+    return {
+        "workload": describe_workload(args),
         "runs": [{**asdict(load), "runs": found, "spread": combine(found)} for load, found in runs.items()],
     }
-    if not args.quick:
-        save(path.stem, result, args.out)
+
+
+async def measure_workloads(args: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Run every workload in turn, round by round; return by name what was asked and every run."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WORKLOADS}
+    for number in range(args.rounds or ROUNDS):
+        for name, found in runs.items():
+            _, summary = await measure_once(for_workload(args, name), url, Load(), contents=number)
+            found.append(summary)
+    return {
+        name: {"workload": describe_workload(for_workload(args, name)), "runs": found, "spread": combine(found)}
+        for name, found in runs.items()
+    }
+
+
+def for_workload(args: argparse.Namespace, name: str) -> argparse.Namespace:
+    """Return the flags as if they named the workload `name`."""
+    return argparse.Namespace(**vars(args) | {"workload": name})
+
+
+def check_lengths(args: argparse.Namespace, context: int | None) -> None:
+    """End the benchmark where a request is longer than the context that the server tells of."""
+    names = WORKLOADS if args.workload == ALL else (args.workload,)
+    plans = (plan(for_workload(args, name), contents=0, num_requests=args.requests) for name in names)
+    longest = max(plans, key=lambda planned: planned.longest)
+    if context is not None and longest.longest > context:
+        raise SystemExit(
+            f"{longest.name} has requests of {longest.longest} tokens but {args.model} takes {context}; "
+            f"use `--scale {0.98 * args.scale * context / longest.longest:.2g}` or less."
+        )
+
+
+def title_of(args: argparse.Namespace) -> str:
+    """Return what was run on what."""
+    return f"{args.workload} x{args.scale:g}, {args.model}"
 
 
 def headers_of(args: argparse.Namespace) -> dict[str, str]:
@@ -201,8 +255,9 @@ async def measure_once(
     return results, {**summarize(results), "server": watch.facts}
 
 
-def describe_workload(args: argparse.Namespace, planned: Workload) -> dict[str, Any]:
+def describe_workload(args: argparse.Namespace) -> dict[str, Any]:
     """Return what was asked, for the result's file."""
+    planned = plan(args, contents=0, num_requests=args.requests)
     return {
         **{name: getattr(args, name) for name in ("workload", "scale", "rate_scale", "seed")},
         "vocab_size": VOCAB_SIZE,
@@ -210,6 +265,20 @@ def describe_workload(args: argparse.Namespace, planned: Workload) -> dict[str, 
         "max_tokens": [request.max_tokens for request in planned.requests],
         "arrivals_s": [request.arrival_s for request in planned.requests],
     }
+
+
+def workloads_table(result: Mapping[str, Any]) -> str:
+    """Return a row for each workload of a result of `--workload all`, as its JSON file has it."""
+    rows = [
+        [f"`{name}`", *(spread_words(each["spread"][column]) for column in COLUMNS)]
+        for name, each in result["workloads"].items()
+    ]
+    return table(["workload", *COLUMNS], rows)
+
+
+def load_table(result: Mapping[str, Any]) -> str:
+    """Return a column for each load of a result, as its JSON file has it, and what a reader must know about it."""
+    return report({Load(rate=each["rate"], concurrency=each["concurrency"]): each["runs"] for each in result["runs"]})
 
 
 def report(runs: dict[Load, list[dict[str, Any]]]) -> str:

@@ -308,7 +308,8 @@ class _Demand:
 def _size_by_memory(config: EngineConfig, demand: _Demand, *, wanted: int, max_batch_size: int, budget: int) -> KVSizes:
     """Size a paged cache by memory: each group holds as many sequences of maximum length, up to `max_batch_size`."""
     fitting = demand.longest_in_bytes(wanted, budget)
-    max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=_RAISE_CACHE)
+    fix = "raise `kv_cache_memory` or `num_kv_blocks`"
+    max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=fix)
     needs = demand.blocks(max_seq_len)
     bytes_per_sequence = demand.bytes_of(needs)
     num_blocks = tuple(min(budget * need // bytes_per_sequence, max_batch_size * need) for need in needs)
@@ -330,10 +331,11 @@ def _size_by_count(config: EngineConfig, demand: _Demand, *, wanted: int, num_bl
     if taken > free:
         most = _largest(num_blocks, lambda count: demand.bytes_of(sized(count).num_blocks) <= free)
         raise ValueError(
-            f"`num_kv_blocks` is {num_blocks} and the KV cache would take {taken} bytes, but {free} bytes are free; "
-            f"lower it to at most {most}."
+            f"`{config.field_of_num_blocks}` is {num_blocks} and the KV cache would take {taken} bytes, but {free} "
+            f"bytes are free; lower it to at most {most}."
         )
-    _choose_max_seq_len(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=_RAISE_CACHE)
+    fix = f"raise `{config.field_of_num_blocks}`"
+    _choose_max_seq_len(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=fix)
     return sizes
 
 
@@ -344,9 +346,6 @@ def _size_slots(config: EngineConfig, demand: _Demand, *, wanted: int, num_slots
     max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=fix)
     num_blocks = num_slots * -(-max_seq_len // demand.block_size)
     return KVSizes(num_blocks=(num_blocks,) * len(demand.windows), max_seq_len=max_seq_len)
-
-
-_RAISE_CACHE = "raise `kv_cache_memory` or `num_kv_blocks`"
 
 
 def _choose_max_seq_len(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int, fix: str) -> int:

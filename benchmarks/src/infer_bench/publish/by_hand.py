@@ -1,0 +1,99 @@
+"""What no command of a publication writes, each with the reason: results to come, pictures, and typed numbers."""
+
+_OLDER = "its command, or the form of its result, is another one than it was when this was measured"
+_NOT_YET = "not measured yet"
+_CHANGED_TREE = "measured with a changed tree"
+
+STALE = {
+    **dict.fromkeys(
+        (
+            "engine",
+            "concurrency-smollm-135m",
+            "host-step",
+            "compare-transformers-smollm-135m",
+            "structured",
+            "cpu-steps-llama-135m-8k",
+            "streaming",
+            "serving-mixed",
+            "replicas-llama-135m-8k",
+            "ablation-cpu",
+        ),
+        _OLDER,
+    ),
+    **dict.fromkeys(("ranks-llama-30m", "scaling"), _CHANGED_TREE),
+    **dict.fromkeys(
+        (
+            "prompt-cap",
+            "kv-cache-int8",
+            "kernels-cpu",
+            "serving-all",
+            "over-http-smollm-135m",
+            "scaling-starts-together",
+            "scaling-extra-load-skew-0",
+            "scaling-extra-load-skew-1",
+            "scaling-extra-load-skew-2",
+        ),
+        _NOT_YET,
+    ),
+}
+"""Results that are to be measured again, by name, with the reason: their files may be of a changed tree or another
+command, or be missing, and then the page keeps what it says. An entry that is not needed is a problem, too."""
+
+PICTURES_BY_HAND = {
+    "nanogpt-loss.png": "`examples/nanogpt/train.py` draws it; its text is not in this repository",
+    **dict.fromkeys(
+        (
+            "playground-batch-dark.png",
+            "playground-batch-light.png",
+            "playground-chat.png",
+            "playground-completion-dark.png",
+            "playground-phone.png",
+            "playground-tools.png",
+        ),
+        "`nox -s browser` takes it, in a real Chromium",
+    ),
+}
+"""Pictures in `docs/images` that show no result."""
+
+_AMX = "a Xeon with AMX, and peers in environments of their own, at the commit that it names; no file was kept"
+_BY_HAND = "measured by hand, on the CPU and at the commit that it names"
+_LIMIT = "a limit, a goal or a bound, not a measurement"
+_ROUGH = "an order of magnitude, for operators"
+_REASONS: dict[str, tuple[tuple[str, str], ...]] = {
+    _AMX: (("README.md", "## Measured"), ("docs/cpu.md", "## On which CPUs the comparisons hold")),
+    _BY_HAND: (
+        ("docs/benchmarks.md", "## Kernels on a CPU"),
+        ("docs/benchmarks.md", "## The host's time of a step"),
+        ("docs/cpu.md", "## How it works"),
+        ("docs/cpu.md", "## How to measure it"),
+        ("docs/cpu.md", "## What gave nothing"),
+        ("docs/cpu.md", "## What plain PyTorch gives"),
+        ("docs/cpu.md", "## Where a step's time goes"),
+        ("docs/quantization.md", "## Measured"),
+    ),
+    "a real model's text, and llama.cpp, are not in this repository": (("docs/quantization.md", "### A real model"),),
+    "`examples/nanogpt/train.py` on a text that is not in this repository": (("docs/nanogpt.md", "## Training"),),
+    "measured by a test, which prints it": (("docs/coverage.md", "## The gaps"),),
+    "computed from the compiled kernels, without a GPU": (
+        ("docs/kernel-report.md", "## What this implies"),
+        ("docs/kernels.md", "## Prefill attention's tiles"),
+    ),
+    "the constants of the simulation": (("docs/scaling.md", "# Scaling, on paper"),),
+    _LIMIT: (
+        ("docs/benchmarks.md", "## Engine overheads"),
+        ("docs/benchmarks.md", "## Streaming"),
+        ("docs/gpu.md", "## Goals"),
+        ("docs/from-vllm.md", "## Metrics"),
+        ("docs/playground.md", "## Batch"),
+        ("docs/structured-output.md", "## GBNF"),
+        ("docs/structured-output.md", "## Hostile grammars"),
+    ),
+    _ROUGH: (
+        ("docs/doctor.md", "## What it checks"),
+        ("docs/operations.md", "## Metrics"),
+        ("docs/operations.md", "### Requests"),
+    ),
+}
+
+TYPED = {section: reason for reason, sections in _REASONS.items() for section in sections}
+"""Sections, by page and heading, that quote numbers which people have typed, and why no result has them."""

@@ -1,0 +1,58 @@
+"""What a publication is made of: results, and the tables and pictures that are drawn from them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+"""A result's file: `environment` and what was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A file in `benchmarks/results`, and the command that measures it.
+
+    Attributes:
+        name: of the file, without `.json`.
+        command: that saves it; `{checkpoint:SHAPE}` becomes a folder with random weights of that shape, and `python`
+            this interpreter. Of a result from elsewhere: None, its file says it.
+        minutes: that it takes on two quiet cores.
+        elsewhere: why the publication does not run it: what it needs that is not here. Empty: it does.
+    """
+
+    name: str
+    command: str | None = None
+    minutes: float = 0.0
+    elsewhere: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Text of a page, between `<!-- published: NAME -->` and `<!-- /published -->`.
+
+    Attributes:
+        name: in the marker; a page may have it several times, and several pages may.
+        sources: results that it is made of.
+        render: takes their JSON in this order, and returns Markdown.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    render: Callable[..., str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A PNG in `docs/images`.
+
+    Attributes:
+        name: of the file, with its ending.
+        source: the result that it shows.
+        draw: takes its JSON and the path to write; None: the command itself writes a file of this name beside its
+            result, as it draws more than it saves.
+    """
+
+    name: str
+    source: str
+    draw: Callable[[Json, Path], None] | None = None

@@ -1,0 +1,131 @@
+"""Runs what README and docs quote, one command after another, and fills their tables and pictures from the results.
+
+    uv run nox -s publish                        # everything, about an hour on two quiet cores
+    uv run infer-bench publish --list            # the results, their commands, and what is from elsewhere
+    uv run infer-bench publish --only engine     # one result, and the tables and pictures made of it
+    uv run infer-bench publish --render          # tables and pictures of the results that are there
+    uv run infer-bench publish --check           # whether pages, pictures and results agree
+
+It refuses a tree with changes, as a result names the commit that it is of. A command that fails, or misses a limit,
+does not hold up the others; the exit code is 1 then. Results, pages and pictures are written as soon as each command
+has ended.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from infer_bench.publish.check import problems
+from infer_bench.publish.commands import Checkpoints, published, run_command, timeout_of, words_of
+from infer_bench.publish.declared import Result
+from infer_bench.publish.published import RESULTS
+from infer_bench.publish.render import pages, render_pages, render_pictures, save
+from infer_bench.publish.tree import changed_files
+from infer_bench.results import IMAGES, ROOT, argument_parser, current_commit
+from infer_bench.results import RESULTS as RESULTS_FOLDER
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is asked; return 1 where a command or a check failed, 2 where the tree has changes."""
+    own = {result.name: result for result in RESULTS if not result.elsewhere}
+    parser = argument_parser(__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(own), help="of the results; left out: all")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print all results, and run nothing")
+    what.add_argument("--dry-run", action="store_true", help="print what would run, in order, and run nothing")
+    what.add_argument("--render", action="store_true", help="fill pages and pictures from the results that are there")
+    what.add_argument("--check", action="store_true", help="print what does not agree")
+    args = parser.parse_args(arguments)
+    chosen = [result for name, result in own.items() if name in (args.only or own)]
+    if args.list:
+        print_list()
+    elif args.dry_run:
+        print_plan(chosen)
+    elif args.render:
+        render([result.name for result in (chosen if args.only else RESULTS)])
+    elif args.check:
+        found = problems()
+        print("\n".join(found) or "Results, pages and pictures agree.")
+        return 1 if found else 0
+    else:
+        return publish(chosen)
+    return 0
+
+
+def publish(chosen: Sequence[Result]) -> int:
+    """Run and publish all; return 1 where a command failed or missed a limit, 2 where the tree has changes."""
+    if changed := changes():
+        listed = "\n  ".join(changed)
+        print(f"The tree has changes; commit them first, as results name the commit:\n  {listed}", file=sys.stderr)
+        return 2
+    commit, failed = current_commit(), list[str]()
+    began_s = time.monotonic()
+    print_plan(chosen)
+    with tempfile.TemporaryDirectory(prefix="publish-") as made:
+        checkpoints = Checkpoints(Path(made) / "checkpoints")
+        for number, result in enumerate(chosen, start=1):
+            minutes = (time.monotonic() - began_s) / 60
+            print(
+                f"\n[{number} of {len(chosen)}, minute {minutes:.0f}] {result.name}: about {result.minutes:g} minutes, "
+                f"load average {os.getloadavg()[0]:.2f}\n{result.command}",
+                flush=True,
+            )
+            if problem := measure(result, checkpoints, commit=commit, out=Path(made) / result.name):
+                failed.append(problem)
+                print(problem, file=sys.stderr, flush=True)
+    minutes = (time.monotonic() - began_s) / 60
+    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} commands went well, in {minutes:.0f} minutes.")
+    print("".join(f"{line}\n" for line in failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def measure(result: Result, checkpoints: Checkpoints, *, commit: str, out: Path) -> str:
+    """Run one command and publish what it saved; return what went wrong, or nothing."""
+    load_before = os.getloadavg()[0]
+    code = run_command(words_of(result, checkpoints, out), commit=commit, timeout_s=timeout_of(result))
+    saved = out / f"{result.name}.json"
+    if not saved.exists():
+        return f"{result.name}: exit code {code}, and no result; the published one is left as it is."
+    if changed := changes(but_outputs=True):
+        return f"{result.name}: not published, as {', '.join(changed)} changed meanwhile."
+    found = published(
+        saved.read_text(encoding="utf-8"),
+        result,
+        commit=commit,
+        load_before=load_before,
+        checkpoints=checkpoints.folder,
+    )
+    save(result.name, found)
+    render([result.name], drawn=out)
+    return f"{result.name}: exit code {code}; its result is published all the same." if code else ""
+
+
+def render(names: Sequence[str], *, drawn: Path | None = None) -> None:
+    """Fill all pages, draw the pictures of these results, and say what was written."""
+    for path in [*render_pages(), *render_pictures(names, drawn=drawn)]:
+        print("wrote", path.relative_to(ROOT))
+
+
+def changes(*, but_outputs: bool = False) -> list[str]:
+    """Return the changed files of the tree, `but_outputs` without those that a publication writes."""
+    outputs = {str(path.relative_to(ROOT)) for path in pages()}
+    folders = tuple(f"{folder.relative_to(ROOT)}/" for folder in (RESULTS_FOLDER, IMAGES))
+    return [name for name in changed_files() if not (but_outputs and (name in outputs or name.startswith(folders)))]
+
+
+def print_plan(chosen: Sequence[Result]) -> None:
+    """Print what runs, in order."""
+    for result in chosen:
+        print(f"{result.minutes:5.1f} min  {result.name}: {result.command}")
+    print(f"{sum(result.minutes for result in chosen):5.1f} min  all, on two quiet cores")
+
+
+def print_list() -> None:
+    """Print all results: those that a publication measures, and those from elsewhere with what they need."""
+    print_plan([result for result in RESULTS if not result.elsewhere])
+    for result in RESULTS:
+        if result.elsewhere:
+            print(f"elsewhere  {result.name}: {result.elsewhere}")

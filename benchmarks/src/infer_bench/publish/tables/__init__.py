@@ -1,0 +1,1 @@
+"""The tables of README and docs: functions from results to Markdown."""

@@ -1,0 +1,50 @@
+"""What git says of the working tree: its commit, what has changed, and which commits it comes from."""
+
+import shutil
+import subprocess
+
+from infer_bench.results import ROOT
+
+
+def changed_files() -> list[str]:
+    """Return the files that differ from the commit or are not in it, relative to the repository.
+
+    Raises:
+        RuntimeError: git is not there, or this is no repository.
+    """
+    return [line[3:].partition(" -> ")[2] or line[3:] for line in git("status", "--porcelain").splitlines()]
+
+
+def is_ancestor(commit: str) -> bool:
+    """Return whether the working tree's commit comes from `commit`, or is it."""
+    try:
+        git("merge-base", "--is-ancestor", commit, "HEAD")
+    except RuntimeError:
+        return False
+    return True
+
+
+def has_history() -> bool:
+    """Return whether this is a repository with all of its commits."""
+    try:
+        return git("rev-parse", "--is-shallow-repository").strip() == "false"
+    except RuntimeError:
+        return False
+
+
+def git(*arguments: str) -> str:
+    """Return what git prints.
+
+    Raises:
+        RuntimeError: git is not there, or it failed.
+    """
+    program = shutil.which("git")
+    if program is None:
+        raise RuntimeError("`git` is not installed; a publication needs the commit that it is of")
+    command = [program, "-C", str(ROOT), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - git, with our arguments
+    if ended.returncode:
+        raise RuntimeError(
+            f"`git {' '.join(arguments)}` ended with exit code {ended.returncode}: {ended.stderr.strip()}"
+        )
+    return ended.stdout
