@@ -2,6 +2,17 @@
 
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe import fused_moe, prepack_experts
+from infer_kernels.moe.fused_moe_add_norm import fused_moe_add_norm
+from infer_kernels.moe.fused_router import Routing, SeparateRouter
 from infer_kernels.moe.router import ExpertChoice, moe_router
 
-__all__ = ["ExpertChoice", "SwiGLU", "fused_moe", "moe_router", "prepack_experts"]
+__all__ = [
+    "ExpertChoice",
+    "Routing",
+    "SeparateRouter",
+    "SwiGLU",
+    "fused_moe",
+    "fused_moe_add_norm",
+    "moe_router",
+    "prepack_experts",
+]

@@ -8,7 +8,14 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import FusedProducts, PendingNorm, QuantizedWeight, SeparateProducts, linear_invariant
+from infer_kernels import (
+    FusedProducts,
+    PendingNorm,
+    QuantizedWeight,
+    SeparateProducts,
+    SeparateRouter,
+    linear_invariant,
+)
 from infer_kernels.cpu import PackedQuantizedWeight, PackedWeight
 from infer_models.config import ModelConfig
 from infer_models.tensor_parallel import Shard, Share
@@ -85,6 +92,11 @@ class ParameterFactory:
     def products(self) -> Products:
         """What computes the products of decoder layers."""
         return SeparateProducts(self.linear) if self.fused_products is None else self.fused_products
+
+    @property
+    def router(self) -> SeparateRouter:
+        """What computes the routers of mixtures of experts."""
+        return SeparateRouter(self.linear)
 
     @property
     def _device_of_matrices(self) -> torch.device:
