@@ -32,6 +32,7 @@ from infer_kernels.embedding import embedding, embedding_quantized
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.moe import (
     ExpertChoice,
+    FusedRouter,
     Routing,
     SeparateRouter,
     SwiGLU,
@@ -79,6 +80,7 @@ __all__ = [
     "DeviceMetadata",
     "ExpertChoice",
     "FusedProducts",
+    "FusedRouter",
     "KVScales",
     "KVSlots",
     "Largest",

@@ -15,6 +15,7 @@ from infer_kernels.embedding import embedding_reference
 from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference, fused_moe_reference
 from infer_kernels.moe.fused_moe_add_norm import fused_moe_add_norm_reference
+from infer_kernels.moe.fused_router import fused_router_reference
 from infer_kernels.moe.router import moe_router_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
 from infer_kernels.norm.norm_add import norm_add_reference
@@ -48,6 +49,7 @@ __all__ = [
     "fused_moe_add_norm_reference",
     "fused_moe_quantized_reference",
     "fused_moe_reference",
+    "fused_router_reference",
     "gated_linear_reference",
     "gelu_tanh_and_mul_reference",
     "greedy_reference",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from infer_kernels import (
     FusedProducts,
+    FusedRouter,
     PendingNorm,
     QuantizedWeight,
     SeparateProducts,
@@ -48,8 +49,8 @@ class ParameterFactory:
         device: of the parameters.
         dtype: of the parameters.
         linear: multiplies by the weights.
-        fused_products: multiplies by those of decoder layers, with what surrounds the products; None: `linear` and ops
-            of their own do.
+        fused_products: multiplies by those of decoder layers, with what surrounds the products, and routes rows to
+            experts; None: `linear` and ops of their own do.
         shard: which part of the model this is; by default the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as the model takes.
         defers_matrices: matrices and stacks get no memory until `allocate_weights` has chosen how they are stored.
@@ -94,9 +95,11 @@ class ParameterFactory:
         return SeparateProducts(self.linear) if self.fused_products is None else self.fused_products
 
     @property
-    def router(self) -> SeparateRouter:
+    def router(self) -> FusedRouter | SeparateRouter:
         """What computes the routers of mixtures of experts."""
-        return SeparateRouter(self.linear)
+        if self.fused_products is None:
+            return SeparateRouter(self.linear)
+        return FusedRouter(self.fused_products, self.linear)
 
     @property
     def _device_of_matrices(self) -> torch.device:
