@@ -27,7 +27,13 @@ from torch import Tensor
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
 from infer_kernels.moe.activation import SwiGLU, activate, activate_torch
-from infer_kernels.moe.fused_moe_triton import group_pairs_triton, sum_pairs_triton
+from infer_kernels.moe.fused_moe_triton import (
+    MOST_PARTS,
+    AddedResidual,
+    PairGrouping,
+    group_pairs_triton,
+    sum_pairs_triton,
+)
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch
@@ -43,7 +49,6 @@ _WIDE = 128
 _PROGRAMS_PER_SM = 3
 _LEAST_INNER = 512
 """Inputs that are worth a program of their own."""
-_MOST_SPLITS = 4
 
 
 @triton.jit(do_not_specialize=["max_tiles", "iterations", "split_stride"])
@@ -155,6 +160,8 @@ def fused_moe_quantized_triton(
     down_bias: Tensor | None,
     out: Tensor,
     is_invariant: bool = True,
+    grouping: PairGrouping | None = None,
+    residual: AddedResidual | None = None,
 ) -> Tensor:
     """Launch the kernels; arguments as for `fused_moe_triton`, but for quantized weights; unchecked.
 
@@ -169,6 +176,8 @@ def fused_moe_quantized_triton(
         down_bias: [experts, hidden] of the dtype of `x`, or None.
         out: [tokens, hidden], like `x`; not `x` itself.
         is_invariant: a row's bits do not depend on the other rows and their number.
+        grouping: of `expert_ids`, which takes no launch; in tiles of no more rows than both products have.
+        residual: is added, at no more than 16 tokens.
 
     Returns:
         `out`.
@@ -179,7 +188,7 @@ def fused_moe_quantized_triton(
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     pairs = expert_ids.numel()
     gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype, pairs=None if is_invariant else pairs)
-    pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
+    pair_of_place, tiles = grouping or group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
     splits = 1 if is_invariant else choose_expert_splits(down, down_tile, pairs=pairs)
     activated = x.new_empty(1, pairs, intermediate)
     products = x.new_empty(splits, pairs, hidden, dtype=x.dtype if splits == 1 else torch.float32)
@@ -189,7 +198,7 @@ def fused_moe_quantized_triton(
     quantized_expert_products_triton(
         activated[0], down, down_bias, products, pair_of_place, tiles, tile=down_tile, activation=None
     )
-    return sum_pairs_triton(products, expert_ids, expert_weights, experts=experts, out=out)
+    return sum_pairs_triton(products, expert_ids, expert_weights, experts=experts, out=out, residual=residual)
 
 
 def choose_expert_tiles(
@@ -232,7 +241,7 @@ def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: i
     programs = pairs * cdiv(down.out_features, tile.outputs)
     wanted = _PROGRAMS_PER_SM * describe_gpu(down.device).num_sms // programs
     iterations = cdiv(down.in_features, tile.span)
-    splits = max(1, min(wanted, _MOST_SPLITS, down.in_features // _LEAST_INNER))
+    splits = max(1, min(wanted, MOST_PARTS, down.in_features // _LEAST_INNER))
     return cdiv(iterations, cdiv(iterations, splits))
 
 
