@@ -29,7 +29,7 @@ from infer_kernels.integers import cdiv
 from infer_kernels.moe.activation import SwiGLU, activate, activate_torch
 from infer_kernels.moe.fused_moe_triton import group_pairs_triton, sum_pairs_triton
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
-from infer_kernels.quantization.code_tiles import as_bytes, codes_of
+from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch
 from infer_kernels.quantization.quantized_tiles import QuantizedTile, choose_quantized_tile
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
@@ -51,8 +51,9 @@ def _quantized_expert_products_kernel(
     out: tl.tensor,  # [parts of the inputs, pairs, outputs], of more than one part fp32
     x: tl.tensor,  # [tokens, inputs], or [pairs, inputs]
     values: tl.tensor,  # [experts, outputs, bytes] uint8; GATED: [experts, 2 * outputs, bytes]
-    scales: tl.tensor,  # [experts, as many as `values`, groups] fp32, or uint8 exponents
+    scales: tl.tensor,  # [experts, as many as `values`, groups] as `load_scales` takes them
     zeros: tl.tensor,  # [experts, as many as `values`, groups], or None
+    row_scales: tl.tensor,  # [experts, as many as `values`] fp32, or None
     bias: tl.tensor,  # [experts, as many as `values`], or None
     pair_of_place: tl.tensor,  # [pairs] int32
     tiles: tl.tensor,  # [3, max_tiles] int32
@@ -70,6 +71,8 @@ def _quantized_expert_products_kernel(
     scales_stride: tl.tensor,
     zeros_expert_stride: tl.tensor,
     zeros_stride: tl.tensor,
+    row_scales_expert_stride: tl.tensor,
+    row_scales_stride: tl.tensor,
     bias_stride: tl.tensor,
     alpha: tl.tensor,
     limit: tl.tensor,
@@ -109,6 +112,7 @@ def _quantized_expert_products_kernel(
         values + expert * values_expert_stride + output * values_stride,
         scales + expert * scales_expert_stride + output * scales_stride,
         None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
+        None if row_scales is None else row_scales + expert * row_scales_expert_stride + output * row_scales_stride,
         in_outputs,
         first,
         end,
@@ -253,13 +257,14 @@ def quantized_expert_products_triton(
     several parts, fp32 sums, of which the first has the bias.
     """
     (splits, pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
-    numbers, zeros = activation or SwiGLU(), weight.zeros
+    numbers, zeros, row_scales = activation or SwiGLU(), weight.zeros, weight.row_scales
     _quantized_expert_products_kernel[(tiles.shape[1], cdiv(weight.out_features, tile.outputs), splits)](
         out,
         x,
         as_bytes(weight),
-        weight.scales,
+        scales_of(weight),
         zeros,
+        row_scales,
         bias,
         pair_of_place,
         tiles,
@@ -277,6 +282,8 @@ def quantized_expert_products_triton(
         weight.scales.stride(1),
         0 if zeros is None else zeros.stride(0),
         0 if zeros is None else zeros.stride(1),
+        0 if row_scales is None else row_scales.stride(0),
+        0 if row_scales is None else row_scales.stride(1),
         0 if bias is None else bias.stride(0),
         numbers.alpha,
         numbers.limit,
