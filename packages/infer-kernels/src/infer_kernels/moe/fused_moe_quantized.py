@@ -32,7 +32,7 @@ from infer_kernels.moe.sum_experts_torch import sum_experts_torch
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch
 from infer_kernels.quantization.quantized_tiles import QuantizedTile, choose_quantized_tile
-from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _MOST_ROWS = 64
@@ -40,6 +40,8 @@ _MOST_ROWS = 64
 _FEWEST_ROWS = 16
 _WIDE = 128
 """Outputs of the tile that takes the fewest instructions for the fewest rows."""
+_LONG = 2048
+"""Inputs from which on an iteration of such a tile with half the outputs takes twice as many."""
 _PROGRAMS_PER_SM = 3
 _LEAST_INNER = 512
 """Inputs that are worth a program of their own."""
@@ -215,17 +217,21 @@ def choose_expert_tiles(
     )
     rows = min(first.rows, second.rows)
     return (
-        replace(first, rows=rows, outputs=_outputs_of_tile(first, gate_up, pairs)),
-        replace(second, rows=rows, outputs=_outputs_of_tile(second, down, pairs)),
+        _fit_outputs(replace(first, rows=rows), gate_up, pairs),
+        _fit_outputs(replace(second, rows=rows), down, pairs),
     )
 
 
-def _outputs_of_tile(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None) -> int:
-    """Return the outputs of a tile, fewer where pairs of as many experts would leave multiprocessors without work."""
+def _fit_outputs(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None) -> QuantizedTile:
+    """Return a tile of fewer outputs where pairs of as many experts would leave multiprocessors without work."""
     wanted = _PROGRAMS_PER_SM * describe_gpu(weight.device).num_sms
     is_wide = tile.outputs == _WIDE and tile.rows == _FEWEST_ROWS
     are_few = pairs is not None and pairs * cdiv(weight.out_features, tile.outputs) < wanted
-    return _WIDE // 2 if is_wide and are_few else tile.outputs
+    if not (is_wide and are_few):
+        return tile
+    # As many numbers of an iteration, where inputs are many enough to fill the last one.
+    is_longer = weight.encoding in TILED and weight.in_features >= _LONG
+    return replace(tile, outputs=_WIDE // 2, inner=2 * tile.inner if is_longer else tile.inner)
 
 
 def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: int) -> int:
