@@ -13,16 +13,21 @@ STALE = {
             "compare-transformers-smollm-135m",
             "structured",
             "cpu-steps-llama-135m-8k",
+            "ablation-cpu",
+            "prompt-budget",
             "streaming",
             "serving-mixed",
             "replicas-llama-135m-8k",
             "ablation-cpu",
+            "prompt-budget",
         ),
         _OLDER,
     ),
     **dict.fromkeys(("ranks-llama-30m", "scaling"), _CHANGED_TREE),
     **dict.fromkeys(
         (
+            "over-http-smollm-135m",
+            "serving-all",
             "prompt-cap",
             "kv-cache-int8",
             "kernels-cpu",
@@ -77,6 +82,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     "computed from the compiled kernels, without a GPU": (
         ("docs/kernel-report.md", "## What this implies"),
         ("docs/kernels.md", "## Prefill attention's tiles"),
+        ("docs/configuration.md", "### The budget of a GPU"),
     ),
     "the constants of the simulation": (("docs/scaling.md", "# Scaling, on paper"),),
     _LIMIT: (
