@@ -66,8 +66,8 @@ RESULTS = (
     Result(name="scaling", command="infer-bench scaling", minutes=6.5),
     Result(
         name="scaling-starts-together",
-        command="infer-bench scaling --replicas 256 --starts-together --name scaling-starts-together",
-        minutes=1.5,
+        command="infer-bench scaling --replicas 1000 --policy prefix --starts-together --name scaling-starts-together",
+        minutes=2,
     ),
     *(
         Result(
