@@ -139,7 +139,7 @@ def test_a_command_that_fails_loses_nothing_of_the_others(results: Path, capsys:
     found = json.loads((results / "batching.json").read_text())
     assert found["seed"] == 3
     assert found["environment"]["command"] == GOOD.command
-    assert found["environment"]["commit"] == current_commit()
+    assert found["environment"]["commit"] == tree.head_commit()
     assert render.stamp_in(results / "batching.png") == render.stamp_of("batching")
     printed = capsys.readouterr()
     assert "[1 of 2, minute 0] engine: about 0.1 minutes, load average" in printed.out
@@ -208,7 +208,7 @@ def test_git_tells_changes_and_history(tmp_path: Path, monkeypatch: pytest.Monke
     tree.git(*identity, "commit", "-q", "-m", "a")
     assert tree.changed_files() == []
     assert tree.has_history() is True
-    assert tree.is_ancestor(tree.git("rev-parse", "--short=12", "HEAD").strip()) is True
+    assert tree.is_ancestor(tree.head_commit()) is True
     assert tree.is_ancestor("0" * 12) is False
     (tmp_path / "a").write_text("2")
     assert tree.changed_files() == ["a"]
