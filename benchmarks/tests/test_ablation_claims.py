@@ -93,6 +93,15 @@ def test_every_claim_can_fail(expected: Any) -> None:
     assert expected.text in broken(changed(expected.step, expected.workload, expected.metric, 1e9 if is_less else 0.0))
 
 
+def test_only_claims_whose_steps_were_measured_are_judged() -> None:
+    assert judge({}, capacities=[]) == judge({"chunked": GOOD["chunked"]}, capacities=[]) == []
+    two = judge({step: GOOD[step] for step in ("static", "continuous")}, capacities=[])
+    assert {claim.step for claim in two} == {"continuous"}
+    assert len(two) == 3
+    first = judge({step: GOOD[step] for step in ("one", "matched")}, capacities=[])
+    assert [claim.step for claim in first] == ["matched"]
+
+
 def test_a_faster_burst_is_judged_beside_slots_and_beside_blocks_of_the_same_batch() -> None:
     slower = broken(changed("paged", "paged_attention", "output_tokens_per_s", 100.0))
     assert [text.partition(",")[0] for text in slower] == [

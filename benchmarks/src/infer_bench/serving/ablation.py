@@ -17,15 +17,16 @@ import argparse
 import asyncio
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from infer_bench.client.load import run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import WORKLOADS, Workload
-from infer_bench.results import IMAGES, argument_parser, save
+from infer_bench.results import argument_parser, save
 from infer_bench.server.launch import serving
 from infer_bench.server.metrics import watching
 from infer_bench.serving.ablation_claims import count_capacities, judge
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         name = f"ablation-{profile.name}" + ("" if len(profile.shapes) == 1 else f"-{shape}")
         save(name, result, args.out)
-        draw(result, name)
+        draw_ladder(result, args.out / f"{name}.png")
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -155,12 +156,12 @@ def result_of(profile: Profile, shape: str, runs: Runs) -> dict[str, Any]:
     }
 
 
-def draw(result: dict[str, Any], name: str) -> None:
-    """Draw the picture of a result, as its JSON file has it, into the folder of images of the documentation."""
+def draw_ladder(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the picture of a result, as its JSON file has it."""
     profile = result["profile"]
     sizes = f"sizes and rates x{Fraction(profile['scale'])}, equal KV memory"
     title = f"The serving ladder: {result['shape']['name']} on {profile['device']}, {sizes}"
-    plot_ladder(result["medians"], IMAGES / f"{name}.png", title=title)
+    plot_ladder(result["medians"], path, title=title)
 
 
 def print_plan(profile: Profile, shape: str, pairs: Pairs, *, num_requests: int | None = None) -> None:
