@@ -22,7 +22,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
     [
         *("model", "max_seq_len", "max_batch_size", "max_num_batched_tokens", "seed", "block_size", "kv_cache_memory"),
-        *("num_kv_blocks", "use_chunked_prefill", "max_prefill_chunks_per_step", "use_prefix_caching"),
+        *(
+            "num_kv_blocks",
+            "num_gpu_blocks",
+            "use_chunked_prefill",
+            "max_prefill_chunks_per_step",
+            "use_prefix_caching",
+        ),
         *("use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs", "use_fused_products", "prefill_chunk_size"),
     ]
 )

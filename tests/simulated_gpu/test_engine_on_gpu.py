@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.protocol import SamplingParams
+from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES
+from infer_engine.model_runner.rank_loading import load_rank
+from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.sizing import DECODES_BESIDE_PROMPTS
 from infer_engine.testing.models import ModelEngine, random_prompt, save_servable, sound_tokens
 from infer_kernels.testing.simulated_gpu import Machine, simulated_gpus
 
@@ -51,6 +54,16 @@ def test_all_steps_are_captured_as_cuda_graphs_and_proved(started: tuple[ModelEn
     engine, _ = started
     assert engine.info.device == "cuda:0"
     assert engine.info.cuda_graphs == "3 steps are captured as CUDA graphs: 3 gave equal bits"
+
+
+@pytest.mark.usefixtures("started")
+def test_prompt_tokens_beside_decodes_fill_the_largest_step_that_is_worth_capturing(folder: Path) -> None:
+    def most(**config: Any) -> int | None:
+        loaded = load_rank(EngineConfig(**CONFIG | config), folder, device=torch.device("cuda:0"))
+        return loaded.limits.max_prefill_tokens_beside_decodes
+
+    assert most() == LARGER_SIZES[-1] - DECODES_BESIDE_PROMPTS  # of so small a model
+    assert most(max_prefill_tokens_beside_decodes=7) == 7
 
 
 def test_answers_are_those_of_a_cpu(started: tuple[ModelEngine, Machine], folder: Path) -> None:

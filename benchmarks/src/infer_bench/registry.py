@@ -13,6 +13,10 @@ BENCHMARKS = {
     ),
     "prompt-cap": ("offline.prompt_cap", "what the cap on prompt tokens beside decodes costs and gives"),
     "batching": ("offline.batching", "static and continuous batching of the same arrivals, step by step; no model"),
+    "prompt-budget": (
+        "scaling.prompt_budget",
+        "what a budget of prompt tokens beside decodes would give on an H100: counted and simulated",
+    ),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),

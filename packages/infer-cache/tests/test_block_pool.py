@@ -38,6 +38,18 @@ def test_releasing_a_block_without_references_is_refused() -> None:
         pool.release(block_ids)
 
 
+def test_a_reference_is_given_back_by_its_holder_alone() -> None:
+    pool = BlockPool(4, keeps_idle=False)
+    (block_id,) = pool.allocate(1, holder="a")
+    pool.add_reference([block_id], holder="b")
+    with pytest.raises(ValueError, match=r"has no references of 'c', but of \['a', 'b'\]"):
+        pool.release([block_id], holder="c")
+    pool.release([block_id], holder="a")
+    assert pool.holders(block_id) == ("b",)
+    pool.release([block_id], holder="b")
+    assert (pool.holders(block_id), pool.num_free) == ((), 4)
+
+
 def test_a_cached_block_is_found_while_it_is_referenced_and_while_it_is_idle() -> None:
     pool, block_ids = pool_with_cached(b"x")
     assert pool.find(b"x") == block_ids[0]

@@ -61,7 +61,7 @@ class PagedMachine(RuleBasedStateMachine):
         self.max_chunk, self.keeps_prefixes = max_chunk, keeps_prefixes
         self.sequence_ids = count()
         self.sequences: dict[str, Sequence] = {}
-        self.leaked: set[tuple[int, int]] = set()
+        self.leaked: dict[tuple[int, int], str] = {}
         self.memory: dict[tuple[int, int, int], Content] = {}
 
     @precondition(lambda self: len(self.sequences) < MAX_RUNNING)
@@ -168,13 +168,12 @@ class PagedMachine(RuleBasedStateMachine):
         del self.sequences[sequence_id]
 
     @precondition(lambda self: len(self.leaked) < MAX_RUNNING)
-    @rule(group=st.integers(0, 2), num_blocks=st.integers(1, 3))
-    def leak(self, group: int, num_blocks: int) -> None:
+    @rule(group=st.integers(0, 2), num_blocks=st.integers(1, 3), holder=st.sampled_from(["lost", "gone"]))
+    def leak(self, group: int, num_blocks: int, holder: str) -> None:
         group %= len(self.windows)
         if num_blocks <= self.num_free(group):
-            self.leaked |= {
-                (group, block_id) for block_id in self.manager.groups[group].block_pool.allocate(num_blocks)
-            }
+            block_ids = self.manager.groups[group].block_pool.allocate(num_blocks, holder=holder)
+            self.leaked |= {(group, block_id): holder for block_id in block_ids}
 
     @precondition(lambda self: self.leaked)
     @rule()
@@ -192,8 +191,19 @@ class PagedMachine(RuleBasedStateMachine):
             assert referenced | leaked == {block_id for block_id in range(num_blocks) if pool.is_referenced(block_id)}
             assert pool.num_free + len(referenced) + len(leaked) == num_blocks
             assert pool.num_idle <= (pool.num_free if self.keeps_prefixes else 0)
-        assert self.manager.audit() == sorted(self.leaked)
+        found = [(block.group, block.block_id, block.holders, block.is_cached) for block in self.manager.audit()]
+        assert found == [(*place, (holder,), False) for place, holder in sorted(self.leaked.items())]
         assert self.manager.num_free_blocks == sum(map(self.num_free, range(len(self.windows))))
+
+    @invariant()
+    def every_reference_is_of_a_sequence_that_has_the_block(self) -> None:
+        for group in range(len(self.windows)):
+            holders: dict[int, list[str]] = {}
+            for sequence_id in self.sequences:
+                for block_id in self.manager.blocks(sequence_id, group):
+                    holders.setdefault(block_id, []).append(sequence_id)
+            pool = self.manager.groups[group].block_pool
+            assert all(sorted(map(str, pool.holders(block_id))) == sorted(of) for block_id, of in holders.items())
 
     @invariant()
     def block_tables_are_the_rows_that_edits_have_written(self) -> None:

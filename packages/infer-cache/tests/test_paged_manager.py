@@ -2,7 +2,7 @@
 
 import pytest
 
-from infer_cache import BlockHashes, OutOfBlocksError, PagedKVCacheManager, TableEdit, UnknownSequenceError
+from infer_cache import BlockHashes, LeakedBlock, OutOfBlocksError, PagedKVCacheManager, TableEdit, UnknownSequenceError
 from infer_cache.block_pool import BlockPool
 
 
@@ -238,7 +238,7 @@ def test_a_leak_is_found_with_its_group_and_reclaimed() -> None:
     manager = manager_of(8, 8)
     admit(manager, "alive", 8)
     leaked = manager.groups[1].block_pool.allocate(3)
-    assert manager.audit() == [(1, block_id) for block_id in sorted(leaked)]
+    assert manager.audit() == [LeakedBlock(1, block_id, (None,)) for block_id in sorted(leaked)]
     assert manager.reclaim() == 3
     assert (manager.audit(), manager.num_free_blocks, len(manager.blocks("alive", 1))) == ([], 12, 2)
 

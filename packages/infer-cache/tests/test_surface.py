@@ -17,12 +17,14 @@ def test_the_public_names_are_these() -> None:
         "ContiguousKVCacheManager",
         "KVPool",
         "LayerGroups",
+        "LeakedBlock",
         "OutOfBlocksError",
         "PagedCacheView",
         "PagedKVCacheManager",
         "PrefixHit",
         "TableEdit",
         "UnknownSequenceError",
+        "describe_leaks",
         "max_blocks_in_window",
     ]
     assert all(getattr(infer_cache, name).__name__ == name for name in infer_cache.__all__)

@@ -1,6 +1,7 @@
 """Every invalid value and every conflict is refused; the message names the field, the value and what is allowed."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from infer_engine import EngineConfig
 
 NAN, INF = float("nan"), float("inf")
 COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waiting_requests", "block_size"]
-COUNTS += ["num_kv_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
+COUNTS += ["num_kv_blocks", "num_gpu_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
 SWITCHES += ["use_fused_products", "batch_invariant"]
@@ -148,6 +149,8 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("prefill_chunk_size", 64, WHOLE, "leave one of them out"),
         ("prefill_chunk_size", 600, {"max_num_batched_tokens": 64}, "lower the one or raise the other"),
         ("num_kv_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
+        ("num_gpu_blocks", 5, {"kv_cache_memory": "1GiB"}, "leave one of them out"),
+        ("num_gpu_blocks", 5, {"num_kv_blocks": 6}, "leave one of them out"),
         ("use_cpu_graphs", True, {"device": "cuda"}, "leave `use_cpu_graphs` out"),
         ("use_cpu_graphs", True, {"device": "cuda:1"}, "leave `use_cpu_graphs` out"),
         ("use_cuda_graphs", True, {"device": "cpu"}, "leave `use_cuda_graphs` out"),
@@ -164,6 +167,14 @@ def test_a_conflict_names_both_fields_their_values_and_the_way_out(
     message = refusal_of(**{field: value}, **other)
     assert message.startswith(f"`{field}` is {value!r} but `{other_field}` is {other_value!r} ")
     assert way_out in message
+
+
+def test_num_gpu_blocks_is_another_name_of_num_kv_blocks() -> None:
+    config = EngineConfig(num_gpu_blocks=5)
+    assert config.num_kv_blocks == 5
+    assert config == EngineConfig(num_kv_blocks=5) == EngineConfig(num_kv_blocks=5, num_gpu_blocks=5)
+    assert EngineConfig(num_kv_blocks=5) != EngineConfig(num_kv_blocks=6)
+    assert replace(config, max_seq_len=64).num_kv_blocks == 5
 
 
 def resolved(**values: Any) -> tuple[str, bool, bool]:
@@ -223,6 +234,7 @@ POSSIBLE: dict[str, list[object]] = {
     "block_size": [None, 1, 16],
     "kv_cache_memory": [None, 10**6, "1GiB"],
     "num_kv_blocks": [None, 1, 100],
+    "num_gpu_blocks": [None, 1, 100],
     "max_seq_len": [None, 1, 4096],
     "max_num_batched_tokens": [None, 1, 300, 8192],
     "use_chunked_prefill": [None, True, False],

@@ -184,12 +184,13 @@ def test_an_empty_plan_wraps_nothing() -> None:
     assert FaultPlan().wrap_parts(parts) is parts
 
 
-def test_starting_over_reclaims_memory_that_no_request_holds() -> None:
+def test_starting_over_reclaims_memory_that_no_request_holds(caplog: pytest.LogCaptureFixture) -> None:
     failing = engine(Fault(stage="schedule", times=1))
-    failing.paged_manager.groups[0].block_pool.allocate(3)
+    failing.paged_manager.groups[0].block_pool.allocate(3, holder="gone")
     failing.submit("a", [1, 2, 3], max_tokens=2)
     failing.core.step()
     assert failing.paged_manager.audit() == []
+    assert "3 leaked KV blocks are freed: 3 of `gone`." in caplog.messages
 
 
 def test_a_step_that_sleeps_where_a_request_grows_preempts_no_request() -> None:

@@ -19,6 +19,7 @@ from infer_engine.sizing import (
     choose_block_size,
     computes_in_tiles,
     kv_memory,
+    limit_prompts_on_gpu,
     size_kv_cache,
     size_step,
 )
@@ -84,10 +85,10 @@ def test_little_memory_cuts_the_longest_sequence_to_what_the_pool_holds(caplog: 
     assert "max_seq_len is cut from the model's 1000 to 320" in caplog.text
 
 
-def test_kv_cache_memory_and_num_gpu_blocks_set_the_pool() -> None:
+def test_kv_cache_memory_and_num_kv_blocks_set_the_pool() -> None:
     assert sized(kv_cache_memory=7_000) == sizes(7, max_seq_len=448)
     assert sized(kv_cache_memory=40_999) == sizes(40, max_seq_len=1000)
-    assert sized(num_kv_blocks=20) == sizes(20, max_seq_len=1000)
+    assert sized(num_kv_blocks=20) == sized(num_gpu_blocks=20) == sizes(20, max_seq_len=1000)
 
 
 def test_groups_share_memory_by_what_each_needs_for_the_longest_sequence() -> None:
@@ -107,7 +108,7 @@ def test_prompts_computed_whole_keep_every_block_of_a_window() -> None:
     assert whole == sizes(100, 100, max_seq_len=1000)
 
 
-def test_num_gpu_blocks_counts_the_group_that_holds_whole_sequences() -> None:
+def test_num_kv_blocks_counts_the_group_that_holds_whole_sequences() -> None:
     assert sized(groups=MIXED, block_size=10, num_kv_blocks=250) == sizes(28, 250, max_seq_len=1000)
     assert sized(groups=MIXED, block_size=10, num_kv_blocks=40) == sizes(11, 40, max_seq_len=400)
     windows = [Group(window, 1) for window in (11, 41)]
@@ -121,7 +122,7 @@ def test_contiguous_gives_each_slot_its_share_of_the_tokens() -> None:
     assert sized(batching_mode="static", max_seq_len=65) == sizes(8 * 2, max_seq_len=65)
 
 
-def test_contiguous_ignores_block_size_and_num_gpu_blocks() -> None:
+def test_contiguous_ignores_block_size_and_num_kv_blocks() -> None:
     ignored: dict[str, Any] = {"block_size": 3, "num_kv_blocks": 10**12}
     assert sized(batching_mode="static", share=16_000, **ignored) == sized(batching_mode="static", share=16_000)
 
@@ -148,17 +149,25 @@ def test_asking_for_more_positions_than_the_model_has_is_refused() -> None:
         sized(max_seq_len=2000)
 
 
-@pytest.mark.parametrize("values", [{"share": 10}, {"num_kv_blocks": 1, "block_size": 1}])
-def test_a_cache_without_room_for_a_prompt_and_a_token_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="raise `kv_cache_memory`"):
+@pytest.mark.parametrize(
+    ("values", "fix"),
+    [
+        ({"share": 10}, "raise `kv_cache_memory` or `num_kv_blocks`"),
+        ({"num_kv_blocks": 1, "block_size": 1}, "raise `num_kv_blocks`"),
+        ({"num_gpu_blocks": 1, "block_size": 1}, "raise `num_gpu_blocks`"),
+    ],
+)
+def test_a_cache_without_room_for_a_prompt_and_a_token_is_refused(values: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ValueError, match=rf"; {fix}\.$"):
         sized(**values)
 
 
 def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits() -> None:
     with pytest.raises(ValueError, match=r"`kv_cache_memory` is 90GiB .* lower it to at most 50000\."):
         sized(kv_cache_memory="90GiB", max_batch_size=10**9, free=50_000)
-    with pytest.raises(ValueError, match=r"`num_kv_blocks` is 100000000000 .* lower it to at most 50\."):
-        sized(num_kv_blocks=10**11, free=50_000)
+    for name in ("num_kv_blocks", "num_gpu_blocks"):
+        with pytest.raises(ValueError, match=rf"`{name}` is 100000000000 .* lower it to at most 50\."):
+            sized(**{name: 10**11}, free=50_000)
     # 322 blocks come with 36 of the window: 18,000 + 32,200 bytes.
     with pytest.raises(ValueError, match=r"lower it to at most 320\."):
         sized(groups=MIXED, block_size=10, num_kv_blocks=322, free=50_000)
@@ -305,6 +314,19 @@ def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
     assert most(EngineConfig(), "cpu") == PREFILL_TOKENS_BESIDE_DECODES
     assert most(EngineConfig(), "cuda") is None
     assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7
+
+
+@pytest.mark.parametrize(("max_captured_tokens", "most"), [(512, 480), (1024, 992), (2304, 2272)])
+def test_prompt_tokens_beside_decodes_fill_the_largest_captured_step_of_a_gpu(
+    max_captured_tokens: int, most: int
+) -> None:
+    def limited(**config: Any) -> int | None:
+        limits = size_step(EngineConfig(**config), device=GPU, model_max_seq_len=9000)
+        limits = limit_prompts_on_gpu(limits, max_captured_tokens=max_captured_tokens)
+        return limits.max_prefill_tokens_beside_decodes
+
+    assert limited() == most
+    assert limited(max_prefill_tokens_beside_decodes=7) == 7
 
 
 def test_more_prompt_tokens_are_computed_beside_decodes_where_tiles_multiply_unless_a_number_was_set() -> None:

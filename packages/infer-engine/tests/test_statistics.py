@@ -1,9 +1,11 @@
 """What a snapshot says, field by field."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from infer_cache.block_pool import BlockPool
 from infer_engine.protocol import EngineStats
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.faults import Fault, FaultPlan
@@ -138,6 +140,28 @@ def test_an_idle_step_counts_leaked_blocks() -> None:
     assert served.core.step().stats.num_leaked_blocks == 3
     assert served.kv_cache_manager.reclaim() == 3
     assert served.core.step().stats.num_leaked_blocks == 0
+
+
+class ForgetfulPool(BlockPool):
+    """A pool that keeps the last block of whatever is given back."""
+
+    def release(self, block_ids: Sequence[int], *, holder: str | None = None) -> None:
+        super().release(block_ids[:-1], holder=holder)
+
+
+def test_the_log_names_the_requests_whose_blocks_were_leaked_once(caplog: pytest.LogCaptureFixture) -> None:
+    served = engine(use_prefix_caching=True)
+    for name, max_tokens in (("a", 1), ("b", 5)):
+        served.submit(name, [ord(name)] * 6, max_tokens=max_tokens)
+    served.paged_manager.groups[0].block_pool = ForgetfulPool(NUM_BLOCKS, keeps_idle=True)
+    while served.core.has_work:
+        served.core.step()
+    assert caplog.messages == []
+    for _ in range(3):
+        assert served.core.step().stats.num_leaked_blocks == 2
+    [message] = caplog.messages
+    assert message.startswith("2 KV blocks are leaked, which is a bug: 1 of `a` (1 cached), 1 of `b` (1 cached). ")
+    assert message.endswith("not among the 6 free blocks that are kept for the prefixes in them.")
 
 
 def test_preemptions_are_requests_put_back() -> None:

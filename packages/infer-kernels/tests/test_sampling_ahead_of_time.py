@@ -69,6 +69,14 @@ def test_a_row_is_split_in_the_same_chunks_whatever_the_batch() -> None:
             ]
 
 
+@pytest.mark.parametrize(("rows", "programs"), [(16, 63), (17, 63), (32, 33), (132, 8), (1000, 8)])
+def test_programs_of_many_rows_take_several_chunks(rows: int, programs: int) -> None:
+    # Eight for each of 132 multiprocessors. Each of them searches the row for its candidates' distance.
+    with compile_only(90) as log:
+        sample(torch.empty(rows, 128_256), **random_draws(rows, vocab=128_256).arguments)
+    assert launches_of(log)[:2] == [("_maxima_kernel", (rows, 63, 1)), ("_candidates_kernel", (rows, programs, 1))]
+
+
 def test_launches_of_each_op() -> None:
     logits, draws = torch.empty(5, 5000), random_draws(5, vocab=5000)
     counts, slots = torch.empty(4, 5000, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)

@@ -60,15 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *compare_decodes(layers=16 // share, rounds=rounds),
             *compare_experts(layers=8 // share, rounds=rounds),
         ]
+    print(f"\n{comparison_table(comparisons)}")
+    if not args.quick:
+        save("kernels-cpu", {"comparisons": comparisons}, args.out)
+
+
+def comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """Return a row for each comparison: medians, and how many times faster ours is than the fastest naive form."""
     cells = []
     for each in comparisons:
         ours_s = statistics.median(each["ours"])
         naive = ", ".join(f"{form} {statistics.median(times) * 1e3:.1f}" for form, times in each["naive"].items())
         rate = f"{each['gigabytes'] / ours_s:.1f}"
         cells.append([each["name"], f"{ours_s * 1e3:.1f}", rate, naive, f"{each['ratio']:.2f}"])
-    print(f"\n{table(['', 'ours, ms', 'ours, GB/s', 'naive, ms', 'ratio'], cells)}")
-    if not args.quick:
-        save("kernels-cpu", {"comparisons": comparisons}, args.out)
+    return table(["", "ours, ms", "ours, GB/s", "naive, ms", "ratio"], cells)
 
 
 def alternate(

@@ -10,7 +10,7 @@ waiting for a core changes no number. HTTP is no part of them. Caps are measured
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from infer_bench.results import argument_parser, save, table
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.build import build_core
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.ipc.messages import Submit
+from infer_engine.ipc.messages import StepResult, Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 
 SHAPE = "llama-30m"
@@ -29,6 +29,8 @@ LOADS = (("chunked_prefill", 0.5, 0.5), ("chunked_prefill", 0.5, 1.0), ("mixed",
 """Workload, factor on its lengths, factor on its rate."""
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 Numbers = dict[str, float]
+TimedStep = Callable[[EngineCore], tuple[StepResult, float]]
+"""Takes one step, and returns its result and its seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,8 +73,14 @@ def build(cap: int) -> EngineCore:
     return core
 
 
-def play(core: EngineCore, workload: Workload) -> Numbers:
-    """Let requests arrive by CPU time until all have ended; return milliseconds, and tokens per second."""
+def take_step(core: EngineCore) -> tuple[StepResult, float]:
+    """Take one step, which takes what this process computes."""
+    began_s = time.process_time()
+    return core.step(), time.process_time() - began_s
+
+
+def play(core: EngineCore, workload: Workload, *, step: TimedStep = take_step) -> Numbers:
+    """Let requests arrive by the time of steps until all have ended; return milliseconds, and tokens per second."""
     requests, now_s, num_arrived, num_tokens = workload.requests, 0.0, 0, 0
     first_s: dict[int, float] = {}
     last_s: dict[int, float] = {}
@@ -88,10 +96,9 @@ def play(core: EngineCore, workload: Workload) -> Numbers:
             )
             core.handle(submit)
             num_arrived += 1
-        began_s = time.process_time()
-        outputs = core.step().outputs
-        now_s += time.process_time() - began_s
-        for output in outputs:
+        result, seconds = step(core)
+        now_s += seconds
+        for output in result.outputs:
             index = int(output.request_id)
             num_tokens += len(output.token_ids)
             if index in first_s:

@@ -11,6 +11,7 @@ from infer_cache.block_hashes import BlockHashes
 from infer_cache.block_map import BlockMap
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.layer_groups import LayerGroups
+from infer_cache.leaks import LeakedBlock, describe_leaks
 from infer_cache.paged_manager import AdmissionBudget, PagedKVCacheManager, PrefixHit, TableEdit, UnknownSequenceError
 from infer_cache.sliding_window import max_blocks_in_window
 
@@ -26,12 +27,14 @@ __all__ = [
     "ContiguousKVCacheManager",
     "KVPool",
     "LayerGroups",
+    "LeakedBlock",
     "OutOfBlocksError",
     "PagedCacheView",
     "PagedKVCacheManager",
     "PrefixHit",
     "TableEdit",
     "UnknownSequenceError",
+    "describe_leaks",
     "max_blocks_in_window",
 ]
 

@@ -1,4 +1,4 @@
-"""`BlockPool`: blocks with reference counts, which prefix caching finds by their hashes.
+"""`BlockPool`: blocks with references, whose holders are known, which prefix caching finds by their hashes.
 
 free ──allocate──> 1 reference <──add_reference, release──> n references
  ^                      │ release of the last reference
@@ -18,13 +18,15 @@ from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
 
 
 class BlockPool:
-    """Blocks with reference counts and hashes. Idle blocks count as free.
+    """Blocks with references and hashes. Idle blocks count as free.
+
+    A reference has a holder, by default nobody, who alone gives it back: a leaked block tells whose it was.
 
     Attributes:
         num_evictions: idle blocks that were evicted for an allocation, since the start.
     """
 
-    __slots__ = ("_allocator", "_block_of", "_hash_of", "_idle", "_keeps_idle", "_ref_counts", "num_evictions")
+    __slots__ = ("_allocator", "_block_of", "_hash_of", "_holders", "_idle", "_keeps_idle", "num_evictions")
 
     def __init__(self, num_blocks: int, *, keeps_idle: bool) -> None:
         """Start with all blocks free. `keeps_idle`: cached blocks without references stay idle until they are evicted.
@@ -34,7 +36,7 @@ class BlockPool:
         """
         self._allocator = BlockAllocator(num_blocks)
         self._keeps_idle = keeps_idle
-        self._ref_counts: dict[int, int] = {}
+        self._holders: dict[int, list[str | None]] = {}  # one for each reference
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._idle: dict[int, None] = {}  # a set in the order in which the blocks became idle
@@ -57,12 +59,20 @@ class BlockPool:
 
     def is_referenced(self, block_id: int) -> bool:
         """Return whether a sequence references the block."""
-        return block_id in self._ref_counts
+        return block_id in self._holders
+
+    def holders(self, block_id: int) -> tuple[str | None, ...]:
+        """Return who holds the block's references, one for each, in the order in which they were added."""
+        return tuple(self._holders.get(block_id, ()))
+
+    def is_cached(self, block_id: int) -> bool:
+        """Return whether `find` returns the block for its hash."""
+        return block_id in self._hash_of
 
     def ref_counts(self, max_blocks: int) -> list[int]:
         """Return the reference count of each block below `max_blocks`; -1 for an idle block."""
         return [
-            -1 if block_id in self._idle else self._ref_counts.get(block_id, 0)
+            -1 if block_id in self._idle else len(self._holders.get(block_id, ()))
             for block_id in range(min(max_blocks, self.num_blocks))
         ]
 
@@ -70,8 +80,8 @@ class BlockPool:
         """Return the block that is cached under this hash, referenced or idle, or None."""
         return self._block_of.get(block_hash)
 
-    def allocate(self, count: int, *, after: int | None = None) -> list[int]:
-        """Allocate `count` blocks with one reference and no hash; arguments as for `BlockAllocator.allocate`.
+    def allocate(self, count: int, *, after: int | None = None, holder: str | None = None) -> list[int]:
+        """Allocate `count` blocks with one reference of `holder` and no hash; `after` as for `BlockAllocator.allocate`.
 
         Where too few blocks are free otherwise, idle ones are evicted, least recently used first.
 
@@ -86,43 +96,45 @@ class BlockPool:
             self.num_evictions += 1
         block_ids = self._allocator.allocate(count, after=after)
         for block_id in block_ids:
-            self._ref_counts[block_id] = 1
+            self._holders[block_id] = [holder]
         return block_ids
 
-    def add_reference(self, block_ids: Sequence[int]) -> None:
-        """Add a reference to each of these blocks, which are referenced or idle.
+    def add_reference(self, block_ids: Sequence[int], *, holder: str | None = None) -> None:
+        """Add a reference of `holder` to each of these blocks, which are referenced or idle.
 
         Raises:
             ValueError: one of them is free: it was evicted or released after it was found. Nothing has changed.
         """
         for block_id in block_ids:
-            if block_id not in self._ref_counts and block_id not in self._idle:
+            if block_id not in self._holders and block_id not in self._idle:
                 raise ValueError(
                     f"`block_id` {block_id} is free; reference what `find` returns before other blocks are allocated."
                 )
         for block_id in block_ids:
-            ref_count = self._ref_counts.get(block_id, 0)
-            if not ref_count:
+            holders = self._holders.get(block_id)
+            if holders is None:
                 del self._idle[block_id]
-            self._ref_counts[block_id] = ref_count + 1
+                self._holders[block_id] = [holder]
+            else:
+                holders.append(holder)
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """Remove a reference from each of these blocks, in reverse order: the end of a prefix is evicted first.
+    def release(self, block_ids: Sequence[int], *, holder: str | None = None) -> None:
+        """Remove a reference of `holder` from each of these blocks, in reverse order: a prefix's end is evicted first.
 
         Raises:
-            ValueError: one of them has no references.
+            ValueError: one of them has no reference of `holder`.
         """
         for block_id in reversed(block_ids):
-            ref_count = self._ref_counts.get(block_id, 0)
-            if not ref_count:
+            holders = self._holders.get(block_id, ())
+            if holder not in holders:
                 raise ValueError(
-                    f"`block_id` {block_id} has no references; release a block once for each `allocate` or "
-                    "`add_reference`."
+                    f"`block_id` {block_id} has no references of {holder!r}, but of {list(holders)!r}; release a block "
+                    "once for each `allocate` or `add_reference`."
                 )
-            if ref_count > 1:
-                self._ref_counts[block_id] = ref_count - 1
+            if len(holders) > 1:
+                holders.remove(holder)
                 continue
-            del self._ref_counts[block_id]
+            del self._holders[block_id]
             if self._keeps_idle and block_id in self._hash_of:
                 self._idle[block_id] = None
             else:
@@ -152,7 +164,7 @@ class BlockPool:
         """Free what `audit(reachable)` finds and return how many blocks that were."""
         leaked = self.audit(reachable)
         for block_id in leaked:
-            self._ref_counts.pop(block_id, None)
+            self._holders.pop(block_id, None)
             self.uncache_block(block_id)
         self._allocator.free(leaked)
         return len(leaked)

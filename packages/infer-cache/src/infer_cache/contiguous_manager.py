@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
 from infer_cache.block_map import BlockMap
+from infer_cache.leaks import LeakedBlock
 from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit, UnknownSequenceError
 
 _NO_HIT = PrefixHit(0, (0,), ((),), (0,))
@@ -18,7 +19,7 @@ _NO_HIT = PrefixHit(0, (0,), ((),), (0,))
 class ContiguousKVCacheManager:
     """Slots of consecutive blocks, one for each sequence."""
 
-    __slots__ = ("_block_size", "_blocks_per_slot", "_slot_of", "_slots")
+    __slots__ = ("_block_size", "_blocks_per_slot", "_holder_of", "_slot_of", "_slots")
 
     def __init__(self, num_slots: int, blocks_per_slot: int, block_size: int) -> None:
         """Start with `num_slots` free slots of `blocks_per_slot` blocks of `block_size` tokens.
@@ -35,6 +36,7 @@ class ContiguousKVCacheManager:
         self._blocks_per_slot = blocks_per_slot
         self._block_size = block_size
         self._slot_of: dict[str, int] = {}
+        self._holder_of: dict[int, str] = {}  # by slot, the sequence that it was last given to
 
     @property
     def block_size(self) -> int:
@@ -98,7 +100,9 @@ class ContiguousKVCacheManager:
         if not self.fits(num_tokens, hit):
             num_asked = -(-num_tokens // self._block_size)
             raise OutOfBlocksError(num_asked=num_asked, num_free=self.num_free_blocks, num_blocks=self.num_blocks)
-        (self._slot_of[sequence_id],) = self._slots.allocate(1)
+        (slot,) = self._slots.allocate(1)
+        self._holder_of[slot] = sequence_id
+        self._slot_of[sequence_id] = slot
         return [TableEdit(0, 0, list(self.blocks(sequence_id)))]
 
     def capacity(self, sequence_id: str) -> int:
@@ -164,10 +168,10 @@ class ContiguousKVCacheManager:
             ref_counts[block_ids[0] : block_ids[-1] + 1] = [1] * len(block_ids)
         return BlockMap(num_blocks=self.num_blocks, ref_counts=ref_counts[:max_blocks], block_tables=block_tables)
 
-    def audit(self) -> list[tuple[int, int]]:
-        """Return the blocks of leaked slots as (0, id): allocated, but of no sequence."""
+    def audit(self) -> list[LeakedBlock]:
+        """Return the blocks of leaked slots: allocated, but of no sequence."""
         return [
-            (0, slot * self._blocks_per_slot + index)
+            LeakedBlock(0, slot * self._blocks_per_slot + index, (self._holder_of.get(slot),))
             for slot in self._slots.audit(self._slot_of.values())
             for index in range(self._blocks_per_slot)
         ]

@@ -93,11 +93,13 @@ class GroupBlockTables:
         Raises:
             OutOfBlocksError: not enough blocks are free; nothing has changed.
         """
-        self.block_pool.add_reference(found)
+        self.block_pool.add_reference(found, holder=sequence_id)
         try:
-            added = self.block_pool.allocate(max(0, end - first_block - len(found)), after=found[-1] if found else None)
+            added = self.block_pool.allocate(
+                max(0, end - first_block - len(found)), after=found[-1] if found else None, holder=sequence_id
+            )
         except BaseException:
-            self.block_pool.release(found)
+            self.block_pool.release(found, holder=sequence_id)
             raise
         table = BlockTable(first_block=first_block, block_ids=[*found, *added], num_cached=first_block + len(found))
         self._tables[sequence_id] = table
@@ -108,7 +110,7 @@ class GroupBlockTables:
         table = self._tables[sequence_id]
         count = min(self.first_block_in_window(first_position) - table.first_block, len(table.block_ids))
         if count > 0:
-            self.block_pool.release(table.block_ids[:count])
+            self.block_pool.release(table.block_ids[:count], holder=sequence_id)
             del table.block_ids[:count]
             table.first_block += count
 
@@ -123,21 +125,22 @@ class GroupBlockTables:
             OutOfBlocksError: not enough blocks are free; nothing has changed.
         """
         table = self._tables[sequence_id]
-        added = self.block_pool.allocate(count, after=table.block_ids[-1] if table.block_ids else None)
+        last = table.block_ids[-1] if table.block_ids else None
+        added = self.block_pool.allocate(count, after=last, holder=sequence_id)
         table.block_ids += added
         return added
 
     def shrink(self, sequence_id: str, count: int) -> None:
         """Release the last `count` blocks of a table, at least one."""
         table = self._tables[sequence_id]
-        self.block_pool.release(table.block_ids[-count:])
+        self.block_pool.release(table.block_ids[-count:], holder=sequence_id)
         del table.block_ids[-count:]
 
     def replace(self, sequence_id: str, index: int, block_id: int) -> None:
         """Put the cached block `block_id` in place of the sequence's block `index`, of which nothing is computed."""
         table = self._tables[sequence_id]
-        self.block_pool.add_reference((block_id,))
-        self.block_pool.release((table.block_ids[index - table.first_block],))
+        self.block_pool.add_reference((block_id,), holder=sequence_id)
+        self.block_pool.release((table.block_ids[index - table.first_block],), holder=sequence_id)
         table.block_ids[index - table.first_block] = block_id
         table.num_cached = max(table.num_cached, index + 1)
 
@@ -159,7 +162,7 @@ class GroupBlockTables:
         """Release all blocks of a sequence and remove its table, if it has one."""
         table = self._tables.pop(sequence_id, None)
         if table is not None:
-            self.block_pool.release(table.block_ids)
+            self.block_pool.release(table.block_ids, holder=sequence_id)
 
     def map_blocks(self, max_blocks: int) -> BlockMap:
         """Return all block tables, and the reference counts of the blocks below `max_blocks`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from infer_cache.block_allocator import OutOfBlocksError
 from infer_cache.block_map import BlockMap
 from infer_cache.group_tables import BlockTable, GroupBlockTables
+from infer_cache.leaks import LeakedBlock
 
 
 class UnknownSequenceError(KeyError):
@@ -332,10 +333,10 @@ class PagedKVCacheManager:
         widest = max(self._groups, key=lambda group: math.inf if group.window is None else group.window)
         return widest.map_blocks(max_blocks)
 
-    def audit(self) -> list[tuple[int, int]]:
-        """Return the leaked blocks as (group, id): allocated, but in no table and not idle. Reads all pools."""
+    def audit(self) -> list[LeakedBlock]:
+        """Return the leaked blocks, by group and id: allocated, but in no table and not idle. Reads all pools."""
         return [
-            (index, block_id)
+            LeakedBlock(index, block_id, group.block_pool.holders(block_id), group.block_pool.is_cached(block_id))
             for index, group in enumerate(self._groups)
             for block_id in group.block_pool.audit(group.reachable())
         ]

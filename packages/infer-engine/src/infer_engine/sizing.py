@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -30,6 +30,9 @@ CPU_MEMORY_SHARE = 0.25
 
 PREFILL_TOKENS_BESIDE_DECODES, PREFILL_TOKENS_BESIDE_DECODES_IN_TILES = 48, 96
 """Prompt tokens with which a step of 16 decodes takes a CPU about twice its time without, and the same in tiles."""
+
+DECODES_BESIDE_PROMPTS = 32
+"""Decodes that fit into a GPU's largest captured step beside all prompt tokens of a step in which requests decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,8 @@ def size_step(
         model_max_seq_len: positions that the model has.
         has_tiles: whether `computes_in_tiles` says so of a CPU: many rows then cost little more than a few.
 
+    On a GPU `max_prefill_tokens_beside_decodes` is None if it was left out, see `limit_prompts_on_gpu`.
+
     Raises:
         ValueError: `max_seq_len` exceeds the model's positions.
     """
@@ -142,6 +147,19 @@ def size_step(
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
         max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes or (None if on_gpu else on_cpu),
     )
+
+
+def limit_prompts_on_gpu(limits: SchedulerLimits, *, max_captured_tokens: int) -> SchedulerLimits:
+    """Return the limits of a step on a GPU, with prompt tokens beside decodes that suit the model if none were set.
+
+    Args:
+        limits: as `size_step` says.
+        max_captured_tokens: tokens of the largest step with prompts that is worth capturing: more of a small model, of
+            which the device computes many before the host would have launched their kernels.
+    """
+    if limits.max_prefill_tokens_beside_decodes is not None:
+        return limits
+    return replace(limits, max_prefill_tokens_beside_decodes=max_captured_tokens - DECODES_BESIDE_PROMPTS)
 
 
 def free_host_memory() -> int:
@@ -306,7 +324,8 @@ class _Demand:
 def _size_by_memory(config: EngineConfig, demand: _Demand, *, wanted: int, max_batch_size: int, budget: int) -> KVSizes:
     """Size a paged cache by memory: each group holds as many sequences of maximum length, up to `max_batch_size`."""
     fitting = demand.longest_in_bytes(wanted, budget)
-    max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=_RAISE_CACHE)
+    fix = "raise `kv_cache_memory` or `num_kv_blocks`"
+    max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=fix)
     needs = demand.blocks(max_seq_len)
     bytes_per_sequence = demand.bytes_of(needs)
     num_blocks = tuple(min(budget * need // bytes_per_sequence, max_batch_size * need) for need in needs)
@@ -328,10 +347,11 @@ def _size_by_count(config: EngineConfig, demand: _Demand, *, wanted: int, num_bl
     if taken > free:
         most = _largest(num_blocks, lambda count: demand.bytes_of(sized(count).num_blocks) <= free)
         raise ValueError(
-            f"`num_kv_blocks` is {num_blocks} and the KV cache would take {taken} bytes, but {free} bytes are free; "
-            f"lower it to at most {most}."
+            f"`{config.field_of_num_blocks}` is {num_blocks} and the KV cache would take {taken} bytes, but {free} "
+            f"bytes are free; lower it to at most {most}."
         )
-    _choose_max_seq_len(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=_RAISE_CACHE)
+    fix = f"raise `{config.field_of_num_blocks}`"
+    _choose_max_seq_len(config, demand, wanted=wanted, fitting=sizes.max_seq_len, fix=fix)
     return sizes
 
 
@@ -342,9 +362,6 @@ def _size_slots(config: EngineConfig, demand: _Demand, *, wanted: int, num_slots
     max_seq_len = _choose_max_seq_len(config, demand, wanted=wanted, fitting=fitting, fix=fix)
     num_blocks = num_slots * -(-max_seq_len // demand.block_size)
     return KVSizes(num_blocks=(num_blocks,) * len(demand.windows), max_seq_len=max_seq_len)
-
-
-_RAISE_CACHE = "raise `kv_cache_memory` or `num_kv_blocks`"
 
 
 def _choose_max_seq_len(config: EngineConfig, demand: _Demand, *, wanted: int, fitting: int, fix: str) -> int:

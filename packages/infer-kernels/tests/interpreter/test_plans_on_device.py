@@ -85,6 +85,16 @@ def test_it_has_the_bits_of_a_plan_of_host_tensors(sinks: Tensor | None) -> None
     assert_attention_close(on_device, expected(batch, sinks=sinks))
 
 
+@pytest.mark.parametrize("window", [None, 300])
+def test_programs_that_take_several_splits_give_the_bits_of_one_for_each(window: int | None) -> None:
+    # 42 splits and heads without a window, 26 with it, for the 12 programs that are resident here.
+    batch = random_paged_batch([(1, 900), (1, 1), (1, 850), (1, 300), (1, 0), (1, 890), (1, 870), (1, 5)], **MODEL)
+    made = plan_attention(**batch.layout, block_size=batch.block_size, device="cpu")
+    one_for_each = paged_attention(batch.q, batch.k_cache, batch.v_cache, made, scale=0.2, window=window)
+    assert torch.equal(attend_on_device(batch.q, batch, metadata_of(batch), buffers(), window=window), one_for_each)
+    assert_attention_close(one_for_each, expected(batch, window=window))
+
+
 @pytest.mark.parametrize("sinks", [None, random_sinks(4) + 2])
 def test_padding_of_a_step_of_decodes_gets_zeros(sinks: Tensor | None) -> None:
     batch = random_paged_batch([(1, 700), (1, 3), (1, 0), (1, 0)], **MODEL)

@@ -26,6 +26,32 @@ def test_sample_draws_what_the_definition_draws(vocab: int, dtype: torch.dtype) 
     assert_drawn(sample(logits, **draws.arguments), logits, draws)
 
 
+def found_in_chunks(logits: Tensor, draws: Draws, *, chunks: int) -> list[Tensor]:
+    """Masses, counts and lists of all chunks of one tile each."""
+    rows = len(logits)
+    maxima = torch.empty(rows, chunks * 64)
+    masses, counts = torch.zeros(rows, row_chunks.CHUNKS), torch.zeros(rows, row_chunks.CHUNKS, dtype=torch.int32)
+    lists = torch.zeros(rows, sample_triton.DEPTH, row_chunks.BLOCK, dtype=logits.dtype)
+    row_chunks.launch_maxima(logits, maxima=maxima, chunks=chunks, tiles_per_chunk=1, groups_per_tile=64)
+    filters = {name: getattr(draws, name) for name in ("temperatures", "top_k", "top_p", "min_p")}
+    row_chunks.launch_candidates(
+        logits, **filters, maxima=maxima, masses=masses, counts=counts, lists=lists, chunks=chunks, tiles_per_chunk=1
+    )
+    return [masses, counts, lists]
+
+
+def test_a_program_that_takes_several_chunks_finds_in_each_what_it_finds_alone() -> None:
+    rows, chunks = 8, 10  # for eight programs of each row; of one row each chunk has a program
+    logits = 3 * torch.randn(rows, 2048 * chunks - 3)
+    draws = random_draws(rows, vocab=logits.shape[1], seed=2)
+    together = found_in_chunks(logits, draws, chunks=chunks)
+    for row in range(rows):
+        here = slice(row, row + 1)
+        for found, alone in zip(together, found_in_chunks(logits[here], draws.rows(here), chunks=chunks), strict=True):
+            assert torch.equal(found[here], alone)
+    assert together[1][:, chunks - 1].any()  # the last chunk has candidates
+
+
 @pytest.mark.parametrize("vocab", [17, 2049, pytest.param(4097, marks=pytest.mark.full)])
 def test_sample_of_many_equal_logits_cuts_them_at_the_lowest_ids(vocab: int) -> None:
     logits = torch.randint(-3, 4, (9, vocab)).float()

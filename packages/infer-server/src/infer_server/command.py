@@ -17,8 +17,6 @@ from infer_server.settings import ServerSettings
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 API_KEY_VARIABLE = "INFER_API_KEY"
-FLAG_ALIASES = {"--num-gpu-blocks": "--num-kv-blocks"}
-"""Other names of flags."""
 
 
 class ApiKeysUnusableError(Exception):
@@ -47,7 +45,7 @@ def run_command(app: App, argv: Sequence[str] | None) -> int:
     """
     try:
         command, arguments, _ = app.parse_args(
-            _without_aliases(sys.argv[1:] if argv is None else argv), print_error=False, exit_on_error=False
+            sys.argv[1:] if argv is None else argv, print_error=False, exit_on_error=False
         )
     except (CycloptsError, ValueError) as error:
         return _report_start_error(app, error)
@@ -95,12 +93,6 @@ def discard_unwritable_output() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _without_aliases(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with each flag's own name, in `--flag value` and `--flag=value`."""
-    split = [argument.partition("=") for argument in argv]
-    return [FLAG_ALIASES.get(name, name) + separator + value for name, separator, value in split]
 
 
 def _report_start_error(app: App, error: Exception) -> int:

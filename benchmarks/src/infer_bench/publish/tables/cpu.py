@@ -1,8 +1,9 @@
-"""Tables of what a step costs on a CPU, with and without quantized weights."""
+"""Tables of what a step costs on a CPU, with and without quantized weights, and of the kernels alone."""
 
 from typing import Any
 
 from infer_bench.cpu.steps import STAGES, step_ms
+from infer_bench.kernels.cpu import comparison_table
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import machine, measured_on, number, paragraph, sections
 from infer_bench.results import table
@@ -12,12 +13,11 @@ KINDS = {"1 sequence": "1 sequence", "16 sequences": "16", "prompt of 1024": "pr
 
 def steps(small: Json, large: Json) -> str:
     """Return the stages of steps in bf16, and their floors, of both shapes."""
-    columns = {
-        f"{shape}: {words}" if number_of_kind == 0 else words: result["measured"]["none"]["milliseconds"][kind]
-        for shape, result in (("135m", small), ("0.6b", large))
-        for number_of_kind, (kind, words) in enumerate(KINDS.items())
-    }
-    found = list(columns.values())
+    heads, found = [], []
+    for shape, result in (("135m", small), ("0.6b", large)):
+        for kind, words in KINDS.items():
+            heads.append(words if words != "1 sequence" else f"{shape}: {words}")
+            found.append(result["measured"]["none"]["milliseconds"][kind])
     rest = STAGES[2:]
     lines: dict[str, list[float]] = {
         "schedule, ms": [times["schedule"] for times in found],
@@ -37,7 +37,7 @@ def steps(small: Json, large: Json) -> str:
             "(results: [135m](repo:benchmarks/results/cpu-steps-llama-135m-8k.json), "
             "[0.6b](repo:benchmarks/results/cpu-steps-qwen3-0.6b-8k-quantized.json)):"
         ),
-        table(["", *columns], rows),
+        table(["", *heads], rows),
     )
 
 
@@ -66,3 +66,9 @@ def quantized(result: Json) -> str:
         measured_on("cpu-steps-qwen3-0.6b-8k-quantized", result),
         table(["", *("bf16" if name == "none" else name for name in measured)], rows),
     )
+
+
+def kernels(result: Json) -> str:
+    """Return products, attention and experts beside the naive forms."""
+    rounds = len(result["comparisons"][0]["ours"])
+    return sections(measured_on("kernels-cpu", result, rounds=rounds), comparison_table(result["comparisons"]))

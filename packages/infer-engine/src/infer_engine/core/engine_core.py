@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from infer_cache.leaks import describe_leaks
 from infer_engine.core.constraints import make_constraint
 from infer_engine.core.flight import Flight
 from infer_engine.core.prefix_sharing import PrefixSharing
@@ -133,7 +134,7 @@ class EngineCore:
             size = (self._counts.num_step_tokens - 1).bit_length()
             self._counts.steps_by_tokens[min(size, NUM_STEP_SIZES - 1)] += 1
         elif self._flight is None:  # the audit reads all blocks; in an idle step no request waits for it
-            self._counts.num_leaked_blocks = len(self._kv_cache_manager.audit())
+            self._count_leaks()
         self._counts.busy_s += self._clock() - started
         stats = self.stats
         is_inspected, self._is_inspected = self._is_inspected, False
@@ -236,6 +237,19 @@ class EngineCore:
             self._flight = flight
         else:
             self._recover_pass(flight, outputs)
+
+    def _count_leaks(self) -> None:
+        """Count the leaked blocks; where the number changes, the log says whose they were."""
+        leaked = self._kv_cache_manager.audit()
+        if leaked and len(leaked) != self._counts.num_leaked_blocks:
+            logger.error(
+                "%d KV blocks are leaked, which is a bug: %s. They are not among the %d free blocks that are kept for "
+                "the prefixes in them.",
+                len(leaked),
+                describe_leaks(leaked),
+                self._kv_cache_manager.num_idle_blocks,
+            )
+        self._counts.num_leaked_blocks = len(leaked)
 
     def _make_schedule(
         self, make_schedule: Callable[[], Schedule], admitted: list[str], outputs: list[TokenOutput]

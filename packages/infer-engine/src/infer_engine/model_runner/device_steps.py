@@ -9,11 +9,10 @@ from infer_engine.model_runner.cache_views import DevicePlannedViews
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES, GPUGraphs
 from infer_engine.model_runner.graphs.graph_check import GraphReport
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens
+from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens_of
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_loading import LoadedRank
 from infer_kernels import AttentionBuffers
-from infer_kernels.gpu import describe_gpu
 from infer_models import AttentionSpec
 
 MAX_PARTIAL_BYTES = 256 << 20
@@ -77,15 +76,10 @@ def allocate_device_steps(loaded: LoadedRank) -> DeviceSteps:
     model, device, limits = loaded.rank_model.model, loaded.rank_model.device, loaded.limits
     shapes = None
     if loaded.config.use_cuda_graphs is not False and device.type in GRAPH_CAPTURES:
-        config = model.config
         shapes = PaddedShapes(
             max_seqs=limits.max_batch_size,
             max_tokens=loaded.max_step_tokens,
-            max_prompt_tokens=most_prompt_tokens(
-                num_weights=model.num_parameters - config.vocab_size * config.hidden_size,  # without the embedding
-                num_layers=config.num_layers,
-                gpu=describe_gpu(device),
-            ),
+            max_prompt_tokens=most_prompt_tokens_of(model, device),
         )
     input_buffers = loaded.allocate_input_buffers(has_metadata=True, padded_shapes=shapes)
     return DeviceSteps(

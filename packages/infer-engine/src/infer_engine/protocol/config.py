@@ -1,7 +1,7 @@
 """`EngineConfig`: which model to run and how. Checks values and the conflicts between them."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, get_args
 
@@ -67,6 +67,7 @@ class EngineConfig:
         kv_cache_memory: Memory for keys and values, such as `4GiB`. Left out: what `gpu_memory_utilization` leaves, or
             a quarter of the free memory on a CPU.
         num_kv_blocks: Number of KV blocks, on any device, paged only. Left out: as many as fit `kv_cache_memory`.
+        num_gpu_blocks: Another name of `num_kv_blocks`.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and KV cache together.
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
         use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on if the other
@@ -77,7 +78,7 @@ class EngineConfig:
             as fit.
         max_prefill_tokens_beside_decodes: Prompt tokens computed in a step in which requests decode, when chunked: the
             fewer, the shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
-            48 on a CPU, 96 if it computes in bf16 with AMX, and on a GPU as many as fit.
+            48 on a CPU, 96 if it computes in bf16 with AMX, and on a GPU 480, or 992 or 2272 of small models.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
@@ -128,6 +129,7 @@ class EngineConfig:
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
     num_kv_blocks: int | None = None
+    num_gpu_blocks: int | None = field(default=None, compare=False)
     gpu_memory_utilization: float = 0.9
     kv_reserve: float = 0.2
     use_chunked_prefill: bool | None = None
@@ -153,6 +155,7 @@ class EngineConfig:
         """Check each value, then the conflicts between them."""
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
+        self._take_other_name()
         self._check_batching_mode()
         self._check_prefix_caching()
         self._check_chunk_size()
@@ -190,6 +193,19 @@ class EngineConfig:
     def kv_cache_bytes(self) -> int | None:
         """`kv_cache_memory` in bytes, or None if it was left out."""
         return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def field_of_num_blocks(self) -> str:
+        """The field that `num_kv_blocks` was given as, for messages: its own name or `num_gpu_blocks`."""
+        return "num_kv_blocks" if self.num_gpu_blocks is None else "num_gpu_blocks"
+
+    def _take_other_name(self) -> None:
+        if self.num_gpu_blocks is None:
+            return
+        if self.num_kv_blocks not in (None, self.num_gpu_blocks):
+            why = "and both name the blocks of the KV cache"
+            raise self._conflict("num_gpu_blocks", "num_kv_blocks", why=why, fix="leave one of them out")
+        object.__setattr__(self, "num_kv_blocks", self.num_gpu_blocks)
 
     def _check_batching_mode(self) -> None:
         if self.batching_mode == "continuous":
@@ -255,7 +271,7 @@ class EngineConfig:
         both = self.num_kv_blocks is not None and self.kv_cache_memory is not None
         if both and self.resolved_kv_cache_backend == "paged":
             raise self._conflict(
-                "num_kv_blocks",
+                self.field_of_num_blocks,
                 "kv_cache_memory",
                 why="and each sets the size of the KV cache",
                 fix="leave one of them out",
@@ -314,9 +330,9 @@ class EngineConfig:
                 fix="leave one of them out",
             )
 
-    def _conflict(self, field: str, other: str, *, why: str, fix: str) -> ValueError:
+    def _conflict(self, name: str, other: str, *, why: str, fix: str) -> ValueError:
         return ValueError(
-            f"`{field}` is {getattr(self, field)!r} but `{other}` is {getattr(self, other)!r} {why}; {fix}."
+            f"`{name}` is {getattr(self, name)!r} but `{other}` is {getattr(self, other)!r} {why}; {fix}."
         )
 
 
@@ -364,6 +380,7 @@ _CHECKS = {
     "block_size": optional(_COUNT),
     "kv_cache_memory": optional(parse_bytes),
     "num_kv_blocks": optional(_COUNT),
+    "num_gpu_blocks": optional(_COUNT),
     "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),
     "kv_reserve": number("a number in [0, 1)", lambda value: 0 <= value < 1),
     "use_chunked_prefill": optional(switch()),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from infer_cache.block_map import BlockMap
+from infer_cache.leaks import LeakedBlock
 from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit
 
 
@@ -73,8 +74,8 @@ class KVCacheManager(Protocol):
     def holds(self, sequence_id: str) -> bool:
         """Return whether a sequence has blocks."""
 
-    def audit(self) -> list[tuple[int, int]]:
-        """Return the leaked blocks."""
+    def audit(self) -> list[LeakedBlock]:
+        """Return the leaked blocks, which know whose they were."""
 
     def reclaim(self) -> int:
         """Free the leaked blocks and return their number."""

@@ -1,13 +1,17 @@
 """`RunningBatch`: the running requests, their rows and their blocks."""
 
+import logging
 from bisect import insort
 from collections.abc import Callable, Sequence
 
+from infer_cache.leaks import describe_leaks
 from infer_cache.paged_manager import PrefixHit
 from infer_engine.core.request import Request, RequestState
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.schedule import Schedule
 from infer_engine.scheduling.waiting_queue import Rank
+
+logger = logging.getLogger(__name__)
 
 
 class KVCacheTooSmallError(RuntimeError):
@@ -124,10 +128,12 @@ class RunningBatch:
         return [item for item in schedule.items if item[0].state is not RequestState.WAITING]
 
     def preempt_all(self) -> None:
-        """Preempt all running requests, and free leaked blocks."""
+        """Preempt all running requests, and free leaked blocks; the log says whose they were."""
         for request in tuple(self._requests):
             self._preempt(request)
-        self._kv_cache_manager.reclaim()
+        if leaked := self._kv_cache_manager.audit():
+            logger.error("%d leaked KV blocks are freed: %s.", len(leaked), describe_leaks(leaked))
+            self._kv_cache_manager.reclaim()
 
     def discard(self, request: Request, *, num_kept_tokens: int) -> None:
         """Free a request's memory, if it has any; uncache its blocks after its first `num_kept_tokens` tokens."""

@@ -6,7 +6,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from infer_cache import PagedKVCacheManager
+from infer_cache import PagedKVCacheManager, describe_leaks
 from infer_engine.build import CoreParts, assemble_core, build_kv_cache_manager, build_scheduler, choose_sharing
 from infer_engine.core.request import Request
 from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
@@ -185,7 +185,8 @@ class FormulaEngine:
             AssertionError: it does not.
         """
         assert self.runner.violations == []
-        assert self.kv_cache_manager.audit() == []
+        leaked = self.kv_cache_manager.audit()
+        assert not leaked, f"leaked: {describe_leaks(leaked)}"
         assert self.kv_cache_manager.reclaim() == 0
         if self.config.resolved_kv_cache_backend == "paged":
             for group in self.paged_manager.groups:

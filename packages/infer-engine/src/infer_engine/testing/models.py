@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from infer_cache import PagedKVCacheManager
+from infer_cache import PagedKVCacheManager, describe_leaks
 from infer_engine.build import CoreParts, build_core
 from infer_engine.ipc.messages import Abort, StepResult, Submit, TokenOutput
 from infer_engine.model_runner.recording_runner import RecordingRunner
@@ -187,7 +187,8 @@ class ModelEngine:
             AssertionError: a block is held that is in no sequence's block table.
         """
         result = self.core.step()
-        assert self.observer.kv_cache_manager.audit() == []
+        leaked = self.observer.kv_cache_manager.audit()
+        assert not leaked, f"leaked: {describe_leaks(leaked)}"
         return result
 
     def run(self, *, max_steps: int = 2000) -> dict[str, list[TokenOutput]]:

@@ -1,6 +1,8 @@
 """What each chunk of a row of logits tells the draw: the first two kernels of `sample`, see `sample_triton.py`.
 
-A program takes one chunk of one row, and what it finds depends on that row alone.
+A program takes one chunk of one row, or of many rows several, one after another: before the first it searches the row
+for what makes a token a candidate, which would take longer than the chunk. What it finds of a chunk depends on the row
+alone.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -9,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from infer_kernels.gpu import describe_gpu
+from infer_kernels.integers import cdiv
 from infer_kernels.sampling.pivot_search import load_logits
 from infer_kernels.sampling.row_limits import (
     distance_of_min_p,
@@ -28,6 +32,12 @@ CHUNKS = 64
 
 WIDTH = BLOCK // CHUNKS
 """Lanes of a tile of candidates that belong to one chunk."""
+
+_PROGRAMS_PER_SM = 8
+"""Programs that are wanted of the second kernel for each multiprocessor, before they take several chunks."""
+
+_LEAST_PROGRAMS = 8
+"""Of a row, however many rows there are: most of them may be greedy, and then the others' programs run alone."""
 
 
 @triton.jit
@@ -64,6 +74,7 @@ def _candidates_kernel(
     maxima: tl.tensor,  # [rows, groups] fp32
     vocab: tl.tensor,
     groups: tl.tensor,
+    chunks: tl.tensor,
     tiles_per_chunk: tl.tensor,
     logits_stride: tl.tensor,
     BLOCK: tl.constexpr,
@@ -72,7 +83,6 @@ def _candidates_kernel(
     DEPTH: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
     logits += row * logits_stride
     maxima += row * groups
     vocab = tl.cast(vocab, tl.int32)  # Triton makes a constant of an argument that is 1
@@ -84,26 +94,27 @@ def _candidates_kernel(
         farthest = distance_of_min_p(min_p, row, scale)
         reach = tl.cast(-1.0, tl.float32)
         if lists is not None:
-            lists += row * DEPTH * BLOCK + chunk * WIDTH
+            lists += row * DEPTH * BLOCK
             reach = reach_of_candidates(
                 maxima, groups, vocab, largest, scale, farthest,
                 limit_of_top_k(top_k, row, vocab), share_of_top_p(top_p, row), BLOCK,
             )  # fmt: skip
-        mass = tl.zeros([BLOCK], tl.float32)
-        count = tl.cast(0, tl.int32)
-        for tile in range(chunk * tiles_per_chunk, (chunk + 1) * tiles_per_chunk):
-            values = load_logits(logits, tile * BLOCK + lane, tile * BLOCK + lane < vocab)
-            distances = largest - values
-            mass += tl.where(distances <= farthest, tl.exp2(-distances * scale), 0.0)
-            if lists is not None:  # noqa: SIM102 - decided when the kernel is compiled, the inner `if` by the row
-                if reach >= 0.0:
-                    near = distances <= reach
-                    place = count + tl.cumsum(near.to(tl.int32), axis=0) - 1
-                    at = lists + place // WIDTH * BLOCK + place % WIDTH
-                    tl.store(at, values.to(logits.dtype.element_ty), mask=near & (place < DEPTH * WIDTH))
-                    count += tl.sum(near.to(tl.int32), axis=0)
-        tl.store(masses + row * CHUNKS + chunk, tl.sum(mass, axis=0))
-        tl.store(counts + row * CHUNKS + chunk, count)
+        for chunk in range(tl.program_id(1), chunks, tl.num_programs(1)):
+            mass = tl.zeros([BLOCK], tl.float32)
+            count = tl.cast(0, tl.int32)
+            for tile in range(chunk * tiles_per_chunk, (chunk + 1) * tiles_per_chunk):
+                values = load_logits(logits, tile * BLOCK + lane, tile * BLOCK + lane < vocab)
+                distances = largest - values
+                mass += tl.where(distances <= farthest, tl.exp2(-distances * scale), 0.0)
+                if lists is not None:  # noqa: SIM102 - decided when the kernel is compiled, the inner `if` by the row
+                    if reach >= 0.0:
+                        near = distances <= reach
+                        place = count + tl.cumsum(near.to(tl.int32), axis=0) - 1
+                        at = lists + chunk * WIDTH + place // WIDTH * BLOCK + place % WIDTH
+                        tl.store(at, values.to(logits.dtype.element_ty), mask=near & (place < DEPTH * WIDTH))
+                        count += tl.sum(near.to(tl.int32), axis=0)
+            tl.store(masses + row * CHUNKS + chunk, tl.sum(mass, axis=0))
+            tl.store(counts + row * CHUNKS + chunk, count)
 
 
 def launch_maxima(logits: Tensor, *, maxima: Tensor, chunks: int, tiles_per_chunk: int, groups_per_tile: int) -> None:
@@ -138,7 +149,8 @@ def launch_candidates(
 ) -> None:
     """Write the mass of each chunk and its candidates, for rows that are not greedy."""
     rows, vocab = logits.shape
-    _candidates_kernel[(rows, chunks)](
+    wanted = cdiv(_PROGRAMS_PER_SM * describe_gpu(logits.device).num_sms, rows)
+    _candidates_kernel[(rows, min(chunks, max(wanted, _LEAST_PROGRAMS)))](
         masses,
         counts,
         lists,
@@ -150,6 +162,7 @@ def launch_candidates(
         maxima,
         vocab,
         maxima.shape[1],
+        chunks,
         tiles_per_chunk,
         logits.stride(0),
         BLOCK=BLOCK,
@@ -157,5 +170,6 @@ def launch_candidates(
         WIDTH=WIDTH,
         DEPTH=1 if lists is None else lists.shape[1],
         num_warps=8,
+        maxnreg=80,  # for three programs on a multiprocessor; 64, for four, spill
         enable_fp_fusion=False,
     )

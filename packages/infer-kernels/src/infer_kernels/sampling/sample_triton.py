@@ -4,9 +4,10 @@ A row lies in up to 64 chunks at fixed positions, whose size depends on the voca
 two in `row_chunks.py`:
 
 1. A program for each chunk: the largest logit of each group of neighboring tokens. Greedy rows need no more.
-2. A program for each chunk: its mass, and, if top-k or top-p cut the row, its candidates: the logits within a distance
-   of the row's largest that certainly holds the cut. For top-k it is the distance within which the largest of k groups
-   lie, for top-p the one beyond which even a whole vocabulary has less mass than top-p drops.
+2. A program for each chunk, or of many rows for several: its mass, and, if top-k or top-p cut the row, its candidates:
+   the logits within a distance of the row's largest that certainly holds the cut. For top-k it is the distance within
+   which the largest of k groups lie, for top-p the one beyond which even a whole vocabulary has less mass than top-p
+   drops.
 3. A program for each row: the cut, by `search_cut` over the candidates, a tile or two; the chunk in which the draw
    falls, by the chunks' masses; the token, from that chunk.
 
@@ -14,8 +15,8 @@ two in `row_chunks.py`:
        [DEPTH, 64 x 32]  0   x x x x ... x   x x ...           of each tile, from the first tile on.
                          1   x x ...
 
-A chunk is always taken by one program, and what programs found is always joined in the order of the chunks: a row's
-draw depends neither on the other rows nor on what the device runs at once.
+A chunk is always taken by one program, as if it took no other, and what programs found is always joined in the order
+of the chunks: a row's draw depends neither on the other rows nor on what the device runs at once.
 
 If a chunk has more candidates than its lists hold, `search_cut` reads the row instead: about ten passes for bf16
 logits, seventeen for fp32.

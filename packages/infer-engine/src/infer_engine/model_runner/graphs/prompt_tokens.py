@@ -11,8 +11,11 @@ The device's time is counted, not measured, so that an engine captures the same 
 experts all weights are counted, as if each token went to all of them: nothing beyond `MAX_CAPTURED_TOKENS` is captured.
 """
 
+import torch
+
 from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES, MAX_CAPTURED_TOKENS
-from infer_kernels.gpu import Gpu
+from infer_kernels.gpu import Gpu, describe_gpu
+from infer_models import CausalLM
 
 HOST_S_PER_LAYER = 0.0002
 """Seconds in which the host launches a layer's nine kernels: the least of what was measured, 5.5 ms for 28 layers."""
@@ -25,6 +28,16 @@ _OPERATIONS_PER_CYCLE = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 819
 """By compute capability, those of one multiprocessor in bf16 with fp32 sums (NVIDIA's data sheets)."""
 _FEWEST = 512
 """Those of GeForce cards, and of architectures that are not listed."""
+
+
+def most_prompt_tokens_of(model: CausalLM, device: torch.device) -> int:
+    """Return the rows of the largest step with prompts of `model`, which is on `device`, that is worth capturing."""
+    config = model.config
+    return most_prompt_tokens(
+        num_weights=model.num_parameters - config.vocab_size * config.hidden_size,  # without the embedding
+        num_layers=config.num_layers,
+        gpu=describe_gpu(device),
+    )
 
 
 def most_prompt_tokens(*, num_weights: int, num_layers: int, gpu: Gpu) -> int:

@@ -12,6 +12,18 @@ Splits have a fixed length and lie at fixed positions, so that a sequence's bits
 the step (Dao et al., "Flash-Decoding", 2023, splits by what fills the device). A semaphore counts the splits that have
 finished, and the program that finishes last joins them, in an order that does not depend on which one it is.
 
+The programs of a captured step, as many as a device runs at once, take items one after another. Each load that leads
+to an item's keys waits for the one before it, and all but the last two are made ahead, while other items are computed:
+
+    item i + 2   sequence
+    item i + 1   split, length, row of q, row of the block table
+    item i       block -> keys
+
+On sm_80, sm_89 and sm_90 the compiler moves some of these numbers to registers of whole warps where they are loaded,
+and so waits for them: not long, as item i + 1's split lies beside its sequence, which was loaded an item ago, and
+lengths and rows are few. Nothing is gained where an item is a program's only one, or others of the multiprocessor keep
+its memory busy meanwhile; decodes with heads of 128 are alone there on sm_89 and sm_120.
+
 Bytes moved: seq_len * 2 * kv_heads * head_dim * itemsize, plus q and out, plus fp32 partial results where there are
 several splits, written and read: 8 * q_heads * head_dim for each.
 
@@ -28,6 +40,36 @@ from infer_kernels.attention.triton.online_softmax import add_sinks, online_soft
 
 SPLIT = 256
 """Tokens of a split, a multiple of every tile."""
+
+
+@triton.jit
+def _load_sequence(
+    work: tl.tensor,  # as in the kernel
+    program: tl.tensor,  # a number of `items * kv_heads`
+    stop: tl.tensor,  # one past the last
+    kv_heads: tl.tensor,
+) -> tl.tensor:
+    """The sequence of an item; 0 if there is none."""
+    return tl.load(work + 2 + (program // kv_heads).to(tl.int64) * 2, mask=program < stop, other=0)
+
+
+@triton.jit
+def _load_item(
+    work: tl.tensor,  # these as in _load_sequence
+    program: tl.tensor,
+    stop: tl.tensor,
+    kv_heads: tl.tensor,
+    seq: tl.tensor,  # from _load_sequence
+    seq_lens: tl.tensor,  # these as in the kernel
+    query_start: tl.tensor,
+    block_rows: tl.tensor,
+) -> tl.tuple:
+    """(split, tokens of the sequence, row of q, row of the block table) of an item; zeros if there is none."""
+    exists = program < stop
+    split = tl.load(work + 3 + (program // kv_heads).to(tl.int64) * 2, mask=exists, other=0)
+    seq_len = tl.load(seq_lens + seq, mask=exists, other=0)
+    first_token = tl.load(query_start + seq, mask=exists, other=0)
+    return split, seq_len, first_token, tl.load(block_rows + seq, mask=exists, other=0)
 
 
 @triton.jit(
@@ -91,17 +133,24 @@ def paged_decode_kernel(
     PRECISION: tl.constexpr,
     ONE_LOOP: tl.constexpr,
 ) -> None:
-    num_items = tl.load(work)
+    first, step = tl.program_id(0), tl.num_programs(0)
+    stop = tl.load(work) * kv_heads
     row = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
-    for program in range(tl.program_id(0), num_items * kv_heads, tl.num_programs(0)):
+    seq = _load_sequence(work, first, stop, kv_heads)
+    next_seq = _load_sequence(work, first + step, stop, kv_heads)
+    split, seq_len, first_token, block_row = _load_item(
+        work, first, stop, kv_heads, seq, seq_lens, query_start, block_rows
+    )
+    for program in range(first, stop, step):
         item = (program // kv_heads).to(tl.int64)
-        seq = tl.load(work + 2 + item * 2)
-        split = tl.load(work + 3 + item * 2)
         kv_head = (program % kv_heads).to(tl.int64)
-        seq_len = tl.load(seq_lens + seq)
-        token = tl.load(query_start + seq).to(tl.int64)
+        later_seq = _load_sequence(work, program + 2 * step, stop, kv_heads)
+        next_split, next_len, next_token, next_row = _load_item(
+            work, program + step, stop, kv_heads, next_seq, seq_lens, query_start, block_rows
+        )
 
+        token = first_token.to(tl.int64)
         position = seq_len - 1
         start = split * KEYS_PER_SPLIT
         first_split = 0
@@ -112,7 +161,6 @@ def paged_decode_kernel(
         last_split = tl.maximum(position, 0) // KEYS_PER_SPLIT
         # True for all items of a list of these lengths. Without the branch the compiler takes more registers.
         if (split >= first_split) & (split <= last_split):
-            block_row = tl.load(block_rows + seq).to(tl.int64)
             head = kv_head * GROUP + row
             mask = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
             q_at = q + token * q_stride_token + head[:, None] * q_stride_head + column[None, :]
@@ -120,7 +168,7 @@ def paged_decode_kernel(
             maximum, total, accumulator = online_softmax(
                 queries, tl.zeros([BLOCK_M], tl.int32) + position, position,
                 start, tl.minimum(seq_len, (split + 1) * KEYS_PER_SPLIT),
-                block_table + block_row * block_table_stride,
+                block_table + block_row.to(tl.int64) * block_table_stride,
                 kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
                 (k_stride_block, k_stride_head, k_stride_token), (v_stride_block, v_stride_head, v_stride_token),
                 scale, soft_cap, window,
@@ -164,3 +212,5 @@ def paged_decode_kernel(
                         joined.to(out.dtype.element_ty),
                         mask=(joined_row < GROUP)[:, None] & (column < HEAD_DIM)[None, :],
                     )
+        seq, next_seq = next_seq, later_seq
+        split, seq_len, first_token, block_row = next_split, next_len, next_token, next_row

@@ -1,0 +1,38 @@
+"""`LeakedBlock`: a block that is lost, and whose it was; found by `audit`, described for the log."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LeakedBlock:
+    """A block that is allocated but in no block table, so that nobody will release it.
+
+    Attributes:
+        group: its group of layers.
+        block_id: its id in that group.
+        holders: the sequences that have not given back their references, one for each reference, in the order in which
+            they took them; None where a reference was taken for no sequence.
+        is_cached: whether prefix caching finds it, so that sequences may still share its content.
+    """
+
+    group: int
+    block_id: int
+    holders: tuple[str | None, ...]
+    is_cached: bool = False
+
+
+def describe_leaks(leaked: Sequence[LeakedBlock]) -> str:
+    """Return whose `leaked` blocks are and how many each holds, such as "2 of `a` (1 cached), 1 of no sequence"."""
+    num_blocks: Counter[str | None] = Counter()
+    num_cached: Counter[str | None] = Counter()
+    for block in leaked:
+        for holder in dict.fromkeys(block.holders or (None,)):
+            num_blocks[holder] += 1
+            num_cached[holder] += block.is_cached
+    return ", ".join(
+        f"{count} of {'no sequence' if holder is None else f'`{holder}`'}"
+        + (f" ({num_cached[holder]} cached)" if num_cached[holder] else "")
+        for holder, count in num_blocks.items()
+    )
