@@ -11,7 +11,7 @@ import pytest
 from infer_bench.cpu_facts import cpu_facts
 from infer_bench.publish import render, run, tree
 from infer_bench.publish.commands import Checkpoints, published, run_command, words_of
-from infer_bench.publish.declared import Picture, Result
+from infer_bench.publish.declared import Picture, Result, Table
 from infer_bench.publish.markers import fill, names_in, without_marked
 from infer_bench.publish.tables.words import machine, measured_on
 from infer_bench.results import COMMIT_VARIABLE, ROOT, current_commit
@@ -144,6 +144,22 @@ def test_a_command_that_fails_loses_nothing_of_the_others(results: Path, capsys:
     printed = capsys.readouterr()
     assert "[1 of 2, minute 0] engine: about 0.1 minutes, load average" in printed.out
     assert "engine: exit code 2, and no result" in printed.err
+
+
+def test_a_table_that_cannot_be_made_loses_nothing_of_the_others(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> str:
+        raise KeyError("steps")
+
+    other = Result(name="scaling", command="infer-bench scaling --replicas 1", minutes=0.1)
+    page = results / "page.md"
+    page.write_text("<!-- published: scaling -->\n<!-- /published -->\n")
+    monkeypatch.setattr(render, "pages", lambda: [page])
+    monkeypatch.setattr(render, "TABLES", [Table(name="scaling", sources=("scaling",), render=broken)])
+    assert run.publish([other, GOOD]) == 1
+    assert {path.name for path in results.glob("*.json")} == {"scaling.json", "batching.json"}
+    assert "scaling: its tables or pictures could not be made; its file is written." in capsys.readouterr().err
 
 
 def test_a_result_is_not_published_when_the_tree_changed_meanwhile(

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,7 +74,12 @@ def publish(chosen: Sequence[Result]) -> int:
                 f"load average {os.getloadavg()[0]:.2f}\n{result.command}",
                 flush=True,
             )
-            if problem := measure(result, checkpoints, commit=commit, out=Path(made) / result.name):
+            try:
+                problem = measure(result, checkpoints, commit=commit, out=Path(made) / result.name)
+            except Exception:  # noqa: BLE001 - an hour of measuring must not be lost to one table
+                traceback.print_exc()
+                problem = f"{result.name}: its tables or pictures could not be made; its file is written."
+            if problem:
                 failed.append(problem)
                 print(problem, file=sys.stderr, flush=True)
     minutes = (time.monotonic() - began_s) / 60

@@ -62,6 +62,7 @@ LEFT_OUT = {
     "model": "the shape's, as the server is started",
     "load_format": "random weights, as the server is started",
     "num_kv_blocks": "`kv_cache_memory` sets it, and both together are refused",
+    "num_gpu_blocks": "another name of `num_kv_blocks`",
     "gpu_memory_utilization": "`kv_cache_memory` is in its place",
     "step_timeout_s": "ends a stuck engine, and no step is",
     "routing_policy": "there is one copy of the model",

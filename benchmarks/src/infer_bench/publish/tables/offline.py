@@ -8,6 +8,10 @@ from infer_bench.offline.engine import step_table
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import measured_on, number, paragraph, sections
 from infer_bench.results import table
+from infer_bench.scaling.prompt_budget import NO_BUDGET
+
+BUDGETS = (128, 256, 480, 512, 992, 1536, 2048, 2272, NO_BUDGET)
+"""Of prompt tokens beside decodes, as the guide shows them."""
 
 
 def commit(result: Json) -> str:
@@ -140,6 +144,26 @@ def prompt_cap(result: Json) -> str:
     ]
     return sections(
         measured_on("prompt-cap", result), table(["workload", "prompt tokens beside decodes", *names], rows)
+    )
+
+
+def prompt_budget(result: Json) -> str:
+    """Return what budgets of prompt tokens give on a GPU, simulated: those of `BUDGETS` that the result has."""
+    names = ("ITL p99, ms", "TTFT p50, ms", "TTFT p99, ms", "tokens/s")
+    rows = [
+        [
+            f"{row['model']}, rate {row['rate']}",
+            "none" if row["budget"] == NO_BUDGET else f"{row['budget']:,}",
+            f"{row['step, times']:.2f}",
+            *(number(row[name]) for name in names),
+        ]
+        for row in result["rows"]
+        if row["budget"] in BUDGETS
+    ]
+    commit_of = result["environment"]["commit"]
+    return sections(
+        paragraph(f"Simulated at commit `{commit_of}` ([result](repo:benchmarks/results/prompt-budget.json)):"),
+        table(["model", "budget", "step", *names], rows),
     )
 
 
