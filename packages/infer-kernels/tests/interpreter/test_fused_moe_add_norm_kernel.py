@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels import FusedProducts, PendingNorm, add_rms_norm, apply_pending_norm, fused_moe, fused_moe_add_norm
+from infer_kernels.moe.activation import ActivationName
 from infer_kernels.moe.fused_moe_triton import NORMED_COLUMNS
 from infer_kernels.norm import NormVariant
 from infer_kernels.quantization import quantize_int8
@@ -18,7 +19,7 @@ from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.recorded_launches import record_launches
 
 HALF_PRECISION = [torch.bfloat16, torch.float16]
-ACT: dict[str, Any] = {"activation": "silu_and_mul"}
+ACTIVATION: ActivationName = "silu_and_mul"
 
 
 def layer_of(tokens: int, hidden: int, dtype: torch.dtype = torch.bfloat16, *, experts: int = 5, k: int = 2) -> Experts:
@@ -45,19 +46,20 @@ def test_total_and_norm_are_those_of_the_separate_ops_and_of_the_reference(
     tokens: int, hidden: int, experts: tuple[int, int], dtype: torch.dtype, variant: NormVariant, *, with_bias: bool
 ) -> None:
     layer = layer_of(tokens, hidden, dtype, experts=experts[0], k=experts[1])
-    norm, biases = norm_of(layer, variant), layer.biases if with_bias else {}
-    pending, total = fused_moe_add_norm(*layer.arguments, **ACT, **biases, **norm)
+    norm = norm_of(layer, variant)
+    biases: dict[str, Any] = layer.biases if with_bias else {}
+    pending, total = fused_moe_add_norm(*layer.arguments, activation=ACTIVATION, **biases | norm)
     assert isinstance(pending, PendingNorm)
-    added = fused_moe(*layer.arguments, **ACT, **biases)
+    added = fused_moe(*layer.arguments, activation=ACTIVATION, **biases)
     normalized, separate = add_rms_norm(added, norm["residual"], norm["norm_weight"], 1e-6, variant=variant)
     assert torch.equal(total, separate)
     assert torch.equal(apply_pending_norm(pending), normalized)
-    expected, expected_total = fused_moe_add_norm_reference(*layer.arguments, **ACT, **biases, **norm)
+    expected, expected_total = fused_moe_add_norm_reference(*layer.arguments, activation=ACTIVATION, **biases | norm)
     assert_within_roundings(total, expected_total, roundings=4)
     assert_within_roundings(apply_pending_norm(pending), expected, roundings=8)
     whole = torch.zeros(hidden + -hidden % NORMED_COLUMNS, tokens)
     whole[:hidden] = total.float().T ** 2
-    tiles = whole.unflatten(0, (-1, NORMED_COLUMNS)).sum(dim=1)
+    tiles = whole.view(-1, NORMED_COLUMNS, tokens).sum(dim=1)
     torch.testing.assert_close(pending.squares[:, :tokens], tiles)
     assert not pending.squares[:, tokens:].any()
     following = (torch.randn(64, hidden) * hidden**-0.5).to(dtype)
@@ -69,11 +71,12 @@ def test_the_sum_over_experts_is_rounded_before_it_is_added() -> None:
     layer = layer_of(1, 16, k=2)
     layer = replace(layer, expert_weights=torch.tensor([[1.0, 1.0]]))
     layer.down.zero_()
-    layer.down_bias[layer.expert_ids[0, 0].item()] = 1.0
-    layer.down_bias[layer.expert_ids[0, 1].item()] = 2.0**-8  # together between 1 and 1 + 2^-7, and rounded to 1
+    first, second = layer.expert_ids[0].tolist()
+    layer.down_bias[first] = 1.0
+    layer.down_bias[second] = 2.0**-8  # together between 1 and 1 + 2^-7, and rounded to 1
     ones = torch.ones(1, 16).bfloat16()
     norm: dict[str, Any] = {"residual": ones * 2.0**-8, "norm_weight": ones[0], "eps": 1e-6}
-    _, total = fused_moe_add_norm(*layer.arguments, **ACT, **layer.biases, **norm)
+    _, total = fused_moe_add_norm(*layer.arguments, activation=ACTIVATION, **layer.biases | norm)
     assert torch.equal(total, ones)
 
 
@@ -85,8 +88,15 @@ def test_a_row_has_the_same_bits_whatever_the_others_and_their_number() -> None:
 
     def compute(rows: slice) -> tuple[Tensor, Tensor]:
         ids, weights = layer.expert_ids[rows], layer.expert_weights[rows]
+        residual = norm["residual"][rows]
         pending, total = fused_moe_add_norm(
-            layer.x[rows], layer.gate_up, layer.down, ids, weights, **ACT, **norm | {"residual": norm["residual"][rows]}
+            layer.x[rows],
+            layer.gate_up,
+            layer.down,
+            ids,
+            weights,
+            activation=ACTIVATION,
+            **norm | {"residual": residual},
         )
         return total, FusedProducts("cpu").linear(pending, following)
 
@@ -103,8 +113,8 @@ def test_parts_of_divided_experts_are_added_and_normalized_too() -> None:
     layer = random_experts(tokens=2, experts=4, experts_per_token=2, hidden=64, intermediate=2048, dtype=torch.float16)
     gate_up, down = quantize_int8(layer.gate_up), quantize_int8(layer.down)
     arguments, norm = (layer.x, gate_up, down, layer.expert_ids, layer.expert_weights), norm_of(layer)
-    pending, total = fused_moe_add_norm(*arguments, **ACT, **layer.biases, **norm)
-    added = fused_moe(*arguments, **ACT, **layer.biases, is_invariant=False)
+    pending, total = fused_moe_add_norm(*arguments, activation=ACTIVATION, **layer.biases | norm)
+    added = fused_moe(*arguments, activation=ACTIVATION, **layer.biases, is_invariant=False)
     normalized, separate = add_rms_norm(added, norm["residual"], norm["norm_weight"], 1e-6)
     assert torch.equal(total, separate)
     assert torch.equal(apply_pending_norm(pending), normalized)
@@ -114,7 +124,7 @@ def test_it_takes_a_launch_less_than_the_separate_ops_and_serves_any_routing() -
     layer = layer_of(4, 144)
     norm = norm_of(layer)
     with record_launches() as recorded:
-        pending, total = fused_moe_add_norm(*layer.arguments, **ACT, **norm)
+        pending, total = fused_moe_add_norm(*layer.arguments, activation=ACTIVATION, **norm)
     assert len(recorded) == 4
     assert isinstance(pending, PendingNorm)
     for seed in (1, 2):
@@ -125,7 +135,7 @@ def test_it_takes_a_launch_less_than_the_separate_ops_and_serves_any_routing() -
             own.copy_(drawn)
         pending.squares.fill_(torch.nan)
         recorded.replay()
-        again, expected = fused_moe_add_norm(*layer.arguments, **ACT, **norm)
+        again, expected = fused_moe_add_norm(*layer.arguments, activation=ACTIVATION, **norm)
         assert isinstance(again, PendingNorm)
         assert torch.equal(total, expected)
         assert torch.equal(pending.squares, again.squares)
@@ -135,8 +145,10 @@ def test_it_takes_a_launch_less_than_the_separate_ops_and_serves_any_routing() -
 def test_other_rows_are_summed_and_normalized_by_separate_ops(tokens: int, dtype: torch.dtype) -> None:
     layer = layer_of(tokens, 64, dtype)
     norm = norm_of(layer)
-    normalized, total = fused_moe_add_norm(*layer.arguments, **ACT, **norm)
-    expected = add_rms_norm(fused_moe(*layer.arguments, **ACT), norm["residual"], norm["norm_weight"], 1e-6)
+    normalized, total = fused_moe_add_norm(*layer.arguments, activation=ACTIVATION, **norm)
+    expected = add_rms_norm(
+        fused_moe(*layer.arguments, activation=ACTIVATION), norm["residual"], norm["norm_weight"], 1e-6
+    )
     assert torch.equal(torch.cat([normalized, total]), torch.cat(expected))  # type: ignore[list-item]  # no pending norm
 
 
@@ -151,5 +163,5 @@ def test_other_rows_are_summed_and_normalized_by_separate_ops(tokens: int, dtype
 def test_what_does_not_fit_is_refused_before_a_launch(changed: dict[str, Any], message: str) -> None:
     layer = layer_of(4, 64)
     with record_launches() as recorded, pytest.raises(ValueError, match=message):
-        fused_moe_add_norm(*layer.arguments, **ACT, **norm_of(layer) | changed)
+        fused_moe_add_norm(*layer.arguments, activation=ACTIVATION, **norm_of(layer) | changed)
     assert len(recorded) == 0

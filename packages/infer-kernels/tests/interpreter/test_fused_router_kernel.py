@@ -35,7 +35,8 @@ def routed(x: Tensor | PendingNorm, weight: Tensor, bias: Tensor | None = None, 
 def pending(rows: int, hidden: int, dtype: torch.dtype = torch.bfloat16, variant: NormVariant = "llama") -> PendingNorm:
     x, norm_weight = torch.randn(rows, hidden).to(dtype), torch.randn(hidden).to(dtype)
     squares = torch.zeros(-(-hidden // 64), 16)
-    squares[:, :rows] = torch.nn.functional.pad(x.float() ** 2, (0, -hidden % 64)).unflatten(1, (-1, 64)).sum(2).T
+    padded = torch.nn.functional.pad(x.float() ** 2, (0, -hidden % 64))
+    squares[:, :rows] = padded.view(rows, -1, 64).sum(dim=2).T
     return PendingNorm(rows=x, squares=squares, weight=norm_weight, eps=1e-6, variant=variant)
 
 
