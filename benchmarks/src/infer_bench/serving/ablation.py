@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation of each shape; print, draw and save what was found."""
     args = read_arguments(arguments)
     profile = PROFILES[args.profile]
-    profile = replace(profile, scale=args.scale or profile.scale, hurry=args.hurry or profile.hurry)
+    profile = replace(profile, scale=args.scale or profile.scale)
     pairs = choose_pairs(args.step, args.workload)
     num_requests, rounds = (REQUESTS_OF_QUICK, 1) if args.quick else (None, args.rounds)
-    is_partial = args.quick or args.step or args.workload or args.scale or args.hurry
+    is_partial = args.quick or args.step or args.workload or args.scale
     for shape in profile.shapes:
         print_plan(profile, shape, pairs, num_requests=num_requests)
         if args.dry_run:
@@ -85,7 +85,6 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", choices=LABELS, action="append", help="only these; result not saved")
     parser.add_argument("--rounds", type=int, default=1, help="of all steps, every other one backwards; medians count")
     parser.add_argument("--scale", type=float, help="in place of the profile's factor; result not saved")
-    parser.add_argument("--hurry", type=float, help="in place of the profile's; result not saved")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     return parser.parse_args(arguments)
 
