@@ -80,8 +80,8 @@ LAUNCHES = {
     "gemma3": (8, 9),  # norms after attention and MLP: two launches in both
     "ministral3": (9, 12),  # the queries' scale: looked up, multiplied, joined with keys and values
     "olmo3": (10, 11),  # a norm of queries and one of keys, and norms after attention and MLP
-    "qwen3_moe": (12, 12),  # a router and its choice, and four launches of its experts, instead of an MLP's three
-    "gpt_oss": (12, 12),
+    "qwen3_moe": (8, 12),  # a router, two products and their sum, instead of an MLP's two products
+    "gpt_oss": (8, 12),
 }
 """Of a layer, by family, for at most 16 rows and for more; a step of prompts and decodes takes one more."""
 FIELDS: dict[str, dict[str, Any]] = {

@@ -41,15 +41,20 @@ def as_bytes(weight: QuantizedWeight) -> Tensor:
     return weight.values.view(torch.uint8)
 
 
+def scales_of(weight: QuantizedWeight) -> Tensor:
+    """Return the scales as the kernels take them: e4m3 as int8, whose bits they read themselves."""
+    return weight.scales.view(torch.int8) if weight.encoding == "nvfp4" else weight.scales
+
+
 def codes_of(weight: QuantizedWeight) -> str:
     """Return what the kernels call the codes: the encoding, "fp8_device" where the device converts e4m3, or words.
 
-    mxfp4 has the codes of e2m1; the dtype of its scales tells them apart.
+    mxfp4 and nvfp4 have the codes of e2m1; the dtype of their scales tells them apart.
     """
     if weight.order == "words":
         return {"fp8_e4m3": "fp8_words"}.get(weight.encoding, f"{weight.encoding}_words")
     is_converted = weight.encoding == "fp8_e4m3" and takes_fp8_conversion(weight.device)
-    if weight.encoding == "mxfp4":
+    if weight.encoding in ("mxfp4", "nvfp4"):
         return "e2m1"
     return "fp8_device" if is_converted else weight.encoding
 
@@ -91,13 +96,15 @@ def numbers_of_codes(
 
 @triton.jit
 def load_scales(
-    at: tl.tensor,  # pointers to fp32, or to uint8: exponents of powers of two
+    at: tl.tensor,  # pointers to fp32, to uint8: exponents of powers of two, or to int8: codes of e4m3
     mask: tl.tensor,
 ) -> tl.tensor:
     """Scales, fp32."""
     scales = tl.load(at, mask=mask, other=0)
     if at.dtype.element_ty == tl.uint8:
         scales = numbers_of_scales(scales)
+    elif at.dtype.element_ty == tl.int8:
+        scales = numbers_of_codes(scales.to(tl.uint8, bitcast=True), 0.0, tl.float32, "fp8_e4m3")
     return scales
 
 
@@ -123,7 +130,7 @@ def multiply_codes(
     zeros_at: tl.tensor,  # [outputs]: likewise, or None
     in_outputs: tl.tensor,  # [outputs]: which there are
     first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
-    end: tl.tensor,  # of these inputs
+    end: tl.tensor,  # of these inputs; there is one
     in_features: tl.tensor,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -157,7 +164,10 @@ def multiply_codes(
         zero = tl.full((1, 1), 8.0 if CODES == "int4" or CODES == "int4_words" else 128.0, tl.float32)
         if is_words:
             # Not a constant for the compiler, which would make one anew for each number. NaN stays NaN by its scale.
+            if CODES == "fp8_words":
+                zero = tl.full((1, 1), -0.0, tl.float32)
             zero = tl.where((scale == scale)[:, None], zero, 0.0)
+    tl.assume(first < end)  # as in `multiply_microscaled`
     for start in range(first, end, STEPS * BLOCK_INNER):
         for step in tl.static_range(STEPS):
             at = start + step * BLOCK_INNER
