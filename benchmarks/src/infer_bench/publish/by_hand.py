@@ -4,7 +4,7 @@ _OLDER = "its command, or the form of its result, is another one than it was whe
 _NOT_YET = "not measured yet"
 _CHANGED_TREE = "measured with a changed tree"
 
-STALE = {
+STALE: dict[str, str] = {
     **dict.fromkeys(
         (
             "engine",
