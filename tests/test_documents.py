@@ -20,6 +20,7 @@ PAGES += ["README.md", "packages/infer-server/README.md", "docs/doctor.md"]
 # Flags of the other programs that these pages show.
 OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
 OTHERS |= {"--interval", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}
+OTHERS |= {"--workload", "--num-requests", "--rate-scale"}
 FLAG = r"--[a-z][a-z0-9-]+"
 
 

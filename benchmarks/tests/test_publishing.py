@@ -129,6 +129,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(render, "pages", list)
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "changes", lambda **_: [])
+    monkeypatch.setattr(run, "problems", lambda: ["`batching`: is published; remove it from `STALE`"])
     return tmp_path
 
 
@@ -144,6 +145,7 @@ def test_a_command_that_fails_loses_nothing_of_the_others(results: Path, capsys:
     printed = capsys.readouterr()
     assert "[1 of 2, minute 0] engine: about 0.1 minutes, load average" in printed.out
     assert "engine: exit code 2, and no result" in printed.err
+    assert "Left to do before this is committed:\n`batching`: is published" in printed.out
 
 
 def test_a_table_that_cannot_be_made_loses_nothing_of_the_others(

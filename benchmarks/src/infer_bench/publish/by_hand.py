@@ -4,35 +4,31 @@ _OLDER = "its command, or the form of its result, is another one than it was whe
 _NOT_YET = "not measured yet"
 _CHANGED_TREE = "measured with a changed tree"
 
-STALE = {
+STALE: dict[str, str] = {
     **dict.fromkeys(
         (
             "engine",
             "concurrency-smollm-135m",
             "host-step",
+            "prompt-budget",
             "compare-transformers-smollm-135m",
             "structured",
             "cpu-steps-llama-135m-8k",
-            "ablation-cpu",
-            "prompt-budget",
             "streaming",
             "serving-mixed",
-            "replicas-llama-135m-8k",
             "ablation-cpu",
-            "prompt-budget",
+            "replicas-llama-135m-8k",
         ),
         _OLDER,
     ),
-    **dict.fromkeys(("ranks-llama-30m",), _CHANGED_TREE),
+    "ranks-llama-30m": _CHANGED_TREE,
     **dict.fromkeys(
         (
-            "over-http-smollm-135m",
-            "serving-all",
-            "kv-cache-int8",
             "kernels-cpu",
-            "scaling-starts-together",
+            "kv-cache-int8",
             "serving-all",
             "over-http-smollm-135m",
+            "scaling-starts-together",
             "scaling-extra-load-skew-0",
             "scaling-extra-load-skew-1",
             "scaling-extra-load-skew-2",

@@ -86,6 +86,8 @@ def publish(chosen: Sequence[Result]) -> int:
     minutes = (time.monotonic() - began_s) / 60
     print(f"\n{len(chosen) - len(failed)} of {len(chosen)} commands went well, in {minutes:.0f} minutes.")
     print("".join(f"{line}\n" for line in failed), file=sys.stderr)
+    if left := problems():
+        print("Left to do before this is committed:\n" + "\n".join(left))
     return 1 if failed else 0
 
 
