@@ -21,6 +21,7 @@ PAGES += ["docs/models.md", "docs/tools.md", "docs/structured-output.md", "docs/
 # Flags of the other programs that these pages show.
 OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
 OTHERS |= {"--interval", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}
+OTHERS |= {"--workload", "--num-requests", "--rate-scale"}
 FLAG = r"--[a-z][a-z0-9-]+"
 
 

@@ -93,6 +93,15 @@ def test_every_claim_can_fail(expected: Any) -> None:
     assert expected.text in broken(changed(expected.step, expected.workload, expected.metric, 1e9 if is_less else 0.0))
 
 
+def test_only_claims_whose_steps_were_measured_are_judged() -> None:
+    assert judge({}, capacities=[]) == judge({"chunked": GOOD["chunked"]}, capacities=[]) == []
+    two = judge({step: GOOD[step] for step in ("static", "continuous")}, capacities=[])
+    assert {claim.step for claim in two} == {"continuous"}
+    assert len(two) == 3
+    first = judge({step: GOOD[step] for step in ("one", "matched")}, capacities=[])
+    assert [claim.step for claim in first] == ["matched"]
+
+
 def test_a_faster_burst_is_judged_beside_slots_and_beside_blocks_of_the_same_batch() -> None:
     slower = broken(changed("paged", "paged_attention", "output_tokens_per_s", 100.0))
     assert [text.partition(",")[0] for text in slower] == [
@@ -123,7 +132,8 @@ def test_claim_about_capacity_is_not_held_where_one_sequence_less_fits(index: in
 def test_report_is_made_of_a_saved_result_and_says_what_did_not_hold() -> None:
     text = report(as_saved(changed("prefix", "prefix_caching", "ttft_p50_s", 3.0)))
     assert all(text.count(f"\n| {label} | ") >= 1 for label in STEPS.values())
-    assert "\n| one by one | 100/s | 100/s |  |  |  |  |  |  |" in text
+    assert "\n| one by one | 100/s | 100/s |  |  |  |  |  |  |  |  |" in text
+    assert f"\n| {STEPS['static']} | 100/s | 300/s | 2.00 s | 3 | 1 |  |  |  |  |  |" in text
     assert text.count("**not held**") == 1
     assert "`prefix_caching`: 1.00 s -> 3.00 s (x3.00)" in text
     assert "| 256 | 8 | 128 | 16 |" in text

@@ -13,6 +13,7 @@ from infer_bench.offline.host_step import (
     BLOCK_SIZE,
     SAMPLINGS,
     SHAPE,
+    Captures,
     Plan,
     build,
     decode,
@@ -36,6 +37,7 @@ def test_a_round_times_every_kind_of_step_and_its_stages_are_the_step() -> None:
     found = run_apart(ROOT, Plan(batches=(1, 3), contexts=(80, 130), num_steps=1))
     names = {f"{num_seqs} x {how}" for num_seqs in (1, 3) for how in ("80 tokens, greedy", "130 tokens, greedy")}
     assert found["microseconds"].keys() == names | {"1 x 80 tokens, top-p", "3 x 80 tokens, top-p"}
+    assert found["captured_steps"] > 3  # decodes of 1, 2 and 3 requests, and some prompts
     for times in found["microseconds"].values():
         assert times.keys() >= STAGES
         assert all(value > 0 for value in times.values())
@@ -66,13 +68,20 @@ def test_steps_make_the_same_calls_whatever_the_context(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(host_step, "timed_step", counted_step)
     found = []
-    with on_a_path_to_no_device(plan):
+    with on_a_path_to_no_device(plan) as captures:
         core, numbers = build(write_config(SHAPE, tmp_path), plan), itertools.count()
         for context in contexts:
             num_calls = 0
-            decode(core, numbers, 3, context, SAMPLINGS["greedy"], num_steps=BLOCK_SIZE)
+            decode(core, numbers, 3, context, SAMPLINGS["greedy"], captures, num_steps=BLOCK_SIZE)
             found.append(num_calls)
     assert found[0] == found[1] > 100 * BLOCK_SIZE
+
+
+def test_steps_that_are_captured_and_not_replayed_are_an_error(tmp_path: Path) -> None:
+    with on_a_path_to_no_device(Plan(batches=(2,), contexts=(80,))):
+        core = build(write_config(SHAPE, tmp_path), Plan(batches=(2,), contexts=(80,)))
+        with pytest.raises(RuntimeError, match="3 decode steps replayed 0 captures"):
+            decode(core, itertools.count(), 2, 80, SAMPLINGS["greedy"], Captures(num_steps=1), num_steps=3)
 
 
 def test_a_round_that_fails_says_why() -> None:
@@ -125,6 +134,7 @@ def test_checkouts_take_turns_and_a_quick_run_saves_nothing(
         asked.append(checkout)
         return {
             "commit": checkout.name,
+            "captured_steps": 7,
             "microseconds": {"a": {"step": 2.0 + len(asked) % 2, "sample": plan.num_steps}},
         }
 
@@ -136,6 +146,7 @@ def test_checkouts_take_turns_and_a_quick_run_saves_nothing(
     assert asked == [ROOT, tmp_path, ROOT, tmp_path]
     assert f"{ROOT.name} / {tmp_path.name}, median of the rounds' ratios" in (shown := capsys.readouterr().out)
     assert "| a | 1.50 |" in shown
+    assert "7 steps captured, and not checked" in shown
     assert not (tmp_path / "out").exists()
     host_step.main(arguments)
     saved = json.loads((tmp_path / "out" / "host-step.json").read_text())

@@ -7,7 +7,7 @@ import pytest
 
 from infer_bench.limits import Limit, judge
 from infer_bench.offline import concurrency, engine
-from infer_bench.serving import streaming
+from infer_bench.serving import streaming, workloads
 
 FAST = [{"streams": 8, "tokens_per_s": 9000.0, "health_median_ms": 1.0, "health_max_ms": 49.0}]
 QUIET = [{"bytes": 0, "longest_gap_ms": 10.0}, {"bytes": 5_000_000, "longest_gap_ms": 59.0}]
@@ -65,3 +65,9 @@ def test_streams_have_a_floor_and_health_a_limit(
 
 def test_a_long_prompt_may_silence_streams_for_50_ms_more_than_none() -> None:
     assert judge(streaming.limits(FAST, [QUIET[0], QUIET[1] | {"longest_gap_ms": 60.1}])) == 1
+
+
+def test_requests_that_failed_are_counted_in_all_runs() -> None:
+    load = {"runs": [{"num_errors": 0}, {"num_errors": 2}]}
+    assert workloads.count_errors({"runs": [load, load]}) == 4
+    assert workloads.count_errors({"workloads": {"single": {"runs": [{"num_errors": 1}]}, "mixed": load}}) == 3

@@ -11,7 +11,7 @@ import pytest
 from infer_bench.cpu_facts import cpu_facts
 from infer_bench.publish import render, run, tree
 from infer_bench.publish.commands import Checkpoints, published, run_command, words_of
-from infer_bench.publish.declared import Picture, Result
+from infer_bench.publish.declared import Picture, Result, Table
 from infer_bench.publish.markers import fill, names_in, without_marked
 from infer_bench.publish.tables.words import machine, measured_on
 from infer_bench.results import COMMIT_VARIABLE, ROOT, current_commit
@@ -129,6 +129,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(render, "pages", list)
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "changes", lambda **_: [])
+    monkeypatch.setattr(run, "problems", lambda: ["`batching`: is published; remove it from `STALE`"])
     return tmp_path
 
 
@@ -139,11 +140,28 @@ def test_a_command_that_fails_loses_nothing_of_the_others(results: Path, capsys:
     found = json.loads((results / "batching.json").read_text())
     assert found["seed"] == 3
     assert found["environment"]["command"] == GOOD.command
-    assert found["environment"]["commit"] == current_commit()
+    assert found["environment"]["commit"] == tree.head_commit()
     assert render.stamp_in(results / "batching.png") == render.stamp_of("batching")
     printed = capsys.readouterr()
     assert "[1 of 2, minute 0] engine: about 0.1 minutes, load average" in printed.out
     assert "engine: exit code 2, and no result" in printed.err
+    assert "Left to do before this is committed:\n`batching`: is published" in printed.out
+
+
+def test_a_table_that_cannot_be_made_loses_nothing_of_the_others(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> str:
+        raise KeyError("steps")
+
+    other = Result(name="scaling", command="infer-bench scaling --replicas 1", minutes=0.1)
+    page = results / "page.md"
+    page.write_text("<!-- published: scaling -->\n<!-- /published -->\n")
+    monkeypatch.setattr(render, "pages", lambda: [page])
+    monkeypatch.setattr(render, "TABLES", [Table(name="scaling", sources=("scaling",), render=broken)])
+    assert run.publish([other, GOOD]) == 1
+    assert {path.name for path in results.glob("*.json")} == {"scaling.json", "batching.json"}
+    assert "scaling: its tables or pictures could not be made; its file is written." in capsys.readouterr().err
 
 
 def test_a_result_is_not_published_when_the_tree_changed_meanwhile(
@@ -192,7 +210,7 @@ def test_git_tells_changes_and_history(tmp_path: Path, monkeypatch: pytest.Monke
     tree.git(*identity, "commit", "-q", "-m", "a")
     assert tree.changed_files() == []
     assert tree.has_history() is True
-    assert tree.is_ancestor(tree.git("rev-parse", "--short=12", "HEAD").strip()) is True
+    assert tree.is_ancestor(tree.head_commit()) is True
     assert tree.is_ancestor("0" * 12) is False
     (tmp_path / "a").write_text("2")
     assert tree.changed_files() == ["a"]

@@ -41,7 +41,9 @@ OTHERS: list[Run] = [
     ("olmo3", "float32", "paged"),
     ("olmo3", "float32", "batch_invariant"),
     ("qwen3_moe", "float32", "paged"),
+    ("qwen3_moe", "bfloat16", "paged"),
     ("gpt_oss", "float32", "paged"),
+    ("gpt_oss", "bfloat16", "paged"),
     ("gpt_oss", "float32", "batch_invariant"),
 ]
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}

@@ -165,8 +165,9 @@ def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits() 
     with pytest.raises(ValueError, match=r"`kv_cache_memory` is 90GiB .* lower it to at most 50000\."):
         sized(kv_cache_memory="90GiB", max_batch_size=10**9, free=50_000)
     for name in ("num_kv_blocks", "num_gpu_blocks"):
+        too_many: dict[str, Any] = {name: 10**11}
         with pytest.raises(ValueError, match=rf"`{name}` is 100000000000 .* lower it to at most 50\."):
-            sized(**{name: 10**11}, free=50_000)
+            sized(**too_many, free=50_000)
     # 322 blocks come with 36 of the window: 18,000 + 32,200 bytes.
     with pytest.raises(ValueError, match=r"lower it to at most 320\."):
         sized(groups=MIXED, block_size=10, num_kv_blocks=322, free=50_000)

@@ -18,10 +18,11 @@ from infer_kernels.attention import (
     plan_attention_on_device,
 )
 from infer_kernels.dense.fused_products import FusedProducts
+from infer_kernels.dense.linear import linear
 from infer_kernels.dense.linear_argmax import linear_argmax
 from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
-from infer_kernels.moe import fused_moe, moe_router
+from infer_kernels.moe import FusedRouter, fused_moe, fused_moe_add_norm, moe_router
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.norm.add_rms_norm import add_rms_norm
@@ -229,6 +230,26 @@ def launch_fused_products(batch: Batch) -> object:
     return PRODUCTS.linear(pending, DENSE)
 
 
+def launch_mixture(batch: Batch) -> object:
+    """Launch a router and its experts behind a product that leaves its norm, and the next product."""
+    rows = batch.tensor(HIDDEN)
+    pending, residual = PRODUCTS.linear_add_norm(rows, DENSE, WEIGHT, residual=rows, norm_weight=WEIGHT, eps=1e-6)
+    router = FusedRouter(PRODUCTS, linear)
+    routed = router.route(pending, DENSE[:6], experts_per_token=2, scoring="softmax", normalize=True)
+    normalized, _ = fused_moe_add_norm(
+        routed.rows,
+        GATE_UP,
+        DOWN,
+        *routed.choice,
+        activation="silu_and_mul",
+        residual=residual,
+        norm_weight=WEIGHT,
+        eps=1e-6,
+        grouping=routed.grouping,
+    )
+    return PRODUCTS.linear(normalized, DENSE)
+
+
 def launch_penalties(batch: Batch) -> object:
     return apply_penalties(
         batch.tensor(VOCAB),
@@ -304,6 +325,15 @@ def test_fused_products_compile_one_variant_for_each_kind_of_product() -> None:
             launch_fused_products(batch)
     assert [kernel.name for kernel in log.compiled] == ["_fused_product_kernel"] * 3
     assert len(log.launches) == 3 * len(BATCHES)
+
+
+def test_mixtures_of_few_rows_compile_one_variant_of_each_of_their_kernels() -> None:
+    with compile_afresh(90) as log:
+        for batch in BATCHES:
+            launch_mixture(batch)
+    names = ["_fused_product_kernel", "_fused_router_kernel", *["_expert_products_kernel"] * 2, "_sum_pairs_kernel"]
+    assert [kernel.name for kernel in log.compiled] == [*names, "_fused_product_kernel"]
+    assert len(log.launches) == 6 * len(BATCHES)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from infer_kernels.quantization import Encoding
+from infer_kernels.quantization import Encoding, tile_microscaled
 from infer_kernels.testing.quantized_weights import random_quantized
 
-ENCODINGS: tuple[Encoding, ...] = ("int8", "int4", "e2m1", "fp8_e4m3")
+ENCODINGS: tuple[Encoding, ...] = ("int8", "int4", "e2m1", "nvfp4", "fp8_e4m3")
 
 
 @pytest.mark.parametrize("group_size", [None, 16, 24])
@@ -46,6 +46,26 @@ def test_words_are_worth_what_rows_are(encoding: Encoding, in_features: int) -> 
     assert torch.equal(words.in_rows().values.view(torch.uint8), weight.values.view(torch.uint8))
     assert torch.equal(words.item(1).rows(2, 3).dequantize(), weight.item(1).rows(2, 3).dequantize())
     assert torch.equal(words.columns(7, 20).dequantize(), weight.columns(7, 20).dequantize())
+
+
+@pytest.mark.parametrize(("encoding", "group_size"), [("mxfp4", 32), ("nvfp4", 16)])
+def test_tiles_are_worth_what_rows_are(encoding: Encoding, group_size: int) -> None:
+    weight = random_quantized(3, 5, 112, encoding=encoding, group_size=group_size)
+    tiled = tile_microscaled(weight)
+    assert tiled.encoding == f"{encoding}_tiled"
+    assert tiled.shape == weight.shape
+    assert torch.equal(tiled.dequantize(), weight.dequantize())
+    assert torch.equal(tiled.item(1).rows(2, 3).dequantize(), weight.item(1).rows(2, 3).dequantize())
+    with pytest.raises(ValueError, match="`columns` of a tiled weight"):
+        tiled.columns(0, 32)
+
+
+def test_nvfp4_takes_four_and_a_half_bits() -> None:
+    weight = random_quantized(8, 1024, encoding="nvfp4", group_size=16)
+    assert weight.num_bytes == 8 * (1024 * 4.5 / 8 + 4)
+    target = random_quantized(8, 1024, encoding="nvfp4", group_size=16, seed=1)
+    target.copy_(weight)
+    assert torch.equal(target.dequantize(), weight.dequantize())
 
 
 def test_words_hold_neighbours_in_both_halves() -> None:

@@ -9,6 +9,7 @@ from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens,
 from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_afresh, compile_only
 from infer_kernels.testing.draws import random_draws
 from infer_kernels.testing.pairwise import parametrize_each_value
+from infer_kernels.testing.residency import count_resident_programs
 
 FILTERS = ["top_k", "top_p", "min_p"]
 
@@ -51,6 +52,19 @@ def test_two_programs_of_sampling_fit_a_multiprocessor(dtype: torch.dtype) -> No
     for kernel in log.compiled:
         assert 2 * kernel.registers * 32 * kernel.num_warps <= 65_536
         assert 2 * kernel.shared_memory <= SHARED_MEMORY[90]
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(each, marks=pytest.mark.full) for each in (80, 89, 100, 120))]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_three_programs_that_find_candidates_are_resident(dtype: torch.dtype, capability: int) -> None:
+    # With chunks in a loop the compiler would take registers for two, if it were not told.
+    with compile_afresh(capability) as log:
+        sample(torch.empty(256, 128_256, dtype=dtype), **random_draws(256, vocab=128_256).arguments)
+    [kernel] = [each for each in log.compiled if each.name == "_candidates_kernel"]
+    assert kernel.spilled_bytes == 0
+    assert count_resident_programs(kernel, capability) >= 3
 
 
 def launches_of(log: LaunchLog) -> list[tuple[str, tuple[int, int, int]]]:

@@ -39,7 +39,7 @@ from infer_models import CausalView, ModelConfig, load_model
 from infer_models.layers import Experts, LinearBase, Router
 
 if TYPE_CHECKING:
-    from infer_kernels import ExpertChoice
+    from infer_kernels import Routing
 
 PROMPT_TOKENS, DECODED_TOKENS, NUM_SEQS = 1024, 128, 16
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
@@ -142,7 +142,7 @@ class Floors:
         """Return how many experts a step of random tokens chooses, of all layers together."""
         chosen: list[int] = []
         hooks = [
-            each.register_forward_hook(lambda _, __, choice: chosen.append(len(choice.expert_ids.unique())))
+            each.register_forward_hook(lambda _, __, routing: chosen.append(len(routing.choice.expert_ids.unique())))
             for each in self._model.modules()
             if isinstance(each, Router)
         ]
@@ -156,15 +156,16 @@ class Floors:
     @torch.inference_mode()
     def _products_ms(self, num_rows: int, num_logits: int) -> float:
         inputs = {width: torch.randn(num_rows, width).to(self._dtype) for width in self._widths.values()}
-        choice: ExpertChoice | None = None
+        routing: Routing | None = None
         began_s = time.perf_counter()
         for layer in self._model.modules():
             if isinstance(layer, Experts):
-                layer(inputs[layer.hidden_size], choice)
+                assert routing is not None
+                layer(routing)
             elif isinstance(layer, LinearBase):
                 rows = inputs[self._widths[layer]]
                 result = layer(rows[:num_logits] if layer is self._model.lm_head else rows)
-                choice = result if isinstance(layer, Router) else choice
+                routing = result if isinstance(layer, Router) else routing
         return 1e3 * (time.perf_counter() - began_s)
 
 

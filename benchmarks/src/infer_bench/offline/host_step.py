@@ -5,9 +5,10 @@
 
 The core is assembled as the one that serves: scheduler, KV cache manager, input buffers, attention plans, sampler. The
 model alone is replaced: its hidden states and logits are there before they are asked for, and a captured step's replay
-does nothing. Ops take their path on a GPU
-over a driver that launches nothing, so a kernel costs what the host does for it. Tensors are on the CPU: not in these
-times are pinned copies, events, and the wait for the device.
+does nothing. Ops take their path on a GPU over a driver that launches nothing, so a kernel costs what the host does for
+it. Tensors are on the CPU: not in these times are pinned copies, events, and the wait for the device. Steps are
+captured without the check that an engine makes at its start, as nothing is computed that it could compare. The result
+says how many there are, and a round in which the timed steps do not replay them fails.
 
 Of each batch, prompts end at different places in their blocks, so each step allocates its share of them. Each round is
 a process of its own, with the environment of its checkout (`.venv`) and this file.
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -83,6 +84,23 @@ Times = dict[str, float]
 """Microseconds of a step by stage, and `step`, which is all of it."""
 
 
+@dataclass(slots=True)
+class Captures:
+    """What was captured in a round, unchecked.
+
+    Attributes:
+        num_steps: captured shapes of steps; 0 at a commit that captures none.
+        num_replays: of steps and of choices of tokens, so far.
+    """
+
+    num_steps: int = 0
+    num_replays: int = 0
+
+    def __str__(self) -> str:
+        """Return one line for `EngineInfo`."""
+        return f"{self.num_steps} steps are captured, and not checked: nothing is computed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a round measures.
@@ -110,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found.append(run_apart(checkout, plan))
     commits = [summarize(found) for _, found in checkouts]
     for each in commits:
-        print(f"\n{each['commit']}: microseconds of a step, medians of {args.rounds} rounds, one thread\n")
+        print(f"\n{each['commit']}: microseconds of a step, medians of {args.rounds} rounds, one thread")
+        print(f"{each['captured_steps']} steps captured, and not checked\n")
         print(time_table(each["microseconds"]))
     own, *others = commits
     for other in others:
@@ -156,23 +175,27 @@ def run_apart(checkout: Path, plan: Plan) -> dict[str, Any]:
 
 
 def run_here(plan: Plan) -> dict[str, Any]:
-    """Return the commit of this environment, and the medians of a round by what was computed."""
+    """Return the commit of this environment, what it captures, and the medians of a round by what was computed."""
     torch.set_num_threads(NUM_THREADS)
-    with tempfile.TemporaryDirectory() as made, on_a_path_to_no_device(plan):
+    with tempfile.TemporaryDirectory() as made, on_a_path_to_no_device(plan) as captures:
         core = build(write_config(SHAPE, Path(made)), plan)
         numbers = count()
         found = {}
         for num_seqs in plan.batches:
             kinds = [("greedy", context) for context in plan.contexts] + [("top-p", plan.contexts[0])]
             for sampling, context in kinds:
-                steps = decode(core, numbers, num_seqs, context, SAMPLINGS[sampling], num_steps=plan.num_steps)
+                steps = decode(
+                    core, numbers, num_seqs, context, SAMPLINGS[sampling], captures, num_steps=plan.num_steps
+                )
                 found[f"{num_seqs} x {context:,} tokens, {sampling}"] = median_of(steps)
-    return {"commit": current_commit(), "microseconds": found}
+    return {"commit": current_commit(), "captured_steps": captures.num_steps, "microseconds": found}
 
 
 @contextmanager
-def on_a_path_to_no_device(plan: Plan) -> Iterator[None]:
+def on_a_path_to_no_device(plan: Plan) -> Iterator[Captures]:
     """Let ops take their path on a GPU where kernels compute nothing, and let models answer at once.
+
+    Yields what is captured.
 
     What a kernel should have written is read, as token ids for example, so memory begins with zeros.
     """
@@ -192,9 +215,9 @@ def on_a_path_to_no_device(plan: Plan) -> Iterator[None]:
         patch.multiple(CausalLM, hidden_states=hidden_states, logits=ready_logits),
         patch.multiple(torch, empty=small_zeros, empty_like=torch.zeros_like),
         patch.object(Tensor, "new_empty", Tensor.new_zeros),
-        replays_that_do_nothing(),
+        replays_that_do_nothing() as captures,
     ):
-        yield
+        yield captures
 
 
 _empty = torch.empty
@@ -207,12 +230,13 @@ def small_zeros(*shape: Any, **named: Any) -> Tensor:
 
 
 @contextmanager
-def replays_that_do_nothing() -> Iterator[None]:
-    """Let an engine capture its steps without checking them, where its commit captures steps."""
+def replays_that_do_nothing() -> Iterator[Captures]:
+    """Let an engine capture its steps without checking them, where its commit captures steps; yields what it has."""
+    captures = Captures()
     try:
         graphs: Any = import_module("infer_engine.model_runner.graphs.gpu_graphs")
     except ImportError:
-        yield
+        yield captures
         return
 
     class Nothing:
@@ -221,18 +245,29 @@ def replays_that_do_nothing() -> Iterator[None]:
 
         def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
             del compute
-            return lambda: None
+            return replay
 
         def wait(self, timeout_s: float) -> bool:
             del timeout_s
             return True
 
-    def capture(checker: Any, shape: Any) -> bool:
-        checker._graphs.capture(shape)  # noqa: SLF001 - nothing would be equal to anything
-        return True
+        def free_bytes(self) -> int:
+            return 0
 
-    with patch.dict(graphs.GRAPH_CAPTURES, {"cpu": Nothing}), patch.object(graphs.GraphChecker, "_check", capture):
-        yield
+    def replay() -> None:
+        captures.num_replays += 1
+
+    def capture_all(checker: Any, shapes: Iterable[Any]) -> Captures:
+        for shape in shapes:
+            checker._graphs.capture(shape)  # noqa: SLF001 - what the check does first
+            captures.num_steps += 1
+        return captures
+
+    with (
+        patch.dict(graphs.GRAPH_CAPTURES, {"cpu": Nothing}),
+        patch.object(graphs.GraphChecker, "capture_all", capture_all),
+    ):
+        yield captures
 
 
 def build(folder: Path, plan: Plan) -> EngineCore:
@@ -256,9 +291,20 @@ def build(folder: Path, plan: Plan) -> EngineCore:
 
 
 def decode(
-    core: EngineCore, numbers: Iterator[int], num_seqs: int, context: int, params: SamplingParams, *, num_steps: int
+    core: EngineCore,
+    numbers: Iterator[int],
+    num_seqs: int,
+    context: int,
+    params: SamplingParams,
+    captures: Captures,
+    *,
+    num_steps: int,
 ) -> list[Times]:
-    """Return the times of decode steps of `num_seqs` requests of `context` tokens; `numbers` names the requests."""
+    """Return the times of decode steps of `num_seqs` requests of `context` tokens; `numbers` names the requests.
+
+    Raises:
+        RuntimeError: a step is captured and another one was computed, or its tokens were chosen by other kernels.
+    """
     request_ids = [str(next(numbers)) for _ in range(num_seqs)]
     for index, request_id in enumerate(request_ids):
         draw = Random(request_id)  # noqa: S311 - a workload, not a secret
@@ -273,7 +319,11 @@ def decode(
         core.step()
     gc.collect()
     gc.freeze()  # the prompts are no part of a step
+    replays_before = captures.num_replays
     steps = [timed_step(core, num_seqs) for _ in range(num_steps)]
+    num_replays = captures.num_replays - replays_before
+    if captures.num_steps and num_replays != 2 * num_steps:
+        raise RuntimeError(f"{num_steps} decode steps replayed {num_replays} captures, not a step and a choice each")
     for request_id in request_ids:
         core.handle(Abort(request_id=request_id))
     return steps
@@ -303,9 +353,10 @@ def median_of(steps: Sequence[Times]) -> Times:
 
 
 def summarize(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the commit, all rounds and their medians, of what `run_here` returned in each round."""
+    """Return the commit, what it captures, all rounds and their medians, of what `run_here` returned in each round."""
     rounds = [each["microseconds"] for each in found]
-    return {"commit": found[0]["commit"], "microseconds": medians(rounds), "rounds": rounds}
+    own = {name: found[0][name] for name in ("commit", "captured_steps")}
+    return {**own, "microseconds": medians(rounds), "rounds": rounds}
 
 
 def medians(rounds: Sequence[dict[str, Times]]) -> dict[str, Times]:

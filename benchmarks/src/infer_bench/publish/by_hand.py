@@ -4,28 +4,28 @@ _OLDER = "its command, or the form of its result, is another one than it was whe
 _NOT_YET = "not measured yet"
 _CHANGED_TREE = "measured with a changed tree"
 
-STALE = {
+STALE: dict[str, str] = {
     **dict.fromkeys(
         (
             "engine",
             "concurrency-smollm-135m",
             "host-step",
+            "prompt-budget",
             "compare-transformers-smollm-135m",
             "structured",
             "cpu-steps-llama-135m-8k",
             "streaming",
             "serving-mixed",
-            "replicas-llama-135m-8k",
             "ablation-cpu",
+            "replicas-llama-135m-8k",
         ),
         _OLDER,
     ),
-    **dict.fromkeys(("ranks-llama-30m", "scaling"), _CHANGED_TREE),
+    "ranks-llama-30m": _CHANGED_TREE,
     **dict.fromkeys(
         (
-            "prompt-cap",
-            "kv-cache-int8",
             "kernels-cpu",
+            "kv-cache-int8",
             "serving-all",
             "over-http-smollm-135m",
             "scaling-starts-together",
@@ -77,6 +77,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     "computed from the compiled kernels, without a GPU": (
         ("docs/kernel-report.md", "## What this implies"),
         ("docs/kernels.md", "## Prefill attention's tiles"),
+        ("docs/configuration.md", "### The budget of a GPU"),
     ),
     "the constants of the simulation": (("docs/scaling.md", "# Scaling, on paper"),),
     _LIMIT: (

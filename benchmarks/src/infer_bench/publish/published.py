@@ -1,12 +1,9 @@
 """All that is published. To add a table: its result in `RESULTS`, the table in `TABLES`, and its markers in a page."""
 
-from pathlib import Path
-
 from infer_bench.offline.batching_plot import plot_batching
-from infer_bench.publish.declared import Json, Picture, Result, Table
+from infer_bench.publish.declared import Picture, Result, Table
 from infer_bench.publish.tables import cpu, offline, peers, replicas, serving, soak
-from infer_bench.serving import ablation_report
-from infer_bench.serving.plots import plot_ladder
+from infer_bench.serving.ablation import draw_ladder
 
 _PEERS = "vLLM and llama.cpp in environments of their own"
 _TWO_REPLICAS = (
@@ -47,11 +44,11 @@ RESULTS = (
     ),
     Result(
         name="serving-all",
-        command="infer-bench serving --workload all --scale 0.4 --rate-scale 0.5 --no-progress",
+        command="infer-bench serving --workload all --shape llama-30m --scale 0.5 --rate-scale 0.5 --no-progress",
         minutes=4,
     ),
-    Result(name="over-http-smollm-135m", command="infer-bench over-http", minutes=2),
-    Result(name="ablation-cpu", command="infer-bench ablation --profile cpu", minutes=10),
+    Result(name="over-http-smollm-135m", command="infer-bench over-http", minutes=1.5),
+    Result(name="ablation-cpu", command="infer-bench ablation --profile cpu", minutes=9),
     Result(name="routing-2", command="infer-bench routing --replicas 2", minutes=1.5),
     Result(name="routing-4", command="infer-bench routing --replicas 4", minutes=2.5),
     Result(
@@ -69,8 +66,8 @@ RESULTS = (
     Result(name="scaling", command="infer-bench scaling", minutes=6.5),
     Result(
         name="scaling-starts-together",
-        command="infer-bench scaling --replicas 256 --starts-together --name scaling-starts-together",
-        minutes=1.5,
+        command="infer-bench scaling --replicas 1000 --policy prefix --starts-together --name scaling-starts-together",
+        minutes=2,
     ),
     *(
         Result(
@@ -114,14 +111,12 @@ TABLES = (
     Table(name="streaming", sources=("streaming",), render=serving.streaming),
     Table(name="text-side", sources=("text-side",), render=serving.text_side),
     Table(name="serving-mixed", sources=("serving-mixed",), render=serving.workload_mixed),
-    Table(name="serving-all", sources=("serving-all",), render=serving.all_workloads),
+    Table(name="serving-all", sources=("serving-all",), render=serving.workloads),
     Table(name="over-http", sources=("over-http-smollm-135m",), render=serving.over_http),
     Table(name="ablation-cpu", sources=("ablation-cpu",), render=serving.ladder),
-    Table(name="ablation-cpu/claims", sources=("ablation-cpu",), render=ablation_report.claims_table),
-    Table(name="ablation-cpu/capacity", sources=("ablation-cpu",), render=ablation_report.capacity_table),
-    Table(name="ablation-cpu/caps", sources=("ablation-cpu",), render=ablation_report.caps_table),
-    Table(name="ablation-cpu/chunks", sources=("ablation-cpu",), render=ablation_report.chunks_table),
-    Table(name="ablation-cpu/latency", sources=("ablation-cpu",), render=ablation_report.latency_table),
+    Table(name="ablation-cpu/capacity", sources=("ablation-cpu",), render=serving.ladder_capacity),
+    Table(name="ablation-cpu/chunks", sources=("ablation-cpu",), render=serving.ladder_chunks),
+    Table(name="ablation-cpu/runs", sources=("ablation-cpu",), render=serving.ladder_runs),
     Table(name="engine-process", sources=("engine-process",), render=serving.engine_process),
     Table(name="routing", sources=("routing-4", "routing-2"), render=replicas.routing_hits),
     Table(name="replicas", sources=("replicas-llama-135m-8k",), render=replicas.replicas),
@@ -144,14 +139,6 @@ TABLES = (
     Table(name="quantized-peers/zen4", sources=("quantized-peers-qwen3-0.6b-8k-zen4",), render=peers.quantized_zen4),
     Table(name="soak", sources=("soak",), render=soak.soak),
 )
-
-
-def draw_ladder(result: Json, path: Path) -> None:
-    """Draw the claims of the ladder."""
-    profile = result["profile"]
-    sizes = f"sizes and rates x{profile['scale']:g}, equal KV memory"
-    title = f"The serving ladder: {result['shape']['name']} on {profile['device']}, {sizes}"
-    plot_ladder(result["medians"], path, title=title)
 
 
 PICTURES = (

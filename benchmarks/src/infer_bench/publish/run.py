@@ -11,10 +11,12 @@ does not hold up the others; the exit code is 1 then. Results, pages and picture
 has ended.
 """
 
+import argparse
 import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,15 +25,15 @@ from infer_bench.publish.commands import Checkpoints, published, run_command, ti
 from infer_bench.publish.declared import Result
 from infer_bench.publish.published import RESULTS
 from infer_bench.publish.render import pages, render_pages, render_pictures, save
-from infer_bench.publish.tree import changed_files
-from infer_bench.results import IMAGES, ROOT, argument_parser, current_commit
+from infer_bench.publish.tree import changed_files, head_commit
+from infer_bench.results import IMAGES, ROOT
 from infer_bench.results import RESULTS as RESULTS_FOLDER
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is asked; return 1 where a command or a check failed, 2 where the tree has changes."""
     own = {result.name: result for result in RESULTS if not result.elsewhere}
-    parser = argument_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(own), help="of the results; left out: all")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="print all results, and run nothing")
@@ -61,7 +63,7 @@ def publish(chosen: Sequence[Result]) -> int:
         listed = "\n  ".join(changed)
         print(f"The tree has changes; commit them first, as results name the commit:\n  {listed}", file=sys.stderr)
         return 2
-    commit, failed = current_commit(), list[str]()
+    commit, failed = head_commit(), list[str]()
     began_s = time.monotonic()
     print_plan(chosen)
     with tempfile.TemporaryDirectory(prefix="publish-") as made:
@@ -73,12 +75,19 @@ def publish(chosen: Sequence[Result]) -> int:
                 f"load average {os.getloadavg()[0]:.2f}\n{result.command}",
                 flush=True,
             )
-            if problem := measure(result, checkpoints, commit=commit, out=Path(made) / result.name):
+            try:
+                problem = measure(result, checkpoints, commit=commit, out=Path(made) / result.name)
+            except Exception:  # noqa: BLE001 - an hour of measuring must not be lost to one table
+                traceback.print_exc()
+                problem = f"{result.name}: its tables or pictures could not be made; its file is written."
+            if problem:
                 failed.append(problem)
                 print(problem, file=sys.stderr, flush=True)
     minutes = (time.monotonic() - began_s) / 60
     print(f"\n{len(chosen) - len(failed)} of {len(chosen)} commands went well, in {minutes:.0f} minutes.")
     print("".join(f"{line}\n" for line in failed), file=sys.stderr)
+    if left := problems():
+        print("Left to do before this is committed:\n" + "\n".join(left))
     return 1 if failed else 0
 
 

@@ -15,6 +15,15 @@ def changed_files() -> list[str]:
     return [line[3:].partition(" -> ")[2] or line[3:] for line in git("status", "--porcelain").splitlines()]
 
 
+def head_commit() -> str:
+    """Return the commit of the working tree, twelve digits of it.
+
+    Raises:
+        RuntimeError: git is not there, or this is no repository.
+    """
+    return git("rev-parse", "--short=12", "HEAD").strip()
+
+
 def is_ancestor(commit: str) -> bool:
     """Return whether the working tree's commit comes from `commit`, or is it."""
     try:

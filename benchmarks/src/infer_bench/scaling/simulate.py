@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import simpy
 
@@ -40,6 +40,7 @@ CACHE_TOKENS = 16_384
 MAX_BATCH_SIZE = 32
 MAX_WITH_ONE_INGRESS = 500
 """Replicas up to which the table also has a row with one ingress, which shows what it cannot do."""
+POLICIES: tuple[RoutingPolicy, ...] = get_args(RoutingPolicy)
 WARM_UP_S, MEASURED_S = 8.0, 16.0
 
 _PARAMS = SamplingParams(temperature=0, ignore_eos=True)
@@ -192,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--starts-together", action="store_true", help="all ingresses begin with the same replica: what that costs"
     )
+    parser.add_argument("--policy", choices=POLICIES, nargs="+", default=POLICIES, help="only these")
     parser.add_argument("--name", default="scaling", help="of the result, without `.json`")
     args = parser.parse_args(arguments)
     numbers = [1, 4] if args.quick else args.replicas
@@ -204,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             plans += [("least_loaded", enough, 0), ("random", enough, 0)]
         if enough > 1 and num_replicas < MAX_WITH_ONE_INGRESS and args.ingresses is None:
             plans.append(("prefix", 1, MAX_EXTRA_LOAD))
-        for policy, num_ingresses, load in plans:
+        for policy, num_ingresses, load in (each for each in plans if each[0] in args.policy):
             simulation = Simulation(
                 num_replicas,
                 policy=policy,

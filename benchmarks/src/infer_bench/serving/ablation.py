@@ -16,16 +16,19 @@ chunks and rates are scaled by one factor, which the profile says; `ablation_ste
 import argparse
 import asyncio
 import os
+import signal
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from infer_bench.client.load import run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import WORKLOADS, Workload
-from infer_bench.results import IMAGES, argument_parser, save
+from infer_bench.results import argument_parser, save
 from infer_bench.server.launch import serving
 from infer_bench.server.metrics import watching
 from infer_bench.serving.ablation_claims import count_capacities, judge
@@ -56,11 +59,12 @@ Pairs = dict[str, list[str]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation of each shape; print, draw and save what was found."""
     args = read_arguments(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending our server
     profile = PROFILES[args.profile]
-    profile = replace(profile, scale=args.scale or profile.scale, hurry=args.hurry or profile.hurry)
+    profile = replace(profile, scale=args.scale or profile.scale)
     pairs = choose_pairs(args.step, args.workload)
     num_requests, rounds = (REQUESTS_OF_QUICK, 1) if args.quick else (None, args.rounds)
-    is_partial = args.quick or args.step or args.workload or args.scale or args.hurry
+    is_partial = args.quick or args.step or args.workload or args.scale
     for shape in profile.shapes:
         print_plan(profile, shape, pairs, num_requests=num_requests)
         if args.dry_run:
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         name = f"ablation-{profile.name}" + ("" if len(profile.shapes) == 1 else f"-{shape}")
         save(name, result, args.out)
-        draw(result, name)
+        draw_ladder(result, args.out / f"{name}.png")
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -84,7 +88,6 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", choices=LABELS, action="append", help="only these; result not saved")
     parser.add_argument("--rounds", type=int, default=1, help="of all steps, every other one backwards; medians count")
     parser.add_argument("--scale", type=float, help="in place of the profile's factor; result not saved")
-    parser.add_argument("--hurry", type=float, help="in place of the profile's; result not saved")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     return parser.parse_args(arguments)
 
@@ -155,12 +158,12 @@ def result_of(profile: Profile, shape: str, runs: Runs) -> dict[str, Any]:
     }
 
 
-def draw(result: dict[str, Any], name: str) -> None:
-    """Draw the picture of a result, as its JSON file has it, into the folder of images of the documentation."""
+def draw_ladder(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the picture of a result, as its JSON file has it."""
     profile = result["profile"]
     sizes = f"sizes and rates x{Fraction(profile['scale'])}, equal KV memory"
     title = f"The serving ladder: {result['shape']['name']} on {profile['device']}, {sizes}"
-    plot_ladder(result["medians"], IMAGES / f"{name}.png", title=title)
+    plot_ladder(result["medians"], path, title=title)
 
 
 def print_plan(profile: Profile, shape: str, pairs: Pairs, *, num_requests: int | None = None) -> None:

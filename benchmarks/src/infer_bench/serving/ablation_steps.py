@@ -9,6 +9,7 @@ keys and values: `SLOTS` sequences of `max_seq_len` tokens. `matched` runs as ma
 as many as the same memory holds: so what blocks gain and what the batch's size gains are told apart.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +62,7 @@ LEFT_OUT = {
     "model": "the shape's, as the server is started",
     "load_format": "random weights, as the server is started",
     "num_kv_blocks": "`kv_cache_memory` sets it, and both together are refused",
+    "num_gpu_blocks": "another name of `num_kv_blocks`",
     "gpu_memory_utilization": "`kv_cache_memory` is in its place",
     "step_timeout_s": "ends a stuck engine, and no step is",
     "routing_policy": "there is one copy of the model",
@@ -82,7 +84,7 @@ class Profile:
         name: of the profile.
         shapes: names of model shapes in bf16; each is measured by itself.
         scale: the one factor on lengths of prompts and answers, `max_seq_len`, chunks and arrivals per second.
-        hurry: a further factor on the arrivals of `continuous_batching`, so that several of its requests run at once.
+        hurry: by workload, a further factor on its arrivals per second, so that several requests run at once.
         device: as `EngineConfig` has it.
         num_threads: that the server computes with on a CPU; None: all cores.
         max_batch_size: requests at once where no slots limit them.
@@ -93,7 +95,7 @@ class Profile:
     name: str
     shapes: tuple[str, ...]
     scale: float
-    hurry: float
+    hurry: Mapping[str, float]
     device: str
     num_threads: int | None = None
     max_batch_size: int
@@ -110,7 +112,7 @@ CPU = Profile(
     name="cpu",
     shapes=("llama-30m",),
     scale=1 / 2,
-    hurry=4.0,
+    hurry={"continuous_batching": 5.0, "chunked_prefill": 1.5},
     device="cpu",
     num_threads=1,
     max_batch_size=32,
@@ -119,17 +121,17 @@ CPU = Profile(
 )
 """For two slow cores: one computes, and HTTP and client have the other.
 
-The work that arrives in a second goes with the square of the factor. With much more than a half, `chunked_prefill` and
-`prefix_caching` bring more prompts than a core computes; at a half it keeps up. An answer of `continuous_batching` has
-then ended when the next request comes, and no batch forms: its arrivals are hurried. The shape is one whose whole
-prompts cost much beside a decode step: one of 640 tokens takes about five times what one of 160 does, and that twice
-what a decode step of 16 requests does.
+The work that arrives in a second goes with the square of the factor. With much more than a half, `prefix_caching`
+brings more prompts than a core computes; at a half it keeps up. An answer of `continuous_batching` has then ended when
+the next request comes, and no batch forms, and `chunked_prefill` has two decodes at once: their arrivals are hurried.
+The shape is one whose whole prompts cost much beside a decode step: one of 640 tokens takes about five times what one
+of 160 does, and that twice what a decode step of 16 requests does.
 """
 GPU = Profile(
     name="gpu",
     shapes=("llama-3.2-3b", "qwen3-4b", "gemma-3-1b"),
     scale=1.0,
-    hurry=1.0,
+    hurry={},
     device="cuda",
     max_batch_size=256,
     max_num_batched_tokens=8192,
@@ -211,7 +213,7 @@ def plan(profile: Profile, shape: str, name: str, *, contents: int = 0, num_requ
     workload = make_workload(
         "mixed" if name == ONE_BY_ONE else name,
         scale=profile.scale,
-        rate_scale=profile.scale * (profile.hurry if name == "continuous_batching" else 1.0),
+        rate_scale=profile.scale * profile.hurry.get(name, 1.0),
         vocab_size=SHAPES[shape]["vocab_size"],
         contents=contents,
     )

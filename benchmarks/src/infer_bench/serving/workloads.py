@@ -23,6 +23,7 @@ from typing import Any
 from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.summary import ITL_BOUND_S, TTFT_BOUND_S, combine, spread_words, summarize
 from infer_bench.client.workloads import WORKLOADS, Workload, make_workload, with_poisson_arrivals
+from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
 from infer_bench.server.launch import OwnServer, serving
 from infer_bench.server.metrics import describe, served_model, watching
@@ -72,13 +73,14 @@ class Load:
         return "its own arrivals" if self.rate is None else f"{self.rate:g} per second"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, draw, and save the result."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table, draw, and save the result; return 1 if a request failed."""
     args = read_arguments(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending our server
     gc.freeze()  # the client's own pauses are no gaps of the server's
     with target_server(args) as (url, own):
-        asyncio.run(measure(args, url, own))
+        result = asyncio.run(measure(args, url, own))
+    return judge([Limit(what="requests that failed", value=count_errors(result), most=0)])
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -126,8 +128,8 @@ def target_server(args: argparse.Namespace) -> Iterator[tuple[str, OwnServer | N
         yield own.url, own
 
 
-async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> None:
-    """Warm up, run every load or every workload as often as asked, report."""
+async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> dict[str, Any]:
+    """Warm up, run every load or every workload as often as asked, report; return the result."""
     told = await describe(url, headers=headers_of(args))
     listed, context = served_model(told)
     args.model = args.model or listed
@@ -145,6 +147,13 @@ async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> 
         print(f"\n`{title_of(args)}`\n\n{load_table(result)}")
     if not args.quick:
         save(f"serving-{args.workload}", result, args.out)
+    return result
+
+
+def count_errors(result: Mapping[str, Any]) -> int:
+    """Return how many requests of all runs failed, of one workload or of all."""
+    measured = result["workloads"].values() if "workloads" in result else result["runs"]
+    return sum(run["num_errors"] for each in measured for run in each["runs"])
 
 
 async def measure_loads(args: argparse.Namespace, url: str) -> dict[str, Any]:

@@ -30,7 +30,17 @@ from infer_kernels.dense import (
 )
 from infer_kernels.embedding import embedding, embedding_quantized
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
-from infer_kernels.moe import ExpertChoice, SwiGLU, fused_moe, moe_router, prepack_experts
+from infer_kernels.moe import (
+    ExpertChoice,
+    FusedRouter,
+    Routing,
+    SeparateRouter,
+    SwiGLU,
+    fused_moe,
+    fused_moe_add_norm,
+    moe_router,
+    prepack_experts,
+)
 from infer_kernels.norm import (
     NormVariant,
     add_rms_norm,
@@ -70,6 +80,7 @@ __all__ = [
     "DeviceMetadata",
     "ExpertChoice",
     "FusedProducts",
+    "FusedRouter",
     "KVScales",
     "KVSlots",
     "Largest",
@@ -78,7 +89,9 @@ __all__ = [
     "QKNorm",
     "QuantizedWeight",
     "Rotary",
+    "Routing",
     "SeparateProducts",
+    "SeparateRouter",
     "SwiGLU",
     "TopLogprobs",
     "add_rms_norm",
@@ -92,6 +105,7 @@ __all__ = [
     "embedding",
     "embedding_quantized",
     "fused_moe",
+    "fused_moe_add_norm",
     "gelu_tanh_and_mul",
     "greedy",
     "has_quantized_kernel",

@@ -16,7 +16,7 @@ from infer_kernels.cpu.calls import is_recording
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.quantization.embedding_quantized import embedding_quantized_torch, embedding_quantized_triton
-from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 
 
 def embedding_reference(ids: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -76,7 +76,7 @@ def embedding_quantized(
     if isinstance(weight, PackedQuantizedWeight):
         _require_ids(ids, weight.out_features)
         return quantized_ops.embedding(ids, weight, scale, dtype)
-    takes_kernel = takes_triton(weight.values) and weight.encoding != "mxfp4_tiled"
+    takes_kernel = takes_triton(weight.values) and weight.encoding not in TILED
     look_up = embedding_quantized_triton if takes_kernel else embedding_quantized_torch
     return look_up(ids, weight, dtype=dtype, scale=scale)
 

@@ -14,6 +14,8 @@ from infer_kernels.dense.linear_invariant import linear_invariant_reference
 from infer_kernels.embedding import embedding_reference
 from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference, fused_moe_reference
+from infer_kernels.moe.fused_moe_add_norm import fused_moe_add_norm_reference
+from infer_kernels.moe.fused_router import fused_router_reference
 from infer_kernels.moe.router import moe_router_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
 from infer_kernels.norm.norm_add import norm_add_reference
@@ -44,8 +46,10 @@ __all__ = [
     "count_tokens_reference",
     "embedding_quantized_reference",
     "embedding_reference",
+    "fused_moe_add_norm_reference",
     "fused_moe_quantized_reference",
     "fused_moe_reference",
+    "fused_router_reference",
     "gated_linear_reference",
     "gelu_tanh_and_mul_reference",
     "greedy_reference",

@@ -1,4 +1,4 @@
-"""MXFP4 in tensor cores' order, interpreted: every code with every scale, all dtypes, and layers and experts."""
+"""MXFP4 and NVFP4 in tensor cores' order, interpreted: codes with every scale, all dtypes, layers and experts."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.quantized_experts import QuantizedExperts, quantized_experts
 from infer_kernels.testing.quantized_weights import random_quantized
 
+GROUPS: dict[Encoding, int] = {"mxfp4": 32, "nvfp4": 16}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LARGEST = 128  # exponent plus 127 of the largest scale that tiles take
 
@@ -63,7 +64,37 @@ def test_a_scale_that_is_no_number_or_too_large_is_not_lost(dtype: torch.dtype) 
     assert torch.equal(actual[:, [0, 2, 3]].float().T, plain.dequantize()[[0, 2, 3]])
 
 
+@pytest.mark.parametrize("is_tiled", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_code_of_nvfp4_with_every_scale_is_exact(dtype: torch.dtype, *, is_tiled: bool) -> None:
+    # Of e4m3 from 0 by subnormal ones to 448, and one that is negative where nothing is tiled.
+    scales = torch.tensor([*range(0x7F), *(() if is_tiled else (0x83, 0xFE))], dtype=torch.uint8)
+    plain = QuantizedWeight(
+        encoding="nvfp4",
+        values=pack_pairs(torch.arange(16, dtype=torch.uint8)).repeat(len(scales), 1),
+        scales=scales.view(torch.float8_e4m3fn)[:, None],
+        in_features=16,
+        group_size=16,
+        row_scales=torch.full((len(scales), 1), 0.5),
+    )
+    weight = tile_microscaled(plain)
+    assert (weight.encoding == "nvfp4_tiled") == is_tiled
+    actual = multiply(torch.eye(16, dtype=dtype), weight)
+    assert torch.equal(actual.float().T, plain.dequantize())
+    assert torch.equal(weight.dequantize(), plain.dequantize())
+
+
+def test_a_scale_of_nvfp4_that_is_nan_is_not_lost() -> None:
+    plain = random_quantized(3, 64, encoding="nvfp4", group_size=16)
+    plain.scales.view(torch.uint8)[1, 2] = 0x7F
+    weight = tile_microscaled(plain)
+    assert weight is plain
+    is_nan = multiply(torch.randn(2, 64).bfloat16(), weight).isnan()
+    assert torch.equal(is_nan, torch.tensor([[False, True, False]]).expand(2, 3))
+
+
 @parametrize_pairwise(
+    encoding=["mxfp4", "nvfp4"],
     dtype=DTYPES,
     in_features=[32, 250, 512, 1120],
     out_features=[1, 70],
@@ -72,18 +103,26 @@ def test_a_scale_that_is_no_number_or_too_large_is_not_lost(dtype: torch.dtype) 
     is_invariant=[True, False],
 )
 def test_layer_equals_reference(
-    dtype: torch.dtype, in_features: int, out_features: int, rows: int, *, with_bias: bool, is_invariant: bool
+    encoding: Encoding,
+    dtype: torch.dtype,
+    in_features: int,
+    out_features: int,
+    rows: int,
+    *,
+    with_bias: bool,
+    is_invariant: bool,
 ) -> None:
-    weight = random_quantized(out_features, in_features, encoding="mxfp4", group_size=32)
+    weight = random_quantized(out_features, in_features, encoding=encoding, group_size=GROUPS[encoding])
     x = torch.randn(rows, in_features).to(dtype)
     bias = torch.randn(out_features).to(dtype) if with_bias else None
     actual = multiply(x, tile_microscaled(weight), bias, is_invariant=is_invariant)
     assert_within_roundings(actual, linear_quantized_reference(x, weight, bias))
 
 
+@pytest.mark.parametrize("encoding", ["mxfp4", "nvfp4"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_any_slice_equal_rows_of_the_whole(dtype: torch.dtype) -> None:
-    weight = tile_microscaled(random_quantized(37, 544, encoding="mxfp4", group_size=32))
+def test_rows_of_any_slice_equal_rows_of_the_whole(dtype: torch.dtype, encoding: Encoding) -> None:
+    weight = tile_microscaled(random_quantized(37, 544, encoding=encoding, group_size=GROUPS[encoding]))
     x = torch.randn(70, 544).to(dtype)
     whole = multiply(x, weight, is_invariant=True)
     for start, stop in ((0, 1), (3, 10), (5, 69)):
@@ -110,6 +149,9 @@ def add_up_experts(layer: QuantizedExperts, *, is_invariant: bool) -> Tensor:
     [
         (torch.bfloat16, "mxfp4", 1, 320, False),
         (torch.bfloat16, "int4", 1, 320, False),
+        (torch.bfloat16, "nvfp4", 1, 320, False),
+        (torch.float16, "nvfp4", 40, 96, False),
+        (torch.bfloat16, "nvfp4", 13, 320, True),
         (torch.bfloat16, "mxfp4", 40, 96, False),
         (torch.bfloat16, "mxfp4", 120, 96, False),
         (torch.bfloat16, "mxfp4", 13, 320, True),
@@ -128,10 +170,11 @@ def test_sum_of_experts_equals_reference(
 ) -> None:
     # Tiles have 16 rows, 32 and 64 as experts have; inputs are divided over programs where tokens are few.
     monkeypatch.setattr("infer_kernels.moe.fused_moe_quantized._LEAST_INNER", 64)
+    monkeypatch.setattr("infer_kernels.moe.fused_moe_quantized._LONG", 300)
     plain = random_experts(
         tokens=tokens, experts=3, experts_per_token=2, hidden=64, intermediate=intermediate, dtype=dtype
     )
-    layer = quantized_experts(plain, encoding=encoding, group_size=32)
+    layer = quantized_experts(plain, encoding=encoding, group_size=GROUPS.get(encoding, 32))
     tiled = replace(layer, gate_up=tile_microscaled(layer.gate_up), down=tile_microscaled(layer.down))
     actual = add_up_experts(tiled, is_invariant=is_invariant)
     biases: dict[str, Any] = plain.biases
@@ -140,10 +183,17 @@ def test_sum_of_experts_equals_reference(
     assert torch.equal(actual, add_up_experts(tiled, is_invariant=is_invariant))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)])
-def test_rows_of_tiled_experts_are_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "dtype"),
+    [
+        ("mxfp4", torch.bfloat16),
+        ("nvfp4", torch.bfloat16),
+        pytest.param("mxfp4", torch.float16, marks=pytest.mark.full),
+    ],
+)
+def test_rows_of_tiled_experts_are_the_same_bits_in_any_company(encoding: Encoding, dtype: torch.dtype) -> None:
     plain = random_experts(tokens=40, experts=3, experts_per_token=2, hidden=64, intermediate=320, dtype=dtype)
-    layer = quantized_experts(plain, encoding="mxfp4", group_size=32)
+    layer = quantized_experts(plain, encoding=encoding, group_size=GROUPS[encoding])
     tiled = replace(layer, gate_up=tile_microscaled(layer.gate_up), down=tile_microscaled(layer.down))
     whole = add_up_experts(tiled, is_invariant=True)
     for picked in (slice(0, 1), slice(3, 20), torch.randperm(40)):

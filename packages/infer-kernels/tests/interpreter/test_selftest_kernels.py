@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import infer_kernels
-from infer_kernels import AttentionBuffers, FusedProducts, PendingNorm
+from infer_kernels import AttentionBuffers, FusedProducts, FusedRouter, PendingNorm, Routing
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.selftest import ModelOps, MoeOps, QuantizedOps, SelfCheck
 from infer_kernels.selftest.attention_checks import attention_checks
@@ -17,6 +17,7 @@ from infer_kernels.selftest.long_attention_checks import large_pool_check, long_
 from infer_kernels.selftest.moe_checks import moe_checks
 from infer_kernels.selftest.product_checks import product_checks, repeated_product_check
 from infer_kernels.selftest.quantized_checks import quantized_checks
+from infer_kernels.selftest.routed_checks import routed_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
 
@@ -139,6 +140,27 @@ def test_products_of_layers_agree_and_one_whose_norm_is_wrong_fails(
     monkeypatch.setattr(FusedProducts, "linear_add_norm", doubled)
     with pytest.raises(AssertionError):
         next(iter(product_checks(ops))).run(CPU)
+
+
+@pytest.mark.parametrize("quantized", [(), (QuantizedOps(encoding="int8"),)])
+def test_routed_rows_agree_and_a_router_that_groups_wrongly_fails(
+    monkeypatch: pytest.MonkeyPatch, quantized: tuple[QuantizedOps, ...]
+) -> None:
+    ops = replace(SMALL, has_sandwich_norms=False, hidden_size=160, quantized=quantized)
+    checks = list(routed_checks(ops))
+    assert {check.op for check in checks} == {"fused_router", "fused_moe_add_norm"}
+    for check in checks:
+        check.run(CPU)
+    right = FusedRouter.route
+
+    def turned(self: FusedRouter, *args: Any, **how: Any) -> Routing:
+        routing = right(self, *args, **how)
+        assert routing.grouping is not None
+        return routing._replace(grouping=routing.grouping._replace(tiles=routing.grouping.tiles.flip(1)))
+
+    monkeypatch.setattr(FusedRouter, "route", turned)
+    with pytest.raises(AssertionError, match="other tiles"):
+        checks[1].run(CPU)
 
 
 def test_it_is_the_kernels_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

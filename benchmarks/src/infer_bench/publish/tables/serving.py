@@ -6,8 +6,15 @@ from infer_bench.client.summary import spread_words
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import count_words, machine, measured_on, paragraph, sections
 from infer_bench.results import table
-from infer_bench.serving.ablation_report import ladder_table
-from infer_bench.serving.over_http import report
+from infer_bench.serving.ablation_report import (
+    capacity_table,
+    caps_table,
+    chunks_table,
+    claims_table,
+    ladder_table,
+    latency_table,
+)
+from infer_bench.serving.over_http import report as over_http_table
 from infer_bench.serving.streaming import delay_table, throughput_table
 from infer_bench.serving.workloads import SERVER_ROWS, workloads_table
 
@@ -32,21 +39,40 @@ def workload_mixed(result: Json) -> str:
 
 
 def ladder(result: Json) -> str:
-    """Return the steps' numbers."""
+    """Return the steps' numbers, and the claims with their judgements."""
+    return sections(_measured_rounds(result), ladder_table(result), claims_table(result))
+
+
+def ladder_capacity(result: Json) -> str:
+    """Return how many sequences of each length fit."""
+    return capacity_table(result)
+
+
+def ladder_chunks(result: Json) -> str:
+    """Return what chunks and their cap do, and sizes of chunks."""
+    return sections(caps_table(result), chunks_table(result))
+
+
+def ladder_runs(result: Json) -> str:
+    """Return P50 and P99 of every workload on every step that ran it."""
+    return latency_table(result)
+
+
+def _measured_rounds(result: Json) -> str:
     rounds = max(len(found) for row in result["rounds"].values() for found in row.values())
-    return sections(measured_on("ablation-cpu", result, rounds=rounds), ladder_table(result))
+    return measured_on("ablation-cpu", result, rounds=rounds)
 
 
-def all_workloads(result: Json) -> str:
-    """Return every workload on one server."""
-    rounds = max(len(each["runs"]) for each in result["workloads"].values())
+def workloads(result: Json) -> str:
+    """Return a row for each workload."""
+    rounds = len(result["workloads"]["single"]["runs"])
     return sections(measured_on("serving-all", result, rounds=rounds), workloads_table(result))
 
 
 def over_http(result: Json) -> str:
-    """Return one request over HTTP beside the same one through `LLM.generate`."""
-    name = f"over-http-{result['shape']}"
-    return sections(measured_on(name, result, rounds=len(result["rounds"])), report(result))
+    """Return one request over HTTP beside the same one without."""
+    measured = measured_on(f"over-http-{result['shape']}", result, rounds=len(result["rounds"]))
+    return sections(measured, over_http_table(result))
 
 
 def engine_process(result: Json) -> str:

@@ -15,8 +15,8 @@ from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeigh
 
 Packed = TypeVar("Packed", bound=QuantizedPanels)
 _LINE = 64
-_ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2}
-"""As in `csrc/quantized.h`. Panels have fp32 scales: e2m1 and mxfp4 are one there."""
+_ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2, "nvfp4": 2}
+"""As in `csrc/quantized.h`. Panels have fp32 scales: e2m1, mxfp4 and nvfp4 are one there."""
 LAYOUT = "qqqq"
 _PACK = Struct("PPqPqPqq" + LAYOUT)
 _LINEAR = Struct("PqPqPPq" + LAYOUT)

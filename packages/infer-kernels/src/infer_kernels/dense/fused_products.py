@@ -133,11 +133,14 @@ class FusedProducts:
     One launch: x in bf16 or fp16 on CUDA with a multiple of 16 inputs, a plain weight like it, and no gradient wanted.
     It holds the semaphores of its launches, which must run one after another, on one stream. They are zeros between
     launches, replays of captured CUDA graphs among them.
+
+    Attributes:
+        semaphores: [MAX_TILES] int32, for launches that take turns with these.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         """Serve weights on `device`."""
-        self._semaphores = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+        self.semaphores = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
         self._separate = SeparateProducts(self._multiply)
 
     def linear(self, x: Tensor | PendingNorm, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
@@ -156,11 +159,11 @@ class FusedProducts:
             ValueError: a shape, device or stride does not fit.
             TypeError: a dtype does not fit.
         """
-        if not self._takes(x, weight):
+        if not self.takes(x, weight):
             return self._separate.linear(x, weight, bias)
         assert isinstance(weight, Tensor)
-        _check_product(x, weight, bias)
-        return fused_product_triton(x, weight, bias, semaphores=self._semaphores)[0]
+        check_product(x, weight, bias)
+        return fused_product_triton(x, weight, bias, semaphores=self.semaphores)[0]
 
     def gated_linear(
         self,
@@ -186,13 +189,13 @@ class FusedProducts:
             TypeError: a dtype does not fit.
         """
         activation = _FUSED_ACTIVATIONS.get(activation_and_mul)
-        if activation is None or not self._takes(x, weight):
+        if activation is None or not self.takes(x, weight):
             return self._separate.gated_linear(x, weight, bias, activation_and_mul=activation_and_mul)
         assert isinstance(weight, Tensor)
-        _check_product(x, weight, bias)
+        check_product(x, weight, bias)
         if weight.shape[0] % 2:
             raise ValueError(f"`weight` has {weight.shape[0]} rows; pass the gates, then as many ups")
-        return fused_product_triton(x, weight, bias, semaphores=self._semaphores, activation=activation)[0]
+        return fused_product_triton(x, weight, bias, semaphores=self.semaphores, activation=activation)[0]
 
     def linear_add_norm(
         self,
@@ -224,28 +227,28 @@ class FusedProducts:
             ValueError: a shape, device or stride does not fit.
             TypeError: a dtype does not fit.
         """
-        if not self._takes(x, weight):
+        if not self.takes(x, weight):
             return self._separate.linear_add_norm(
                 x, weight, bias, residual=residual, norm_weight=norm_weight, eps=eps, variant=variant
             )
         assert isinstance(weight, Tensor)
-        _check_product(x, weight, bias)
+        check_product(x, weight, bias)
         require_shape("residual", residual, (x.shape[0], weight.shape[0]), "the product's shape")
         require_like("residual", residual, "x", x)
         check_norm(residual, norm_weight, "norm_weight")
         check_variant(variant)
-        total, squares = fused_product_triton(x, weight, bias, semaphores=self._semaphores, residual=residual)
+        total, squares = fused_product_triton(x, weight, bias, semaphores=self.semaphores, residual=residual)
         assert squares is not None
         return PendingNorm(rows=total, squares=squares, weight=norm_weight, eps=eps, variant=variant), total
 
     def _multiply(self, x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
         """Compute a layer alone; with a quantized weight that is divided over programs in one launch too."""
         if isinstance(weight, QuantizedWeight):
-            return multiply_quantized(x, weight, bias, semaphores=self._semaphores)
+            return multiply_quantized(x, weight, bias, semaphores=self.semaphores)
         return linear(x, weight, bias)
 
-    def _takes(self, x: Tensor | PendingNorm, weight: DenseWeight) -> bool:
-        """Whether the product is one launch; if not, the separate ops also check it."""
+    def takes(self, x: Tensor | PendingNorm, weight: DenseWeight) -> bool:
+        """Whether a product with `weight` is one launch; if not, the separate ops also check it."""
         rows = x.rows if isinstance(x, PendingNorm) else x
         return (
             isinstance(weight, Tensor)
@@ -257,12 +260,13 @@ class FusedProducts:
             and weight.shape[0] > 0
             and weight.shape[1] > 0
             and weight.shape[1] % 16 == weight.stride(0) % 16 == 0
-            and rows.device == weight.device == self._semaphores.device
+            and rows.device == weight.device == self.semaphores.device
             and takes_triton(rows, weight)
         )
 
 
-def _check_product(x: Tensor | PendingNorm, weight: Tensor, bias: Tensor | None) -> None:
+def check_product(x: Tensor | PendingNorm, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise unless x, or its rows, can be multiplied by `weight` and `bias` added."""
     rows = x.rows if isinstance(x, PendingNorm) else x
     require_rank("weight", weight, "out_features, in_features")
     require_dense_rows("weight", weight)

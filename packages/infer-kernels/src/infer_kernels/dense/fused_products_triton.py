@@ -67,7 +67,7 @@ class PendingNorm:
 
 
 @triton.jit
-def _inverse_rms(
+def inverse_rms(
     squares: tl.tensor,  # [tiles, ROWS] fp32
     tiles: tl.tensor,
     eps: tl.tensor,
@@ -82,7 +82,7 @@ def _inverse_rms(
 
 
 @triton.jit
-def _normalize(
+def normalize(
     x: tl.tensor,  # [INNER, ROWS], some inputs of all rows
     inverse: tl.tensor,  # [ROWS]
     weight: tl.tensor,  # [INNER], those of the norm
@@ -134,7 +134,7 @@ def _fused_product_kernel(
     in_rows, in_outputs = (row < rows)[None, :], (output < outputs)[:, None]
     mask = in_outputs & in_rows
     if NORM is not None:
-        inverse = _inverse_rms(norm_squares, norm_tiles, eps, in_features, NORM_TILES, ROWS)
+        inverse = inverse_rms(norm_squares, norm_tiles, eps, in_features, NORM_TILES, ROWS)
     x_at = x + row.to(tl.int64)[None, :] * x_stride + inner[:, None]
     weight_at = weight + output[:, None] * weight_stride + inner[None, :]
     up_at = weight_at + outputs.to(tl.int64) * weight_stride
@@ -151,7 +151,7 @@ def _fused_product_kernel(
         x_tile = tl.load(x_at + start, mask=x_mask, other=0.0)
         if NORM is not None:
             scale = tl.load(norm_weight + start + inner, mask=start + inner < in_features, other=0.0)
-            x_tile = _normalize(x_tile, inverse, scale, NORM)
+            x_tile = normalize(x_tile, inverse, scale, NORM)
         products = tl.dot(weight_tile, x_tile, products)
         if GATE is not None:
             up_tile = tl.load(up_at + start, mask=weight_mask, other=0.0)

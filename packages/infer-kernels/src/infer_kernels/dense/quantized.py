@@ -72,7 +72,7 @@ def prepack_quantized(
 ) -> QuantizedWeight | Packed:
     """Return what `pack` makes of `weight` where C++ kernels multiply it, and its words or tiles where Triton's do."""
     if weight.device.type in TRITON_DEVICES:
-        if weight.encoding == "mxfp4":
+        if weight.encoding in ("mxfp4", "nvfp4"):
             return tile_microscaled(weight)
         is_layer = weight.values.dim() == 2
         return weight if (is_layer and _takes_fp8(weight)) or not weight.can_be_words() else weight.in_words()

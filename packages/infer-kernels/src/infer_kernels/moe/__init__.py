@@ -2,6 +2,18 @@
 
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe import fused_moe, prepack_experts
+from infer_kernels.moe.fused_moe_add_norm import fused_moe_add_norm
+from infer_kernels.moe.fused_router import FusedRouter, Routing, SeparateRouter
 from infer_kernels.moe.router import ExpertChoice, moe_router
 
-__all__ = ["ExpertChoice", "SwiGLU", "fused_moe", "moe_router", "prepack_experts"]
+__all__ = [
+    "ExpertChoice",
+    "FusedRouter",
+    "Routing",
+    "SeparateRouter",
+    "SwiGLU",
+    "fused_moe",
+    "fused_moe_add_norm",
+    "moe_router",
+    "prepack_experts",
+]

@@ -41,12 +41,13 @@ from infer_kernels.dense.quantized import prepack_quantized
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_torch, fused_moe_quantized_triton
-from infer_kernels.moe.fused_moe_triton import fused_moe_triton
+from infer_kernels.moe.fused_moe_triton import AddedResidual, PairGrouping, fused_moe_triton
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 ExpertsWeight = Tensor | PackedExperts | QuantizedWeight | PackedQuantizedExperts
 """The weights of all experts of a mixture."""
+_PACKED = (PackedExperts, PackedQuantizedExperts)
 
 
 def fused_moe_reference(
@@ -163,6 +164,7 @@ def fused_moe(
     down_bias: Tensor | None = None,
     out: Tensor | None = None,
     is_invariant: bool = True,
+    grouping: PairGrouping | None = None,
 ) -> Tensor:
     """The weighted sum of the chosen experts' MLPs for each token.
 
@@ -179,6 +181,7 @@ def fused_moe(
         down_bias: [experts, hidden], or None.
         out: [tokens, hidden], of the dtype and device of `x`; not `x` itself.
         is_invariant: a row has the same bits whatever the other rows and their number.
+        grouping: of `expert_ids`, from `FusedRouter`; None: kernels that need it make it.
 
     Returns:
         `out`, or a fresh tensor [tokens, hidden]; differentiable where no `out` is given and weights are plain.
@@ -188,6 +191,59 @@ def fused_moe(
         TypeError: a dtype does not fit.
     """
     numbers = choose_activation(activation)
+    biases: dict[str, Tensor | None] = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    check_experts(x, gate_up, down, expert_ids, expert_weights, **biases)
+    if out is not None:
+        require_out("out", out, "x", x)
+    if isinstance(gate_up, _PACKED) and isinstance(down, _PACKED):
+        return moe_ops.fused_moe(
+            x,
+            gate_up,
+            down,
+            expert_ids,
+            expert_weights,
+            alpha=numbers.alpha,
+            limit=numbers.limit,
+            up_offset=numbers.up_offset,
+            **biases,
+            out=out,
+        )
+    if takes_expert_kernels(x, gate_up, down, expert_weights, **biases):
+        return launch_experts(
+            x,
+            gate_up,
+            down,
+            expert_ids,
+            expert_weights,
+            activation=numbers,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+            out=x.new_empty(x.shape) if out is None else out,
+            is_invariant=is_invariant,
+            grouping=grouping,
+        )
+    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
+        result = fused_moe_quantized_torch(
+            x.detach(), gate_up, down, expert_ids, expert_weights, activation=numbers, **biases
+        )
+    else:
+        assert isinstance(gate_up, Tensor)
+        assert isinstance(down, Tensor)
+        result = fused_moe_torch(x, gate_up, down, expert_ids, expert_weights, activation=numbers, **biases)
+    return result if out is None else out.copy_(result)
+
+
+def check_experts(
+    x: Tensor,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+) -> None:
+    """Check the arguments of `fused_moe` that have shapes, but `out`."""
     require_rank("x", x, "tokens, hidden")
     require_float("x", x)
     require_dense_rows("x", x)
@@ -200,50 +256,63 @@ def fused_moe(
             require_shape(name, bias, (experts, width), f"as many as `{weight_name}` has outputs")
             require_like(name, bias, "x", x)
             require_dense_rows(name, bias)
-    if out is not None:
-        require_out("out", out, "x", x)
-    packed = (PackedExperts, PackedQuantizedExperts)
-    if isinstance(gate_up, packed) and isinstance(down, packed):
-        return moe_ops.fused_moe(
-            x,
-            gate_up,
-            down,
-            expert_ids,
-            expert_weights,
-            alpha=numbers.alpha,
-            limit=numbers.limit,
-            up_offset=numbers.up_offset,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
-            out=out,
-        )
-    biases = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
-    if isinstance(gate_up, packed) or isinstance(down, packed):
+    if isinstance(gate_up, _PACKED) != isinstance(down, _PACKED):
         raise TypeError("One of `gate_up` and `down` is packed; pass both from `prepack_experts`, or both plain")
-    shared: dict[str, Any] = {"activation": numbers, "gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        x = x.detach()
-        if takes_triton(x):
-            return fused_moe_quantized_triton(
-                x,
-                gate_up,
-                down,
-                expert_ids,
-                expert_weights,
-                **shared,
-                out=x.new_empty(x.shape) if out is None else out,
-                is_invariant=is_invariant,
-            )
-        result = fused_moe_quantized_torch(x, gate_up, down, expert_ids, expert_weights, **shared)
-    elif isinstance(gate_up, Tensor) and isinstance(down, Tensor):
-        if takes_triton(x, gate_up, down, expert_weights, *biases):
-            return fused_moe_triton(
-                x, gate_up, down, expert_ids, expert_weights, **shared, out=x.new_empty(x.shape) if out is None else out
-            )
-        result = fused_moe_torch(x, gate_up, down, expert_ids, expert_weights, **shared)
-    else:
+    if isinstance(gate_up, QuantizedWeight) != isinstance(down, QuantizedWeight):
         raise TypeError("One of `gate_up` and `down` is quantized; pass both quantized, or both plain")
-    return result if out is None else out.copy_(result)
+
+
+def takes_expert_kernels(
+    x: Tensor,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
+    expert_weights: Tensor,
+    *,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+) -> bool:
+    """Whether `fused_moe` runs its Triton kernels; no gradient flows through quantized weights."""
+    if isinstance(gate_up, QuantizedWeight):
+        return takes_triton(x.detach())
+    biases = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
+    return (
+        isinstance(gate_up, Tensor)
+        and isinstance(down, Tensor)
+        and takes_triton(x, gate_up, down, expert_weights, *biases)
+    )
+
+
+def launch_experts(
+    x: Tensor,
+    gate_up: ExpertsWeight,
+    down: ExpertsWeight,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    activation: SwiGLU,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    out: Tensor,
+    is_invariant: bool,
+    grouping: PairGrouping | None = None,
+    residual: AddedResidual | None = None,
+) -> Tensor:
+    """Launch the kernels of either kind of weights, where `takes_expert_kernels`; otherwise unchecked."""
+    shared: dict[str, Any] = {
+        "activation": activation,
+        "gate_up_bias": gate_up_bias,
+        "down_bias": down_bias,
+        "out": out,
+        "grouping": grouping,
+        "residual": residual,
+    }
+    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
+        return fused_moe_quantized_triton(
+            x.detach(), gate_up, down, expert_ids, expert_weights, **shared, is_invariant=is_invariant
+        )
+    assert isinstance(gate_up, Tensor)
+    assert isinstance(down, Tensor)
+    return fused_moe_triton(x, gate_up, down, expert_ids, expert_weights, **shared)
 
 
 def _require_weights(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight) -> tuple[int, int]:

@@ -27,12 +27,18 @@ from torch import Tensor
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
 from infer_kernels.moe.activation import SwiGLU, activate, activate_torch
-from infer_kernels.moe.fused_moe_triton import group_pairs_triton, sum_pairs_triton
+from infer_kernels.moe.fused_moe_triton import (
+    MOST_PARTS,
+    AddedResidual,
+    PairGrouping,
+    group_pairs_triton,
+    sum_pairs_triton,
+)
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
-from infer_kernels.quantization.code_tiles import as_bytes, codes_of
+from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.linear_quantized import linear_quantized_torch
 from infer_kernels.quantization.quantized_tiles import QuantizedTile, choose_quantized_tile
-from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _MOST_ROWS = 64
@@ -40,10 +46,13 @@ _MOST_ROWS = 64
 _FEWEST_ROWS = 16
 _WIDE = 128
 """Outputs of the tile that takes the fewest instructions for the fewest rows."""
+_LONG = 2048
+"""Inputs from which on an iteration of a tile with half as many outputs takes twice as many inputs, so that as many
+numbers share what it does beside. Fewer would not fill the last one.
+"""
 _PROGRAMS_PER_SM = 3
 _LEAST_INNER = 512
 """Inputs that are worth a program of their own."""
-_MOST_SPLITS = 4
 
 
 @triton.jit(do_not_specialize=["max_tiles", "iterations", "split_stride"])
@@ -51,8 +60,9 @@ def _quantized_expert_products_kernel(
     out: tl.tensor,  # [parts of the inputs, pairs, outputs], of more than one part fp32
     x: tl.tensor,  # [tokens, inputs], or [pairs, inputs]
     values: tl.tensor,  # [experts, outputs, bytes] uint8; GATED: [experts, 2 * outputs, bytes]
-    scales: tl.tensor,  # [experts, as many as `values`, groups] fp32, or uint8 exponents
+    scales: tl.tensor,  # [experts, as many as `values`, groups] as `load_scales` takes them
     zeros: tl.tensor,  # [experts, as many as `values`, groups], or None
+    row_scales: tl.tensor,  # [experts, as many as `values`] fp32, or None
     bias: tl.tensor,  # [experts, as many as `values`], or None
     pair_of_place: tl.tensor,  # [pairs] int32
     tiles: tl.tensor,  # [3, max_tiles] int32
@@ -70,6 +80,8 @@ def _quantized_expert_products_kernel(
     scales_stride: tl.tensor,
     zeros_expert_stride: tl.tensor,
     zeros_stride: tl.tensor,
+    row_scales_expert_stride: tl.tensor,
+    row_scales_stride: tl.tensor,
     bias_stride: tl.tensor,
     alpha: tl.tensor,
     limit: tl.tensor,
@@ -109,6 +121,7 @@ def _quantized_expert_products_kernel(
         values + expert * values_expert_stride + output * values_stride,
         scales + expert * scales_expert_stride + output * scales_stride,
         None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
+        None if row_scales is None else row_scales + expert * row_scales_expert_stride + output * row_scales_stride,
         in_outputs,
         first,
         end,
@@ -155,6 +168,8 @@ def fused_moe_quantized_triton(
     down_bias: Tensor | None,
     out: Tensor,
     is_invariant: bool = True,
+    grouping: PairGrouping | None = None,
+    residual: AddedResidual | None = None,
 ) -> Tensor:
     """Launch the kernels; arguments as for `fused_moe_triton`, but for quantized weights; unchecked.
 
@@ -169,6 +184,8 @@ def fused_moe_quantized_triton(
         down_bias: [experts, hidden] of the dtype of `x`, or None.
         out: [tokens, hidden], like `x`; not `x` itself.
         is_invariant: a row's bits do not depend on the other rows and their number.
+        grouping: of `expert_ids`, which takes no launch; in tiles of no more rows than both products have.
+        residual: is added, at no more than 16 tokens.
 
     Returns:
         `out`.
@@ -179,7 +196,7 @@ def fused_moe_quantized_triton(
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     pairs = expert_ids.numel()
     gate_up_tile, down_tile = choose_expert_tiles(gate_up, down, x.dtype, pairs=None if is_invariant else pairs)
-    pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
+    pair_of_place, tiles = grouping or group_pairs_triton(expert_ids, experts=experts, rows=down_tile.rows)
     splits = 1 if is_invariant else choose_expert_splits(down, down_tile, pairs=pairs)
     activated = x.new_empty(1, pairs, intermediate)
     products = x.new_empty(splits, pairs, hidden, dtype=x.dtype if splits == 1 else torch.float32)
@@ -189,7 +206,7 @@ def fused_moe_quantized_triton(
     quantized_expert_products_triton(
         activated[0], down, down_bias, products, pair_of_place, tiles, tile=down_tile, activation=None
     )
-    return sum_pairs_triton(products, expert_ids, expert_weights, experts=experts, out=out)
+    return sum_pairs_triton(products, expert_ids, expert_weights, experts=experts, out=out, residual=residual)
 
 
 def choose_expert_tiles(
@@ -211,17 +228,23 @@ def choose_expert_tiles(
     )
     rows = min(first.rows, second.rows)
     return (
-        replace(first, rows=rows, outputs=_outputs_of_tile(first, gate_up, pairs)),
-        replace(second, rows=rows, outputs=_outputs_of_tile(second, down, pairs)),
+        _fit_outputs(replace(first, rows=rows), gate_up, pairs),
+        _fit_outputs(replace(second, rows=rows), down, pairs),
     )
 
 
-def _outputs_of_tile(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None) -> int:
-    """Return the outputs of a tile, fewer where pairs of as many experts would leave multiprocessors without work."""
+def _fit_outputs(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None) -> QuantizedTile:
+    """Return a tile of fewer outputs where pairs of as many experts would leave multiprocessors without work."""
     wanted = _PROGRAMS_PER_SM * describe_gpu(weight.device).num_sms
     is_wide = tile.outputs == _WIDE and tile.rows == _FEWEST_ROWS
     are_few = pairs is not None and pairs * cdiv(weight.out_features, tile.outputs) < wanted
-    return _WIDE // 2 if is_wide and are_few else tile.outputs
+    if not (is_wide and are_few):
+        return tile
+    narrow = replace(tile, outputs=_WIDE // 2)
+    if weight.in_features < _LONG:
+        return narrow
+    is_by_group = weight.scales.shape[-1] > 1 and weight.encoding not in TILED
+    return replace(narrow, steps=2 * tile.steps) if is_by_group else replace(narrow, inner=2 * tile.inner)
 
 
 def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: int) -> int:
@@ -232,7 +255,7 @@ def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: i
     programs = pairs * cdiv(down.out_features, tile.outputs)
     wanted = _PROGRAMS_PER_SM * describe_gpu(down.device).num_sms // programs
     iterations = cdiv(down.in_features, tile.span)
-    splits = max(1, min(wanted, _MOST_SPLITS, down.in_features // _LEAST_INNER))
+    splits = max(1, min(wanted, MOST_PARTS, down.in_features // _LEAST_INNER))
     return cdiv(iterations, cdiv(iterations, splits))
 
 
@@ -253,13 +276,14 @@ def quantized_expert_products_triton(
     several parts, fp32 sums, of which the first has the bias.
     """
     (splits, pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
-    numbers, zeros = activation or SwiGLU(), weight.zeros
+    numbers, zeros, row_scales = activation or SwiGLU(), weight.zeros, weight.row_scales
     _quantized_expert_products_kernel[(tiles.shape[1], cdiv(weight.out_features, tile.outputs), splits)](
         out,
         x,
         as_bytes(weight),
-        weight.scales,
+        scales_of(weight),
         zeros,
+        row_scales,
         bias,
         pair_of_place,
         tiles,
@@ -277,6 +301,8 @@ def quantized_expert_products_triton(
         weight.scales.stride(1),
         0 if zeros is None else zeros.stride(0),
         0 if zeros is None else zeros.stride(1),
+        0 if row_scales is None else row_scales.stride(0),
+        0 if row_scales is None else row_scales.stride(1),
         0 if bias is None else bias.stride(0),
         numbers.alpha,
         numbers.limit,

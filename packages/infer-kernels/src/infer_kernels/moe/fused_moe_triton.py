@@ -8,7 +8,7 @@
     group        (experts)          pairs -> places and tiles; unused tiles have expert -1
     gate-up      (tiles, columns)   rows of x times gates and ups, and the activation; written by pair
     down         (tiles, columns)   rows by pair; written by pair
-    sum          (tokens, columns)  of a token's pairs in order
+    sum          (tokens, columns)  of a token's pairs in order; adds the residual stream, if it is given
 
 A program of `group` learns where its expert's places and tiles begin from the counts of all, so nothing waits for the
 device or for another program, and equal routings give equal places. A tile of rows meets one shape of products
@@ -17,11 +17,14 @@ whatever their number: rows have the same bits in any batch.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from infer_kernels.dense.fused_products_triton import MAX_ROWS
 from infer_kernels.dense.product_tiles import ProductTile, choose_product_tile
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.moe.activation import SwiGLU, activate
@@ -31,6 +34,35 @@ _PAIRS = 1024
 
 _WIDEST = 1024
 """Columns of a program of the sum."""
+NORMED_COLUMNS = 128
+"""Columns of a program of the sum whose norm is pending: a few tokens make programs for most of a device."""
+MOST_PARTS = 4
+"""Of products that are added in fp32 before they are rounded."""
+
+
+class PairGrouping(NamedTuple):
+    """The pairs of tokens and their experts in the order of experts.
+
+    Attributes:
+        pair_of_place: [pairs] int32.
+        tiles: [3, most that any routing has] int32: of each tile its expert, or -1; its first place; the end of the
+            expert's places.
+    """
+
+    pair_of_place: Tensor
+    tiles: Tensor
+
+
+class AddedResidual(NamedTuple):
+    """What the sum over experts is added to, at no more than 16 tokens.
+
+    Attributes:
+        rows: [tokens, hidden], like the sum.
+        squares: [tiles of `NORMED_COLUMNS` columns, 16] fp32, takes the sums of squares of the total.
+    """
+
+    rows: Tensor
+    squares: Tensor
 
 
 @triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["expert_ids"])
@@ -163,36 +195,55 @@ def _expert_products_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["expert_ids", "expert_weights"])
+@triton.jit(do_not_specialize=["parts", "tokens"], do_not_specialize_on_alignment=["expert_ids", "expert_weights"])
 def _sum_pairs_kernel(
     out: tl.tensor,  # [tokens, hidden]
     products: tl.tensor,  # [parts, pairs, hidden]: their sums are the products
     expert_ids: tl.tensor,  # [pairs]
     expert_weights: tl.tensor,  # [pairs] fp32
+    residual: tl.tensor,  # [tokens, hidden], is added; or None
+    squares: tl.tensor,  # fp32 [tiles of columns, ROWS], takes the sums of squares of `out`; None without `residual`
+    tokens: tl.tensor,
     experts: tl.tensor,
-    experts_per_token: tl.tensor,
     hidden: tl.tensor,
     parts: tl.tensor,
     part_stride: tl.tensor,
     out_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    EXPERTS_PER_TOKEN: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < hidden
+    dtype: tl.constexpr = out.dtype.element_ty
     total = tl.zeros((BLOCK,), tl.float32)
-    for k in range(experts_per_token):
-        pair = token * experts_per_token + k
+    # Unrolled, so that no load waits for the sum of those before it.
+    for k in tl.static_range(EXPERTS_PER_TOKEN):
+        pair = token * EXPERTS_PER_TOKEN + k
         expert = tl.load(expert_ids + pair)
         at = products + pair * hidden + column
         product = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        for _ in range(1, parts):
-            at += part_stride
-            product += tl.load(at, mask=mask, other=0.0)
-        product = product.to(out.dtype.element_ty).to(tl.float32)
+        for part in tl.static_range(1, MOST_PARTS):
+            in_part = column < tl.where(part < parts, hidden, 0)
+            product += tl.load(at + part * part_stride, mask=in_part, other=0.0).to(tl.float32)
+        product = product.to(dtype).to(tl.float32)
         is_one = (expert >= 0) & (expert < experts)
         total += tl.where(is_one, tl.load(expert_weights + pair) * product, float("nan"))
-    tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=mask)
+    result = total.to(dtype)
+    if residual is not None:
+        carried = tl.load(residual + token * residual_stride + column, mask=mask, other=0.0).to(tl.float32)
+        result = (result.to(tl.float32) + carried).to(dtype)
+        stored = tl.where(mask, result.to(tl.float32), 0.0)
+        own = squares + tl.program_id(1) * ROWS
+        tl.store(own + token, tl.sum(stored * stored, axis=0))
+        row = tl.arange(0, ROWS)
+        # Readers add all rows of `squares`: those of no token are zeros, whatever lay there.
+        if token == 0:
+            tl.store(own + row, tl.zeros((ROWS,), tl.float32), mask=row >= tokens)
+    tl.store(out + token * out_stride + column, result, mask=mask)
 
 
 def fused_moe_triton(
@@ -206,28 +257,26 @@ def fused_moe_triton(
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     out: Tensor,
+    grouping: PairGrouping | None = None,
+    residual: AddedResidual | None = None,
 ) -> Tensor:
-    """Launch the kernels; unchecked."""
+    """Launch the kernels; unchecked. A `grouping` that is given takes no launch."""
     hidden = x.shape[1]
     if out.numel() == 0:
         return out
     experts, _, intermediate = down.shape
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     tile = choose_product_tile(x.device, x.dtype, hidden, intermediate)
-    pair_of_place, tiles = group_pairs_triton(expert_ids, experts=experts, rows=tile.rows)
+    pair_of_place, tiles = grouping or group_pairs_triton(expert_ids, experts=experts, rows=tile.rows)
     pairs = expert_ids.numel()
     activated, products = x.new_empty(pairs, intermediate), x.new_empty(pairs, hidden)
     expert_products_triton(x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=tile, activation=activation)
     expert_products_triton(activated, down, down_bias, products, pair_of_place, tiles, tile=tile, activation=None)
-    return sum_pairs_triton(products[None], expert_ids, expert_weights, experts=experts, out=out)
+    return sum_pairs_triton(products[None], expert_ids, expert_weights, experts=experts, out=out, residual=residual)
 
 
-def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Launch the first two kernels, of few pairs the second.
-
-    Returns:
-        Each place's pair [pairs], and tiles [3, most that any routing has].
-    """
+def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> PairGrouping:
+    """Launch the first two kernels, of few pairs the second; tiles have up to `rows` places."""
     pairs, device = expert_ids.numel(), expert_ids.device
     max_tiles = pairs // rows + min(experts, pairs)
     counts = None if pairs <= _PAIRS else torch.empty(experts, dtype=torch.int32, device=device)
@@ -248,7 +297,7 @@ def group_pairs_triton(expert_ids: Tensor, *, experts: int, rows: int) -> tuple[
         BLOCK_EXPERTS=next_power_of_2(experts + 1),
         **options,
     )
-    return pair_of_place, tiles
+    return PairGrouping(pair_of_place, tiles)
 
 
 def expert_products_triton(
@@ -300,28 +349,41 @@ def expert_products_triton(
 
 
 def sum_pairs_triton(
-    products: Tensor, expert_ids: Tensor, expert_weights: Tensor, *, experts: int, out: Tensor
+    products: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    *,
+    experts: int,
+    out: Tensor,
+    residual: AddedResidual | None = None,
 ) -> Tensor:
     """Launch the last kernel: each token's products times its weights, summed into `out`; unchecked.
 
-    `products` are [parts, pairs, hidden], of the dtype of `out` where there is one part; several, fp32, are added in
-    order and rounded first. `expert_ids` and `expert_weights` [tokens, experts_per_token] are contiguous.
+    `products` are [parts, pairs, hidden], of the dtype of `out` where there is one part; several, at most `MOST_PARTS`
+    and fp32, are added in order and rounded first. `expert_ids` and `expert_weights` [tokens, experts_per_token] are
+    contiguous. With a residual `out` takes the total, of which each program leaves the sum of squares.
     """
     tokens, hidden = out.shape
-    block = min(_WIDEST, next_power_of_2(hidden))
+    block = min(_WIDEST, next_power_of_2(hidden)) if residual is None else NORMED_COLUMNS
     _sum_pairs_kernel[(tokens, cdiv(hidden, block))](
         out,
         products,
         expert_ids,
         expert_weights,
+        None if residual is None else residual.rows,
+        None if residual is None else residual.squares,
+        tokens,
         experts,
-        expert_ids.shape[1],
         hidden,
         len(products),
         products.stride(0),
         out.stride(0),
+        0 if residual is None else residual.rows.stride(0),
+        EXPERTS_PER_TOKEN=expert_ids.shape[1],
+        MOST_PARTS=MOST_PARTS if products.dtype == torch.float32 else 1,
         BLOCK=block,
-        num_warps=4,
+        ROWS=MAX_ROWS,
+        num_warps=4 if residual is None else 1,
         enable_fp_fusion=False,
     )
     return out

@@ -57,6 +57,51 @@ def moe_router_reference(logits: Tensor, *, experts_per_token: int, scoring: Sco
 
 
 @triton.jit
+def _sum_by_halves(x: tl.tensor, ROWS: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
+    """Sums [ROWS, 1] of x [ROWS, SIZE]: the halves of a row are added, then those of the result, and so on.
+
+    Each addition has two operands, so that layouts of registers, which differ from kernel to kernel, change no bit.
+    """
+    for step in tl.static_range(10):
+        if SIZE >> step > 1:
+            x = tl.sum(tl.reshape(x, (ROWS, 2, SIZE >> (step + 1))), axis=1)
+    return x
+
+
+@triton.jit
+def choose_experts(
+    values: tl.tensor,  # [ROWS, BLOCK_EXPERTS] fp32
+    experts: tl.tensor,
+    experts_per_token: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_CHOSEN: tl.constexpr,
+    OVER_ALL: tl.constexpr,  # weights are shares of all experts, not of the chosen
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Ids and weights [ROWS, BLOCK_CHOSEN], and which choice of a row an expert is, or -1 [ROWS, BLOCK_EXPERTS]."""
+    expert, lane = tl.arange(0, BLOCK_EXPERTS)[None, :], tl.arange(0, BLOCK_CHOSEN)[None, :]
+    ranks = tl.where(expert < experts, rank_tokens(ordered_bits(values), expert), LOWEST)
+    places = tl.full((ROWS, BLOCK_EXPERTS), -1, tl.int32)
+    ids = tl.zeros((ROWS, BLOCK_CHOSEN), tl.int32)
+    chosen = tl.full((ROWS, BLOCK_CHOSEN), float("-inf"), tl.float32)
+    for place in range(experts_per_token):
+        best = tl.max(ranks, axis=1)[:, None]
+        places = tl.where(ranks == best, place, places)
+        ranks = tl.where(ranks == best, LOWEST, ranks)
+        ordered = (best >> 32).to(tl.int32)
+        value = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        ids = tl.where(lane == place, (0x7FFFFFFF - (best & 0xFFFFFFFF)).to(tl.int32), ids)
+        chosen = tl.where(lane == place, value, chosen)
+    largest = tl.sum(tl.where(lane == 0, chosen, 0.0), axis=1)[:, None]
+    weights = tl.where(lane < experts_per_token, tl.exp(chosen - largest), 0.0)
+    if OVER_ALL:
+        total = tl.sum(tl.where(expert < experts, tl.exp(values - largest), 0.0), axis=1)[:, None]
+    else:
+        total = _sum_by_halves(weights, ROWS, BLOCK_CHOSEN)
+    return ids, tl.div_rn(weights, total), places
+
+
+@triton.jit
 def _moe_router_kernel(
     expert_ids: tl.tensor,  # [tokens, experts_per_token] int32
     expert_weights: tl.tensor,  # [tokens, experts_per_token] fp32
@@ -66,31 +111,15 @@ def _moe_router_kernel(
     logits_stride: tl.tensor,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_CHOSEN: tl.constexpr,
-    OVER_ALL: tl.constexpr,  # weights are shares of all experts, not of the chosen
+    OVER_ALL: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
-    expert, lane = tl.arange(0, BLOCK_EXPERTS), tl.arange(0, BLOCK_CHOSEN)
+    expert, lane = tl.arange(0, BLOCK_EXPERTS)[None, :], tl.arange(0, BLOCK_CHOSEN)[None, :]
     values = tl.load(logits + token * logits_stride + expert, mask=expert < experts, other=0.0).to(tl.float32)
-    ranks = tl.where(expert < experts, rank_tokens(ordered_bits(values), expert), LOWEST)
-    ids = tl.zeros((BLOCK_CHOSEN,), tl.int32)
-    chosen = tl.full((BLOCK_CHOSEN,), float("-inf"), tl.float32)
-    for place in range(experts_per_token):
-        best = tl.max(ranks, axis=0)
-        ranks = tl.where(ranks == best, LOWEST, ranks)
-        ordered = (best >> 32).to(tl.int32)
-        value = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-        ids = tl.where(lane == place, (0x7FFFFFFF - (best & 0xFFFFFFFF)).to(tl.int32), ids)
-        chosen = tl.where(lane == place, value, chosen)
-    largest = tl.sum(tl.where(lane == 0, chosen, 0.0), axis=0)
-    in_row = lane < experts_per_token
-    weights = tl.where(in_row, tl.exp(chosen - largest), 0.0)
-    if OVER_ALL:
-        total = tl.sum(tl.where(expert < experts, tl.exp(values - largest), 0.0), axis=0)
-    else:
-        total = tl.sum(weights, axis=0)
+    ids, weights, _ = choose_experts(values, experts, experts_per_token, 1, BLOCK_EXPERTS, BLOCK_CHOSEN, OVER_ALL)
     at = token * experts_per_token + lane
-    tl.store(expert_ids + at, ids, mask=in_row)
-    tl.store(expert_weights + at, tl.div_rn(weights, total), mask=in_row)
+    tl.store(expert_ids + at, ids, mask=lane < experts_per_token)
+    tl.store(expert_weights + at, weights, mask=lane < experts_per_token)
 
 
 def moe_router_triton(logits: Tensor, *, experts_per_token: int, over_all: bool) -> ExpertChoice:
@@ -148,14 +177,18 @@ def moe_router(logits: Tensor, *, experts_per_token: int, scoring: Scoring, norm
     require_rank("logits", logits, "tokens, experts")
     require_float("logits", logits)
     require_dense_rows("logits", logits)
-    experts = logits.shape[1]
-    if not 1 <= experts_per_token <= experts:
-        raise ValueError(f"`experts_per_token` is {experts_per_token}; pass 1 to {experts}, the columns of `logits`")
-    if scoring not in SCORINGS:
-        raise ValueError(f"`scoring` is {scoring!r}; pass one of {list(SCORINGS)}")
-    over_all = scoring == "softmax" and not normalize
+    over_all = is_over_all(logits.shape[1], experts_per_token, scoring=scoring, normalize=normalize)
     if takes_triton(logits):
         return moe_router_triton(logits, experts_per_token=experts_per_token, over_all=over_all)
     if takes_cpu_kernel(logits):
         return ExpertChoice(*moe_ops.router(logits, experts_per_token=experts_per_token, over_all=over_all))
     return moe_router_torch(logits, experts_per_token=experts_per_token, over_all=over_all)
+
+
+def is_over_all(experts: int, experts_per_token: int, *, scoring: Scoring, normalize: bool) -> bool:
+    """Check a rule for so many experts; return whether weights are shares of all experts, not of the chosen."""
+    if not 1 <= experts_per_token <= experts:
+        raise ValueError(f"`experts_per_token` is {experts_per_token}; pass 1 to {experts}, as many as there are")
+    if scoring not in SCORINGS:
+        raise ValueError(f"`scoring` is {scoring!r}; pass one of {list(SCORINGS)}")
+    return scoring == "softmax" and not normalize

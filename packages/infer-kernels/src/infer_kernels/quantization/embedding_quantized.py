@@ -13,7 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.quantization.code_tiles import as_bytes, codes_of, load_scales, load_zeros, numbers_of_codes
+from infer_kernels.quantization.code_tiles import (
+    as_bytes,
+    codes_of,
+    load_scales,
+    load_zeros,
+    numbers_of_codes,
+    scales_of,
+)
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _WIDEST = 1024
@@ -32,8 +39,9 @@ def _embedding_quantized_kernel(
     out: tl.tensor,  # [tokens, hidden]
     ids: tl.tensor,  # [tokens]
     values: tl.tensor,  # [table_rows, bytes] uint8
-    scales: tl.tensor,  # [table_rows, groups] fp32, or uint8 exponents
+    scales: tl.tensor,  # [table_rows, groups] as `load_scales` takes them
     zeros: tl.tensor,  # [table_rows, groups], or None
+    row_scales: tl.tensor,  # [table_rows] fp32, or None
     table_rows: tl.tensor,
     hidden: tl.tensor,
     group_size: tl.tensor,
@@ -42,6 +50,7 @@ def _embedding_quantized_kernel(
     values_stride: tl.tensor,
     scales_stride: tl.tensor,
     zeros_stride: tl.tensor,
+    row_scales_stride: tl.tensor,
     BLOCK: tl.constexpr,
     CODES: tl.constexpr,
 ) -> None:
@@ -63,6 +72,7 @@ def _embedding_quantized_kernel(
             byte = column // 16 * 16 + column // 2 % 4 * 4 + column // 8 % 2 * 2 + column % 2
         codes = tl.load(values + row * values_stride + byte, mask=mask, other=0)
         if CODES == "fp8_words":
+            codes = (codes & 0x80) | ((codes & 7) << 4) | ((codes & 0x78) >> 3)
             numbers = numbers_of_codes(codes, 0.0, tl.float32, "fp8_e4m3")
         else:
             if CODES == "int4_words":
@@ -86,6 +96,8 @@ def _embedding_quantized_kernel(
             zero = 128.0
         numbers = numbers_of_codes(codes, zero, tl.float32, CODES)
     numbers *= load_scales(scales + row * scales_stride + group, mask)
+    if row_scales is not None:
+        numbers *= tl.load(row_scales + row * row_scales_stride)
     numbers = tl.where(is_row, numbers * scale, float("nan"))
     tl.store(out + token * out_stride + column, numbers.to(out.dtype.element_ty), mask=mask)
 
@@ -114,8 +126,9 @@ def embedding_quantized_triton(
         out,
         ids,
         as_bytes(weight),
-        weight.scales,
+        scales_of(weight),
         zeros,
+        weight.row_scales,
         weight.out_features,
         hidden,
         weight.group_size,
@@ -124,6 +137,7 @@ def embedding_quantized_triton(
         weight.values.stride(0),
         weight.scales.stride(0),
         0 if zeros is None else zeros.stride(0),
+        0 if weight.row_scales is None else weight.row_scales.stride(0),
         BLOCK=block,
         CODES=codes_of(weight),
         num_warps=4,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.quantization.embedding_quantized import embedding_quantized_triton
-from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 
 LEAST_ROWS = 1024
 """Of x, from which on a weight is dequantized once."""
@@ -31,7 +31,8 @@ SCRATCH = 2**25
 def takes_dequantized(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether x [rows, in_features] has so many rows, of bf16 or fp16, that `weight` is dequantized once for them."""
     is_even = weight.group_size % 2 == 0 or weight.scales.shape[-1] == 1
-    return len(x) >= LEAST_ROWS and x.dtype.itemsize == 2 and is_even
+    is_served = is_even and weight.encoding not in TILED
+    return len(x) >= LEAST_ROWS and x.dtype.itemsize == 2 and is_served
 
 
 def linear_dequantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, *, out: Tensor) -> Tensor:
@@ -39,7 +40,8 @@ def linear_dequantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, 
 
     Args:
         x: [rows, in_features], bf16 or fp16, stride 1 in the last dimension.
-        weight: [out_features, in_features], of any encoding and order; groups of an even number of inputs, or rows.
+        weight: [out_features, in_features], of any order and any encoding that is not tiled; groups of an even number
+            of inputs, or rows.
         bias: [out_features] of the dtype of `x`, or None.
         out: [rows, out_features], like `x`.
 

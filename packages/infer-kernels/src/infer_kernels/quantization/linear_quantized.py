@@ -11,9 +11,10 @@ Bytes moved: those of the weight at few rows, for each tile of rows at many; par
 output and part of the inputs.
 
 Precision: numbers before their scales are exact. Their products are summed in fp32, group by group, times the scale;
-one rounding after the bias. Tiled MXFP4 in bf16 and fp32: numbers times their scales are exact, and their products are
-summed in fp32. fp32 is multiplied in full precision, not TF32. With `is_invariant` a row has the same bits
-in any company: one tile, and the products of an output added from the first input to the last by one program.
+one rounding after the bias. Tiled MXFP4 in bf16 and fp32, and tiled NVFP4: numbers times their scales are exact, and
+their products are summed in fp32; NVFP4's sums are multiplied by the row's scale. fp32 is multiplied in full precision,
+not TF32. With `is_invariant` a row has the same bits in any company: one tile, and the products of an output added from
+the first input to the last by one program.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -28,7 +29,7 @@ from torch.nn import functional
 
 from infer_kernels.integers import cdiv
 from infer_kernels.pytorch.row_tiles import multiply_row_tiles
-from infer_kernels.quantization.code_tiles import as_bytes, codes_of
+from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.join_splits import join_partials, join_splits_triton
 from infer_kernels.quantization.quantized_tiles import choose_quantized_tile, choose_splits
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
@@ -51,8 +52,9 @@ def _linear_quantized_kernel(
     out: tl.tensor,  # [rows, out_features]; SPLIT: [splits, rows, out_features] fp32
     x: tl.tensor,  # [rows, in_features]
     values: tl.tensor,  # [out_features, bytes] uint8
-    scales: tl.tensor,  # [out_features, groups] fp32, or uint8 exponents
+    scales: tl.tensor,  # [out_features, groups] as `load_scales` takes them
     zeros: tl.tensor,  # [out_features, groups], or None
+    row_scales: tl.tensor,  # [out_features] fp32, or None
     bias: tl.tensor,  # [out_features], or None
     semaphores: tl.tensor,  # [tiles] int32, zeros before and after; None: nothing is joined
     partials: tl.tensor,  # fp32 [splits, rows, out_features], with semaphores
@@ -65,6 +67,7 @@ def _linear_quantized_kernel(
     values_stride: tl.tensor,
     scales_stride: tl.tensor,
     zeros_stride: tl.tensor,
+    row_scales_stride: tl.tensor,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
@@ -88,6 +91,7 @@ def _linear_quantized_kernel(
         values + output * values_stride,
         scales + output * scales_stride,
         None if zeros is None else zeros + output * zeros_stride,
+        None if row_scales is None else row_scales + output * row_scales_stride,
         in_outputs,
         first,
         min(first + iterations * (STEPS * BLOCK_INNER), in_features),
@@ -158,8 +162,9 @@ def linear_quantized_triton(
         sums,
         x,
         as_bytes(weight),
-        weight.scales,
+        scales_of(weight),
         zeros,
+        weight.row_scales,
         None if is_split else bias,
         semaphores if is_joined else None,
         partials if is_joined else None,
@@ -172,6 +177,7 @@ def linear_quantized_triton(
         weight.values.stride(0),
         weight.scales.stride(0),
         0 if zeros is None else zeros.stride(0),
+        0 if weight.row_scales is None else weight.row_scales.stride(0),
         BLOCK_OUTPUTS=tile.outputs,
         BLOCK_ROWS=tile.rows,
         BLOCK_INNER=tile.inner,

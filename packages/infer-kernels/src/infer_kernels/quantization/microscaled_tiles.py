@@ -1,4 +1,4 @@
-"""Tiles of MXFP4 as numbers, and their products with tiles of inputs: of weights in the order of `microscaled_order`.
+"""Tiles of MXFP4 and NVFP4 as numbers, and their products with tiles of inputs: in the order of `microscaled_order`.
 
     words [outputs, inputs / 8] -> pairs of numbers, two in a register -> times scales -> tl.dot with x [inputs, rows]
 
@@ -8,6 +8,9 @@ its own, are the number times 2^-126; one product of two numbers at a time, by 2
 exact for scales up to 2; weights with larger ones are not tiled, and take `code_tiles`.
 
 fp32 likewise, in fp32. fp16 has no such range: the scales meet the fp32 sums of each group.
+
+NVFP4's scales are of four significant bits and between 2^-9 and 448: times codes they are exact in fp16 too, and all
+dtypes take the same way. They are multiplied by 2^119 times the scale, sums by 2^7.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -18,8 +21,8 @@ import triton.language as tl
 from infer_kernels.quantization.microscaled_order import GROUPS_PADDED_TO as _GROUPS_PADDED_TO
 
 GROUPS_PADDED_TO = tl.constexpr(_GROUPS_PADDED_TO)
-GROUP = tl.constexpr(32)
-"""Inputs that share a scale."""
+_NVFP4_UNIT = tl.constexpr(2.0**-7)
+"""What numbers of NVFP4 are multiplied by until their sums take it back."""
 _PLACES = tl.constexpr(0x81C081C0)
 """The bits of a pair of numbers that a code has: sign, exponent and mantissa."""
 
@@ -32,9 +35,9 @@ def rotated(words: tl.tensor, left: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def pairs_of_words(
-    words: tl.tensor,  # [outputs, 4 * groups] uint32
+    words: tl.tensor,  # [outputs, 4 * groups of 32 inputs] uint32
 ) -> tl.tensor:
-    """Pairs of bf16 numbers times 2^-126, [outputs, groups, 16] uint32, in the order of inputs."""
+    """Pairs of bf16 numbers times 2^-126, [outputs, 16 * groups] uint32, in the order of inputs."""
     outputs: tl.constexpr = words.shape[0]
     groups: tl.constexpr = words.shape[1] // 4
     words = tl.reshape(words, (outputs, groups, 4))
@@ -42,7 +45,7 @@ def pairs_of_words(
     fourth = (rotated(words, 2) & 0x80C080C0) | (rotated(words, 10) & 0x01000100)
     # [outputs, groups, word, 2, 2]: what is stacked first varies less.
     pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
-    return tl.reshape(tl.permute(pairs, (0, 1, 3, 4, 2)), (outputs, groups, 16))
+    return tl.reshape(tl.permute(pairs, (0, 1, 3, 4, 2)), (outputs, groups * 16))
 
 
 @triton.jit
@@ -57,14 +60,19 @@ def multiply_pairs(left: tl.tensor, right: tl.tensor) -> tl.tensor:
 @triton.jit
 def numbers_of_words(
     words: tl.tensor,  # [outputs, inputs / 8] uint32
-    scale: tl.tensor,  # [outputs, inputs / GROUP] uint8
+    scale: tl.tensor,  # [outputs, groups] uint8
     dtype: tl.constexpr,
+    CODES: tl.constexpr,
 ) -> tl.tensor:
-    """Numbers [outputs, inputs] of `dtype`, times their scales but in fp16."""
+    """Numbers [outputs, inputs] of `dtype`, times their scales: of NVFP4 also times the unit, of MXFP4 not in fp16."""
     outputs: tl.constexpr = words.shape[0]
     inputs: tl.constexpr = words.shape[1] * 8
-    pairs = pairs_of_words(words)
-    if dtype == tl.bfloat16:
+    groups: tl.constexpr = scale.shape[1]
+    pairs = tl.reshape(pairs_of_words(words), (outputs, groups, inputs // groups // 2))
+    if CODES == "nvfp4_tiled":
+        factor = scale.to(tl.uint32) * 0x00100010 + 0x76807680  # 2^119 times the scale, twice
+        pairs = multiply_pairs(pairs, factor[:, :, None])
+    elif dtype == tl.bfloat16:
         factor = scale.to(tl.uint32) * 0x00800080 + 0x3F003F00  # 2^126 times the scale, twice
         pairs = multiply_pairs(pairs, factor[:, :, None])
     else:
@@ -75,8 +83,8 @@ def numbers_of_words(
     numbers = tl.interleave(first, second)
     if dtype != tl.bfloat16:
         numbers = numbers.to(tl.float32)
-        if dtype == tl.float32:
-            by_group = tl.reshape(numbers, (outputs, inputs // GROUP, GROUP)) * numbers_of_scales(scale)[:, :, None]
+        if dtype == tl.float32 and CODES == "mxfp4_tiled":
+            by_group = tl.reshape(numbers, (outputs, groups, inputs // groups)) * numbers_of_scales(scale)[:, :, None]
             numbers = tl.reshape(by_group, (outputs, inputs))
         numbers = numbers.to(dtype)
     return numbers
@@ -99,26 +107,30 @@ def multiply_microscaled(
     scales_at: tl.tensor,  # [outputs]: likewise, uint8, of rows filled up to GROUPS_PADDED_TO
     in_outputs: tl.tensor,  # [outputs]: which there are
     first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
-    end: tl.tensor,  # of these inputs
+    end: tl.tensor,  # of these inputs; there is one
     in_features: tl.tensor,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,  # a multiple of GROUP; GROUP for fp16
+    BLOCK_INNER: tl.constexpr,  # a multiple of 32; 32 for MXFP4 in fp16
     STEPS: tl.constexpr,  # products of an iteration
     WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
+    CODES: tl.constexpr,
 ) -> tl.tensor:
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
     dtype: tl.constexpr = x_at.dtype.element_ty
-    groups: tl.constexpr = BLOCK_INNER // GROUP
+    group_size: tl.constexpr = 32 if CODES == "mxfp4_tiled" else 16
+    groups: tl.constexpr = BLOCK_INNER // group_size
     inner, word, group = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // 8), tl.arange(0, groups)
-    num_words = tl.cdiv(in_features, GROUP) * 4
-    last_group = tl.cdiv(num_words, 4 * GROUPS_PADDED_TO) * GROUPS_PADDED_TO - groups
+    num_words = tl.cdiv(in_features, 32) * 4
+    last_group = tl.cdiv(tl.cdiv(in_features, group_size), GROUPS_PADDED_TO) * GROUPS_PADDED_TO - groups
     x_tile_at = x_at + inner[:, None]
     tile_at = values_at.to(tl.pointer_type(tl.uint32))[:, None] + word[None, :]
     group_at = scales_at[:, None] + group[None, :]
     accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
+    # Without another way to the end on which sums are zeros, products of tensor cores do not wait for each other.
+    tl.assume(first < end)
     # Scales are loaded one product ahead: the pipeline of loads takes words and inputs alone.
-    scale = tl.load(group_at + first // GROUP, mask=in_outputs[:, None], other=0)
+    scale = tl.load(group_at + first // group_size, mask=in_outputs[:, None], other=0)
     for start in range(first, end, STEPS * BLOCK_INNER):
         for step in tl.static_range(STEPS):
             at = start + step * BLOCK_INNER
@@ -129,13 +141,15 @@ def multiply_microscaled(
                 x_mask = in_rows & (at + inner < in_features)[:, None]
             words = tl.load(tile_at + at // 8, mask=tile_mask, other=0)
             x_tile = tl.load(x_tile_at + at, mask=x_mask, other=0.0)
-            next_group = min(at // GROUP + groups, last_group)
+            next_group = min(at // group_size + groups, last_group)
             next_scale = tl.load(group_at + next_group, mask=in_outputs[:, None], other=0)
-            numbers = numbers_of_words(words, scale, dtype)
-            if dtype == tl.float16:
+            numbers = numbers_of_words(words, scale, dtype, CODES)
+            if dtype == tl.float16 and CODES == "mxfp4_tiled":
                 products = tl.dot(numbers, x_tile, input_precision="ieee")
                 accumulator = tl.fma(products, numbers_of_scales(scale).broadcast_to(products.shape), accumulator)
             else:
                 accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
             scale = next_scale
+    if CODES == "nvfp4_tiled":
+        accumulator *= 1.0 / _NVFP4_UNIT
     return accumulator

@@ -6,7 +6,7 @@ import torch
 
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 
 _INVARIANT_ROWS = 64
 """Rows of a tile where bits must not depend on how many there are."""
@@ -67,6 +67,10 @@ _WORDS = {
     9: {**_FEW_WORDS, 64: _tile(64, 64, 128, 4, 3), 128: _tile(128, 128, 64, 8, 4)},
 }
 """For bf16 and fp16 times codes in the order of words, likewise: more numbers for each instruction around them."""
+_WIDE_WORDS = _tile(128, 64, 128, 4, 3)
+"""Likewise on sm_90 for 64 rows where a scale is a row's: sums of groups would not fit registers beside those of all.
+Not where the tile is one for any number of rows: inputs are not divided, and programs would be few.
+"""
 
 _FULL_PRECISION = _tile(64, 32, 32, 4, 2)
 """For fp32, which is multiplied without tensor cores."""
@@ -76,10 +80,15 @@ _UNALIGNED = _tile(32, 32, 32, 8, 2)
 
 _MICROSCALED = {
     8: {16: _tile(64, 16, 128, 4, 4), 32: _tile(64, 32, 128, 4, 3), 64: _tile(64, 64, 64, 4, 3)},
-    9: {16: _tile(128, 16, 256, 4, 3), 32: _tile(128, 32, 128, 4, 3), 64: _tile(128, 64, 128, 4, 3)},
+    9: {
+        16: replace(_tile(128, 16, 128, 4, 3), steps=2),
+        32: _tile(128, 32, 128, 4, 3),
+        64: _tile(128, 64, 128, 4, 3),
+    },
 }
-"""For tiled MXFP4 with bf16, likewise, of at most 64 rows. What an iteration does beside making numbers of codes is a
-third of it where a thread makes 128 numbers, and half where it makes 64.
+"""For tiled MXFP4 with bf16 and tiled NVFP4, likewise, of at most 64 rows. What an iteration does beside making numbers
+of codes is a third of it where a thread makes 128 numbers, and half where it makes 64. Two products of 128 inputs take
+fewer registers than one of 256.
 """
 _MICROSCALED_FP16 = replace(_tile(64, 64, 32, 4, 2), steps=4)
 """Likewise with fp16, whose scales meet the sums of each group."""
@@ -98,8 +107,8 @@ def choose_quantized_tile(
 ) -> QuantizedTile:
     """Return the tile of a product of `rows` rows of `dtype`; with `is_invariant` the same for any number."""
     rows = _rows_of_tile(rows, is_invariant=is_invariant)
-    if weight.encoding == "mxfp4_tiled":
-        return _choose_microscaled_tile(weight.device, dtype, rows=min(rows, 64))
+    if weight.encoding in TILED:
+        return _choose_microscaled_tile(weight, dtype, rows=min(rows, 64))
     if not _is_aligned(weight):
         tile = _UNALIGNED
     elif dtype.itemsize == 4:
@@ -108,6 +117,8 @@ def choose_quantized_tile(
         major, _ = describe_gpu(weight.device).capability
         tiles = _WORDS if weight.order == "words" else _HALF_PRECISION
         tile = tiles.get(major, tiles[8])[rows]
+        is_wide = tiles is _WORDS and major == 9 and rows == _WIDE_WORDS.rows and weight.scales.shape[-1] == 1
+        tile = _WIDE_WORDS if is_wide and not is_invariant else tile
     return _fit_groups(replace(tile, rows=min(rows, tile.rows)), weight)
 
 
@@ -135,11 +146,11 @@ def choose_splits(weight: QuantizedWeight, tile: QuantizedTile, *, rows: int) ->
     return cdiv(iterations, each), each
 
 
-def _choose_microscaled_tile(device: torch.device, dtype: torch.dtype, *, rows: int) -> QuantizedTile:
-    if dtype != torch.bfloat16:
+def _choose_microscaled_tile(weight: QuantizedWeight, dtype: torch.dtype, *, rows: int) -> QuantizedTile:
+    if dtype == torch.float32 or (dtype == torch.float16 and weight.encoding == "mxfp4_tiled"):
         tile = _MICROSCALED_FP16 if dtype == torch.float16 else _MICROSCALED_FP32
         return replace(tile, rows=min(rows, tile.rows))
-    major, _ = describe_gpu(device).capability
+    major, _ = describe_gpu(weight.device).capability
     return _MICROSCALED.get(major, _MICROSCALED[8])[rows]
 
 

@@ -9,10 +9,13 @@
     e2m1        4       uint8 [..., out_features, in_features / 2]          0, 0.5, 1, 1.5, 2, 3, 4, 6, and negatives
     mxfp4       4       uint8 [..., out_features, in_features / 2]          likewise; a scale is a power of two, a byte
     mxfp4_tiled 4       uint8 [..., out_features, padded inputs / 2]        likewise; see `microscaled_order`
+    nvfp4       4       uint8 [..., out_features, in_features / 2]          likewise; a scale is e4m3, times the row's
+    nvfp4_tiled 4       uint8 [..., out_features, padded inputs / 2]        likewise; see `microscaled_order`
 
 Four bits: two numbers a byte, the first in the lower half. A byte that is a scale is the exponent of its power of two,
 plus 127; 255 is NaN (e8m0). mxfp4 with groups of 32 is MXFP4, 4.25 bits a number (Open Compute Project, "OCP
-Microscaling Formats (MX) Specification", 1.0, 2023).
+Microscaling Formats (MX) Specification", 1.0, 2023). nvfp4 with groups of 16 is NVFP4, 4.5 bits a number: a tensor has
+one more scale, here one for each row, since tensors with different ones may be joined.
 """
 
 from collections.abc import Callable
@@ -26,9 +29,14 @@ from torch.nn import functional
 
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization import word_order
-from infer_kernels.quantization.microscaled_order import GROUPS_PADDED_TO, PADDED_TO, restore_order
+from infer_kernels.quantization.microscaled_order import (
+    GROUPS_PADDED_TO,
+    PADDED_TO,
+    restore_order,
+    restore_scales,
+)
 
-Encoding = Literal["int8", "int4", "e2m1", "mxfp4", "mxfp4_tiled", "fp8_e4m3"]
+Encoding = Literal["int8", "int4", "e2m1", "mxfp4", "mxfp4_tiled", "nvfp4", "nvfp4_tiled", "fp8_e4m3"]
 """How the numbers of a quantized weight are stored."""
 
 Order = Literal["rows", "words"]
@@ -45,11 +53,20 @@ _VALUE_DTYPES = {
     "e2m1": torch.uint8,
     "mxfp4": torch.uint8,
     "mxfp4_tiled": torch.uint8,
+    "nvfp4": torch.uint8,
+    "nvfp4_tiled": torch.uint8,
 }
+_SCALE_DTYPES = {
+    "mxfp4": torch.uint8,
+    "mxfp4_tiled": torch.uint8,
+    "nvfp4": torch.float8_e4m3fn,
+    "nvfp4_tiled": torch.uint8,
+}
+"""Of encodings whose scales are no fp32."""
+TILED: tuple[Encoding, ...] = ("mxfp4_tiled", "nvfp4_tiled")
+"""Encodings in the order of `microscaled_order`."""
 _ONE_BYTE: tuple[Encoding, ...] = ("int8", "fp8_e4m3")
 """Encodings of a number a byte; the others have two."""
-_POWERS_OF_TWO: tuple[Encoding, ...] = ("mxfp4", "mxfp4_tiled")
-"""Encodings whose scales are bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +76,13 @@ class QuantizedWeight:
     Attributes:
         encoding: of `values`.
         values: [..., out_features, in_features], or half as many bytes of two codes each.
-        scales: fp32 [..., out_features, groups]; of mxfp4 uint8, of mxfp4_tiled filled up with zeros.
+        scales: fp32 [..., out_features, groups]; of mxfp4 uint8, of nvfp4 float8_e4m3fn; of tiled ones uint8, filled up
+            with zeros.
         zeros: of int4 uint8, of int8 int8 [..., out_features, groups]: the code of zero; None: 8 and 0.
         in_features: inputs.
         group_size: inputs that share a scale, the last group may have fewer; `in_features` for a scale for each row.
         order: of a row's codes; "rows" but in a weight from `prepack`.
+        row_scales: of nvfp4 fp32 [..., out_features, 1], by which scales of groups are multiplied; None of others.
     """
 
     encoding: Encoding
@@ -73,6 +92,7 @@ class QuantizedWeight:
     in_features: int
     group_size: int
     order: Order = "rows"
+    row_scales: Tensor | None = None
 
     @classmethod
     def empty(
@@ -96,7 +116,7 @@ class QuantizedWeight:
         group_size = group_size or in_features
         num_groups = cdiv(in_features, group_size)
         columns = in_features if encoding in _ONE_BYTE else cdiv(in_features, 2)
-        if encoding == "mxfp4_tiled":
+        if encoding in TILED:
             columns = cdiv(in_features, PADDED_TO) * PADDED_TO // 2
             num_groups = cdiv(num_groups, GROUPS_PADDED_TO) * GROUPS_PADDED_TO
         groups = (*rows, num_groups)
@@ -104,12 +124,11 @@ class QuantizedWeight:
         return cls(
             encoding=encoding,
             values=torch.empty(*rows, columns, dtype=_VALUE_DTYPES[encoding], device=device),
-            scales=torch.empty(
-                groups, dtype=torch.uint8 if encoding in _POWERS_OF_TWO else torch.float32, device=device
-            ),
+            scales=torch.empty(groups, dtype=_SCALE_DTYPES.get(encoding, torch.float32), device=device),
             zeros=torch.empty(groups, dtype=zeros_dtype, device=device) if has_zeros else None,
             in_features=in_features,
             group_size=group_size,
+            row_scales=torch.empty(*rows, 1, device=device) if encoding in ("nvfp4", "nvfp4_tiled") else None,
         )
 
     @property
@@ -129,7 +148,10 @@ class QuantizedWeight:
 
     @property
     def scale_numbers(self) -> Tensor:
-        """The scales as fp32, of those that are exponents a copy."""
+        """The scales as fp32, of those that are bytes a copy."""
+        if self.row_scales is not None:
+            is_tiled = self.encoding == "nvfp4_tiled"
+            return (restore_scales(self.scales) if is_tiled else self.scales.float()) * self.row_scales
         if self.scales.dtype != torch.uint8:
             return self.scales
         numbers = torch.ldexp(torch.ones_like(self.scales, dtype=torch.float32), self.scales.int() - 127)
@@ -138,8 +160,8 @@ class QuantizedWeight:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        tensors = (self.values, self.scales, *(() if self.zeros is None else (self.zeros,)))
-        return sum(each.numel() * each.element_size() for each in tensors)
+        tensors = (self.values, self.scales, self.zeros, self.row_scales)
+        return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
         """Return what `change`, which selects along the dimensions before `in_features`, makes of all tensors."""
@@ -148,6 +170,7 @@ class QuantizedWeight:
             values=change(self.values),
             scales=change(self.scales),
             zeros=None if self.zeros is None else change(self.zeros),
+            row_scales=None if self.row_scales is None else change(self.row_scales),
         )
 
     def item(self, index: int) -> "QuantizedWeight":
@@ -181,7 +204,7 @@ class QuantizedWeight:
         Raises:
             ValueError: the weight is tiled.
         """
-        if self.encoding == "mxfp4_tiled":
+        if self.encoding in TILED:
             raise ValueError("`columns` of a tiled weight do not lie together; take them before it is prepacked")
         if self.order != "rows":
             return self.in_rows().columns(start, size)
@@ -217,7 +240,7 @@ class QuantizedWeight:
         first = torch.arange(0, self.in_features, group_size, device=self.device) // self.group_size
         return replace(
             self,
-            scales=self.scales.index_select(-1, first),
+            scales=self.scales[..., first],
             zeros=None if self.zeros is None else self.zeros.index_select(-1, first),
             group_size=group_size,
         )
@@ -236,6 +259,8 @@ class QuantizedWeight:
         source = source.with_group_size(self.group_size)
         self.values.copy_(source.values)
         self.scales.copy_(source.scales)
+        if self.row_scales is not None and source.row_scales is not None:
+            self.row_scales.copy_(source.row_scales)
         if self.zeros is not None:
             default = INT4_ZERO if self.encoding == "int4" else 0
             self.zeros.copy_(torch.full_like(self.zeros, default) if source.zeros is None else source.zeros)
@@ -269,7 +294,7 @@ class QuantizedWeight:
 
     def _pairs(self) -> Tensor:
         """Return codes of four bits one by one, uint8 [..., out_features, in_features]."""
-        if self.encoding == "mxfp4_tiled":
+        if self.encoding in TILED:
             return restore_order(self.values)[..., : self.in_features]
         return torch.stack([self.values & 15, self.values >> 4], dim=-1).flatten(-2)[..., : self.in_features]
 

@@ -1,32 +1,52 @@
-"""`tile_microscaled`: MXFP4 in the order of `microscaled_order`, made once, when a model is loaded."""
+"""`tile_microscaled`: MXFP4 and NVFP4 in the order of `microscaled_order`, made once, when a model is loaded."""
 
 import torch
 
-from infer_kernels.quantization.microscaled_order import LARGEST_SCALE, PADDED_TO, tile_codes
-from infer_kernels.quantization.quantized_weight import QuantizedWeight
+from infer_kernels.quantization.microscaled_order import LARGEST_SCALE, tile_codes, tile_scales
+from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
 
+GROUPS: dict[Encoding, int] = {"mxfp4": 32, "nvfp4": 16}
+"""Inputs that share a scale in tiles."""
+_TILED: dict[Encoding, Encoding] = {"mxfp4": "mxfp4_tiled", "nvfp4": "nvfp4_tiled"}
 _AT_ONCE = 2**24
 """Numbers that are put in order together: their temporary tensors take nine bytes each."""
 
 
 def tile_microscaled(weight: QuantizedWeight) -> QuantizedWeight:
-    """Return mxfp4 [..., out_features, in_features] tiled; itself where tiles do not take it. Waits for the device.
+    """Return mxfp4 or nvfp4 [..., out_features, in_features] tiled; itself where tiles do not take it.
 
-    These are groups of less than 32 inputs, as ranks of a tensor-parallel model may have them, and scales that are NaN
-    or larger than 2.
+    These are other groups than of 32 and 16 inputs, as ranks of a tensor-parallel model may have them, scales of mxfp4
+    that are NaN or larger than 2, and those of nvfp4 that are NaN or negative. Waits for the device.
     """
-    is_taken = weight.encoding == "mxfp4" and weight.group_size == PADDED_TO and weight.scales.numel() > 0
-    if not is_taken or bool((weight.scales > LARGEST_SCALE).any()):
+    is_taken = weight.group_size == GROUPS.get(weight.encoding) and weight.scales.numel() > 0
+    if not is_taken or bool(_are_not_taken(weight)):
         return weight
     tiled = QuantizedWeight.empty(
-        *weight.shape, encoding="mxfp4_tiled", group_size=weight.group_size, device=weight.device
+        *weight.shape, encoding=_TILED[weight.encoding], group_size=weight.group_size, device=weight.device
     )
-    rows, to = weight.values.flatten(0, -2), tiled.values.flatten(0, -2)
+    rows, scales, to = weight.values.flatten(0, -2), weight.scales.flatten(0, -2), tiled.values.flatten(0, -2)
     at_once = max(1, _AT_ONCE // weight.in_features)
     for start in range(0, len(rows), at_once):
         part = rows[start : start + at_once]
         codes = torch.stack([part & 15, part >> 4], dim=-1).flatten(-2)[:, : weight.in_features]
+        if weight.encoding == "nvfp4":
+            is_nothing = scales[start : start + at_once].float() == 0
+            codes = codes.masked_fill(_by_input(is_nothing, weight), 0)
         to[start : start + at_once] = tile_codes(codes)
-    tiled.scales[..., : weight.scales.shape[-1]] = weight.scales
-    tiled.scales[..., weight.scales.shape[-1] :] = 0
+    groups = weight.scales.shape[-1]
+    tiled.scales[..., :groups] = tile_scales(weight.scales) if weight.encoding == "nvfp4" else weight.scales
+    tiled.scales[..., groups:] = 0
+    if tiled.row_scales is not None and weight.row_scales is not None:
+        tiled.row_scales.copy_(weight.row_scales)
     return tiled
+
+
+def _are_not_taken(weight: QuantizedWeight) -> torch.Tensor:
+    """Whether a scale is one that tiles do not have."""
+    if weight.encoding == "mxfp4":
+        return (weight.scales > LARGEST_SCALE).any()
+    return (weight.scales.view(torch.uint8) > 0x7E).any()  # a sign, or NaN
+
+
+def _by_input(of_groups: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    return of_groups.repeat_interleave(weight.group_size, dim=-1)[:, : weight.in_features]

@@ -16,6 +16,7 @@ def multiply_weight_tile(
     values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
     scales_at: tl.tensor,  # [outputs]: likewise
     zeros_at: tl.tensor,  # [outputs]: likewise, or None
+    row_scales_at: tl.tensor,  # [outputs]: pointers to fp32, or None
     in_outputs: tl.tensor,  # [outputs]: which there are
     first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
     end: tl.tensor,  # of these inputs
@@ -29,7 +30,7 @@ def multiply_weight_tile(
     CODES: tl.constexpr,
 ) -> tl.tensor:
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
-    if CODES == "mxfp4_tiled":
+    if CODES == "mxfp4_tiled" or CODES == "nvfp4_tiled":
         products = multiply_microscaled(
             x_at,
             in_rows,
@@ -44,6 +45,7 @@ def multiply_weight_tile(
             BLOCK_INNER=BLOCK_INNER,
             STEPS=STEPS,
             WHOLE=WHOLE,
+            CODES=CODES,
         )
     else:
         products = multiply_codes(
@@ -64,4 +66,6 @@ def multiply_weight_tile(
             GROUP_SIZE=GROUP_SIZE,
             CODES=CODES,
         )
+    if row_scales_at is not None:
+        products *= tl.load(row_scales_at, mask=in_outputs, other=0.0)[:, None]
     return products

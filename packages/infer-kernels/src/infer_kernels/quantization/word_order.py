@@ -7,7 +7,8 @@ inputs 2t and 2t + 1 of every eight, and threads load words as they lie:
     32 inputs of four bits     word t = inputs 2t + 8j and 2t + 1 + 8j, j = 0 to 3, in bits 4j and 16 + 4j
     16 inputs of eight bits    word t = inputs 2t, 2t + 1, 2t + 8, 2t + 9, in bytes 0, 1, 2, 3
 
-Codes of int8 are kept as code + 128.
+Codes of int8 are kept as code + 128. Those of fp8 keep their sign, and the four lower bits of what is below it stand
+above the three higher ones: where the two bytes of a bf16 number have them, but for a shift by one.
 """
 
 import torch
@@ -27,9 +28,14 @@ def to_words(values: Tensor, encoding: str) -> Tensor:
         halves = [half[..., 0::2] | half[..., 1::2] << 4 for half in (pairs & 15, pairs >> 4)]
         words = torch.stack(halves, dim=-2)
     else:
-        codes = codes ^ 0x80 if encoding == "int8" else codes
+        codes = codes ^ 0x80 if encoding == "int8" else (codes & 0x80) | (codes & 0xF) << 3 | (codes & 0x70) >> 4
         words = codes.reshape(*codes.shape[:-1], -1, 2, 4, 2).transpose(-2, -3)
     return words.reshape(codes.shape).view(values.dtype)
+
+
+def code_of_fp8_word(kept: Tensor) -> Tensor:
+    """Return the codes of e4m3 that `kept`, as bytes of words have them, are."""
+    return (kept & 0x80) | (kept & 7) << 4 | (kept & 0x78) >> 3
 
 
 def from_words(values: Tensor, encoding: str) -> Tensor:
@@ -43,5 +49,5 @@ def from_words(values: Tensor, encoding: str) -> Tensor:
         codes = (first | second << 4).transpose(-1, -2)
     else:
         codes = words.reshape(*words.shape[:-1], -1, 4, 2, 2).transpose(-2, -3)
-        codes = codes ^ 0x80 if encoding == "int8" else codes
+        codes = codes ^ 0x80 if encoding == "int8" else code_of_fp8_word(codes)
     return codes.reshape(words.shape).view(values.dtype)

@@ -8,6 +8,7 @@ from infer_kernels.selftest.long_attention_checks import large_pool_check, long_
 from infer_kernels.selftest.moe_checks import moe_checks
 from infer_kernels.selftest.product_checks import product_checks, repeated_product_check
 from infer_kernels.selftest.quantized_checks import quantized_checks
+from infer_kernels.selftest.routed_checks import routed_checks
 from infer_kernels.selftest.row_checks import misaligned_row_checks, row_checks
 from infer_kernels.selftest.sampling_checks import misaligned_sampling_checks, sampling_checks
 
@@ -27,6 +28,7 @@ def model_checks(ops: ModelOps, *, num_joins: int) -> list[SelfCheck]:
         *row_checks(ops),
         *product_checks(ops),
         *moe_checks(ops),
+        *routed_checks(ops),
         *quantized_checks(ops),
         *sampling_checks(ops),
         repeated_join_check(ops, times=num_joins),

@@ -31,7 +31,7 @@ GATES = {"silu_and_mul": silu_and_mul, "gelu_tanh_and_mul": gelu_tanh_and_mul}
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeated:
+class Repeated:
     """A weight, or rows of a residual stream, that repeats a part.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Repeated:
     whole: Tensor
 
     @classmethod
-    def along(cls, dimension: int, part: Tensor, size: int, device: torch.device) -> "_Repeated":
+    def along(cls, dimension: int, part: Tensor, size: int, device: torch.device) -> "Repeated":
         """Repeat `part` to `size`; where no kernel multiplies, which sizes choose, it is the whole."""
         copies = cdiv(size, part.shape[dimension]) if device.type in TRITON_DEVICES else 1
         whole = part.to(device).repeat(*((copies, 1) if dimension == 0 else (1, copies)))
@@ -71,9 +71,10 @@ def repeated_product_check(ops: ModelOps, *, times: int) -> SelfCheck:
     return SelfCheck(op="fused_products", label=f"{times} joins with equal bits", run=run)
 
 
-def _weight(ops: ModelOps, outputs: int, inputs: int, device: torch.device, *, seed: int = 0) -> _Repeated:
+def repeated_weight(ops: ModelOps, outputs: int, inputs: int, device: torch.device, *, seed: int = 0) -> Repeated:
+    """Return random weights of a layer whose rows repeat."""
     part = draw(min(outputs, MAX_OUTPUTS), inputs, dtype=torch.float32, seed=seed) * inputs**-0.5
-    return _Repeated.along(0, part.to(ops.dtype), outputs, device)
+    return Repeated.along(0, part.to(ops.dtype), outputs, device)
 
 
 def _check_layer(ops: ModelOps, device: torch.device, *, rows: int) -> None:
@@ -88,32 +89,34 @@ def _check_layer(ops: ModelOps, device: torch.device, *, rows: int) -> None:
 def _products(ops: ModelOps, device: torch.device, *, rows: int) -> Iterator[_Product]:
     """Yield a layer's products: behind its own first norm, then each that ends a sublayer with the one that follows."""
     products, heads = FusedProducts(device), ops.q_heads * ops.head_dim
-    qkv = _weight(ops, heads + 2 * ops.kv_heads * ops.head_dim, ops.hidden_size, device)
+    qkv = repeated_weight(ops, heads + 2 * ops.kv_heads * ops.head_dim, ops.hidden_size, device)
     yield _linear(products, draw(rows, ops.hidden_size, dtype=ops.dtype), qkv)
     yield from _sublayer(ops, products, draw(rows, heads, dtype=ops.dtype), qkv)
     if ops.activation is not None:
-        gates, ups = (_weight(ops, ops.intermediate_size, ops.hidden_size, device, seed=seed) for seed in (0, 1))
-        gate_up = _Repeated(torch.cat([gates.part, ups.part]), torch.cat([gates.whole, ups.whole]))
+        gates, ups = (
+            repeated_weight(ops, ops.intermediate_size, ops.hidden_size, device, seed=seed) for seed in (0, 1)
+        )
+        gate_up = Repeated(torch.cat([gates.part, ups.part]), torch.cat([gates.whole, ups.whole]))
         yield from _sublayer(ops, products, draw(rows, heads, dtype=ops.dtype), gate_up, is_gated=True)
         yield from _sublayer(ops, products, draw(rows, ops.intermediate_size, dtype=ops.dtype), qkv)
 
 
-def _linear(products: FusedProducts, x: Tensor, weight: _Repeated) -> _Product:
+def _linear(products: FusedProducts, x: Tensor, weight: Repeated) -> _Product:
     actual = products.linear(x.to(weight.whole.device), weight.whole)
     return _Product(actual, linear_reference(x, weight.part), x.shape[1])
 
 
 def _sublayer(
-    ops: ModelOps, products: FusedProducts, x: Tensor, following: _Repeated, *, is_gated: bool = False
+    ops: ModelOps, products: FusedProducts, x: Tensor, following: Repeated, *, is_gated: bool = False
 ) -> Iterator[_Product]:
     """Yield the product that ends a sublayer, of inputs x, and the one that follows its norm."""
     device, hidden, rows = following.whole.device, ops.hidden_size, len(x)
-    weight = _weight(ops, hidden, x.shape[1], device)
+    weight = repeated_weight(ops, hidden, x.shape[1], device)
     pending: Tensor | PendingNorm = draw(rows, hidden, dtype=ops.dtype).to(device)
     if ops.has_sandwich_norms or ops.has_post_norms:
         yield _linear(products, x, weight)
     else:
-        residual = _Repeated.along(1, draw(rows, len(weight.part), dtype=ops.dtype), hidden, device)
+        residual = Repeated.along(1, draw(rows, len(weight.part), dtype=ops.dtype), hidden, device)
         norm_weight, variant = draw(residual.whole.shape[1], dtype=ops.dtype), ops.norm or "llama"
         normalized, total = products.linear_add_norm(
             x.to(device),
@@ -146,7 +149,7 @@ def _sublayer(
 
 def _check_repeated(ops: ModelOps, device: torch.device, *, times: int) -> None:
     inputs = ops.intermediate_size
-    x, weight = draw(7, inputs, dtype=ops.dtype).to(device), _weight(ops, MAX_OUTPUTS, inputs, device).whole
+    x, weight = draw(7, inputs, dtype=ops.dtype).to(device), repeated_weight(ops, MAX_OUTPUTS, inputs, device).whole
     products = FusedProducts(device)
     first = products.linear(x, weight)
     is_other = torch.zeros((), dtype=torch.bool, device=device)

@@ -3,8 +3,12 @@
 Sources: CUDA C++ Programming Guide, "Throughput of native arithmetic instructions" and "Technical specifications per
 compute capability"; the architecture white papers and data sheets (tensor rates and bandwidths, dense, without
 sparsity); Nsight Compute's "Pipelines" (which instructions a pipe executes). Tuning guides give a program's 1 KiB of
-shared memory that belongs to the system. The figures were written down without these documents at hand:
-whoever has them should compare.
+shared memory that belongs to the system.
+
+Compared with copies of these tables, not with NVIDIA's own pages: what a multiprocessor holds, of all architectures
+(guide of CUDA 13.0), and the rates of instructions up to sm_90 (guide of CUDA 12.6). A copy gives sm_86 twice the
+16-bit rate below; microbenchmarks of an RTX 3090, and GA10x's pipes as NVIDIA describes them, give this one. Rates of
+sm_100 and sm_120 were found in no table: they are taken as those of sm_90 and sm_89.
 """
 
 from dataclasses import dataclass

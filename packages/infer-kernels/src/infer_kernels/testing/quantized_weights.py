@@ -32,7 +32,7 @@ def random_quantized(
     raw = torch.randint(0, 256, weight.values.shape, generator=generator, dtype=torch.uint8)
     if encoding == "fp8_e4m3":
         raw[(raw & 0x7F) == 0x7F] = 0  # NaN
-    if encoding in ("int4", "e2m1", "mxfp4") and shape[-1] % 2:
+    if encoding in ("int4", "e2m1", "mxfp4", "nvfp4") and shape[-1] % 2:
         raw[..., -1] |= 0xF0  # padding may hold anything
     weight.values.view(torch.uint8).copy_(raw)
     if weight.zeros is not None:
@@ -41,6 +41,16 @@ def random_quantized(
     if encoding == "mxfp4":
         half = round(log2(max(1, shape[-1]))) // 2  # the root of the inputs, as a power of two
         weight.scales.copy_(124 - half + torch.randint(0, 3, weight.scales.shape, generator=generator))
+        return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))
+    if weight.row_scales is not None:
+        weight.row_scales.fill_(1.0)
+        # From subnormal ones, and 0, to the largest.
+        exponents = torch.randint(-11, 9, weight.scales.shape, generator=generator)
+        numbers = torch.ldexp(1 + torch.rand(weight.scales.shape, generator=generator), exponents)
+        weight.scales.copy_(numbers.clamp(max=448.0))
+        weight.row_scales.copy_(0.5 + torch.rand(weight.row_scales.shape, generator=generator))
+        size = weight.dequantize().square().mean().sqrt().clamp(min=1e-6) * max(1, shape[-1]) ** 0.5
+        weight.row_scales.div_(size)
         return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))
     weight.scales.copy_(0.5 + torch.rand(weight.scales.shape, generator=generator))
     size = weight.dequantize().square().mean().sqrt().clamp(min=1e-6) * max(1, shape[-1]) ** 0.5

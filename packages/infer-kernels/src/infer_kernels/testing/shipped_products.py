@@ -44,9 +44,10 @@ def product_launches() -> Iterator[ProductLaunch]:
         yield ProductLaunch(dtype, label, partial(_gated, hidden, size, dtype, gate))
 
 
-def _pending(hidden: int, dtype: torch.dtype, variant: NormVariant) -> PendingNorm:
+def pending_norm(rows: int, hidden: int, dtype: torch.dtype, variant: NormVariant) -> PendingNorm:
+    """Return rows that await their norm, as a product leaves them."""
     return PendingNorm(
-        rows=torch.empty(ROWS, hidden, dtype=dtype),
+        rows=torch.empty(rows, hidden, dtype=dtype),
         squares=torch.empty(hidden // 64, MAX_ROWS),
         weight=torch.empty(hidden, dtype=dtype),
         eps=1e-6,
@@ -57,7 +58,7 @@ def _pending(hidden: int, dtype: torch.dtype, variant: NormVariant) -> PendingNo
 def _linear(
     inputs: int, outputs: int, dtype: torch.dtype, *, variant: NormVariant | None = None, biased: bool = False
 ) -> object:
-    x = torch.empty(ROWS, inputs, dtype=dtype) if variant is None else _pending(inputs, dtype, variant)
+    x = torch.empty(ROWS, inputs, dtype=dtype) if variant is None else pending_norm(ROWS, inputs, dtype, variant)
     bias = torch.empty(outputs, dtype=dtype) if biased else None
     return FusedProducts("cpu").linear(x, torch.empty(outputs, inputs, dtype=dtype), bias)
 
@@ -74,4 +75,6 @@ def _linear_add_norm(inputs: int, hidden: int, dtype: torch.dtype) -> object:
 
 def _gated(hidden: int, size: int, dtype: torch.dtype, gate: ActivationAndMul) -> object:
     weight = torch.empty(2 * size, hidden, dtype=dtype)
-    return FusedProducts("cpu").gated_linear(_pending(hidden, dtype, "llama"), weight, activation_and_mul=gate)
+    return FusedProducts("cpu").gated_linear(
+        pending_norm(ROWS, hidden, dtype, "llama"), weight, activation_and_mul=gate
+    )

@@ -67,7 +67,7 @@ _FORMATS = (
     _Format("int4", 128, has_zeros=True),
     _Format("int4", 32),
     _Format("mxfp4_tiled", 32),
-    _Format("e2m1", 16),
+    _Format("nvfp4_tiled", 16),
     _Format("fp8_e4m3"),
     _Format("fp8_e4m3", 128),
 )

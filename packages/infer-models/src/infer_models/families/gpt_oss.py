@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from infer_kernels import QuantizedWeight, SwiGLU
 from infer_models.causal_lm import CausalLM
@@ -25,6 +25,7 @@ from infer_models.layers import (
     LMHead,
     OwnWeight,
     ParameterFactory,
+    RoutedMLP,
     Router,
     SinkAttention,
     detached,
@@ -114,7 +115,7 @@ def _interleave(rows: Tensor) -> Tensor:
     return torch.stack(rows.chunk(2), dim=1).flatten(0, 1)
 
 
-class OssMLP(nn.Module):
+class OssMLP(RoutedMLP):
     """A router with a bias, called `router` in checkpoints, and its experts."""
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
@@ -123,10 +124,9 @@ class OssMLP(nn.Module):
         self.router = Router(config, factory, scoring="softmax_of_top_k", bias=True)
         self.experts = OssExperts(config, factory)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x [tokens, hidden] to [tokens, hidden]."""
-        out: Tensor = self.experts(x, self.router(x))
-        return out
+    def parts(self) -> tuple[Router, Experts]:
+        """Return both."""
+        return self.router, self.experts
 
 
 class GptOss(CausalLM):

@@ -1,15 +1,26 @@
 """Mixtures of experts: a router chooses a few of many MLPs for each token. Shazeer et al., 2017; Fedus et al., 2022."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from torch import Tensor, nn
 
-from infer_kernels import ExpertChoice, QuantizedWeight, SwiGLU, fused_moe, moe_router, prepack_experts
+from infer_kernels import (
+    NormVariant,
+    QuantizedWeight,
+    Routing,
+    SwiGLU,
+    fused_moe,
+    fused_moe_add_norm,
+    prepack_experts,
+)
 from infer_kernels.cpu import PackedExperts, PackedQuantizedExperts
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import LinearBase
-from infer_models.layers.parameters import OwnWeight, ParameterFactory, ShardedLayer, detached
+from infer_models.layers.norm import LayerNorm, RMSNorm
+from infer_models.layers.parameters import LayerInput, OwnWeight, ParameterFactory, ShardedLayer, detached
+from infer_models.layers.sublayer import Sublayer
 from infer_models.tensor_parallel import Share
 from infer_models.weights import StoredWeight, WeightSlice, item_of, split_rows
 
@@ -30,16 +41,18 @@ class Router(LinearBase):
         """The weight is [experts, hidden], the bias [experts] or none; `scoring` as for `infer_kernels.moe_router`."""
         assert config.moe is not None
         super().__init__(factory.matrix(config.moe.num_experts, config.hidden_size), shares={})
-        self.linear = factory.linear
+        self.router = factory.router
         self.bias = factory.vector(config.moe.num_experts, fill=0.0) if bias else None
         self.experts_per_token = config.moe.experts_per_token
         self.scoring = scoring
         self.normalizes_weights = config.moe.normalizes_weights
 
-    def forward(self, x: Tensor) -> ExpertChoice:
-        """Return the experts of x [tokens, hidden], and their weights."""
-        return moe_router(
-            self.linear(x, self.weight, self.bias),
+    def forward(self, x: LayerInput) -> Routing:
+        """Return the normalized rows of x [tokens, hidden], their experts and the experts' weights."""
+        return self.router.route(
+            x,
+            self.weight,
+            self.bias,
             experts_per_token=self.experts_per_token,
             scoring=self.scoring,
             normalize=self.normalizes_weights,
@@ -58,6 +71,7 @@ class Experts(ShardedLayer):
         down_proj: [experts, hidden, inner], likewise.
         gate_up_bias: [experts, 2 * inner], or None.
         down_bias: [experts, hidden], or None; all ranks hold it, and the first one adds it.
+        adds_residual: the sum over experts may be one launch with what follows it; not where it goes over ranks.
     """
 
     gate_up_proj: nn.Parameter | PackedExperts | QuantizedWeight | PackedQuantizedExperts
@@ -78,21 +92,47 @@ class Experts(ShardedLayer):
         self.activation = activation
         self.shard = factory.shard
         self.is_invariant = factory.is_invariant
+        self.adds_residual = factory.fused_products is not None and factory.shard.size == 1
 
-    def forward(self, x: Tensor, choice: ExpertChoice) -> Tensor:
-        """Map x [tokens, hidden] to the weighted sum of its experts, [tokens, hidden]."""
+    def forward(self, routing: Routing) -> Tensor:
+        """Map rows [tokens, hidden] to the weighted sum of their experts, [tokens, hidden]."""
         out = fused_moe(
-            x,
+            routing.rows,
             self.gate_up_proj,
             self.down_proj,
-            choice.expert_ids,
-            choice.expert_weights,
+            *routing.choice,
             activation=self.activation,
             gate_up_bias=self.gate_up_bias,
             down_bias=self.down_bias if self.shard.rank == 0 else None,
             is_invariant=self.is_invariant,
+            grouping=routing.grouping,
         )
         return self.shard.all_reduce(out)
+
+    def add_norm(self, routing: Routing, residual: Tensor, norm: RMSNorm | LayerNorm) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + self(routing), both [tokens, hidden]."""
+        if self.adds_residual:
+            return norm.add_experts(self, routing, residual)
+        return norm.add_norm(self(routing), residual)
+
+    def fused_add_norm(
+        self, routing: Routing, *, residual: Tensor, norm_weight: Tensor, eps: float, variant: NormVariant
+    ) -> tuple[LayerInput, Tensor]:
+        """Do as `add_norm` with an RMS norm, of which its readers may do the rest; only if `adds_residual`."""
+        return fused_moe_add_norm(
+            routing.rows,
+            self.gate_up_proj,
+            self.down_proj,
+            *routing.choice,
+            activation=self.activation,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
+            residual=residual,
+            norm_weight=norm_weight,
+            eps=eps,
+            variant=variant,
+            grouping=routing.grouping,
+        )
 
     def prepack(self) -> None:
         """Reorder the weights as their device multiplies them fastest; this cannot be undone."""
@@ -126,7 +166,29 @@ class Experts(ShardedLayer):
         yield down_proj, down
 
 
-class SparseMLP(nn.Module):
+class RoutedMLP(Sublayer):
+    """A router and its experts, whose names in checkpoints families choose."""
+
+    @abstractmethod
+    def parts(self) -> tuple[Router, Experts]:
+        """Return both."""
+
+    def forward(self, x: LayerInput) -> Tensor:
+        """Map x [tokens, hidden] to [tokens, hidden]."""
+        router, experts = self.parts()
+        out: Tensor = experts(router(x))
+        return out
+
+    def add_norm(
+        self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + self(x), both [tokens, hidden]."""
+        assert not context
+        router, experts = self.parts()
+        return experts.add_norm(router(x), residual, norm)
+
+
+class SparseMLP(RoutedMLP):
     """A router, called `gate` in checkpoints, and its experts."""
 
     def __init__(self, *, gate: Router, experts: Experts) -> None:
@@ -135,7 +197,6 @@ class SparseMLP(nn.Module):
         self.gate = gate
         self.experts = experts
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x [tokens, hidden] to [tokens, hidden]."""
-        out: Tensor = self.experts(x, self.gate(x))
-        return out
+    def parts(self) -> tuple[Router, Experts]:
+        """Return both."""
+        return self.gate, self.experts

@@ -1,10 +1,24 @@
 """Norms over the hidden state; some are fused with an addition to the residual stream."""
 
+from typing import Protocol
+
 from torch import Tensor, nn
 from torch.nn import functional
 
-from infer_kernels import NormVariant, add_rms_norm, norm_add, norm_add_norm, rms_norm
+from infer_kernels import NormVariant, Routing, add_rms_norm, norm_add, norm_add_norm, rms_norm
 from infer_models.layers.parameters import DenseWeight, LayerInput, ParameterFactory, Products
+
+
+class ExpertsSum(Protocol):
+    """The weighted sum of each row's experts, alone or with the residual stream and its norm."""
+
+    def __call__(self, routing: Routing) -> Tensor:
+        """Return the sum, [tokens, size]."""
+
+    def fused_add_norm(
+        self, routing: Routing, *, residual: Tensor, norm_weight: Tensor, eps: float, variant: NormVariant
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (rms_norm(total), total) with total = residual + the sum, both [tokens, size]."""
 
 
 class RMSNorm(nn.Module):
@@ -31,6 +45,12 @@ class RMSNorm(nn.Module):
         """Return (norm(sum), sum) with sum = residual + x @ weight.T + bias, both [tokens, size]."""
         return products.linear_add_norm(
             x, weight, bias, residual=residual, norm_weight=self.weight, eps=self.eps, variant=self.variant
+        )
+
+    def add_experts(self, experts: ExpertsSum, routing: Routing, residual: Tensor) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + experts(routing), both [tokens, size]."""
+        return experts.fused_add_norm(
+            routing, residual=residual, norm_weight=self.weight, eps=self.eps, variant=self.variant
         )
 
     def norm_add(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -66,3 +86,7 @@ class LayerNorm(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (norm(sum), sum) with sum = residual + x @ weight.T + bias, both [tokens, size]."""
         return self.add_norm(products.linear(x, weight, bias), residual)
+
+    def add_experts(self, experts: ExpertsSum, routing: Routing, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + experts(routing), both [tokens, size]."""
+        return self.add_norm(experts(routing), residual)

@@ -8,7 +8,15 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import FusedProducts, PendingNorm, QuantizedWeight, SeparateProducts, linear_invariant
+from infer_kernels import (
+    FusedProducts,
+    FusedRouter,
+    PendingNorm,
+    QuantizedWeight,
+    SeparateProducts,
+    SeparateRouter,
+    linear_invariant,
+)
 from infer_kernels.cpu import PackedQuantizedWeight, PackedWeight
 from infer_models.config import ModelConfig
 from infer_models.tensor_parallel import Shard, Share
@@ -41,8 +49,8 @@ class ParameterFactory:
         device: of the parameters.
         dtype: of the parameters.
         linear: multiplies by the weights.
-        fused_products: multiplies by those of decoder layers, with what surrounds the products; None: `linear` and ops
-            of their own do.
+        fused_products: multiplies by those of decoder layers, with what surrounds the products, and routes rows to
+            experts; None: `linear` and ops of their own do.
         shard: which part of the model this is; by default the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as the model takes.
         defers_matrices: matrices and stacks get no memory until `allocate_weights` has chosen how they are stored.
@@ -85,6 +93,13 @@ class ParameterFactory:
     def products(self) -> Products:
         """What computes the products of decoder layers."""
         return SeparateProducts(self.linear) if self.fused_products is None else self.fused_products
+
+    @property
+    def router(self) -> FusedRouter | SeparateRouter:
+        """What computes the routers of mixtures of experts."""
+        if self.fused_products is None:
+            return SeparateRouter(self.linear)
+        return FusedRouter(self.fused_products, self.linear)
 
     @property
     def _device_of_matrices(self) -> torch.device:

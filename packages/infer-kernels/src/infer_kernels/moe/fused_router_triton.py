@@ -1,0 +1,215 @@
+r"""Triton kernel of `FusedRouter`: logits of at most 16 rows, their experts, and the places of pairs, in one launch.
+
+A program multiplies 16 experts' rows of the weight with a part of the inputs of all rows of x. All that it reads is on
+its way before it waits for the norm's sums, and is read once, so that there is no loop.
+
+    experts      0         16        32
+    inputs 0     | program  | program  | program
+         256     | program  | program  | program        each the sum over its inputs, in fp32
+         512     | program  | program  | program
+                    \           |         /
+          the last of all to finish adds the parts in their order, chooses, and groups
+
+No program waits for another. Each writes its sums, then counts itself with a semaphore: `acq_rel` makes the sums of a
+program visible before its count, and those of all before the last program, which sees the highest count, reads them.
+It sets the semaphore back to 0, so that a captured CUDA graph may hold the launch. Which program is the last changes no
+bit: parts are added in order. They depend on the weight's shape alone, so a row has the same bits whatever the other
+rows and their number, up to 16.
+
+A row takes an expert once, so an expert has at most 16 pairs, and as many places: one tile of any product of experts,
+whose tiles have at least 16 rows. The pairs of an expert lie in the order of their rows, as `_group_pairs_kernel` has
+them.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.dense.fused_products_triton import MAX_ROWS, PendingNorm, inverse_rms, normalize
+from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.moe.fused_moe_triton import PairGrouping
+from infer_kernels.moe.router import ExpertChoice, choose_experts
+from infer_kernels.quantization.join_splits import join_partials
+
+MOST_EXPERTS = 128
+MOST_CHOSEN = 16
+"""Experts of a row."""
+_EXPERTS = 16
+"""Of a program: the least that fill a side of the tensor cores."""
+_INNER = 256
+"""Inputs of a program."""
+MOST_INPUTS = 32 * _INNER
+"""As many parts are added at once."""
+
+
+@triton.jit
+def _group_chosen(
+    pair_of_place: tl.tensor,
+    tiles: tl.tensor,
+    places: tl.tensor,  # [ROWS, BLOCK_EXPERTS]: each row's choices by expert, -1 where it is none
+    rows: tl.tensor,
+    experts: tl.tensor,
+    experts_per_token: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+) -> None:
+    """Store the grouping of all pairs, as `_group_pairs_kernel` does."""
+    row, expert = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK_EXPERTS)
+    is_chosen = (places >= 0) & (row < rows)
+    chosen = is_chosen.to(tl.int32)
+    counts = tl.sum(chosen, axis=0)
+    rows_before = tl.cumsum(chosen, axis=0) - chosen
+    first_place = tl.cumsum(counts, axis=0) - counts
+    is_tile = (counts > 0).to(tl.int32)
+    number = tl.cumsum(is_tile, axis=0) - is_tile
+    pair = row * experts_per_token + places
+    tl.store(pair_of_place + first_place[None, :] + rows_before, pair, mask=is_chosen)
+    max_tiles = tl.minimum(experts, rows * experts_per_token)
+    tl.store(tiles + number, expert, mask=counts > 0)
+    tl.store(tiles + max_tiles + number, first_place, mask=counts > 0)
+    tl.store(tiles + 2 * max_tiles + number, first_place + counts, mask=counts > 0)
+    is_unused = (expert >= tl.sum(is_tile, axis=0)) & (expert < max_tiles)
+    tl.store(tiles + expert, tl.full((BLOCK_EXPERTS,), -1, tl.int32), mask=is_unused)
+
+
+@triton.jit(do_not_specialize=["rows", "norm_tiles"])
+def _fused_router_kernel(
+    expert_ids: tl.tensor,  # [rows, experts_per_token] int32
+    expert_weights: tl.tensor,  # [rows, experts_per_token] fp32
+    pair_of_place: tl.tensor,  # [rows * experts_per_token] int32
+    tiles: tl.tensor,  # [3, the lesser of experts and pairs] int32
+    normalized: tl.tensor,  # [rows, hidden], takes the rows after the NORM; None without
+    x: tl.tensor,  # [rows, hidden]
+    weight: tl.tensor,  # [experts, hidden]
+    bias: tl.tensor,  # [experts], or None
+    norm_weight: tl.tensor,  # [hidden]; None without a NORM
+    norm_squares: tl.tensor,  # fp32 [norm_tiles, ROWS], of x; None without a NORM
+    partials: tl.tensor,  # fp32 [SPLITS, ROWS, BLOCK_EXPERTS]
+    semaphores: tl.tensor,  # [at least 1] int32, zeros before and after
+    rows: tl.tensor,
+    hidden: tl.tensor,
+    experts: tl.tensor,
+    experts_per_token: tl.tensor,
+    norm_tiles: tl.tensor,
+    eps: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    EXPERTS: tl.constexpr,  # of a program
+    INNER: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM_TILES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    NORM: tl.constexpr,  # the norm before the product: its variant, or None
+    BLOCK_EXPERTS: tl.constexpr,  # `experts` rounded up to a power of two
+    BLOCK_CHOSEN: tl.constexpr,
+    OVER_ALL: tl.constexpr,
+) -> None:
+    split, tile = tl.program_id(0), tl.program_id(1)
+    row, inner = tl.arange(0, ROWS), split * INNER + tl.arange(0, INNER)
+    expert = tile * EXPERTS + tl.arange(0, EXPERTS)
+    in_rows, in_inputs = (row < rows)[None, :], inner < hidden
+    weight_at = weight + expert.to(tl.int64)[:, None] * weight_stride + inner[None, :]
+    weight_tile = tl.load(weight_at, mask=(expert < experts)[:, None] & in_inputs[None, :], other=0.0)
+    x_at = x + row.to(tl.int64)[None, :] * x_stride + inner[:, None]
+    x_tile = tl.load(x_at, mask=in_rows & in_inputs[:, None], other=0.0)
+    if NORM is not None:
+        scale = tl.load(norm_weight + inner, mask=in_inputs, other=0.0)
+        inverse = inverse_rms(norm_squares, norm_tiles, eps, hidden, NORM_TILES, ROWS)
+        x_tile = normalize(x_tile, inverse, scale, NORM)
+        if tile == 0:
+            tl.store(normalized + row[None, :] * hidden + inner[:, None], x_tile, mask=in_rows & in_inputs[:, None])
+    products = tl.dot(weight_tile, x_tile)
+    own = partials + (split * ROWS + row)[None, :] * BLOCK_EXPERTS + expert[:, None]
+    tl.store(own, products, mask=in_rows & (expert < BLOCK_EXPERTS)[:, None])
+    # All threads' sums are written before the semaphore says so.
+    tl.debug_barrier()
+    finished = tl.atomic_add(semaphores, 1, sem="acq_rel", scope="gpu") + 1
+    if finished == tl.num_programs(0) * tl.num_programs(1):
+        tl.store(semaphores, 0)
+        token, every = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK_EXPERTS)
+        mask = (token < rows) & (every < experts)[None, :]
+        at = partials + token * BLOCK_EXPERTS + every[None, :]
+        logits = join_partials(at, ROWS * BLOCK_EXPERTS, mask, SPLITS)
+        if bias is not None:
+            logits += tl.load(bias + every, mask=every < experts, other=0.0).to(tl.float32)[None, :]
+        values = logits.to(x.dtype.element_ty).to(tl.float32)
+        ids, weights, places = choose_experts(
+            values, experts, experts_per_token, ROWS, BLOCK_EXPERTS, BLOCK_CHOSEN, OVER_ALL
+        )
+        lane = tl.arange(0, BLOCK_CHOSEN)[None, :]
+        stored = (token < rows) & (lane < experts_per_token)
+        tl.store(expert_ids + token * experts_per_token + lane, ids, mask=stored)
+        tl.store(expert_weights + token * experts_per_token + lane, weights, mask=stored)
+        _group_chosen(pair_of_place, tiles, places, rows, experts, experts_per_token, ROWS, BLOCK_EXPERTS)
+
+
+def fused_router_triton(
+    x: Tensor | PendingNorm,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    semaphores: Tensor,
+    experts_per_token: int,
+    over_all: bool,
+) -> tuple[Tensor, ExpertChoice, PairGrouping]:
+    """Launch the kernel; unchecked.
+
+    Args:
+        x: [rows, hidden], bf16 or fp16, 1 to 16 rows with stride 1 in the last dimension; may await its norm.
+        weight: [experts, hidden], rows at multiples of 16 bytes; at most 128 experts and 8,192 inputs.
+        bias: [experts], or None.
+        semaphores: [at least 1] int32, zeros.
+        experts_per_token: at most 16.
+        over_all: weights are shares of all experts, not of the chosen.
+
+    Returns:
+        The normalized rows, their experts, and the pairs in the order of experts.
+    """
+    norm = x if isinstance(x, PendingNorm) else None
+    read = x.rows if isinstance(x, PendingNorm) else x
+    (rows, hidden), experts = read.shape, len(weight)
+    pairs, splits, block = rows * experts_per_token, cdiv(hidden, _INNER), next_power_of_2(experts)
+    norm_tiles = 1 if norm is None else norm.squares.shape[0]
+    normalized = read if norm is None else read.new_empty(rows, hidden)
+    choice = ExpertChoice(
+        read.new_empty(rows, experts_per_token, dtype=torch.int32),
+        read.new_empty(rows, experts_per_token, dtype=torch.float32),
+    )
+    grouping = PairGrouping(
+        read.new_empty(pairs, dtype=torch.int32), read.new_empty(3, min(experts, pairs), dtype=torch.int32)
+    )
+    _fused_router_kernel[(splits, cdiv(experts, _EXPERTS))](
+        *choice,
+        *grouping,
+        None if norm is None else normalized,
+        read,
+        weight,
+        bias,
+        None if norm is None else norm.weight,
+        None if norm is None else norm.squares,
+        read.new_empty(splits, MAX_ROWS, block, dtype=torch.float32),
+        semaphores,
+        rows,
+        hidden,
+        experts,
+        experts_per_token,
+        norm_tiles,
+        0.0 if norm is None else norm.eps,
+        read.stride(0),
+        weight.stride(0),
+        EXPERTS=_EXPERTS,
+        INNER=_INNER,
+        ROWS=MAX_ROWS,
+        NORM_TILES=next_power_of_2(norm_tiles),
+        SPLITS=splits,
+        NORM=None if norm is None else norm.variant,
+        BLOCK_EXPERTS=block,
+        BLOCK_CHOSEN=next_power_of_2(experts_per_token),
+        OVER_ALL=over_all,
+        num_warps=4 if experts <= 64 else 8,
+        enable_fp_fusion=False,
+    )
+    return normalized, choice, grouping
