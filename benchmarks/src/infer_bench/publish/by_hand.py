@@ -10,7 +10,6 @@ STALE: dict[str, str] = {
             "engine",
             "concurrency-smollm-135m",
             "host-step",
-            "prompt-budget",
             "compare-transformers-smollm-135m",
             "structured",
             "cpu-steps-llama-135m-8k",
@@ -77,7 +76,6 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     "computed from the compiled kernels, without a GPU": (
         ("docs/kernel-report.md", "## What this implies"),
         ("docs/kernels.md", "## Prefill attention's tiles"),
-        ("docs/configuration.md", "### The budget of a GPU"),
     ),
     "the constants of the simulation": (("docs/scaling.md", "# Scaling, on paper"),),
     _LIMIT: (
