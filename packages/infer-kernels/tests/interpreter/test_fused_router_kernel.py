@@ -47,8 +47,8 @@ def weight_of(experts: int, hidden: int, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def whole_numbers(rows: int, experts: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x, a weight and a bias whose products are exact in any order, and the logits, many of them equal."""
-    x, weight = (torch.randint(-3, 4, (size, HIDDEN)).to(dtype) for size in (rows, experts))
+    """Return x, a weight and a bias whose products are exact in any order, and the logits, rounded to equal ones."""
+    x, weight = (torch.randint(-m, m + 1, (size, HIDDEN)).to(dtype) for size, m in ((rows, 100), (experts, 3)))
     weight *= torch.rand(experts, HIDDEN) < 0.05
     bias = torch.randint(-9, 10, (experts,)).to(dtype)
     return x, weight, bias, (x.double() @ weight.double().T + bias.double()).to(dtype)

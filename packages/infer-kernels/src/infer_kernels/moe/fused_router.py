@@ -10,10 +10,10 @@ fp16 on CUDA all of it is one launch, which also groups the pairs of tokens and 
 Bytes moved: the weight's, experts * hidden * itemsize, and rows of x, once read and once written; from L2 x once for
 each 16 experts, and 8 bytes for each row, expert and 256 inputs.
 
-Precision: the roundings of the separate ops: the norm's, and logits rounded to the storage dtype. Equal logits have the
-choice of `moe_router`. They are added in fp32, in parts of 256 inputs, and mean squares in the tiles of the
-`PendingNorm`: so they differ from those of the separate ops by the order of sums, and a row's bits do not depend on
-the other rows, up to 16 of them.
+Precision: the roundings of the separate ops: the norm's, and logits rounded to the storage dtype. Logits are added in
+fp32, in parts of 256 inputs, and mean squares in the tiles of the `PendingNorm`: so they differ from those of the
+separate ops by the order of sums. Equal logits have the ids of `moe_router` and its weights, bit for bit where these
+are shares of the chosen. A row's bits do not depend on the other rows, up to 16 of them.
 """
 
 from typing import NamedTuple
