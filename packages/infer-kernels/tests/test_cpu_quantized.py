@@ -176,6 +176,16 @@ def test_whole_numbers_are_summed_exactly() -> None:
     assert linear(torch.full((1, in_features), 127.0), weight).eq(-127.0 * in_features).all()
 
 
+def test_nvfp4_is_multiplied_as_e2m1_with_scales_of_rows_in_those_of_groups() -> None:
+    weight = random_quantized(33, 128, encoding="nvfp4", group_size=16)
+    same = QuantizedWeight(
+        encoding="e2m1", values=weight.values, scales=weight.scale_numbers, in_features=128, group_size=16
+    )
+    x = torch.randn(5, 128)
+    assert torch.equal(linear(x, packed(weight)), linear(x, packed(same)))
+    torch.testing.assert_close(linear(x, packed(weight)), x @ weight.dequantize().T, rtol=0.05, atol=0.1)
+
+
 def test_it_is_known_what_has_a_kernel() -> None:
     def served(encoding: Encoding, group_size: int | None, in_features: int = 1024) -> bool:
         return has_quantized_kernel(encoding, group_size=group_size, in_features=in_features, device=CPU)
