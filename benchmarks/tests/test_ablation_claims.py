@@ -132,7 +132,8 @@ def test_claim_about_capacity_is_not_held_where_one_sequence_less_fits(index: in
 def test_report_is_made_of_a_saved_result_and_says_what_did_not_hold() -> None:
     text = report(as_saved(changed("prefix", "prefix_caching", "ttft_p50_s", 3.0)))
     assert all(text.count(f"\n| {label} | ") >= 1 for label in STEPS.values())
-    assert "\n| one by one | 100/s | 100/s |  |  |  |  |  |  |" in text
+    assert "\n| one by one | 100/s | 100/s |  |  |  |  |  |  |  |  |" in text
+    assert f"\n| {STEPS['static']} | 100/s | 300/s | 2.00 s | 3 | 1 |  |  |  |  |  |" in text
     assert text.count("**not held**") == 1
     assert "`prefix_caching`: 1.00 s -> 3.00 s (x3.00)" in text
     assert "| 256 | 8 | 128 | 16 |" in text

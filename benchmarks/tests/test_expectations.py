@@ -49,6 +49,18 @@ def test_quantized_products_take_what_their_loops_do() -> None:
     assert sum(piece.num_bytes * piece.count for piece in pieces) == pytest.approx(6.98e9 * 4.25 / 8, rel=1e-3)
 
 
+def test_a_layer_with_experts_is_eight_launches_and_a_router_more_than_one_of_them() -> None:
+    few, many = (describe_step(MODELS[3], batch) for batch in (1, 64))
+    [router] = [piece for piece in few.pieces if piece.name == "routers"]
+    assert router.count == 24
+    assert router.num_bytes == 2 * 2880 * 32
+    assert router.seconds >= ASSUMPTIONS.launch_s + ASSUMPTIONS.last_program_s
+    once = ("once a step", "LM head")
+    assert sum(piece.count for piece in few.pieces if piece.name not in once) == 8 * 24
+    assert sum(piece.count for piece in many.pieces if piece.name not in once) == 12 * 24
+    assert few.expected >= 0.7 * few.bound
+
+
 def test_main_loops_are_of_kernels_that_ship() -> None:
     ops = {case.op for case in main_loop_cases()}
     assert {"paged_decode", "paged_prefill", "linear_quantized", "fused_moe_quantized", "linear_argmax"} <= ops

@@ -6,7 +6,7 @@ import pytest
 
 from infer_bench.kernels.expectations import ASSUMPTIONS, LLAMA_8B, MODELS, describe_step
 from infer_bench.kernels.mixed_steps import MixedSteps
-from infer_bench.scaling.prompt_budget import NO_BUDGET, lengthen, main, simulate
+from infer_bench.scaling.prompt_budget import BUDGETS, NO_BUDGET, chosen, lengthen, main, simulate
 from infer_bench.shapes import SHAPES
 from infer_kernels.testing.gpu_cards import CARDS
 
@@ -57,6 +57,11 @@ def test_a_small_budget_costs_a_small_model_its_throughput_where_nobody_waits_lo
     few, many, none = (simulate(SMALL, budget, rate_scale=30, num_requests=240) for budget in (480, 2272, NO_BUDGET))
     assert few["tokens/s"] < 0.95 * none["tokens/s"]
     assert many["tokens/s"] > 0.97 * none["tokens/s"]
+
+
+def test_the_budgets_that_an_engine_chooses_are_among_those_that_are_simulated() -> None:
+    assert (chosen(LLAMA_8B), chosen(SMALL)) == (480, 2272)
+    assert {480, 2272} < set(BUDGETS)
 
 
 def test_a_table_has_a_row_for_each_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from infer_cache import KVPool
 from infer_engine.model_runner.forward_batch import BatchShape
 from infer_engine.model_runner.graphs import cache_rows
-from infer_engine.model_runner.graphs.graph_check import are_close, are_drawn_alike, are_equal
+from infer_engine.model_runner.graphs.closeness import are_close, are_drawn_alike, are_equal
 from infer_engine.model_runner.graphs.made_up_batches import LENGTHS, LONG_LENGTHS, MadeUpBatches
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 

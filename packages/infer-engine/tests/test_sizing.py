@@ -19,7 +19,6 @@ from infer_engine.sizing import (
     choose_block_size,
     computes_in_tiles,
     kv_memory,
-    limit_prompts_on_gpu,
     size_kv_cache,
     size_step,
 )
@@ -166,8 +165,9 @@ def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits() 
     with pytest.raises(ValueError, match=r"`kv_cache_memory` is 90GiB .* lower it to at most 50000\."):
         sized(kv_cache_memory="90GiB", max_batch_size=10**9, free=50_000)
     for name in ("num_kv_blocks", "num_gpu_blocks"):
+        too_many: dict[str, Any] = {name: 10**11}
         with pytest.raises(ValueError, match=rf"`{name}` is 100000000000 .* lower it to at most 50\."):
-            sized(**{name: 10**11}, free=50_000)
+            sized(**too_many, free=50_000)
     # 322 blocks come with 36 of the window: 18,000 + 32,200 bytes.
     with pytest.raises(ValueError, match=r"lower it to at most 320\."):
         sized(groups=MIXED, block_size=10, num_kv_blocks=322, free=50_000)
@@ -314,19 +314,6 @@ def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
     assert most(EngineConfig(), "cpu") == PREFILL_TOKENS_BESIDE_DECODES
     assert most(EngineConfig(), "cuda") is None
     assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7
-
-
-@pytest.mark.parametrize(("max_captured_tokens", "most"), [(512, 480), (1024, 992), (2304, 2272)])
-def test_prompt_tokens_beside_decodes_fill_the_largest_captured_step_of_a_gpu(
-    max_captured_tokens: int, most: int
-) -> None:
-    def limited(**config: Any) -> int | None:
-        limits = size_step(EngineConfig(**config), device=GPU, model_max_seq_len=9000)
-        limits = limit_prompts_on_gpu(limits, max_captured_tokens=max_captured_tokens)
-        return limits.max_prefill_tokens_beside_decodes
-
-    assert limited() == most
-    assert limited(max_prefill_tokens_beside_decodes=7) == 7
 
 
 def test_more_prompt_tokens_are_computed_beside_decodes_where_tiles_multiply_unless_a_number_was_set() -> None:

@@ -58,6 +58,18 @@ def generate(llm: LLM, *wanted: SamplingParams) -> list[Completion]:
     return llm.generate([PROMPT] * len(wanted), list(wanted), use_tqdm=False)
 
 
+@pytest.mark.parametrize(("word", "is_compact"), [("compact", True), ("any", False)])
+def test_json_has_the_whitespace_of_the_engine_where_a_request_says_none(
+    folder_of: Callable[[str], Path], word: str, *, is_compact: bool
+) -> None:
+    sizes = {"dtype": "float32", "max_seq_len": 64, "max_batch_size": 8, "block_size": 4}
+    llm = LLM(str(folder_of("llama")), structured_output_whitespace=word, **sizes)  # type: ignore[arg-type]  # by name
+    wanted = [params(60, seed=seed, json={"type": "array", "items": {"type": "boolean"}}) for seed in range(8)]
+    texts = [completion.text for completion in generate(llm, *wanted)]
+    assert all(text.startswith("[") for text in map(str.strip, texts))
+    assert all("\n" not in text and "  " not in text for text in texts) is is_compact
+
+
 def test_what_is_generated_validates_or_is_cut_by_max_tokens(llm: LLM) -> None:
     wanted = [
         (schema, params(json=schema, temperature=temperature, seed=seed))

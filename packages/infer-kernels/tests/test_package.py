@@ -23,6 +23,7 @@ OPS = [
     "embedding",
     "embedding_quantized",
     "fused_moe",
+    "fused_moe_add_norm",
     "gelu_tanh_and_mul",
     "greedy",
     "linear_argmax",
@@ -47,6 +48,7 @@ OTHERS = [
     "DeviceMetadata",
     "ExpertChoice",
     "FusedProducts",
+    "FusedRouter",
     "KVScales",
     "KVSlots",
     "Largest",
@@ -55,7 +57,9 @@ OTHERS = [
     "QKNorm",
     "QuantizedWeight",
     "Rotary",
+    "Routing",
     "SeparateProducts",
+    "SeparateRouter",
     "SwiGLU",
     "TopLogprobs",
     "apply_pending_norm",
@@ -91,7 +95,7 @@ def test_every_op_has_a_reference() -> None:
     parts_of_sample = ["kept_tokens", "uniform"]
     # What ops run where a weight is quantized.
     quantized = ["fused_moe_quantized", "linear_fp8", "linear_quantized", "quantize_rows_fp8"]
-    products = ["gated_linear", "linear", "linear_add_norm"]
+    products = ["fused_router", "gated_linear", "linear", "linear_add_norm"]
     expected = [*OPS, *parts_of_sample, *quantized, *products]
     assert sorted(infer_kernels.reference.__all__) == sorted(f"{op}_reference" for op in expected)
 

@@ -43,6 +43,7 @@ class Assumptions:
         library_operations: multiplications and additions a second that they reach with many rows.
         attention_share: of bandwidth that decode attention reaches, whose programs load nothing between two splits.
         launch_s: that a kernel takes at least.
+        last_program_s: that the last program of a router takes after the others, to add, choose and group alone.
         gap_s: between two kernels of a captured step.
     """
 
@@ -52,6 +53,7 @@ class Assumptions:
     library_operations: float = 650e12
     attention_share: float = 0.775
     launch_s: float = 2.5e-6
+    last_program_s: float = 2.5e-6
     gap_s: float = 1e-6
 
 
@@ -172,7 +174,7 @@ def _of_layer(model: DecodeModel, batch: int) -> Iterator[Piece]:
     if not model.has_mxfp4_experts:
         products += [(hidden, 2 * shape["intermediate_size"]), (shape["intermediate_size"], hidden)]
     else:
-        yield _library_product(layers, hidden * shape["num_local_experts"], batch)  # the router
+        yield _router(layers, hidden * shape["num_local_experts"], batch)
         yield from _experts(model, batch)
     for inputs, outputs in products:
         yield from _dense(model, layers, inputs, outputs, batch)
@@ -213,6 +215,17 @@ def _library_product(layers: int, numbers: int, batch: int) -> Piece:
     seconds = max(_seconds_of_bytes(num_bytes, share), 2 * numbers * batch / ASSUMPTIONS.library_operations)
     seconds = max(seconds, ASSUMPTIONS.launch_s)
     return Piece(name="library's products", count=layers, num_bytes=num_bytes, seconds=seconds)
+
+
+def _router(layers: int, numbers: int, batch: int) -> Piece:
+    """Routers: of few rows a launch of ours, which reads its weight at once, without a loop, and then one program more.
+
+    Of more rows the library's product; the norm before and the choice after are among the small kernels.
+    """
+    if batch > FEW_ROWS:
+        return _library_product(layers, numbers, batch)
+    seconds = max(_seconds_of_bytes(2 * numbers), ASSUMPTIONS.launch_s) + ASSUMPTIONS.last_program_s
+    return Piece(name="routers", count=layers, num_bytes=2 * numbers, seconds=seconds)
 
 
 def _experts(model: DecodeModel, batch: int) -> Iterator[Piece]:
@@ -313,7 +326,8 @@ INTRODUCTION = f"""## What this implies
 Decodes of sequences of {CONTEXT:,} tokens on one {CARDS[CAPABILITY].name}, in tokens a second: greedy, with keys and values in bf16.
 The bound is all bytes of weights, keys and values at {CARDS[CAPABILITY].bandwidth / 1e12:.1f} TB/s. What is expected is computed from the
 counts above, kernel after kernel, and **was not measured**. A kernel takes the longest of its bytes at that rate, its
-main loop at 75% of issue slots, and {ASSUMPTIONS.launch_s * 1e6:.1f} us; {ASSUMPTIONS.gap_s * 1e6:.0f} us lies between two kernels. Assumed, not counted:
+main loop at 75% of issue slots, and {ASSUMPTIONS.launch_s * 1e6:.1f} us; {ASSUMPTIONS.gap_s * 1e6:.0f} us lies between two kernels. A router of few rows has no
+loop; its last program, which works alone, is taken for {ASSUMPTIONS.last_program_s * 1e6:.1f} us more. Assumed, not counted:
 
 - the library's products reach {ASSUMPTIONS.library_share:.1%} of bandwidth, {ASSUMPTIONS.library_share_of_small:.0%} with weights
   up to {ASSUMPTIONS.small_bytes / 1e6:.0f} MB, and with many rows {ASSUMPTIONS.library_operations / 1e12:.0f} TFLOP/s;

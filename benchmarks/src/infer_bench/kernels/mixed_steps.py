@@ -76,6 +76,12 @@ class MixedSteps:
         return self.num_layers * sum(inputs * outputs for inputs, outputs in self._layer)
 
     @cached_property
+    def max_captured_tokens(self) -> int:
+        """Tokens of the largest step with prompts that is captured."""
+        gpu = Gpu(divmod(CAPABILITY, 10), CARDS[CAPABILITY].sms)
+        return most_prompt_tokens(num_weights=self.num_weights, num_layers=self.num_layers, gpu=gpu)
+
+    @cached_property
     def _heads(self) -> tuple[int, int, int]:
         """Query heads, key-value heads, and elements of a head."""
         q_heads, kv_heads = self.shape["num_attention_heads"], self.shape["num_key_value_heads"]
@@ -91,9 +97,9 @@ class MixedSteps:
 
     @cached_property
     def _captured(self) -> PaddedShapes:
-        gpu = Gpu(divmod(CAPABILITY, 10), CARDS[CAPABILITY].sms)
-        most = most_prompt_tokens(num_weights=self.num_weights, num_layers=self.num_layers, gpu=gpu)
-        return PaddedShapes(max_seqs=self.max_batch_size, max_tokens=self.max_tokens, max_prompt_tokens=most)
+        return PaddedShapes(
+            max_seqs=self.max_batch_size, max_tokens=self.max_tokens, max_prompt_tokens=self.max_captured_tokens
+        )
 
     def _products(self, num_rows: int) -> float:
         return sum(self._product(inputs, outputs, num_rows) for inputs, outputs in self._layer)

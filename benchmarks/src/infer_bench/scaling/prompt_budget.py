@@ -27,6 +27,7 @@ from infer_engine.core.prefix_sharing import share_with_all
 from infer_engine.core.request import Request, RequestState
 from infer_engine.core.step_runner import ComputedPass
 from infer_engine.ipc.messages import StepResult
+from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPTS
 from infer_engine.protocol import EngineConfig
 from infer_engine.sampling.sampler_output import SamplerOutput
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule
@@ -136,7 +137,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append({**of_load, "step, times": lengthen(load.shape, budget), **found})
     print(table(list(rows[0]), [[_cell(key, value) for key, value in row.items()] for row in rows]))
     if not args.quick:
-        save("prompt-budget", {"workload": args.workload, "num_requests": num_requests, "rows": rows}, args.out)
+        plan = {"workload": args.workload, "num_requests": num_requests}
+        save(
+            "prompt-budget",
+            {**plan, "chosen": {load.name: chosen(load.shape) for load in LOADS}, "rows": rows},
+            args.out,
+        )
+
+
+def chosen(shape: Shape) -> int:
+    """Return the budget of an engine on an H100 that is left to itself."""
+    return MixedSteps(shape).max_captured_tokens - DECODES_BESIDE_PROMPTS
 
 
 def lengthen(shape: Shape, budget: int) -> float:

@@ -16,7 +16,9 @@ chunks and rates are scaled by one factor, which the profile says; `ablation_ste
 import argparse
 import asyncio
 import os
+import signal
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -57,6 +59,7 @@ Pairs = dict[str, list[str]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ablation of each shape; print, draw and save what was found."""
     args = read_arguments(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending our server
     profile = PROFILES[args.profile]
     profile = replace(profile, scale=args.scale or profile.scale)
     pairs = choose_pairs(args.step, args.workload)

@@ -12,6 +12,8 @@ COLUMNS = {
     "`baseline` tokens/s": ("baseline", "output_tokens_per_s"),
     "`mixed` tokens/s": ("mixed", "output_tokens_per_s"),
     "`continuous_batching` TTFT P99": ("continuous_batching", "ttft_p99_s"),
+    "decoding, mean": ("continuous_batching", "num_decoding_mean"),
+    "most": ("continuous_batching", "num_decoding_peak"),
     "`paged_attention` tokens/s": ("paged_attention", "output_tokens_per_s"),
     "most decoding": ("paged_attention", "num_decoding_peak"),
     "`chunked_prefill` ITL P99": ("chunked_prefill", "itl_p99_s"),

@@ -10,7 +10,9 @@ through `generate` from the call to its return. Who goes first alternates; each 
 
 import asyncio
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompt and answer")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="that each side computes with")
     args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending our server
     scale, rounds = (args.scale / 4, 1) if args.quick else (args.scale, args.rounds)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # the server inherits it
     torch.set_num_threads(args.threads)

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -30,9 +30,6 @@ CPU_MEMORY_SHARE = 0.25
 
 PREFILL_TOKENS_BESIDE_DECODES, PREFILL_TOKENS_BESIDE_DECODES_IN_TILES = 48, 96
 """Prompt tokens with which a step of 16 decodes takes a CPU about twice its time without, and the same in tiles."""
-
-DECODES_BESIDE_PROMPTS = 32
-"""Decodes that fit into a GPU's largest captured step beside all prompt tokens of a step in which requests decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +119,7 @@ def size_step(
         model_max_seq_len: positions that the model has.
         has_tiles: whether `computes_in_tiles` says so of a CPU: many rows then cost little more than a few.
 
-    On a GPU `max_prefill_tokens_beside_decodes` is None if it was left out, see `limit_prompts_on_gpu`.
+    On a GPU `max_prefill_tokens_beside_decodes` is None if it was left out: the model decides.
 
     Raises:
         ValueError: `max_seq_len` exceeds the model's positions.
@@ -147,19 +144,6 @@ def size_step(
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
         max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes or (None if on_gpu else on_cpu),
     )
-
-
-def limit_prompts_on_gpu(limits: SchedulerLimits, *, max_captured_tokens: int) -> SchedulerLimits:
-    """Return the limits of a step on a GPU, with prompt tokens beside decodes that suit the model if none were set.
-
-    Args:
-        limits: as `size_step` says.
-        max_captured_tokens: tokens of the largest step with prompts that is worth capturing: more of a small model, of
-            which the device computes many before the host would have launched their kernels.
-    """
-    if limits.max_prefill_tokens_beside_decodes is not None:
-        return limits
-    return replace(limits, max_prefill_tokens_beside_decodes=max_captured_tokens - DECODES_BESIDE_PROMPTS)
 
 
 def free_host_memory() -> int:

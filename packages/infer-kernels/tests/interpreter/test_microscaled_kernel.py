@@ -170,6 +170,7 @@ def test_sum_of_experts_equals_reference(
 ) -> None:
     # Tiles have 16 rows, 32 and 64 as experts have; inputs are divided over programs where tokens are few.
     monkeypatch.setattr("infer_kernels.moe.fused_moe_quantized._LEAST_INNER", 64)
+    monkeypatch.setattr("infer_kernels.moe.fused_moe_quantized._LONG", 300)
     plain = random_experts(
         tokens=tokens, experts=3, experts_per_token=2, hidden=64, intermediate=intermediate, dtype=dtype
     )

@@ -3,15 +3,14 @@
 import statistics
 
 from infer_bench.agreement import TokenAgreement
+from infer_bench.kernels.expectations import ASSUMPTIONS
+from infer_bench.kernels.mixed_steps import PREFILL_ATTENTION_OPERATIONS
 from infer_bench.offline import host_step
 from infer_bench.offline.engine import step_table
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import measured_on, number, paragraph, sections
 from infer_bench.results import table
 from infer_bench.scaling.prompt_budget import NO_BUDGET
-
-BUDGETS = (128, 256, 480, 512, 992, 1536, 2048, 2272, NO_BUDGET)
-"""Of prompt tokens beside decodes, as the guide shows them."""
 
 
 def commit(result: Json) -> str:
@@ -148,23 +147,26 @@ def prompt_cap(result: Json) -> str:
 
 
 def prompt_budget(result: Json) -> str:
-    """Return what budgets of prompt tokens give on a GPU, simulated: those of `BUDGETS` that the result has."""
-    names = ("ITL p99, ms", "TTFT p50, ms", "TTFT p99, ms", "tokens/s")
-    rows = [
-        [
-            f"{row['model']}, rate {row['rate']}",
-            "none" if row["budget"] == NO_BUDGET else f"{row['budget']:,}",
-            f"{row['step, times']:.2f}",
-            *(number(row[name]) for name in names),
-        ]
-        for row in result["rows"]
-        if row["budget"] in BUDGETS
-    ]
-    commit_of = result["environment"]["commit"]
-    return sections(
-        paragraph(f"Simulated at commit `{commit_of}` ([result](repo:benchmarks/results/prompt-budget.json)):"),
-        table(["model", "budget", "step", *names], rows),
+    """Return what budgets of prompt tokens would do on an H100."""
+    head = ["model, rate", "budget", "step, times", "ITL p99, ms", "TTFT p50, ms", "TTFT p99, ms", "tokens/s"]
+    rows, last = [], ""
+    for row in result["rows"]:
+        load = f"{row['model']}, {row['rate']}"
+        budget = "none" if row["budget"] == NO_BUDGET else f"{row['budget']:,}"
+        if row["budget"] == result["chosen"][row["model"]]:
+            budget = f"**{budget}**"
+        rows.append(["" if load == last else load, budget, *(number(row[key]) for key in head[2:])])
+        last = load
+    lead = (
+        "Counted and simulated, not measured: the engine's scheduler with the limits of a GPU, on a clock on which a step "
+        "takes what bytes, operations and launches take an H100. Assumed beside the counts: products reach "
+        f"{ASSUMPTIONS.library_operations / 1e12:.0f} TFLOP/s and {ASSUMPTIONS.library_share:.0%} of bandwidth, prefill "
+        f"attention {PREFILL_ATTENTION_OPERATIONS / 1e12:.0f} TFLOP/s. {result['num_requests']} requests of "
+        f"`{result['workload']}` at full lengths; rates are factors on its 6 requests/s. *Step* is how many times as long a "
+        "step of 16 decodes takes with a chunk that fills the budget. What an engine chooses is bold "
+        f"(commit `{result['environment']['commit']}`, [result](repo:benchmarks/results/prompt-budget.json)):"
     )
+    return sections(paragraph(lead), table(head, rows))
 
 
 def kv_cache(result: Json) -> str:

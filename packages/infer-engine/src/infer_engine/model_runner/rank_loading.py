@@ -10,7 +10,7 @@ from infer_cache import KVPool, LayerGroups
 from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.cache_views import HostPlannedViews
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens_of
+from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes, most_prompt_tokens_of
 from infer_engine.model_runner.input_buffers import InputBuffers
 from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
 from infer_engine.model_runner.rank_model import RankModel
@@ -24,7 +24,6 @@ from infer_engine.sizing import (
     choose_block_size,
     computes_in_tiles,
     kv_memory,
-    limit_prompts_on_gpu,
     longest_cached,
     size_kv_cache,
     size_step,
@@ -182,7 +181,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
     model.prepack()
     if device.type == "cuda":
-        limits = limit_prompts_on_gpu(limits, max_captured_tokens=most_prompt_tokens_of(model, device))
+        limits = limit_prompts_beside_decodes(limits, most_prompt_tokens=most_prompt_tokens_of(model, device))
     return LoadedRank(
         rank_model=RankModel(model, device=device),
         model_config=model_config,

@@ -64,28 +64,30 @@ class EngineConfig:
         kv_cache_dtype: Type of keys and values in the cache. `auto`: that of the activations. In eight bits the cache
             holds twice the tokens, a little less exactly: `fp8_e4m3` on a GPU from Ada on, `int8` on a CPU.
         block_size: Tokens of one KV block, paged only. Left out: 64, or 32 where head_dim is 256.
-        kv_cache_memory: Memory for keys and values, such as `4GiB`. Left out: what `gpu_memory_utilization` leaves, or
-            a quarter of the free memory on a CPU.
-        num_kv_blocks: Number of KV blocks, on any device, paged only. Left out: as many as fit `kv_cache_memory`.
-        num_gpu_blocks: Another name of `num_kv_blocks`.
+        kv_cache_memory: Most memory for keys and values of one rank, such as `4GiB`. Left out: what
+            `gpu_memory_utilization` leaves; on a CPU a quarter of the free memory, divided among all copies and ranks.
+        num_kv_blocks: Number of KV blocks, on any device, paged only. Left out: as many as fit `kv_cache_memory`, at
+            most those of `max_batch_size` requests of `max_seq_len` tokens.
+        num_gpu_blocks: Another name of `num_kv_blocks`. Left out: none.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and KV cache together.
         kv_reserve: Share of the free KV tokens that admission leaves for running requests to grow into.
         use_chunked_prefill: Split long prompts over several steps; needs continuous batching. Left out: on if the other
             values allow it.
         prefill_chunk_size: Tokens of one prompt computed in one step, when chunked. Left out: 2048 on a GPU, 512 on a
-            CPU.
+            CPU, and no more than `max_num_batched_tokens`.
         max_prefill_chunks_per_step: Prompts prefilled in one step, chunked or whole, in every mode. Left out: as many
             as fit.
-        max_prefill_tokens_beside_decodes: Prompt tokens computed in a step in which requests decode, when chunked: the
-            fewer, the shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
-            48 on a CPU, 96 if it computes in bf16 with AMX, and on a GPU 480, or 992 or 2272 of small models.
+        max_prefill_tokens_beside_decodes: Prompt tokens computed in one pass with decodes, when chunked: the fewer, the
+            shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
+            48 on a CPU, 96 if it computes in bf16 with AMX, 480 on a GPU, or up to 2272 of small models.
         use_prefix_caching: Reuse the KV blocks of prefixes that prompts share; needs the paged cache and chunked
             prefill. Left out: on if the other values allow it.
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
             one pass a step. Left out: on with a GPU if the other values allow it.
         use_cuda_graphs: On a GPU, capture steps at the start and replay each that computes what its kernels do. Left
             out: on.
-        use_cpu_graphs: On a CPU with C++ kernels, capture a step once and replay it. Left out: on.
+        use_cpu_graphs: On a CPU with C++ kernels, capture a step once and replay it. Left out: on, unless there are
+            several ranks.
         use_fused_products: On a GPU, compute each dense layer of at most 16 tokens in one launch with the norm, gate or
             addition beside it. Left out: on, unless `batch_invariant` is.
         batch_invariant: Results do not depend, bit for bit, on the other requests of the batch. Costs speed, but not on

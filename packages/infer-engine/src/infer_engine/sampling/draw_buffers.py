@@ -21,6 +21,9 @@ _DTYPES = {
 }
 """The widest first, so that each column is aligned."""
 
+NO_DRAWS: Draws = {name: np.empty(0) for name in _DTYPES}
+"""Of no rows: what a rank stages that has no logits to draw from."""
+
 
 class DrawBuffers:
     """One row for each request of a step, in memory that stays where it is; rows that are not staged are greedy."""

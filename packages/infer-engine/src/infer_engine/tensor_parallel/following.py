@@ -11,11 +11,13 @@ from torch import Tensor
 from infer_engine.model_runner.device_steps import allocate_device_steps, capture_steps
 from infer_engine.model_runner.rank_loading import load_rank
 from infer_engine.model_runner.runner import use_device
+from infer_engine.sampling.draw_buffers import NO_DRAWS
 from infer_engine.sizing import kv_memory
 from infer_engine.tensor_parallel.group import join_group, share_pending_ids
 from infer_engine.tensor_parallel.messages import (
     AllocateCache,
     CaptureSteps,
+    ChooseTokens,
     ComputeBatch,
     ComputeLogits,
     Done,
@@ -31,6 +33,7 @@ from infer_models.tensor_parallel import Shard
 
 if TYPE_CHECKING:
     from infer_cache import KVPool
+    from infer_engine.model_runner.rank_model import Choice
 
 
 class FollowingRank:
@@ -64,6 +67,7 @@ class FollowingRank:
         self._pool: KVPool | None = None
         self._hidden: Tensor
         self._sampled_rows: Tensor
+        self._choice: Choice | None = None
         send(Done())
 
     @torch.inference_mode()
@@ -74,8 +78,12 @@ class FollowingRank:
                 batch = self._buffers.take(step)
                 share_pending_ids(batch)
                 self._hidden, self._sampled_rows = self._model.hidden_states(batch), batch.logits_indices
+                self._choice = self._model.captured_choice(batch)
             case ComputeLogits():
                 self._model.logits(self._hidden[: message.num_rows], self._rows(message))
+            case ChooseTokens(is_drawn=is_drawn):
+                assert self._choice is not None, "rank 0 has a captured choice that this rank lacks"
+                self._choice(NO_DRAWS if is_drawn else None)
             case JoinGroup():
                 self._join_group()
             case ReportMemory():

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from infer_engine.core.step_runner import EngineFailedError
 from infer_engine.model_runner.forward_batch import ForwardBatch
-from infer_engine.model_runner.rank_model import BatchModel, RankModel
+from infer_engine.model_runner.rank_model import BatchModel, Choice, RankModel
+from infer_engine.sampling.draw_buffers import Draws
+from infer_engine.sampling.sampler import ChosenTokens
 from infer_engine.tensor_parallel.group import share_pending_ids
 from infer_engine.tensor_parallel.leader import Followers
-from infer_engine.tensor_parallel.messages import ComputeBatch, ComputeLogits
+from infer_engine.tensor_parallel.messages import ChooseTokens, ComputeBatch, ComputeLogits
 
 _NOTICED_AFTER_S = 3.0
 """A collective fails at once when a rank ends, and its process is noticed a little later."""
@@ -45,8 +47,18 @@ class LeadingModel(BatchModel):
             self._followers.send(ComputeLogits(num_rows=len(hidden), rows=rows, of_sampled=of_sampled))
             return self._own.logits(hidden, logits_indices)
 
-    def captured_choice(self, batch: ForwardBatch) -> None:
-        """Return None: the choice of tokens is captured for models on one device alone."""
+    def captured_choice(self, batch: ForwardBatch) -> Choice | None:
+        """Return what chooses tokens after the latest hidden states, those of `batch`, from the logits of all ranks."""
+        choice = self._own.captured_choice(batch)
+        if choice is None:
+            return None
+
+        def choose(draws: Draws | None) -> ChosenTokens:
+            with self._together():
+                self._followers.send(ChooseTokens(is_drawn=draws is not None))
+                return choice(draws)
+
+        return choose
 
     @contextmanager
     def _together(self) -> Iterator[None]:

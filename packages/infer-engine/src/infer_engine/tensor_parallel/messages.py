@@ -72,6 +72,16 @@ class ComputeLogits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     of_sampled: bool = False
 
 
+class ChooseTokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Replay the choice of tokens after the latest hidden states: give this rank's part of the logits to rank 0.
+
+    Attributes:
+        is_drawn: they are drawn, rather than the most probable ones.
+    """
+
+    is_drawn: bool
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The rank has loaded its weights, or allocated its KV pool."""
 
@@ -83,7 +93,16 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     free: int
 
 
-ToFollower = JoinGroup | ReportMemory | MeasureCaptures | AllocateCache | CaptureSteps | ComputeBatch | ComputeLogits
+ToFollower = (
+    JoinGroup
+    | ReportMemory
+    | MeasureCaptures
+    | AllocateCache
+    | CaptureSteps
+    | ComputeBatch
+    | ComputeLogits
+    | ChooseTokens
+)
 """Messages from rank 0 to another rank, after the setup."""
 
 FromFollower = Done | MemoryReport | CoreRefused | LogLine

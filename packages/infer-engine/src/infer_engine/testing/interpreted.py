@@ -11,14 +11,17 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES
 from infer_engine.protocol import SamplingParams
 from infer_engine.tensor_parallel import leader
+from infer_engine.tensor_parallel.messages import ToFollower
 from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
 from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels.testing.interpreter import interpret_kernels
@@ -45,7 +48,19 @@ DRAWN = SamplingParams(
 
 
 def answer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return each request's tokens, their log-probabilities, and what the engine counted."""
+    """Return each request's tokens, their log-probabilities, what was counted, and what other ranks were told."""
+    told: Counter[str] = Counter()
+    send = leader.Followers.send
+
+    def count(self: leader.Followers, message: ToFollower) -> None:
+        told[type(message).__name__] += 1
+        send(self, message)
+
+    with patch.object(leader.Followers, "send", count):
+        return _answer(folder, config) | {"told": dict(told)}
+
+
+def _answer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     engine = ModelEngine(folder, **{"use_cpu_graphs": False, "use_cuda_graphs": False, "max_seq_len": 48, **config})
     prompts = {name: random_prompt(length) for name, length in PROMPTS.items()}
     engine.submit("long", prompts["long"], max_tokens=ANSWER_TOKENS, params=GREEDY)

@@ -118,8 +118,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 def _run_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> None:
     """Run an operator again, with its results where they were."""
     found = func(*args, **kwargs)
-    pairs = [(results, found)] if isinstance(results, Tensor) else zip(results or (), found or (), strict=True)
-    for kept, fresh in pairs:
+    several = isinstance(results, tuple | list)
+    for kept, fresh in zip(results, found, strict=True) if several else [(results, found)]:
         if isinstance(kept, Tensor) and kept.data_ptr() != fresh.data_ptr():
             kept.copy_(fresh)
         elif hasattr(fresh, "wait"):  # of a collective, whose tensors are changed in place

@@ -47,7 +47,9 @@ _FEWEST_ROWS = 16
 _WIDE = 128
 """Outputs of the tile that takes the fewest instructions for the fewest rows."""
 _LONG = 2048
-"""Inputs from which on an iteration of such a tile with half the outputs takes twice as many."""
+"""Inputs from which on an iteration of a tile with half as many outputs takes twice as many inputs, so that as many
+numbers share what it does beside. Fewer would not fill the last one.
+"""
 _PROGRAMS_PER_SM = 3
 _LEAST_INNER = 512
 """Inputs that are worth a program of their own."""
@@ -238,9 +240,11 @@ def _fit_outputs(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None
     are_few = pairs is not None and pairs * cdiv(weight.out_features, tile.outputs) < wanted
     if not (is_wide and are_few):
         return tile
-    # As many numbers of an iteration, where inputs are many enough to fill the last one.
-    is_longer = weight.encoding in TILED and weight.in_features >= _LONG
-    return replace(tile, outputs=_WIDE // 2, inner=2 * tile.inner if is_longer else tile.inner)
+    narrow = replace(tile, outputs=_WIDE // 2)
+    if weight.in_features < _LONG:
+        return narrow
+    is_by_group = weight.scales.shape[-1] > 1 and weight.encoding not in TILED
+    return replace(narrow, steps=2 * tile.steps) if is_by_group else replace(narrow, inner=2 * tile.inner)
 
 
 def choose_expert_splits(down: QuantizedWeight, tile: QuantizedTile, *, pairs: int) -> int:

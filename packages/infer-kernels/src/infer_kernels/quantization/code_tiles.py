@@ -122,6 +122,28 @@ def load_zeros(
 
 
 @triton.jit
+def _load_groups(
+    scales_at: tl.tensor,  # [outputs], as `multiply_codes` takes them
+    first: tl.tensor,  # of the groups
+    num_groups: tl.tensor,
+    in_outputs: tl.tensor,
+    GROUPS: tl.constexpr,  # 2 or 4
+) -> tuple[tl.tensor, ...]:
+    """Scales [outputs] of each of several groups, fp32."""
+    outputs: tl.constexpr = in_outputs.shape[0]
+    group = first + tl.arange(0, GROUPS)
+    scales = load_scales(scales_at[:, None] + group[None, :], in_outputs[:, None] & (group < num_groups)[None, :])
+    if GROUPS == 2:
+        each = tl.split(scales)
+    else:
+        even, odd = tl.split(tl.reshape(scales, (outputs, 2, 2)))
+        first_even, last_even = tl.split(even)
+        first_odd, last_odd = tl.split(odd)
+        each = (first_even, first_odd, last_even, last_odd)
+    return each
+
+
+@triton.jit
 def multiply_codes(
     x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
     in_rows: tl.tensor,  # [1, rows]: which there are
@@ -155,9 +177,16 @@ def multiply_codes(
     x_tile_at = x_at + inner[:, None]
     tile_at = values_at[:, None] + lane[None, :]
     accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
-    # Scales and zeros are loaded one product ahead: the pipeline of loads takes those of products alone.
+    # Scales and zeros are loaded one product ahead: the pipeline of loads takes those of products alone. Scales of
+    # several groups come together, one iteration ahead; with more rows they would not fit registers.
+    are_joint: tl.constexpr = (STEPS == 2 or STEPS == 4) and BLOCK_INNER == GROUP_SIZE and BLOCK_ROWS <= 32
+    num_groups = tl.cdiv(in_features, GROUP_SIZE) if GROUP_SIZE else 1
     group = first // GROUP_SIZE if GROUP_SIZE else 0
-    scale = load_scales(scales_at + group, in_outputs)
+    if are_joint:
+        scales = _load_groups(scales_at, group, num_groups, in_outputs, STEPS)
+        scale = scales[0]
+    else:
+        scale = load_scales(scales_at + group, in_outputs)
     if zeros_at is not None:
         zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
     else:
@@ -169,6 +198,9 @@ def multiply_codes(
             zero = tl.where((scale == scale)[:, None], zero, 0.0)
     tl.assume(first < end)  # as in `multiply_microscaled`
     for start in range(first, end, STEPS * BLOCK_INNER):
+        if are_joint:
+            group = start // GROUP_SIZE + STEPS
+            next_scales = _load_groups(scales_at, group, num_groups, in_outputs, STEPS)
         for step in tl.static_range(STEPS):
             at = start + step * BLOCK_INNER
             if WHOLE:
@@ -184,15 +216,21 @@ def multiply_codes(
                 numbers = numbers_of_codes(codes, zero, dtype, CODES)
             if GROUP_SIZE:
                 group = min(at + BLOCK_INNER, in_features - 1) // GROUP_SIZE
-                next_scale = load_scales(scales_at + group, in_outputs)
+                if are_joint:
+                    scale = scales[step]
+                else:
+                    next_scale = load_scales(scales_at + group, in_outputs)
                 if zeros_at is not None:
                     zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
                 products = tl.dot(numbers, x_tile, input_precision="ieee")
                 weights = tl.broadcast_to((scale * (1.0 / unit))[:, None], (BLOCK_OUTPUTS, BLOCK_ROWS))
                 accumulator = tl.fma(products, weights, accumulator)
-                scale = next_scale
+                if not are_joint:
+                    scale = next_scale
             else:
                 accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
+        if are_joint:
+            scales = next_scales
     if not GROUP_SIZE:
         accumulator *= (scale * (1.0 / unit))[:, None]
     return accumulator

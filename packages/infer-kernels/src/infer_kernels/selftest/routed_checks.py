@@ -12,6 +12,7 @@ from infer_kernels import reference
 from infer_kernels.dense.fused_products import FusedProducts, apply_pending_norm
 from infer_kernels.dense.fused_products_triton import MAX_ROWS, PendingNorm
 from infer_kernels.dense.linear import linear
+from infer_kernels.integers import cdiv
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.fused_router import FusedRouter
 from infer_kernels.selftest.check import EPS, ModelOps, MoeOps, QuantizedOps, SelfCheck, draw, product_roundings
@@ -52,8 +53,8 @@ def _check_router(ops: ModelOps, moe: MoeOps, device: torch.device, *, rows: int
     norm_weight, bias = whole(hidden, least=1, most=3), whole(moe.experts, least=-9, most=9)
     weight = whole(moe.experts, hidden, least=-2, most=2)
     weight *= torch.rand(weight.shape, generator=generator) < 0.05
-    squares = torch.zeros(-(-hidden // _COLUMNS), MAX_ROWS)
-    squares[:, :rows] = torch.stack([part.float().square().sum(dim=1) for part in x.split(_COLUMNS, dim=1)])
+    squares = torch.full((cdiv(hidden, _COLUMNS), MAX_ROWS), float(_COLUMNS))
+    squares[-1] -= -hidden % _COLUMNS
     pending = PendingNorm(
         rows=x.to(device), squares=squares.to(device), weight=norm_weight.to(device), eps=EPS, variant=variant
     )
@@ -77,7 +78,9 @@ def _check_router(ops: ModelOps, moe: MoeOps, device: torch.device, *, rows: int
 def _require_grouping(grouping: PairGrouping, ids: Tensor) -> None:
     """Raise unless pairs lie in the order of experts, and each expert's places are a tile."""
     assert torch.equal(grouping.pair_of_place.cpu(), ids.argsort(stable=True).int()), "other places"
-    experts, counts = ids.unique(return_counts=True)
+    counts = torch.bincount(ids)
+    experts = counts.nonzero().flatten()
+    counts = counts[experts]
     ends = counts.cumsum(dim=0)
     found = grouping.tiles.cpu()
     assert torch.equal(found[:, : len(experts)], torch.stack([experts, ends - counts, ends]).int()), "other tiles"
@@ -107,10 +110,16 @@ def _check_sum(ops: ModelOps, moe: MoeOps, form: QuantizedOps | None, device: to
         "norm_weight": draw(hidden, dtype=ops.dtype),
     }
     shared: dict[str, Any] = {"activation": moe.activation, "eps": EPS, "variant": variant}
-    own = (each if form is None else each.map_rows(lambda tensor: tensor.to(device)) for each in (gate_up, down))
+    own_gate_up, own_down = (
+        infer_kernels.prepack_experts(
+            each.to(device) if isinstance(each, Tensor) else each.map_rows(lambda tensor: tensor.to(device))
+        )
+        for each in (gate_up, down)
+    )
     normalized, total = infer_kernels.fused_moe_add_norm(
         layer.x.to(device),
-        *(infer_kernels.prepack_experts(each.to(device) if form is None else each) for each in own),
+        own_gate_up,
+        own_down,
         layer.expert_ids.to(device),
         layer.expert_weights.to(device),
         **shared,

@@ -41,6 +41,9 @@ class CUDAGraphs:
 
     For decodes the LM head is captured too, once with the choice of the most probable tokens and once with a draw. They
     are steps of their own, as some requests need the logits instead.
+
+    Attributes:
+        has_choices: whether they are captured.
     """
 
     def __init__(
@@ -63,14 +66,15 @@ class CUDAGraphs:
             max_tokens: rows of the largest shape.
             vocab_size: the sampler's.
             capture: records.
-            has_choices: capture the choice of tokens too.
+            has_choices: capture the choice of tokens too. Of several ranks all do, or none: each has a part of the
+                logits, which rank 0 gathers and chooses from.
         """
         weight = next(model.parameters())
         self._model = model
         self._views = views
         self._input_buffers = input_buffers
         self._capture = capture
-        self._has_choices = has_choices
+        self.has_choices = has_choices
         self._hidden = torch.zeros(max_tokens, model.config.hidden_size, dtype=weight.dtype, device=weight.device)
         self._vocab_size = vocab_size
         self._token_ids, self._checked = torch.zeros(2, max_tokens, dtype=torch.int64, device=weight.device).unbind()
@@ -95,7 +99,7 @@ class CUDAGraphs:
         """
         self._input_buffers.stage_idle(shape)
         step = self._capture_one(self.compute, shape)
-        if not shape.is_decode_only or not self._has_choices:
+        if not shape.is_decode_only or not self.has_choices:
             self._replays[shape] = step, self.hidden(shape)
             return Captured(step)
         choose, draw = self._capture_one(self.choose, shape), self._capture_one(self.draw, shape)
@@ -135,6 +139,8 @@ class CUDAGraphs:
         """Draw tokens after `hidden`, kernel by kernel."""
         rows = shape.num_tokens
         logits = self._model.logits(self._hidden[:rows])[:, : self._vocab_size]
+        if len(logits) < rows:
+            return  # a rank that has given its part of the logits to rank 0
         self._keep(check_drawn(logits, sample(logits, **self._draws.columns(rows))))
 
     def _keep(self, chosen: ChosenTokens) -> None:

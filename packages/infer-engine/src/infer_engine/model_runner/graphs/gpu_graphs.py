@@ -103,13 +103,39 @@ class GPUGraphs:
     ) -> tuple[CUDAGraphs, GraphReport]:
         """Capture and prove all steps over `pool`, which `views` are of and no request uses yet.
 
-        Tokens are chosen among the ids below `vocab_size`.
+        Tokens are chosen among the ids below `vocab_size`. Where ranks refuse, they try once more without the choice of
+        tokens, for which they gather logits.
 
         Raises:
             GraphStuckError: a captured step did not end.
         """
+        for has_choices in (True, False) if self._has_ranks else (True,):
+            graphs, report = self._capture(
+                views,
+                pool,
+                windows=windows,
+                max_batch_size=max_batch_size,
+                max_seq_len=max_seq_len,
+                vocab_size=vocab_size,
+                has_choices=has_choices,
+            )
+            if report.refusal is None:
+                break
+        return graphs, report
+
+    def _capture(
+        self,
+        views: DevicePlannedViews,
+        pool: KVPool,
+        *,
+        windows: Sequence[int | None],
+        max_batch_size: int,
+        max_seq_len: int,
+        vocab_size: int,
+        has_choices: bool,
+    ) -> tuple[CUDAGraphs, GraphReport]:
         capture = self._new_capture()
-        graphs = self.over(views, capture, vocab_size=vocab_size)
+        graphs = self.over(views, capture, vocab_size=vocab_size, has_choices=has_choices)
         batches = MadeUpBatches(
             pool,
             self._shapes,
@@ -133,7 +159,9 @@ class GPUGraphs:
     def _new_capture(self) -> GraphCapture:
         return GRAPH_CAPTURES[self._device.type](self._device)
 
-    def over(self, views: DevicePlannedViews, capture: GraphCapture, *, vocab_size: int) -> CUDAGraphs:
+    def over(
+        self, views: DevicePlannedViews, capture: GraphCapture, *, vocab_size: int, has_choices: bool = True
+    ) -> CUDAGraphs:
         """Return what captures steps over the KV pool of `views`, and has captured none."""
         return CUDAGraphs(
             self._model,
@@ -142,5 +170,5 @@ class GPUGraphs:
             max_tokens=self._max_tokens,
             vocab_size=vocab_size,
             capture=capture,
-            has_choices=not self._has_ranks,
+            has_choices=has_choices,
         )

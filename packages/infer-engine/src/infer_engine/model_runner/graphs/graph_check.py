@@ -24,6 +24,7 @@ from torch import Tensor
 from infer_cache import KVPool
 from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.graphs import cache_rows
+from infer_engine.model_runner.graphs.closeness import TOLERANCE, are_close, are_drawn_alike, are_equal
 from infer_engine.model_runner.graphs.cuda_graphs import Captured, CUDAGraphs
 from infer_engine.model_runner.graphs.decodes_in_a_row import decode_in_a_row
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
@@ -35,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLAY_S = 10.0
 """Seconds after which a replayed step counts as stuck."""
-TOLERANCE = 2.0**-6
-"""Of a row's largest hidden state: a matrix product may be computed by another kernel in a graph."""
-
 MAX_DRAWS = 3
 """Draws of other parameters after which a captured draw is refused."""
 
@@ -64,18 +62,21 @@ class GraphReport:
         num_captured: shapes whose captured steps are used.
         num_exact: those of them that gave the same bits.
         refusal: why none is used; None if they are.
+        has_choices: whether the choice of tokens is captured too.
     """
 
     num_captured: int
     num_exact: int
     refusal: str | None = None
+    has_choices: bool = True
 
     def __str__(self) -> str:
         """Return one line for the log."""
         if self.refusal is not None:
             return f"CUDA graphs are not used: {self.refusal}"
         close = f", {self.num_captured - self.num_exact} to rounding" if self.num_captured > self.num_exact else ""
-        return f"{self.num_captured} steps are captured as CUDA graphs: {self.num_exact} gave equal bits{close}"
+        alone = "" if self.has_choices else ", without the choice of tokens"
+        return f"{self.num_captured} steps are captured as CUDA graphs{alone}: {self.num_exact} gave equal bits{close}"
 
 
 class _Results(NamedTuple):
@@ -84,7 +85,7 @@ class _Results(NamedTuple):
     Attributes:
         tensors: hidden states, then the keys and values of each layer, each [rows, ...].
         tokens: the chosen ones and their check, [2, rows] int64; of mixed steps, for which none are, the largest
-            logits' [1, rows].
+            logits' [1, rows], and of those of ranks [2, 0].
     """
 
     tensors: list[Tensor]
@@ -117,7 +118,8 @@ class GraphChecker:
             compute_logits: of hidden states.
             dirty_semaphores: sets attention's semaphores to values that a captured step must reset.
             agree: of one of several ranks, which all check at the same time: given this one's reason to refuse, returns
-                that of any. None: there are no others. Ranks capture no choice of tokens.
+                that of any. None: there are no others. Ranks compute the same logits whatever they find, as they gather
+                them on rank 0; the others have none, and forgot all tokens.
         """
         self._graphs = graphs
         self._input_buffers = input_buffers
@@ -148,7 +150,7 @@ class GraphChecker:
             self._check_other_blocks()
             self._settle()
             num_captured = len(self._captured)
-            report = GraphReport(num_captured, num_exact)
+            report = GraphReport(num_captured, num_exact, has_choices=self._graphs.has_choices)
         except GraphStuckError:
             raise
         except Exception as error:
@@ -183,7 +185,7 @@ class GraphChecker:
             assert batch.shape == shape, f"a batch for {shape} was padded to {batch.shape}"
             expected = self._compute(batch)
             if not self._are_most_probable(expected.tokens, expected.tensors[0]):
-                raise GraphRefusedError(f"the kernel that chooses the tokens of {shape.num_tokens} rows is wrong")
+                self._refuse(f"the kernel that chooses the tokens of {shape.num_tokens} rows is wrong")
             for value in FORGOTTEN[variant:]:
                 is_exact &= self._compare(shape, expected, self._replay_step(batch, value))
             if captured.draw is not None:
@@ -214,7 +216,7 @@ class GraphChecker:
         """Compute the step of `batch`, which is staged, kernel by kernel."""
         self._forget(batch, FORGOTTEN[0])
         self._graphs.compute(batch.shape)
-        if batch.is_decode_only and self._agree is None:
+        if batch.is_decode_only and self._graphs.has_choices:
             self._graphs.choose(batch.shape)
         return self._results(batch)
 
@@ -309,9 +311,14 @@ class GraphChecker:
             self._forget_tokens(batch)
             self._replay(batch.shape, draw)
             found = torch.stack(self._graphs.chosen(batch.num_tokens))
-            if are_drawn_alike(expected, found):
+            reason = f"a captured step drew other tokens for {batch.num_tokens} rows"
+            refusal = None if are_drawn_alike(expected, found) else reason
+            if self._agree is not None:
+                refusal = self._agree(refusal)  # so that all draw again, or none
+            if refusal is None:
                 return number == 0 and torch.equal(expected, found)
-        raise GraphRefusedError(f"a captured step drew other tokens for {batch.num_tokens} rows")
+        self._refuse(reason)
+        return False
 
     def _check_other_blocks(self) -> None:
         if not self._batches.are_others_untouched():
@@ -337,20 +344,22 @@ class GraphChecker:
             stored = self._stored(batch, layer)
             caches = self._pool.key_cache(layer), self._pool.value_cache(layer)
             results += [cache_rows.read_rows(cache, stored) for cache in caches]
+        if batch.is_decode_only and self._graphs.has_choices:
+            return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         if self._agree is not None:
             return _Results(results, hidden.new_zeros(2, 0, dtype=torch.int64))
-        if batch.is_decode_only:
-            return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         return _Results(results, self._compute_logits(hidden).argmax(dim=-1)[None])
 
     def _are_most_probable(self, tokens: Tensor, hidden: Tensor) -> bool:
         """Return whether each row's chosen token has the largest logit, to rounding, and is marked as sound.
 
-        Rows whose logits are not finite may have any token. Ranks choose none.
+        Rows whose logits are not finite may have any token.
         """
-        if self._agree is not None:
+        if not tokens.shape[1]:
             return True
         logits = self._compute_logits(hidden).float()
+        if len(logits) < len(hidden):
+            return True  # they are on rank 0
         chosen, checked = tokens[0], tokens[-1]
         if not bool(((chosen >= 0) & (chosen < logits.shape[1])).all()):
             return False
@@ -370,31 +379,12 @@ class GraphChecker:
             GraphRefusedError: something differs by more than rounding.
         """
         pairs = list(zip(expected.tensors, found.tensors, strict=True))
-        if all(bool(are_equal(one, other).all()) for one, other in [*pairs, (expected.tokens, found.tokens)]):
+        is_equal = all(bool(are_equal(one, other).all()) for one, other in [*pairs, (expected.tokens, found.tokens)])
+        if is_equal and self._agree is None:
             return True
         if not all(are_close(one.flatten(1), other.flatten(1)) for one, other in pairs):
             self._refuse(f"a captured step of {shape.num_tokens} tokens computed something else")
         for tokens in (expected.tokens, found.tokens):
             if not self._are_most_probable(tokens, found.tensors[0]):
-                raise GraphRefusedError(f"a captured step of {shape.num_tokens} tokens chose another token")
-        return False
-
-
-def are_drawn_alike(expected: Tensor, found: Tensor) -> bool:
-    """Return whether tokens [..., rows] are the same but for a few rows: on the edge of a draw, rounding decides."""
-    num_different = int((expected != found).flatten(0, -2).any(dim=0).sum())
-    return num_different <= expected.shape[-1] // 8
-
-
-def are_equal(one: Tensor, other: Tensor) -> Tensor:
-    """Return which elements of two tensors are equal, as NaN is to NaN."""
-    return (one == other) | (one.isnan() & other.isnan())
-
-
-def are_close(one: Tensor, other: Tensor) -> bool:
-    """Return whether each row of two tensors [rows, elements] is equal, or finite and equal to rounding."""
-    is_equal = are_equal(one, other).all(dim=1)
-    one, other = one.float(), other.float()
-    largest = one.abs().amax(dim=1, keepdim=True)
-    is_close = ((one - other).abs() <= TOLERANCE * largest).all(dim=1) & largest.isfinite().squeeze(1)
-    return bool((is_equal | is_close).all())
+                self._refuse(f"a captured step of {shape.num_tokens} tokens chose another token")
+        return is_equal

@@ -1,4 +1,4 @@
-"""The largest step with prompts that is worth capturing.
+"""The largest step with prompts that is worth capturing, and the prompt tokens that are computed beside decodes.
 
 A step that is not captured takes the longer of two times: the host's for the launches of its kernels, and the device's.
 A replay takes the device's alone, padding included. So a size is captured if the device is done with all its rows
@@ -9,16 +9,24 @@ before the host would be: then a replay is never slower, however much of it is p
 
 The device's time is counted, not measured, so that an engine captures the same sizes at every start. Of a mixture of
 experts all weights are counted, as if each token went to all of them: nothing beyond `MAX_CAPTURED_TOKENS` is captured.
+
+A step with decodes has no more prompt tokens than fill that size beside `DECODES_BESIDE_PROMPTS` of them.
 """
+
+from dataclasses import replace
 
 import torch
 
 from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES, MAX_CAPTURED_TOKENS
+from infer_engine.scheduling import SchedulerLimits
 from infer_kernels.gpu import Gpu, describe_gpu
 from infer_models import CausalLM
 
 HOST_S_PER_LAYER = 0.0002
 """Seconds in which the host launches a layer's nine kernels: the least of what was measured, 5.5 ms for 28 layers."""
+
+DECODES_BESIDE_PROMPTS = 32
+"""Decodes that fit into the largest captured step beside all prompt tokens of a step in which requests decode."""
 
 CYCLES_PER_S = 1.7e9
 REACHED = 0.7
@@ -53,3 +61,15 @@ def most_prompt_tokens(*, num_weights: int, num_layers: int, gpu: Gpu) -> int:
     host_s = num_layers * HOST_S_PER_LAYER
     worth = [size for size in LARGER_SIZES if size * seconds_per_row < host_s]
     return max(worth, default=MAX_CAPTURED_TOKENS)
+
+
+def limit_prompts_beside_decodes(limits: SchedulerLimits, *, most_prompt_tokens: int) -> SchedulerLimits:
+    """Return the limits of a step on a GPU, with prompt tokens beside decodes that suit the model if none were set.
+
+    Args:
+        limits: as they are configured.
+        most_prompt_tokens: as `most_prompt_tokens_of` says of the model.
+    """
+    if limits.max_prefill_tokens_beside_decodes is not None:
+        return limits
+    return replace(limits, max_prefill_tokens_beside_decodes=most_prompt_tokens - DECODES_BESIDE_PROMPTS)
