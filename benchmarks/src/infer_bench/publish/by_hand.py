@@ -73,7 +73,6 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     "computed from the compiled kernels, without a GPU": (
         ("docs/kernel-report.md", "## What this implies"),
         ("docs/kernels.md", "## Prefill attention's tiles"),
-        ("docs/configuration.md", "### The budget of a GPU"),
     ),
     "the constants of the simulation": (("docs/scaling.md", "# Scaling, on paper"),),
     _LIMIT: (
