@@ -10,7 +10,6 @@ STALE: dict[str, str] = {
             "engine",
             "concurrency-smollm-135m",
             "host-step",
-            "prompt-budget",
             "compare-transformers-smollm-135m",
             "structured",
             "cpu-steps-llama-135m-8k",

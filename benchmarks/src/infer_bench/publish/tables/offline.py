@@ -158,12 +158,12 @@ def prompt_budget(result: Json) -> str:
         rows.append(["" if load == last else load, budget, *(number(row[key]) for key in head[2:])])
         last = load
     lead = (
-        "Counted and simulated, not measured: the engine's scheduler with the limits of a GPU, on a clock on which a step "
-        "takes what bytes, operations and launches take an H100. Assumed beside the counts: products reach "
-        f"{ASSUMPTIONS.library_operations / 1e12:.0f} TFLOP/s and {ASSUMPTIONS.library_share:.0%} of bandwidth, prefill "
-        f"attention {PREFILL_ATTENTION_OPERATIONS / 1e12:.0f} TFLOP/s. {result['num_requests']} requests of "
-        f"`{result['workload']}` at full lengths; rates are factors on its 6 requests/s. *Step* is how many times as long a "
-        "step of 16 decodes takes with a chunk that fills the budget. What an engine chooses is bold "
+        "Counted and simulated, not measured: the engine's scheduler with the limits of a GPU, on a clock on which a "
+        "step takes what bytes, operations and launches take an H100. Assumed beside the counts: products reach "
+        f"{ASSUMPTIONS.library_operations / 1e12:.0f} TFLOP/s and {ASSUMPTIONS.library_share:.0%} of bandwidth, "
+        f"prefill attention {PREFILL_ATTENTION_OPERATIONS / 1e12:.0f} TFLOP/s. {result['num_requests']} requests of "
+        f"`{result['workload']}` at full lengths; rates are factors on its 6 requests/s. *Step* is how many times as "
+        "long a step of 16 decodes takes with a chunk that fills the budget. What an engine chooses is bold "
         f"(commit `{result['environment']['commit']}`, [result](repo:benchmarks/results/prompt-budget.json)):"
     )
     return sections(paragraph(lead), table(head, rows))
