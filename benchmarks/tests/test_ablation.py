@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from infer_bench.client.workloads import WORKLOADS, make_workload
-from infer_bench.serving.ablation import choose_pairs, main, measure, medians_of
+from infer_bench.serving.ablation import choose_pairs, main, measure, medians_of, result_of
 from infer_bench.serving.ablation_claims import EXPECTATIONS
-from infer_bench.serving.ablation_report import METRICS
+from infer_bench.serving.ablation_report import METRICS, report
 from infer_bench.serving.ablation_steps import (
     CHUNKS,
     CPU,
@@ -162,3 +162,6 @@ async def test_measuring_gives_every_metric_of_the_tables_and_ends_where_a_reque
     assert set(medians) == set(METRICS)
     assert (medians["output_tokens_per_s"], medians["ttft_p50_s"]) == (20.0, summary["ttft_s"]["p50"])
     assert medians["num_decoding_peak"] == summary["num_decoding_peak"] >= 1
+    text = report(json.loads(json.dumps(result_of(CPU, "llama-30m", {"paged": {name: rounds}}))))
+    assert f"| `paged_attention` | {STEPS['paged']} | 20/s |" in text
+    assert "Sizes of chunks" not in text

@@ -38,7 +38,7 @@ Result = Mapping[str, Any]
 
 
 def report(result: Result) -> str:
-    """Return all tables, each under a line that says what it is."""
+    """Return all tables that have rows, each under a line that says what it is."""
     tables = {
         "Each row one switch more:": ladder_table(result),
         "What each step must show:": claims_table(result),
@@ -47,7 +47,7 @@ def report(result: Result) -> str:
         "Sizes of chunks, one chunk a step, on `chunked_prefill`:": chunks_table(result),
         "Every run:": latency_table(result),
     }
-    return "\n".join(f"\n{heading}\n\n{text}" for heading, text in tables.items())
+    return "\n".join(f"\n{heading}\n\n{text}" for heading, text in tables.items() if len(text.splitlines()) > 2)
 
 
 def ladder_table(result: Result) -> str:
