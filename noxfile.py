@@ -283,13 +283,11 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Strict types: all sources at once, then each package's tests."""
+    """Strict types: everything at once, then the `conftest.py` of each folder of tests, as modules of one name."""
     sync(session, "--group", "dev", "--group", "ray")
-    session.run("mypy", *[f"packages/infer-{name}/src" for name in ALL_PACKAGES])
-    for name in ALL_PACKAGES:
-        session.run("mypy", f"packages/infer-{name}/tests")
-    for folder in ("tests", "benchmarks/src", "benchmarks/tests", "examples", "noxfile.py"):
-        session.run("mypy", folder)
+    session.run("mypy", ".")
+    for path in sorted(Path("packages").glob("*/tests/**/conftest.py")):
+        session.run("mypy", str(path))
 
 
 @nox.session
