@@ -40,27 +40,57 @@ FEW_ROWS = {
     "int8, groups of 128, zeros": Budget(2.7, 0.9),
     "int4, groups of 128": Budget(2.5, 0.9),
     "int4, groups of 128, zeros": Budget(2.6, 0.9),
-    "int4, groups of 32": Budget(4.1, 0.9),
-    "mxfp4_tiled, groups of 32": Budget(3.2, 0.9),
-    "e2m1, groups of 16": Budget(12.6, 0.44),
-    "fp8_e4m3, rows": Budget(3.5, 0.9),
-    "fp8_e4m3, groups of 128": Budget(3.6, 0.9),
+    "int4, groups of 32": Budget(3.8, 0.9),
+    "mxfp4_tiled, groups of 32": Budget(2.9, 0.9),
+    "nvfp4_tiled, groups of 16": Budget(3.1, 0.9),
+    "fp8_e4m3, rows": Budget(3.0, 0.9),
+    "fp8_e4m3, groups of 128": Budget(3.3, 0.9),
 }
-"""Of products with up to 32 rows, by encoding and groups."""
-MANY_ROWS = {
-    "int8, rows": Budget(4.1, 0.9),
-    "int8, groups of 128, zeros": Budget(6.9, 0.85),
+"""Of products with up to 32 rows, by encoding and groups. Of groups of 32 sums take one for each number and 32 rows."""
+ROWS_OF_64 = {
+    "int8, rows": Budget(2.5, 0.9),
+    "int8, groups of 128, zeros": Budget(4.7, 0.9),
+    "int4, groups of 128": Budget(3.8, 0.9),
+    "int4, groups of 128, zeros": Budget(4.5, 0.58),
+    "int4, groups of 32": Budget(6.5, 0.7),
+    "mxfp4_tiled, groups of 32": Budget(3.3, 0.9),
+    "nvfp4_tiled, groups of 16": Budget(3.4, 0.9),
+    "fp8_e4m3, rows": Budget(3.2, 0.9),
+    "fp8_e4m3, groups of 128": Budget(4.5, 0.9),
+}
+"""Of products with 64 rows. Of groups of 32 not less than 3.2 are possible: sums take two."""
+ROWS_OF_128 = {
+    "int8, rows": Budget(4.0, 0.9),
+    "int8, groups of 128, zeros": Budget(7.0, 0.85),
     "int4, groups of 128": Budget(6.0, 0.65),
     "int4, groups of 128, zeros": Budget(6.6, 0.47),
     "int4, groups of 32": Budget(9.4, 0.48),
-    "mxfp4_tiled, groups of 32": Budget(3.4, 0.9),
-    "mxfp4_tiled, groups of 32, in fp16": Budget(10.8, 0.36),
-    "mxfp4, groups of 16": Budget(17.5, 0.23),
-    "e2m1, groups of 16": Budget(19.6, 0.27),
-    "fp8_e4m3, rows": Budget(5.1, 0.9),
-    "fp8_e4m3, groups of 128": Budget(7.1, 0.9),
+    "mxfp4_tiled, groups of 32": Budget(3.3, 0.9),
+    "nvfp4_tiled, groups of 16": Budget(3.4, 0.9),
+    "fp8_e4m3, rows": Budget(5.2, 0.9),
+    "fp8_e4m3, groups of 128": Budget(6.8, 0.9),
 }
-"""Of products with more rows, and of experts, whose tiles have up to 64. MXFP4's scales meet sums with x in fp16."""
+"""Of products with 128 rows, which tensor cores are meant to bound."""
+EXPERTS = {
+    "int8, rows": Budget(3.3, 0.9),
+    "int8, groups of 128, zeros": Budget(4.9, 0.9),
+    "int4, groups of 128": Budget(4.0, 0.9),
+    "int4, groups of 128, zeros": Budget(4.4, 0.58),
+    "int4, groups of 32": Budget(6.4, 0.73),
+    "mxfp4_tiled, groups of 32": Budget(3.4, 0.9),
+    "mxfp4_tiled, groups of 32, in fp16": Budget(10.7, 0.36),
+    "mxfp4, groups of 16": Budget(17.5, 0.23),
+    "nvfp4_tiled, groups of 16": Budget(3.4, 0.9),
+    "fp8_e4m3, rows": Budget(4.1, 0.9),
+    "fp8_e4m3, groups of 128": Budget(4.6, 0.9),
+}
+"""Of experts, whose tiles have 16, 32 or 64 rows. MXFP4's scales meet sums with x in fp16."""
+INVARIANT = {
+    "int4, groups of 128": Budget(4.4, 0.89),
+    "fp8_e4m3, rows": Budget(5.2, 0.9),
+}
+"""Of batch-invariant layers in fp16, by tiles of 64 rows."""
+BUDGETS = (FEW_ROWS, ROWS_OF_64, ROWS_OF_128, EXPERTS, INVARIANT)
 
 
 def budget_of(case: LaunchCase) -> Budget | None:
@@ -68,7 +98,10 @@ def budget_of(case: LaunchCase) -> Budget | None:
     is_product = case.op in ("linear_quantized", "fused_moe_quantized") and case.dtype != torch.float32
     if not is_product or re.search(r"\b(1000|300)\b", case.label):
         return None
-    budgets = FEW_ROWS if re.search(r", (16|32) rows of 4096", case.label) else MANY_ROWS
+    rows = re.search(r", (16|32|64|128) rows of 4096", case.label)
+    by_rows = {"16": FEW_ROWS, "32": FEW_ROWS, "64": ROWS_OF_64, "128": ROWS_OF_128}
+    others = EXPERTS if case.op == "fused_moe_quantized" else INVARIANT
+    budgets = others if rows is None else by_rows[rows[1]]
     numbers = re.match(r"\w+, (\w+, (?:rows|groups of \d+)(?:, zeros)?), ", case.label)
     if numbers is None:
         return None
@@ -119,5 +152,8 @@ def test_a_number_of_a_quantized_weight_takes_few_instructions(case: LaunchCase)
 
 def test_every_format_has_a_budget() -> None:
     assert {"linear_quantized", "fused_moe_quantized"} == {case.op for case in QUANTIZED}
-    for budgets in (FEW_ROWS, MANY_ROWS):
+    for budgets in BUDGETS:
         assert {budget for case in QUANTIZED if (budget := budget_of(case)) in budgets.values()} == {*budgets.values()}
+    formats = {*FEW_ROWS}
+    assert {*ROWS_OF_64} == {*ROWS_OF_128} == formats
+    assert formats <= {*EXPERTS}

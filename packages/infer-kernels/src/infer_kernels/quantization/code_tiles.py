@@ -196,7 +196,8 @@ def multiply_codes(
             if CODES == "fp8_words":
                 zero = tl.full((1, 1), -0.0, tl.float32)
             zero = tl.where((scale == scale)[:, None], zero, 0.0)
-    tl.assume(first < end)  # as in `multiply_microscaled`
+    if dtype != tl.float32:
+        tl.assume(first < end)  # as in `multiply_microscaled`
     for start in range(first, end, STEPS * BLOCK_INNER):
         if are_joint:
             group = start // GROUP_SIZE + STEPS

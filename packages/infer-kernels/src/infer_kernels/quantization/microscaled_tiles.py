@@ -128,7 +128,8 @@ def multiply_microscaled(
     group_at = scales_at[:, None] + group[None, :]
     accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
     # Without another way to the end on which sums are zeros, products of tensor cores do not wait for each other.
-    tl.assume(first < end)
+    if dtype != tl.float32:
+        tl.assume(first < end)
     # Scales are loaded one product ahead: the pipeline of loads takes words and inputs alone.
     scale = tl.load(group_at + first // group_size, mask=in_outputs[:, None], other=0)
     for start in range(first, end, STEPS * BLOCK_INNER):
