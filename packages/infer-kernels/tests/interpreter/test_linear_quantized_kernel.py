@@ -188,7 +188,10 @@ def test_every_code_of_a_word_is_exact_with_every_zero(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("encoding", "group_size", "has_zeros"),
-    [("int8", None, False), ("int8", 128, True), ("int4", 32, True), ("int4", 128, False), ("fp8_e4m3", None, False)],
+    [
+        *(("int8", None, False), ("int8", 128, True), ("int4", 32, True), ("int4", 64, False), ("int4", 128, False)),
+        ("fp8_e4m3", None, False),
+    ],
 )
 def test_rows_of_words_have_the_same_bits_in_any_company(
     encoding: Encoding, group_size: int | None, dtype: torch.dtype, *, has_zeros: bool

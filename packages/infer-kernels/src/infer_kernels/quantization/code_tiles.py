@@ -128,7 +128,7 @@ def _load_groups(
     num_groups: tl.tensor,
     in_outputs: tl.tensor,
     GROUPS: tl.constexpr,  # 2 or 4
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """Scales [outputs] of each of several groups, fp32."""
     outputs: tl.constexpr = in_outputs.shape[0]
     group = first + tl.arange(0, GROUPS)
