@@ -17,7 +17,7 @@ FAMILY_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "mistral": {},
         "ministral": {},
         "ministral3": {},
-        "qwen2": {},
+        "qwen2": {"qkv_bias": True},
         "qwen3": {"qk_norm": "llama"},
         "qwen3_moe": {"qk_norm": "llama"},
         "smollm3": {},
@@ -31,7 +31,7 @@ FAMILY_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "has_sandwich_norms": True,
             "activation": "gelu_tanh_and_mul",
         },
-        "gpt_oss": {"has_sinks": True},
+        "gpt_oss": {"has_sinks": True, "qkv_bias": True, "output_bias": True},
         "nanogpt": {"norm": None, "activation": None},
     }
 )
@@ -78,6 +78,11 @@ def ops_of(
     `quantized` are the formats of its weights, `kv_dtype` is that of a cache of eight bits; None: `dtype`.
     """
     rotary_dims = {rope.rotary_dim for rope in config.ropes if rope is not None}
+    biases: dict[str, Any] = {
+        "qkv_bias": config.attention_bias,
+        "output_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+    }
     ops = ModelOps(
         dtype=dtype,
         vocab_size=config.vocab_size,
@@ -95,7 +100,7 @@ def ops_of(
         embedding_scale=config.embedding_scale,
         quantized=quantized,
         kv_dtype=kv_dtype,
-        **FAMILY_OPS.get(config.model_type, {}),
+        **{**biases, **FAMILY_OPS.get(config.model_type, {})},
     )
     if config.moe is None:
         return ops

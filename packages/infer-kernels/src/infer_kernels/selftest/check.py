@@ -86,6 +86,9 @@ class ModelOps:
         norms_all_heads: one norm over all query heads together and one over all key heads, of the variant `norm`.
         has_rotary: queries and keys are rotated.
         rotary_dim: elements of a head that are rotated, the first ones; None: all.
+        qkv_bias: the projections to queries, keys and values have biases.
+        output_bias: the projection of attention's output has one.
+        mlp_bias: the layers of MLPs have biases.
         activation: the gated activation of the MLPs; None: they have another.
         embedding_scale: multiplies the rows of the embedding.
         moe: the mixtures of experts; None: there are none.
@@ -112,6 +115,9 @@ class ModelOps:
     norms_all_heads: bool = False
     has_rotary: bool = True
     rotary_dim: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
     activation: Literal["silu_and_mul", "gelu_tanh_and_mul"] | None = "silu_and_mul"
     embedding_scale: float = 1.0
     moe: MoeOps | None = None

@@ -17,7 +17,7 @@ from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.fused_router import FusedRouter
 from infer_kernels.selftest.check import EPS, ModelOps, MoeOps, QuantizedOps, SelfCheck, draw, product_roundings
 from infer_kernels.selftest.moe_checks import MOST_EXPERTS, WIDTH, WIDTH_REMAINDER
-from infer_kernels.selftest.product_checks import repeated_weight
+from infer_kernels.selftest.product_checks import repeated_bias, repeated_weight
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.experts import random_experts
 from infer_kernels.testing.quantized_experts import quantized_experts
@@ -126,7 +126,8 @@ def _check_sum(ops: ModelOps, moe: MoeOps, form: QuantizedOps | None, device: to
         **{name: each.to(device) for name, each in (biases | norm).items()},
     )
     qkv = repeated_weight(ops, (ops.q_heads + 2 * ops.kv_heads) * ops.head_dim, hidden, device)
-    product = FusedProducts(device).linear(normalized, qkv.whole)
+    qkv_bias = repeated_bias(qkv) if ops.qkv_bias else None
+    product = FusedProducts(device).linear(normalized, qkv.whole, None if qkv_bias is None else qkv_bias.whole)
     if form is not None:
         gate_up, down = gate_up.dequantize(), down.dequantize()
     _, expected = reference.fused_moe_add_norm_reference(
@@ -135,5 +136,5 @@ def _check_sum(ops: ModelOps, moe: MoeOps, form: QuantizedOps | None, device: to
     roundings = product_roundings(ops.dtype, hidden)
     assert_within_roundings(total.cpu(), expected, roundings=roundings)
     rows_read = apply_pending_norm(normalized).cpu()
-    following = reference.linear_reference(rows_read, qkv.part)
+    following = reference.linear_reference(rows_read, qkv.part, None if qkv_bias is None else qkv_bias.part)
     assert_within_roundings(product[:, : following.shape[1]].cpu(), following, roundings=roundings)
