@@ -91,10 +91,12 @@ class Captures:
     Attributes:
         num_steps: captured shapes of steps; 0 at a commit that captures none.
         num_replays: of steps and of choices of tokens, so far.
+        refusal: None, as no check refuses any; an engine asks.
     """
 
     num_steps: int = 0
     num_replays: int = 0
+    refusal: None = None
 
     def __str__(self) -> str:
         """Return one line for `EngineInfo`."""
