@@ -32,9 +32,7 @@ def launch_all(rows: int, vocab: int, dtype: torch.dtype) -> None:
 
 
 @parametrize_each_value(capability=[80, 90, 120], vocab=[128_256, 50_257], dtype=[torch.bfloat16, torch.float32])
-def test_sampling_compiles_once_for_all_batches(
-    capability: int, vocab: int, dtype: torch.dtype
-) -> None:
+def test_sampling_compiles_once_for_all_batches(capability: int, vocab: int, dtype: torch.dtype) -> None:
     with compile_only(capability) as first:
         launch_all(7, vocab, dtype)
     with compile_only(capability) as others:
