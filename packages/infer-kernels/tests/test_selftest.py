@@ -121,7 +121,7 @@ def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     pre_norm = always | {"rms_norm", "add_rms_norm", "silu_and_mul"}
     assert checked["llama"] == checked["qwen3"] == checked["phi3"] == pre_norm
     assert checked["olmo2"] == always | {"rms_norm", "norm_add", "silu_and_mul"}
-    experts = always | {"rms_norm", "add_rms_norm", "moe_router", "fused_moe"}
+    experts = always | {"rms_norm", "add_rms_norm", "moe_router", "fused_moe", "fused_router", "fused_moe_add_norm"}
     assert checked["qwen3_moe"] == checked["gpt_oss"] == experts
     quantized = {"linear_quantized", "embedding_quantized"}
     assert checked["quantized"] == experts | quantized | {"fused_moe_quantized"}

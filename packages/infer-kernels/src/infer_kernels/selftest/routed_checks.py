@@ -12,6 +12,7 @@ from infer_kernels import reference
 from infer_kernels.dense.fused_products import FusedProducts, apply_pending_norm
 from infer_kernels.dense.fused_products_triton import MAX_ROWS, PendingNorm
 from infer_kernels.dense.linear import linear
+from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.fused_router import FusedRouter
@@ -110,14 +111,15 @@ def _check_sum(ops: ModelOps, moe: MoeOps, form: QuantizedOps | None, device: to
         "norm_weight": draw(hidden, dtype=ops.dtype),
     }
     shared: dict[str, Any] = {"activation": moe.activation, "eps": EPS, "variant": variant}
+    x = layer.x.to(device)
     own_gate_up, own_down = (
-        infer_kernels.prepack_experts(
-            each.to(device) if isinstance(each, Tensor) else each.map_rows(lambda tensor: tensor.to(device))
-        )
+        each.to(device) if isinstance(each, Tensor) else each.map_rows(lambda tensor: tensor.to(device))
         for each in (gate_up, down)
     )
+    if takes_triton(x):  # C++ kernels round inputs of packed experts, which their own check allows for
+        own_gate_up, own_down = map(infer_kernels.prepack_experts, (own_gate_up, own_down))
     normalized, total = infer_kernels.fused_moe_add_norm(
-        layer.x.to(device),
+        x,
         own_gate_up,
         own_down,
         layer.expert_ids.to(device),
