@@ -15,7 +15,6 @@ STALE: dict[str, str] = {
             "cpu-steps-llama-135m-8k",
             "streaming",
             "serving-mixed",
-            "ablation-cpu",
             "replicas-llama-135m-8k",
         ),
         _OLDER,
