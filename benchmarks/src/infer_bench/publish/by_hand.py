@@ -7,14 +7,10 @@ _CHANGED_TREE = "measured with a changed tree"
 STALE: dict[str, str] = {
     **dict.fromkeys(
         (
-            "engine",
-            "concurrency-smollm-135m",
             "host-step",
             "compare-transformers-smollm-135m",
             "structured",
             "cpu-steps-llama-135m-8k",
-            "streaming",
-            "serving-mixed",
             "replicas-llama-135m-8k",
         ),
         _OLDER,
@@ -25,7 +21,6 @@ STALE: dict[str, str] = {
             "kernels-cpu",
             "kv-cache-int8",
             "serving-all",
-            "over-http-smollm-135m",
         ),
         _NOT_YET,
     ),
