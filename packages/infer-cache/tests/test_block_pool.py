@@ -189,3 +189,29 @@ def test_reclaim_frees_leaked_blocks_with_their_hashes_and_references() -> None:
     assert found(pool, b"uvw") == b"uv"
     assert not pool.is_referenced(block_ids[2])
     assert (pool.num_free, pool.audit(block_ids[1:2])) == (7, [])
+
+
+class CountedName(str):
+    """A name that counts how often names are compared."""
+
+    __slots__ = ()
+    num_comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.num_comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_reference_is_given_back_without_a_look_at_all_who_share_the_block() -> None:
+    pool = BlockPool(1, keeps_idle=True)
+    names = [CountedName(f"request {number}") for number in range(1000)]
+    block_ids = pool.allocate(1, holder=names[0])
+    for name in names[1:]:
+        pool.add_reference(block_ids, holder=name)
+    CountedName.num_comparisons = 0
+    for name in reversed(names):
+        pool.release(block_ids, holder=CountedName(name))
+    assert not pool.is_referenced(block_ids[0])
+    assert CountedName.num_comparisons < 10 * len(names)

@@ -36,7 +36,7 @@ class BlockPool:
         """
         self._allocator = BlockAllocator(num_blocks)
         self._keeps_idle = keeps_idle
-        self._holders: dict[int, list[str | None]] = {}  # one for each reference
+        self._holders: dict[int, dict[str | None, int]] = {}  # by holder, its references: many may share a prefix
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._idle: dict[int, None] = {}  # a set in the order in which the blocks became idle
@@ -62,8 +62,9 @@ class BlockPool:
         return block_id in self._holders
 
     def holders(self, block_id: int) -> tuple[str | None, ...]:
-        """Return who holds the block's references, one for each, in the order in which they were added."""
-        return tuple(self._holders.get(block_id, ()))
+        """Return who holds the block's references, one for each, in the order in which holders took their first."""
+        held = self._holders.get(block_id, {})
+        return tuple(holder for holder, count in held.items() for _ in range(count))
 
     def is_cached(self, block_id: int) -> bool:
         """Return whether `find` returns the block for its hash."""
@@ -72,7 +73,7 @@ class BlockPool:
     def ref_counts(self, max_blocks: int) -> list[int]:
         """Return the reference count of each block below `max_blocks`; -1 for an idle block."""
         return [
-            -1 if block_id in self._idle else len(self._holders.get(block_id, ()))
+            -1 if block_id in self._idle else sum(self._holders.get(block_id, {}).values())
             for block_id in range(min(max_blocks, self.num_blocks))
         ]
 
@@ -96,7 +97,7 @@ class BlockPool:
             self.num_evictions += 1
         block_ids = self._allocator.allocate(count, after=after)
         for block_id in block_ids:
-            self._holders[block_id] = [holder]
+            self._holders[block_id] = {holder: 1}
         return block_ids
 
     def add_reference(self, block_ids: Sequence[int], *, holder: str | None = None) -> None:
@@ -114,9 +115,9 @@ class BlockPool:
             holders = self._holders.get(block_id)
             if holders is None:
                 del self._idle[block_id]
-                self._holders[block_id] = [holder]
+                self._holders[block_id] = {holder: 1}
             else:
-                holders.append(holder)
+                holders[holder] = holders.get(holder, 0) + 1
 
     def release(self, block_ids: Sequence[int], *, holder: str | None = None) -> None:
         """Remove a reference of `holder` from each of these blocks, in reverse order: a prefix's end is evicted first.
@@ -125,14 +126,18 @@ class BlockPool:
             ValueError: one of them has no reference of `holder`.
         """
         for block_id in reversed(block_ids):
-            holders = self._holders.get(block_id, ())
-            if holder not in holders:
+            holders = self._holders.get(block_id, {})
+            count = holders.get(holder, 0)
+            if not count:
                 raise ValueError(
                     f"`block_id` {block_id} has no references of {holder!r}, but of {list(holders)!r}; release a block "
                     "once for each `allocate` or `add_reference`."
                 )
+            if count > 1:
+                holders[holder] = count - 1
+                continue
             if len(holders) > 1:
-                holders.remove(holder)
+                del holders[holder]
                 continue
             del self._holders[block_id]
             if self._keeps_idle and block_id in self._hash_of:
