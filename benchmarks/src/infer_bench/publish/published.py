@@ -48,7 +48,7 @@ RESULTS = (
         minutes=4,
     ),
     Result(name="over-http-smollm-135m", command="infer-bench over-http", minutes=1.5),
-    Result(name="ablation-cpu", command="infer-bench ablation --profile cpu", minutes=6),
+    Result(name="ablation-cpu", command="infer-bench ablation --profile cpu --rounds 3", minutes=16),
     Result(name="routing-2", command="infer-bench routing --replicas 2", minutes=1.5),
     Result(name="routing-4", command="infer-bench routing --replicas 4", minutes=2.5),
     Result(
