@@ -1,30 +1,6 @@
 """What no command of a publication writes, each with the reason: results to come, pictures, and typed numbers."""
 
-_OLDER = "its command, or the form of its result, is another one than it was when this was measured"
-_NOT_YET = "not measured yet"
-_CHANGED_TREE = "measured with a changed tree"
-
-STALE: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "host-step",
-            "compare-transformers-smollm-135m",
-            "structured",
-            "cpu-steps-llama-135m-8k",
-            "replicas-llama-135m-8k",
-        ),
-        _OLDER,
-    ),
-    "ranks-llama-30m": _CHANGED_TREE,
-    **dict.fromkeys(
-        (
-            "kernels-cpu",
-            "kv-cache-int8",
-            "serving-all",
-        ),
-        _NOT_YET,
-    ),
-}
+STALE: dict[str, str] = {}
 """Results that are to be measured again, by name, with the reason: their files may be of a changed tree or another
 command, or be missing, and then the page keeps what it says. An entry that is not needed is a problem, too."""
 
