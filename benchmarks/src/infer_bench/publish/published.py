@@ -17,17 +17,17 @@ _EXTRA_LOADS = "infer-bench scaling --replicas 16 --max-extra-load 0 1 2 4 8 16 
 RESULTS = (
     Result(name="batching", command="infer-bench batching", minutes=0.2),
     Result(name="engine", command="infer-bench engine", minutes=1),
-    Result(name="concurrency-smollm-135m", command="infer-bench concurrency", minutes=4),
-    Result(name="host-step", command="infer-bench host-step", minutes=4),
-    Result(name="prompt-cap", command="infer-bench prompt-cap", minutes=4),
+    Result(name="concurrency-smollm-135m", command="infer-bench concurrency", minutes=2),
+    Result(name="host-step", command="infer-bench host-step", minutes=1),
+    Result(name="prompt-cap", command="infer-bench prompt-cap", minutes=2),
     Result(name="prompt-budget", command="infer-bench prompt-budget", minutes=1),
     Result(name="kernels-cpu", command="infer-bench kernels-cpu", minutes=2),
     Result(name="kv-cache-int8", command="infer-bench kv-cache", minutes=0.5),
-    Result(name="compare-transformers-smollm-135m", command="infer-bench transformers", minutes=3),
+    Result(name="compare-transformers-smollm-135m", command="infer-bench transformers", minutes=1),
     Result(
         name="structured",
         command="infer-bench structured --model {checkpoint:llama-135m-8k} --rounds 5",
-        minutes=2,
+        minutes=1,
     ),
     Result(name="cpu-steps-llama-135m-8k", command="infer-bench cpu-steps --shape llama-135m-8k", minutes=1.5),
     Result(
@@ -45,23 +45,23 @@ RESULTS = (
     Result(
         name="serving-all",
         command="infer-bench serving --workload all --shape llama-30m --scale 0.5 --rate-scale 0.5 --no-progress",
-        minutes=4,
+        minutes=3,
     ),
     Result(name="over-http-smollm-135m", command="infer-bench over-http", minutes=1.5),
-    Result(name="ablation-cpu", command="infer-bench ablation --profile cpu --rounds 3", minutes=16),
+    Result(name="ablation-cpu", command="infer-bench ablation --profile cpu --rounds 3", minutes=14),
     Result(name="routing-2", command="infer-bench routing --replicas 2", minutes=1.5),
     Result(name="routing-4", command="infer-bench routing --replicas 4", minutes=2.5),
     Result(
         name="replicas-llama-135m-8k",
         command="infer-bench peers --model {checkpoint:llama-135m-8k} --rounds 3 --name replicas-llama-135m-8k "
         f"--peer 'two replicas={_TWO_REPLICAS}'",
-        minutes=4,
+        minutes=2.5,
     ),
     Result(
         name="ranks-llama-30m",
         command="infer-bench peers --model {checkpoint:llama-30m} --rounds 3 --name ranks-llama-30m "
         f"--peer 'two ranks={_TWO_RANKS}' --peer 'ray={_RAY}' --peer 'ray with two processors={_RAY} --num-cpus 2'",
-        minutes=7,
+        minutes=8,
     ),
     Result(name="scaling", command="infer-bench scaling", minutes=6.5),
     Result(
