@@ -80,7 +80,7 @@ def clients(session: nox.Session) -> None:
     """The server against the oldest supported release of the `openai` client."""
     sync_package(session, "server")
     session.install("openai==1.97.2")
-    session.run(*PYTEST, "packages/infer-server/tests/test_openai_client.py", *session.posargs)
+    session.run(*PYTEST, "packages/infer-server/tests/application/test_openai_client.py", *session.posargs)
 
 
 @nox.session
@@ -133,29 +133,30 @@ def tests_bench(session: nox.Session) -> None:
 
 HAS_CPU_KERNELS = ("python", "-c", "from infer_kernels.cpu import library; assert library() is not None")
 CPU_KERNEL_TESTS = [
-    f"packages/infer-kernels/tests/test_{name}.py"
+    f"packages/infer-kernels/tests/{name}.py"
     for name in (
-        "cpu_attention",
-        "cpu_attention_sinks",
-        "cpu_invariant_attention",
-        "cpu_ops",
-        "kv_codes",
-        "prepack",
-        "captured_step",
-        "moe_router",
-        "fused_moe",
-        "packed_experts",
-        "cpu_quantized",
-        "outliers",
-        "quantized_experts",
-        "qk_norm_rope_store",
-        "partial_rotary",
-        "norm_over_heads",
-        "cpu_amx",
+        "attention/test_cpu_attention",
+        "attention/test_cpu_attention_sinks",
+        "attention/test_cpu_invariant_attention",
+        "cpu/test_cpu_ops",
+        "qkv/test_kv_codes",
+        "cpu/test_prepack",
+        "cpu/test_captured_step",
+        "moe/test_moe_router",
+        "moe/test_fused_moe",
+        "moe/test_packed_experts",
+        "linear/test_cpu_quantized",
+        "linear/test_outliers",
+        "moe/test_quantized_experts",
+        "qkv/test_qk_norm_rope_store",
+        "qkv/test_partial_rotary",
+        "norm/test_norm_over_heads",
+        "cpu/test_cpu_amx",
     )
 ]
 AMX_TESTS = [
-    f"packages/infer-kernels/tests/test_{name}.py" for name in ("cpu_amx", "packed_experts", "cpu_attention_sinks")
+    f"packages/infer-kernels/tests/{name}.py"
+    for name in ("cpu/test_cpu_amx", "moe/test_packed_experts", "attention/test_cpu_attention_sinks")
 ]
 CPU_KERNEL_SOURCES = "packages/infer-kernels/src/infer_kernels/cpu/csrc"
 

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 
-from infer_server.openai.foreign_fields import ForeignFields
+from infer_server.api.foreign_fields import ForeignFields
 from infer_server.testing import metric_samples
 from infer_server.testing.hostile_requests import (
     CHATS,

@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
+import anthropic
 from infer_engine.testing.models import save_servable
 from infer_models.testing import save_chat_style
 

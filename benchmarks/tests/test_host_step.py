@@ -28,7 +28,7 @@ from infer_bench.offline.host_step import (
 from infer_bench.results import ROOT
 from infer_bench.shapes import write_config
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.ipc.messages import Submit
+from infer_engine.messages import Submit
 
 STAGES = {"schedule", "build inputs, plan", "sample", "settle"}
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from infer_engine import EngineConfig, SamplingParams
-from infer_engine.build import CoreParts, build_core
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
-from infer_engine.ipc.messages import Submit
+from infer_engine.assembly.core import CoreParts, build_core
+from infer_engine.messages import Submit
+from infer_engine.outputs import SampledTokens
+from infer_engine.request import Request
 from infer_engine.scheduling import Schedule
+from infer_engine.step_runner import ComputedPass, StepRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ class _NotingRunner:
         self._passes.append(tuple(_share(request, num_tokens) for request, num_tokens in schedule.items))
         return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
         return self._inner.sample(logits, requests)
 
     def probe(self) -> None:

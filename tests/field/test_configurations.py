@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from infer_engine import LLM, EngineConfig, SamplingParams
-from infer_engine.model_runner.rank_loading import load_rank
+from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.sizing import KVMemory
 from infer_models import CausalView, CheckpointError, ModelConfig, load_model
 from infer_models.testing import (
@@ -27,7 +27,7 @@ from infer_models.testing import (
     save_tiny_tokenizer,
 )
 from infer_models.testing.compressed_layers import compressed_config, quantize_compressed
-from infer_models.weight_storage import Quantization
+from infer_models.weight_allocation import Quantization
 
 CPU = torch.device("cpu")
 IDS = torch.randint(3, 300, (60,), generator=torch.Generator().manual_seed(1))

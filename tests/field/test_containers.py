@@ -111,7 +111,7 @@ def test_weights_larger_than_a_cgroup_are_refused_and_not_killed(cgroup: Group, 
 
 THREADS = """
 import os, torch
-from infer_engine.ipc.processors import limit_threads
+from infer_engine.processes.processors import limit_threads
 for chosen in ("", "4"):
     os.environ["OMP_NUM_THREADS"] = chosen
     torch.set_num_threads(4)

@@ -7,8 +7,8 @@ import httpx
 import msgspec
 import pytest
 
+from infer_server.api.foreign_fields import ForeignFields
 from infer_server.app import create_app
-from infer_server.openai.foreign_fields import ForeignFields
 from infer_server.settings import ServerSettings
 from infer_server.testing import FakeEngine
 

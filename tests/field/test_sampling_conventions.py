@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from infer_engine import LLM, EngineConfig, SamplingParams
-from infer_engine.build import load_tokenizer
+from infer_engine.assembly.core import load_tokenizer
 from infer_engine.protocol import FinishReason, InvalidRequestError, StructuredOutputs
 from infer_server.http.bodies import decode_body
 from infer_server.openai.completions.request import CompletionBody, completion_requests

@@ -19,7 +19,7 @@ PACKAGES = ("kernels", "models", "cache", "engine", "server")
 
 EXCEPTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "followers.allocate_cache([1] * len(loaded.groups.windows))": "other ranks are processes, which share no GPU",
+        "workers.allocate_cache([1] * len(loaded.groups.windows))": "other ranks are processes, which share no GPU",
     }
 )
 """By a part of a place's line: why it need not run."""

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from infer_cache import TableEdit
-from infer_engine.core.request import RequestState
-from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.made_up_requests import made_up_request
-from infer_engine.sampling.device_to_host import HostCopy
-from infer_engine.sampling.draw_buffers import DrawBuffers, made_up_draws
-from infer_engine.sampling.host_to_device import to_device
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
+from infer_engine.model_runner.loading.dummy_requests import dummy_request
+from infer_engine.request import RequestState
+from infer_engine.sampling.draw_buffers import DrawBuffers, dummy_draws
+from infer_engine.sampling.transfers import HostCopy, to_device
 from infer_kernels import AttentionBuffers, paged_attention, plan_attention
 from infer_kernels.testing.simulated_gpu import Machine, PinnedMemoryError
 
@@ -60,7 +59,7 @@ def stage_draws() -> Callable[[], None]:
     buffers, seeds = DrawBuffers(max_rows=4, device=GPU), iter(range(9))
 
     def stage() -> None:
-        buffers.stage(made_up_draws(3, seed=next(seeds)))
+        buffers.stage(dummy_draws(3, seed=next(seeds)))
 
     return stage
 
@@ -73,7 +72,7 @@ def stage_batches() -> Callable[[], None]:
     tokens = iter(range(5, 9))
 
     def stage() -> None:
-        request = made_up_request([0], [next(tokens)], num_computed=1)
+        request = dummy_request([0], [next(tokens)], num_computed=1)
         request.state = RequestState.DECODE
         buffers.build([(request, 1)], [(0, TableEdit(0, 0, [1]))], decodes=[request])
 
@@ -109,7 +108,7 @@ def test_buffers_on_a_cpu_are_one_memory(gpu: Machine) -> None:
     cpu = torch.device("cpu")
     InputBuffers(max_tokens=8, max_seqs=2, max_seq_len=64, block_size=4, num_groups=1, device=cpu)
     draws = DrawBuffers(max_rows=4, device=cpu)
-    draws.stage(made_up_draws(2, seed=1))
+    draws.stage(dummy_draws(2, seed=1))
     assert draws.columns(2)["seeds"].device == cpu
     assert gpu.synchronizations == 0
 

@@ -8,21 +8,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture
-from infer_engine.model_runner.runner import use_device
-from infer_engine.protocol import EngineConfig, EngineInfo
-from infer_engine.replicas.build import config_of_replica
-from infer_engine.sizing import kv_memory, resolve_device, size_step
-from infer_engine.tensor_parallel.following import FollowingRank
-from infer_engine.tensor_parallel.group import join_group, rank_device
-from infer_engine.tensor_parallel.messages import (
+from infer_engine.assembly.replicas import config_of_replica
+from infer_engine.executor.messages import (
     AllocateCache,
     Done,
-    FollowerSetup,
     JoinGroup,
     MemoryReport,
     ReportMemory,
+    WorkerSetup,
 )
+from infer_engine.executor.process_group import join_group, rank_device
+from infer_engine.executor.worker import Worker
+from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture
+from infer_engine.model_runner.runner import use_device
+from infer_engine.protocol import EngineConfig, EngineInfo
+from infer_engine.sizing import kv_memory, resolve_device, size_step
 from infer_engine.testing.models import save_servable
 from infer_kernels.gpu import Gpu, describe_gpu
 from infer_kernels.quantization.rounding import quantize_int4
@@ -127,8 +127,8 @@ def test_rank_reports_the_memory_of_its_gpu(tmp_path: Path) -> None:
     save_servable("llama", tmp_path, num_hidden_layers=1)
     config = EngineConfig(device="cuda:1", dtype="float32", max_seq_len=32, max_batch_size=2)
     sent: list[Any] = []
-    rank = FollowingRank(
-        FollowerSetup(config=config, folder=str(tmp_path), rank=0, store=str(tmp_path / "store"), log_level=0),
+    rank = Worker(
+        WorkerSetup(config=config, folder=str(tmp_path), rank=0, store=str(tmp_path / "store"), log_level=0),
         send=sent.append,
     )
     assert torch.cuda.current_device() == 1

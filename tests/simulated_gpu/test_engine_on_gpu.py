@@ -9,7 +9,7 @@ import torch
 
 from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES
 from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPTS
-from infer_engine.model_runner.rank_loading import load_rank
+from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.testing.models import ModelEngine, random_prompt, save_servable, sound_tokens
 from infer_kernels.testing.simulated_gpu import Machine, simulated_gpus

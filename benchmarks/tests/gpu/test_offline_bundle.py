@@ -20,7 +20,7 @@ BARE_MACHINE = f"""
 import sys
 sys.modules.update(dict.fromkeys({{missing}}))  # to import one of them fails
 import infer_bench.registry, infer_bench.gpu.first_light, huggingface_hub
-import infer_server.cli, infer_server.app, infer_server.serving.server, infer_engine.model_runner.loading
+import infer_server.cli, infer_server.app, infer_server.connections.server, infer_engine.assembly.runner
 from infer_bench.gpu import {PARTS}
 sys.exit(infer_server.cli.main(["--max-seq-len", "many"]))
 """

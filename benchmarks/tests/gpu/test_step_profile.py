@@ -81,7 +81,7 @@ def test_a_step_without_kernels_does_not_hold() -> None:
 
 
 def test_the_rehearsal_profiles_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("infer_kernels.dispatch", "infer_engine.model_runner.loading"):  # the profiler sees PyTorch alone
+    for module in ("infer_kernels.dispatch", "infer_engine.assembly.runner"):  # the profiler sees PyTorch alone
         monkeypatch.setattr(f"{module}.library", lambda *_: None)
     report = step_profile.run(place())
     assert {finding.holds for finding in report.findings} == {None}

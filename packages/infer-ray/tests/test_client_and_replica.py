@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infer_engine.ipc.core_client import CoreCallbacks
-from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit
+from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit
 from infer_engine.protocol import EngineConfig, InvalidRequestError, SamplingParams
 from infer_engine.testing.cores import GIVE_UP_S, scripted_tokens
 from infer_ray import client as client_module

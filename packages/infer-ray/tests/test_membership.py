@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from infer_engine.build import assemble_engine
+from infer_engine.assembly.engine import assemble_engine
 from infer_engine.frontend.async_engine import AsyncEngine
 from infer_engine.protocol import (
     EngineConfig,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from infer_server.serving.event_loop import new_event_loop
+from infer_server.connections.event_loop import new_event_loop
 from infer_server.testing import FakeEngine
 from infer_server.testing.client import client_of
 

@@ -32,8 +32,8 @@ from infer_bench.ceilings import CeilingProbe
 from infer_bench.results import argument_parser, save, table
 from infer_bench.shapes import SHAPES, write_config
 from infer_bench.weight_memory import bf16_bytes, weight_bytes
-from infer_engine.build import build_core
-from infer_engine.ipc.messages import Submit
+from infer_engine.assembly.core import build_core
+from infer_engine.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_models import CausalView, ModelConfig, load_model
 from infer_models.layers import Experts, LinearBase, Router

@@ -16,13 +16,13 @@ from typing import Any
 from infer_bench.gpu.parts import Place
 from infer_bench.gpu.tiny_models import tiny_shape
 from infer_bench.shapes import SHAPES, write_config
-from infer_engine.build import build_core
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
-from infer_engine.ipc.messages import Abort, StepResult, Submit
+from infer_engine.assembly.core import build_core
+from infer_engine.messages import Abort, StepResult, Submit
+from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import EngineConfig, EngineStats, SamplingParams
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.request import Request
 from infer_engine.scheduling import Schedule
+from infer_engine.step_runner import ComputedPass, StepRunner
 from infer_models import ModelConfig
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
@@ -48,21 +48,18 @@ class _UncaughtRunner:
         with _uncaught():
             return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
         with _uncaught():
-            return _UncaughtTokens(self._inner.sample(logits, requests))
+            sampled = self._inner.sample(logits, requests)
+
+        def wait() -> SamplerOutput:
+            with _uncaught():
+                return sampled.wait()
+
+        return SampledTokens(wait, sampled.on_device)
 
     def probe(self) -> None:
         self._inner.probe()
-
-
-class _UncaughtTokens:
-    def __init__(self, inner: PendingTokens) -> None:
-        self._inner = inner
-
-    def wait(self) -> SamplerOutput:
-        with _uncaught():
-            return self._inner.wait()
 
 
 @contextmanager

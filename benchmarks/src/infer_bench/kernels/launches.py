@@ -11,11 +11,11 @@ from torch import Tensor
 
 from infer_bench.results import table
 from infer_bench.shapes import SHAPES, Shape, write_config
-from infer_engine.model_runner.device_steps import allocate_device_steps
-from infer_engine.model_runner.forward_batch import BatchShape
+from infer_engine.model_runner.graph_runner import allocate_device_steps
 from infer_engine.model_runner.graphs import cuda_graphs
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES
-from infer_engine.model_runner.rank_loading import load_rank
+from infer_engine.model_runner.inputs.forward_batch import BatchShape
+from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
 from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels import sample

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infer_bench.results import argument_parser, save, table
-from infer_engine.build import build_kv_cache_manager, build_scheduler, choose_sharing
+from infer_engine.assembly.core import build_kv_cache_manager, build_scheduler, choose_sharing
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass
-from infer_engine.ipc.messages import Submit
+from infer_engine.messages import Submit
+from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.request import Request
 from infer_engine.scheduling import Schedule, SchedulerLimits
+from infer_engine.step_runner import ComputedPass
 
 ROWS = 8
 BLOCK_SIZE = 64
@@ -124,10 +124,10 @@ class NotingRunner:
             (bar.prefill_steps if is_prompt else bar.decode_steps).append(self.step)
         return ComputedPass(logits=None)
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
         """Give everybody the same token."""
         del logits
-        return SamplerOutput(token_ids=[1] * len(requests))
+        return SampledTokens.known([1] * len(requests))
 
     def probe(self) -> None:
         """Be alive."""

@@ -22,13 +22,13 @@ from infer_cache import PagedKVCacheManager
 from infer_engine import SamplingParams
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass
 from infer_engine.frontend.output_processor import OutputProcessor
-from infer_engine.ipc.messages import Submit, TokenOutput
-from infer_engine.model_runner.input_buffers import InputBuffers
+from infer_engine.messages import Submit, TokenOutput
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
+from infer_engine.request import Request
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule, SchedulerLimits
+from infer_engine.step_runner import ComputedPass
 from infer_kernels import plan_attention
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, dummy_tokenizer
 
@@ -73,7 +73,7 @@ class NullRunner:
 
     def sample(self, logits: Tensor, requests: list[Request]) -> Any:
         """Choose as the engine does."""
-        return self._sampler.sample(logits, requests)
+        return self._sampler.launch(logits, requests)
 
     def probe(self) -> None:
         """Be alive."""

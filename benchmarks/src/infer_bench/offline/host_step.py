@@ -38,9 +38,9 @@ from torch import Tensor
 
 from infer_bench.results import ROOT, argument_parser, current_commit, save, table
 from infer_bench.shapes import QWEN3_06B, Shape, write_config
-from infer_engine.build import build_core
+from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.ipc.messages import Abort, Submit
+from infer_engine.messages import Abort, Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_kernels.testing.ahead_of_time import compile_only
 from infer_models import CausalLM

@@ -19,9 +19,9 @@ from infer_bench.client.summary import percentile
 from infer_bench.client.workloads import Workload, make_workload
 from infer_bench.results import argument_parser, save, table
 from infer_bench.shapes import SHAPES, write_config
-from infer_engine.build import build_core
+from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.ipc.messages import StepResult, Submit
+from infer_engine.messages import StepResult, Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 
 SHAPE = "llama-30m"

@@ -24,14 +24,14 @@ from infer_bench.shapes import SHAPES, Shape
 from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
-from infer_engine.core.request import Request, RequestState
-from infer_engine.core.step_runner import ComputedPass
-from infer_engine.ipc.messages import StepResult
+from infer_engine.messages import StepResult
 from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPTS
+from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import EngineConfig
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule
 from infer_engine.sizing import size_step
+from infer_engine.step_runner import ComputedPass
 
 BLOCK_SIZE, NUM_BLOCKS = 64, 6000
 """384,000 tokens: what 50 GB hold of an 8B model's keys and values."""
@@ -76,10 +76,10 @@ class CountedRunner:
         self.last_s = self._steps.seconds(contexts, chunks)
         return ComputedPass(logits=[0] * len(schedule.needs_sampling))
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
         """Return a token for each request."""
         del logits
-        return SamplerOutput(token_ids=[1] * len(requests))
+        return SampledTokens.known([1] * len(requests))
 
     def probe(self) -> None:
         """Nothing can break."""

@@ -9,11 +9,11 @@ import simpy
 from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass
-from infer_engine.ipc.messages import StepResult, Submit
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.messages import StepResult, Submit
+from infer_engine.outputs import SampledTokens
+from infer_engine.request import Request
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule, SchedulerLimits
+from infer_engine.step_runner import ComputedPass
 
 BLOCK_SIZE = 64
 
@@ -44,9 +44,9 @@ class _CountingRunner:
         self.num_prompt_tokens = sum(counts) - self.num_decodes
         return ComputedPass(logits=[0] * len(schedule.needs_sampling))
 
-    def sample(self, logits: Any, requests: list[Request]) -> SamplerOutput:
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
         del logits
-        return SamplerOutput(token_ids=[1] * len(requests))
+        return SampledTokens.known([1] * len(requests))
 
     def probe(self) -> None:
         pass

@@ -27,7 +27,7 @@ from infer_bench.client.summary import percentile
 from infer_bench.results import argument_parser, save, table
 from infer_bench.scaling.replica import BLOCK_SIZE, SimulatedReplica, StepTimes
 from infer_engine import SamplingParams
-from infer_engine.ipc.messages import StepResult, Submit
+from infer_engine.messages import StepResult, Submit
 from infer_engine.protocol.config import RoutingPolicy
 from infer_engine.replicas.routing import MAX_EXTRA_LOAD, Router
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-_CORE = "infer_engine.ipc.worker"
+_CORE = "infer_engine.assembly.core_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

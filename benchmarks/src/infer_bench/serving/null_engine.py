@@ -7,7 +7,7 @@ from pathlib import Path
 from infer_engine.frontend.async_engine import AsyncEngine
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.ipc.core_client import CoreCallbacks
-from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineInfo, EngineStats, FinishReason
 from infer_models.hub import demo_model_folder
 from infer_models.text import Tokenizer

@@ -33,8 +33,8 @@ from infer_bench.results import ROOT, argument_parser, save, table
 from infer_bench.serving.null_engine import null_engine
 from infer_engine.frontend.async_engine import AsyncEngine
 from infer_server import ServerSettings
-from infer_server.serving.event_loop import new_event_loop
-from infer_server.serving.garbage import rare_collections
+from infer_server.connections.event_loop import new_event_loop
+from infer_server.connections.garbage import rare_collections
 from infer_server.testing import running_server
 
 STREAMS = (1, 8, 64, 256)

@@ -21,9 +21,9 @@ from typing import Any
 from infer_bench.results import argument_parser, save, table
 from infer_bench.serving.http_cost import STREAMS, compare, cost_table, read_stream
 from infer_bench.serving.streaming import null_server
-from infer_engine.frontend.answer_parser import AnswerParser
+from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.frontend.output_processor import OutputProcessor
-from infer_engine.ipc.messages import TokenOutput
+from infer_engine.messages import TokenOutput
 from infer_engine.protocol import FinishReason, RequestTimes, StepOutput
 from infer_models.hub import demo_model_folder
 from infer_models.text import (
@@ -35,8 +35,8 @@ from infer_models.text import (
     Tokenizer,
 )
 from infer_server.http.sse import plain_event
-from infer_server.openai.builders import stream_events
 from infer_server.openai.chat.response import ChatChunkBuilder
+from infer_server.openai.chunks import stream_events
 from infer_server.openai.response_head import new_response_head
 
 TEXT = "Now is the winter of our discontent made glorious summer by this sun of York; and all the clouds that lour'd "

@@ -14,7 +14,7 @@ from infer_engine.testing.processes import core_processes
 MIB = 2**20
 RECOVERED_WITHIN_S = 60.0
 
-_ROLES = {"infer_engine.ipc.worker": "core", "infer_engine.structured.screen_worker": "grammar screen"}
+_ROLES = {"infer_engine.assembly.core_process": "core", "infer_engine.structured.sandbox_process": "grammar screen"}
 
 
 class ProcessWatch:

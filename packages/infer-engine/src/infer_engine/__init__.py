@@ -20,7 +20,7 @@ from infer_engine.protocol import (
 )
 
 if TYPE_CHECKING:
-    from infer_engine.build import build_engine
+    from infer_engine.assembly.engine import build_engine
     from infer_engine.frontend.completion import Completion
     from infer_engine.llm import LLM
 
@@ -45,7 +45,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     match name:
         case "build_engine":
-            from infer_engine.build import build_engine  # noqa: PLC0415 - imported on first use
+            from infer_engine.assembly.engine import build_engine  # noqa: PLC0415 - imported on first use
 
             return build_engine
         case "Completion":

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from infer_engine.build import build_core, build_input_processor
+from infer_engine.assembly.core import build_core
+from infer_engine.assembly.engine import build_input_processor
 from infer_engine.frontend.completion import Completion, CompletionBuilder, Prompt
-from infer_engine.frontend.grammar_screening import grammar_refused
 from infer_engine.frontend.input_processor import ProcessedInput, grammars_of
 from infer_engine.frontend.progress import Progress
 from infer_engine.frontend.sync_engine import SyncEngine
@@ -27,6 +27,7 @@ from infer_engine.protocol import (
 )
 from infer_engine.protocol.chat import ToolChoice
 from infer_engine.structured.errors import GrammarError
+from infer_engine.structured.sandbox_queue import grammar_refused
 
 Conversation = Sequence[ChatMessage | Mapping[str, Any]]
 

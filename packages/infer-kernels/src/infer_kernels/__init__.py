@@ -17,7 +17,9 @@ from infer_kernels.attention import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_kernels.dense import (
+from infer_kernels.embedding import embedding, embedding_quantized
+from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.linear import (
     FusedProducts,
     PendingNorm,
     SeparateProducts,
@@ -28,8 +30,6 @@ from infer_kernels.dense import (
     linear_invariant,
     prepack,
 )
-from infer_kernels.embedding import embedding, embedding_quantized
-from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.moe import (
     ExpertChoice,
     FusedRouter,

@@ -13,16 +13,35 @@ rounding points of `transformers`.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from collections.abc import Callable
+from functools import partial
+from struct import Struct
+from typing import Literal
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
-from infer_kernels.cpu import ops
+from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.pytorch.activations import GatedActivation, activate_rows
+
+GatedActivation = Literal["silu", "gelu_tanh"]
+
+_ALLOCATING: dict[GatedActivation, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+_INTO: dict[GatedActivation, Callable[..., Tensor]] = {
+    "silu": torch.ops.aten.silu.out,
+    "gelu_tanh": partial(torch.ops.aten.gelu.out, approximate="tanh"),
+}
+_SERIAL: dict[GatedActivation, int] = {"silu": 2**15, "gelu_tanh": 2**14}
+"""Elements up to which PyTorch leaves an activation to one thread."""
+_GATED = Struct("PqPqqq")
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
@@ -121,7 +140,7 @@ def _gated(gate_up: Tensor, activation: GatedActivation, out: Tensor | None) -> 
             gate_up, activation=activation, out=gate_up.new_empty(tokens, width // 2) if out is None else out
         )
     if takes_cpu_kernel(gate_up):
-        return ops.gated(gate_up, is_gelu=activation == "gelu_tanh", out=out)
+        return _gated_on_cpu(gate_up, is_gelu=activation == "gelu_tanh", out=out)
     return gated_torch(gate_up, activation=activation, out=out)
 
 
@@ -157,3 +176,62 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
         TypeError: a dtype does not fit.
     """
     return _gated(gate_up, "gelu_tanh", out)
+
+
+def _gated_on_cpu(gate_up: Tensor, *, is_gelu: bool, out: Tensor | None) -> Tensor:
+    """Return activation(gate) * up, [rows, width], of gate_up [rows, 2 * width]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if out is None:
+        out = empty((rows, width), gate_up.dtype)
+    arguments = _GATED.pack(out.data_ptr(), out.stride(0), gate_up.data_ptr(), gate_up.stride(0), width, is_gelu)
+    run("gated", gate_up.dtype, rows, arguments, work=gate_up.numel())
+    return out
+
+
+def activate_rows(x: Tensor, activation: GatedActivation) -> Tensor:
+    """The activation of x [rows, width]; a row's bits do not depend on the others. Differentiable.
+
+    A thread's share of an elementwise operation ends in a remainder that is computed without vector instructions, to
+    other bits. Where a share ends inside a row, which of the row's columns those are depends on the other rows.
+
+        columns      | vectors            |rest|       two threads, three rows: the second row's rest depends on
+        thread 0     ==========================        the split, the others' do not; so the first two rows make a
+        thread 0, 1  =============|============        part of their own, which is split between rows, and the
+        thread 1     ==========================        third another
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or x.numel() <= _SERIAL[activation] or wants_grad(x):
+        return _ALLOCATING[activation](x)
+    parts = _parts_in_whole_rows(*x.shape, activation=activation, threads=threads)
+    if len(parts) == 1:
+        return _ALLOCATING[activation](x)
+    activated = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for part in parts:
+        _INTO[activation](x[part], out=activated[part])
+    return activated
+
+
+def _parts_in_whole_rows(
+    rows: int, width: int, *, activation: GatedActivation, threads: int
+) -> list[tuple[slice, slice]]:
+    """Rows and columns of parts of [rows, width] of which every thread's share is whole rows: mostly one part."""
+    widest = _SERIAL[activation]
+    parts = []
+    for column in range(0, width, widest):
+        columns = slice(column, min(column + widest, width))
+        row = 0
+        while row < rows:
+            taken = rows - row
+            while taken % _num_shares(taken * (columns.stop - column), activation, threads):
+                taken -= 1
+            parts.append((slice(row, row + taken), columns))
+            row += taken
+    return parts
+
+
+def _num_shares(elements: int, activation: GatedActivation, threads: int) -> int:
+    """Among how many threads PyTorch divides so many elements, evenly: gelu among all once it divides at all."""
+    serial = _SERIAL[activation]
+    if elements <= serial:
+        return 1
+    return threads if activation == "gelu_tanh" else min(threads, -(-elements // serial))

@@ -4,15 +4,17 @@ A reference changes none of its arguments: where an op writes into a tensor, its
 """
 
 from infer_kernels.attention.reference import paged_attention_reference
-from infer_kernels.dense.fused_products import (
+from infer_kernels.embedding import embedding_quantized_reference, embedding_reference
+from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
+from infer_kernels.linear.fused_products import (
     gated_linear_reference,
     linear_add_norm_reference,
     linear_reference,
 )
-from infer_kernels.dense.linear_argmax import linear_argmax_reference
-from infer_kernels.dense.linear_invariant import linear_invariant_reference
-from infer_kernels.embedding import embedding_reference
-from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
+from infer_kernels.linear.linear_argmax import linear_argmax_reference
+from infer_kernels.linear.linear_invariant import linear_invariant_reference
+from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_reference, quantize_rows_fp8_reference
+from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference, fused_moe_reference
 from infer_kernels.moe.fused_moe_add_norm import fused_moe_add_norm_reference
 from infer_kernels.moe.fused_router import fused_router_reference
@@ -26,9 +28,6 @@ from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
 from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
 from infer_kernels.qkv.store_kv import store_kv_reference
-from infer_kernels.quantization.embedding_quantized import embedding_quantized_reference
-from infer_kernels.quantization.linear_fp8 import linear_fp8_reference, quantize_rows_fp8_reference
-from infer_kernels.quantization.linear_quantized import linear_quantized_reference
 from infer_kernels.resolve_token_ids import resolve_token_ids_reference
 from infer_kernels.sampling.bitmask import apply_bitmask_reference
 from infer_kernels.sampling.largest import greedy_reference

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from infer_kernels.embedding import embedding_quantized_reference, embedding_quantized_triton
 from infer_kernels.quantization import Encoding
-from infer_kernels.quantization.embedding_quantized import embedding_quantized_reference, embedding_quantized_triton
 from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.quantized_weights import random_quantized
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.dense import linear_argmax
+from infer_kernels.linear import linear_argmax
 from infer_kernels.reference import linear_argmax_reference
 from infer_kernels.testing.pairwise import parametrize_pairwise
 

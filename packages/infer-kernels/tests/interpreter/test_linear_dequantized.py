@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from infer_kernels import linear, linear_invariant
-from infer_kernels.quantization import Encoding, linear_dequantized
-from infer_kernels.quantization.linear_quantized import linear_quantized_reference
+from infer_kernels.linear.quantized import linear_dequantized
+from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference
+from infer_kernels.quantization import Encoding
 from infer_kernels.testing.quantized_weights import random_quantized
 
 FORMATS: list[tuple[Encoding, int | None]] = [("int4", 32), ("int8", None), ("e2m1", 32), ("fp8_e4m3", 16)]
@@ -39,7 +40,7 @@ def test_few_rows_and_invariant_layers_are_not_dequantized(monkeypatch: pytest.M
         calls.append(1)
         return real(*args, **kwargs)  # type: ignore[arg-type] # passed on as they are
 
-    monkeypatch.setattr("infer_kernels.dense.quantized.linear_dequantized", count)
+    monkeypatch.setattr("infer_kernels.linear.quantized.multiply.linear_dequantized", count)
     monkeypatch.setattr(linear_dequantized, "LEAST_ROWS", 4)
     weight = random_quantized(8, 32, encoding="int4", group_size=32)
     x = torch.randn(4, 32).bfloat16()

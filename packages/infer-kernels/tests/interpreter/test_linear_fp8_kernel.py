@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.quantization import QuantizedWeight
-from infer_kernels.quantization.linear_fp8 import (
+from infer_kernels.linear.quantized.linear_fp8 import (
     linear_fp8_reference,
     linear_fp8_triton,
     quantize_rows_fp8_reference,
     quantize_rows_fp8_triton,
 )
+from infer_kernels.quantization import QuantizedWeight
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.pairwise import parametrize_pairwise
 from infer_kernels.testing.quantized_weights import random_quantized

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from infer_kernels import linear, linear_invariant
 from infer_kernels.gpu import Gpu
-from infer_kernels.quantization import linear_fp8_library as library
-from infer_kernels.quantization.linear_fp8 import linear_fp8_reference
+from infer_kernels.linear.quantized import linear_fp8_library as library
+from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_reference
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.quantized_weights import random_quantized
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infer_kernels.dense.linear_invariant import linear_invariant, linear_invariant_reference
+from infer_kernels.linear.linear_invariant import linear_invariant, linear_invariant_reference
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.pairwise import parametrize_pairwise
 

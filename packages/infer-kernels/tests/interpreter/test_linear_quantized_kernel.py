@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
-from infer_kernels.quantization.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.selftest.check import product_roundings
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.pairwise import parametrize_pairwise

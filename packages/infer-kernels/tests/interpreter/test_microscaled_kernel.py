@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.moe.activation import choose_activation
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
-from infer_kernels.quantization import Encoding, QuantizedWeight, linear_quantized_triton, pack_pairs, tile_microscaled
-from infer_kernels.quantization.linear_quantized import linear_quantized_reference
+from infer_kernels.quantization import Encoding, QuantizedWeight, pack_pairs, tile_microscaled
 from infer_kernels.testing.closeness import assert_within_roundings
 from infer_kernels.testing.experts import random_experts
 from infer_kernels.testing.pairwise import parametrize_pairwise

@@ -14,7 +14,7 @@ from infer_models.config import ModelConfig
 from infer_models.families import FAMILIES
 from infer_models.layers import ParameterFactory
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
-from infer_models.weight_storage import Quantization, allocate_weights, weight_bytes
+from infer_models.weight_allocation import Quantization, allocate_weights, weight_bytes
 
 
 def load_model(

@@ -14,7 +14,7 @@ from infer_models import CausalLM, CausalView, ModelConfig, load_model
 from infer_models.quantization import read_quantization
 from infer_models.testing import QUANTIZED_CHECKPOINTS, TINY_FAMILIES, QuantizedTwin, save_quantized
 from infer_models.testing.ranks import run_ranks
-from infer_models.weight_storage import Quantization
+from infer_models.weight_allocation import Quantization
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])

@@ -12,8 +12,8 @@ from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import read_quantization_config
 from infer_models.quantization import read_quantization
 from infer_models.quantization.awq import AwqFormat
+from infer_models.quantization.compressed_tensors import PackedFormat
 from infer_models.quantization.gptq import GptqFormat
-from infer_models.quantization.packed_format import PackedFormat
 from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
 from infer_models.testing import QUANTIZED_CHECKPOINTS
 from infer_models.testing.quantized import read_scheme

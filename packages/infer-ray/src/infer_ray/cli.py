@@ -9,14 +9,14 @@ from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
-from infer_engine.build import load_tokenizer
+from infer_engine.assembly.core import load_tokenizer
 from infer_engine.protocol import EngineConfig, EngineStartError
 from infer_ray.options import ClusterOptions
 from infer_server import ServerSettings
 from infer_server.command import run_command, with_environment_keys
-from infer_server.operations.logs import configure_logging
-from infer_server.operations.tracing import require_tracing_extra
-from infer_server.serving.tls import check_certificate
+from infer_server.connections.tls import check_certificate
+from infer_server.observability.logs import configure_logging
+from infer_server.observability.tracing import require_tracing_extra
 
 _CLUSTER = Group("Cluster", sort_key=1)
 _SERVER = Group("Server", sort_key=2)

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from infer_engine.ipc.chunked_payloads import ChunkAssembler, PromptLogprobsChunk
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
-from infer_engine.ipc.messages import Abort, Finish, StepResult, Submit, ToCore
+from infer_engine.messages import Abort, Finish, StepResult, Submit, ToCore
 from infer_engine.protocol import EngineStats, InvalidRequestError
 from infer_ray.replica import SESSION_TIMEOUT_S
 from infer_ray.wire import Accepted, FromReplica, KeepAlive, Opened

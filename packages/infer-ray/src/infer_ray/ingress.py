@@ -7,13 +7,14 @@ from litestar.types import ASGIApp
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from infer_engine.build import assemble_engine, load_tokenizer
+from infer_engine.assembly.core import load_tokenizer
+from infer_engine.assembly.engine import assemble_engine
 from infer_engine.protocol import EngineConfig, EngineStats, EngineStatus
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
 from infer_ray.membership import Membership
 from infer_server import ServerSettings, create_app
-from infer_server.operations.logs import configure_logging
+from infer_server.observability.logs import configure_logging
 
 
 @serve.ingress()

@@ -20,9 +20,9 @@ import msgspec
 from ray import serve
 
 from infer_engine.ipc.core_client import CoreCallbacks, CoreClient
-from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult
 from infer_engine.ipc.process_client import ProcessCoreClient
-from infer_engine.ipc.worker_messages import CoreReady
+from infer_engine.ipc.process_messages import CoreReady
+from infer_engine.messages import Abort, Finish, Inspect, StepResult
 from infer_engine.protocol import EngineConfig
 from infer_ray.session import Session
 from infer_ray.wire import Opened, ReplicaDescription, decode_message, decode_submission, encode_description, split_id

@@ -21,7 +21,7 @@ from infer_ray.wire import decode_description
 from infer_server import ServerSettings
 from infer_server.banner import banner
 from infer_server.command import EXIT_INTERRUPTED, print_if_possible
-from infer_server.serving.listener import Address, bind_listener, url_of
+from infer_server.connections.listener import Address, bind_listener, url_of
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from time import monotonic
 import msgspec
 
 from infer_engine.ipc.chunked_payloads import split_into_chunks
-from infer_engine.ipc.messages import StepResult, TokenOutput
+from infer_engine.messages import StepResult, TokenOutput
 from infer_ray.wire import Accepted, FromReplica, global_id, split_id
 
 STATS_INTERVAL_S = 0.25

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from infer_engine.ipc.chunked_payloads import PromptLogprobsChunk
-from infer_engine.ipc.messages import Finish, Inspect, StepResult, Submit
+from infer_engine.messages import Finish, Inspect, StepResult, Submit
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats
 
 

@@ -21,18 +21,18 @@ from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.head_requests import with_head_requests
 from infer_server.http.request_ids import with_request_ids
 from infer_server.http.root_path import with_root_path
+from infer_server.observability.access_log import AccessLog, record_route
+from infer_server.observability.metric_routes import metric_routes
+from infer_server.observability.metrics import ServerMetrics
+from infer_server.observability.observed_engine import ObservedEngine
+from infer_server.observability.status_routes import status_routes
+from infer_server.observability.tracing import tracing
 from infer_server.openai.chat.routes import chat_routes
 from infer_server.openai.completions.routes import completion_routes
 from infer_server.openai.model_routes import model_routes
 from infer_server.openai.responses.routes import responses_routes
 from infer_server.openai.tokenizer_routes import tokenizer_routes
 from infer_server.openapi import document_api_keys, openapi_config
-from infer_server.operations.access_log import AccessLog, record_route
-from infer_server.operations.metric_routes import metric_routes
-from infer_server.operations.metrics import ServerMetrics
-from infer_server.operations.observed_engine import ObservedEngine
-from infer_server.operations.status_routes import status_routes
-from infer_server.operations.tracing import tracing
 from infer_server.playground.routes import playground_routes
 from infer_server.settings import ServerSettings
 

@@ -4,7 +4,7 @@ import json
 import shlex
 
 from infer_engine.protocol import EngineInfo
-from infer_server.serving.listener import Address
+from infer_server.connections.listener import Address
 from infer_server.settings import ServerSettings
 
 

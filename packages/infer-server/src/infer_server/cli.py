@@ -26,13 +26,13 @@ from infer_engine.protocol import Engine, EngineConfig, EngineStartError
 from infer_engine.protocol.config import DType, KVCacheDType, Quantization
 from infer_server.banner import banner
 from infer_server.command import discard_unwritable_output, print_if_possible, run_command, with_environment_keys
-from infer_server.operations.logs import configure_logging
-from infer_server.operations.tracing import require_tracing_extra
-from infer_server.serving.garbage import rare_collections
-from infer_server.serving.listener import address_of, bind_listener
-from infer_server.serving.open_files import raise_open_file_limit
-from infer_server.serving.tls import check_certificate
-from infer_server.serving.unix_listener import unix_listener
+from infer_server.connections.garbage import rare_collections
+from infer_server.connections.listener import address_of, bind_listener
+from infer_server.connections.open_files import raise_open_file_limit
+from infer_server.connections.tls import check_certificate
+from infer_server.connections.unix_listener import unix_listener
+from infer_server.observability.logs import configure_logging
+from infer_server.observability.tracing import require_tracing_extra
 from infer_server.settings import ServerSettings
 
 EngineFactory = Callable[[EngineConfig], Engine]
@@ -137,8 +137,8 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=raise_open_file_limit(settings.max_connections))
         engine = _build(config, settings, build_engine)
-        from infer_server.serving.event_loop import new_event_loop  # noqa: PLC0415 - only serving needs a loop
-        from infer_server.serving.server import serve  # noqa: PLC0415 - not for `--help`, and not before the engine
+        from infer_server.connections.event_loop import new_event_loop  # noqa: PLC0415 - only serving needs a loop
+        from infer_server.connections.server import serve  # noqa: PLC0415 - not for `--help`, and not before the engine
 
         address = address_of(listener, scheme="https" if settings.ssl_certfile else "http")
         text = banner(engine.info, address=address, settings=settings)
@@ -178,7 +178,7 @@ def _listener(settings: ServerSettings) -> AbstractContextManager[socket]:
 
 def _import_server() -> None:
     """Import the web framework, which takes half a second, while the engine's process loads the model."""
-    importlib.import_module("infer_server.serving.server")
+    importlib.import_module("infer_server.connections.server")
 
 
 def _build(config: EngineConfig, settings: ServerSettings, build_engine: EngineFactory | None) -> Engine:

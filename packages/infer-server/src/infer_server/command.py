@@ -9,9 +9,9 @@ from contextlib import suppress
 from cyclopts import App, CycloptsError
 
 from infer_engine.protocol import CheckpointUnusableError, EngineStartError
-from infer_server.operations.tracing import TracingUnavailableError
-from infer_server.serving.listener import AddressUnusableError
-from infer_server.serving.tls import CertificateUnusableError
+from infer_server.connections.listener import AddressUnusableError
+from infer_server.connections.tls import CertificateUnusableError
+from infer_server.observability.tracing import TracingUnavailableError
 from infer_server.settings import ServerSettings
 
 EXIT_UNUSABLE = 2

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from infer_engine.protocol.config import parse_bytes
+from infer_engine.protocol.values import parse_bytes
 
 SseEventNames = Literal["always", "negotiated", "never"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from infer_engine.ipc.messages import Submit
+from infer_engine.messages import Submit
 from infer_engine.structured.compiler import GrammarCompiler
 from infer_engine.structured.errors import GrammarError
 
 if TYPE_CHECKING:
+    from infer_engine.chat.call_constraint import CallConstraint
     from infer_engine.structured.allowed_tokens import AllowedTokens
-    from infer_engine.structured.call_constraint import CallConstraint
     from infer_engine.structured.constraint import TokenConstraint
 
 
@@ -29,5 +29,7 @@ def make_constraint(
     if grammars is None:
         raise GrammarError("this core compiles no grammars")
     if message.call_heads is not None:
-        return grammars.call_constraint(message.grammar, message.call_heads)
+        from infer_engine.chat.call_constraint import CallConstraint  # noqa: PLC0415 - as above
+
+        return CallConstraint(message.call_heads, *grammars.matcher(message.grammar))
     return grammars.constraint(message.grammar)

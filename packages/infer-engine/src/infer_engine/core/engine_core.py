@@ -11,17 +11,16 @@ import msgspec
 
 from infer_cache.leaks import describe_leaks
 from infer_engine.core.constraints import make_constraint
-from infer_engine.core.flight import Flight
 from infer_engine.core.prefix_sharing import PrefixSharing
-from infer_engine.core.request import Request, RequestState
 from infer_engine.core.snapshots import take_snapshot
-from infer_engine.core.step_executor import StepExecutor, StepOutcome
-from infer_engine.core.step_runner import EngineFailedError, StepRunner
+from infer_engine.core.step_executor import InFlightStep, StepExecutor, StepOutcome
 from infer_engine.core.token_outputs import grammar_failed_output, make_output
-from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
+from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
+from infer_engine.step_runner import EngineFailedError, StepRunner
 from infer_engine.structured.compiler import GrammarCompiler
 from infer_engine.structured.errors import GrammarError
 
@@ -64,7 +63,7 @@ class EngineCore:
         self._clock = clock
         self._executor = StepExecutor(runner, clock=clock)
         self._run_passes = self._run_ahead if schedules_ahead else self._run_in_turn
-        self._flight: Flight | None = None  # of the step before, if this core schedules ahead
+        self._in_flight: InFlightStep | None = None  # of the step before, if this core schedules ahead
         self._suspects: list[tuple[Request, int]] = []  # of a pass that failed, and how many tokens each had
         self._requests: dict[str, Request] = {}
         self._ended: dict[str, Request] = {}  # in the order in which they ended
@@ -77,7 +76,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running, or a pass was launched whose results were not read."""
-        return bool(self._requests or self._unstarted or self._flight)
+        return bool(self._requests or self._unstarted or self._in_flight)
 
     @property
     def stats(self) -> EngineStats:
@@ -97,7 +96,7 @@ class EngineCore:
 
     def seconds_until_work(self) -> float | None:
         """Return 0.0 if there is work, the wait in seconds if a batch is forming, None if there are no requests."""
-        return 0.0 if self._unstarted or self._flight else self._scheduler.seconds_until_work()
+        return 0.0 if self._unstarted or self._in_flight else self._scheduler.seconds_until_work()
 
     def handle(self, message: ToCore) -> None:
         """Handle a message between two steps. An abort frees the memory at once; an unknown id is no error.
@@ -133,7 +132,7 @@ class EngineCore:
             self._counts.num_steps += 1
             size = (self._counts.num_step_tokens - 1).bit_length()
             self._counts.steps_by_tokens[min(size, NUM_STEP_SIZES - 1)] += 1
-        elif self._flight is None:  # the audit reads all blocks; in an idle step no request waits for it
+        elif self._in_flight is None:  # the audit reads all blocks; in an idle step no request waits for it
             self._count_leaks()
         self._counts.busy_s += self._clock() - started
         stats = self.stats
@@ -190,13 +189,13 @@ class EngineCore:
                 break
             if not schedule.items:
                 continue
-            flight = self._executor.launch(schedule)
-            flight.sample()
-            outcome = self._executor.read(flight)
+            step = self._executor.launch(schedule)
+            step.sample()
+            outcome = self._executor.read(step)
             if outcome is None:
-                self._recover_pass(flight, outputs)
+                self._recover_pass(step, outputs)
             else:
-                self._count_computed(schedule.items, flight.sampled)
+                self._count_computed(schedule.items, step.sampled)
                 self._apply_outcome(outcome, outputs)
 
     def _run_ahead(self, admitted: list[str], outputs: list[TokenOutput]) -> None:
@@ -207,7 +206,7 @@ class EngineCore:
         So sampling knows all tokens, and may use them: grammars, penalties, counts. Only the forward pass is launched
         before the host knows the tokens that it is given.
         """
-        settling, self._flight = self._flight, None
+        settling, self._in_flight = self._in_flight, None
         if self._suspects and settling is None:
             self._suspects = [
                 (request, count)
@@ -219,24 +218,24 @@ class EngineCore:
                 return
         [make_schedule] = self._scheduler.passes
         schedule = self._make_schedule(make_schedule, admitted, outputs)
-        flight = None if schedule is None or not schedule.items else self._executor.launch(schedule)
+        step = None if schedule is None or not schedule.items else self._executor.launch(schedule)
         if settling is not None:
             outcome = self._executor.read(settling)
             if outcome is None:
-                self._recover_both(settling, flight)
+                self._recover_both(settling, step)
                 return
             self._apply_outcome(outcome, outputs)
-        if flight is None:
+        if step is None:
             return
-        items = flight.schedule.items = [item for item in flight.schedule.items if item[0].row >= 0]  # not ended
+        items = step.schedule.items = [item for item in step.schedule.items if item[0].row >= 0]  # not ended
         for request, _ in items:
-            self._scheduler.cache_last_block(request, flight.schedule)
-        flight.sample()
-        if flight.error is None:
-            self._count_computed(items, flight.sampled)
-            self._flight = flight
+            self._scheduler.cache_last_block(request, step.schedule)
+        step.sample()
+        if step.error is None:
+            self._count_computed(items, step.sampled)
+            self._in_flight = step
         else:
-            self._recover_pass(flight, outputs)
+            self._recover_pass(step, outputs)
 
     def _count_leaks(self) -> None:
         """Count the leaked blocks; where the number changes, the log says whose they were."""
@@ -295,34 +294,34 @@ class EngineCore:
                 request.state = decode
                 request.pending_row = row
 
-    def _recover_pass(self, flight: Flight, outputs: list[TokenOutput]) -> None:
+    def _recover_pass(self, step: InFlightStep, outputs: list[TokenOutput]) -> None:
         """Compute the latest pass, which failed, again in parts."""
         self._counts.num_failed_passes += 1
-        outcome = self._executor.retry(flight, self._scheduler.requeue_pending_readers(flight.schedule))
+        outcome = self._executor.retry(step, self._scheduler.requeue_pending_readers(step.schedule))
         self._count_computed(outcome.computed, [request for request, _ in outcome.chosen])
         self._apply_outcome(outcome, outputs, is_repeated=True)
         if not outcome.computed:
-            self._unapplied_edits = flight.schedule.table_edits
+            self._unapplied_edits = step.schedule.table_edits
 
-    def _recover_both(self, flight: Flight, following: Flight | None) -> None:
+    def _recover_both(self, step: InFlightStep, following: InFlightStep | None) -> None:
         """Preempt all requests, because a pass failed after the next one was scheduled.
 
         Blocks that it needs may have been given away, so it cannot be repeated. Until each of its requests has its next
         token, passes are computed in turn, which finds one that fails again.
         """
         self._counts.num_failed_passes += 1
-        logger.error("A step failed; all running requests are computed again.", exc_info=flight.error)
+        logger.error("A step failed; all running requests are computed again.", exc_info=step.error)
         self._executor.probe()
         self._scheduler.preempt_all()
         self._unapplied_edits = []  # no row is in use
-        for each in (flight, following):
+        for each in (step, following):
             if each is not None:
                 self._kv_cache_manager.uncache_hashes(list(each.schedule.pending_hashes))
                 for request in each.schedule.readers:
                     request.undo_reuse()
-        for request in flight.sampled:
+        for request in step.sampled:
             request.pending_row = -1
-        items = flight.schedule.items
+        items = step.schedule.items
         self._suspects = [(request, len(request.token_ids)) for request, _ in items if not request.has_ended]
 
     def _apply_outcome(self, outcome: StepOutcome, outputs: list[TokenOutput], *, is_repeated: bool = False) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from infer_cache.block_hashes import BlockHashes
-from infer_engine.ipc.messages import Submit
+from infer_engine.messages import Submit
 
 FirstPosition = Callable[[int], int]
 """Takes the longest length of a sequence; returns the position of its first token."""

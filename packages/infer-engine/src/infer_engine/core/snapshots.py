@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from types import MappingProxyType
 
-from infer_engine.core.request import Request, RequestState
 from infer_engine.protocol import BatchSnapshot, EngineStats, SequenceSnapshot
 from infer_engine.protocol.snapshot import MAX_BLOCKS_SHOWN, MAX_SEQUENCES_SHOWN
+from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import KVCacheManager
 
 _STATES: Mapping[RequestState, str] = MappingProxyType(

@@ -15,14 +15,98 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infer_engine.core.flight import Flight
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import EngineFailedError, PromptLogprobs, StepOutOfMemoryError, StepRunner
+from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import RequestFailure, TokenLogprob
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.request import Request
 from infer_engine.scheduling import Schedule
+from infer_engine.step_runner import (
+    ComputedPass,
+    EngineFailedError,
+    PromptLogprobs,
+    StepOutOfMemoryError,
+    StepRunner,
+)
 
 logger = logging.getLogger(__name__)
+
+
+class InFlightStep:
+    """A pass from its launch until its results have been read. On a GPU the host goes on meanwhile.
+
+    An error of the model or the device is kept, whenever it shows, so that the caller can handle it in its turn.
+
+    Attributes:
+        schedule: what it computes.
+        sampled: the requests whose next token is chosen after it, in the order of the rows of logits.
+        error: why it failed, if it did.
+        execute_s: seconds that the host spent on its forward pass.
+        sample_s: seconds that the host spent on choosing tokens, the wait for the device included.
+    """
+
+    __slots__ = ("_clock", "_computed", "_runner", "_tokens", "error", "execute_s", "sample_s", "sampled", "schedule")
+
+    def __init__(self, schedule: Schedule, runner: StepRunner, clock: Callable[[], float]) -> None:
+        """Compute `schedule` on `runner`, once it is launched; `clock` measures seconds."""
+        self.schedule = schedule
+        self.sampled = schedule.needs_sampling
+        self.error: Exception | None = None
+        self.execute_s = self.sample_s = 0.0
+        self._runner = runner
+        self._clock = clock
+        self._computed = ComputedPass(logits=None)
+        self._tokens: SampledTokens | None = None
+
+    def forward(self) -> None:
+        """Launch the forward pass.
+
+        Raises:
+            EngineFailedError: the runner cannot go on.
+        """
+        started = self._clock()
+        try:
+            self._computed = self._runner.forward(self.schedule)
+        except EngineFailedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a model or a device raises fails this pass alone
+            self.error = error
+        self.execute_s = self._clock() - started
+
+    def sample(self) -> None:
+        """Launch the choice of tokens; all tokens of `sampled` must be known.
+
+        Raises:
+            EngineFailedError: the runner cannot go on.
+        """
+        if self.error is not None or not self.sampled:
+            return
+        started = self._clock()
+        try:
+            self._tokens = self._runner.sample(self._computed.logits, self.sampled)
+        except EngineFailedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = error
+        self.sample_s = self._clock() - started
+
+    def wait(self) -> tuple[SamplerOutput, PromptLogprobs] | None:
+        """Wait for the results; return None if the pass failed.
+
+        Raises:
+            EngineFailedError: the runner cannot go on.
+        """
+        if self.error is not None:
+            return None
+        started = self._clock()
+        try:
+            chosen = SamplerOutput(token_ids=[]) if self._tokens is None else self._tokens.wait()
+            return chosen, self._computed.read_prompt_logprobs()
+        except EngineFailedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = error
+            return None
+        finally:
+            self.sample_s += self._clock() - started
 
 
 @dataclass(slots=True)
@@ -47,11 +131,11 @@ class StepOutcome:
     execute_s: float = 0.0
     sample_s: float = 0.0
 
-    def add(self, flight: Flight, chosen: SamplerOutput, prompt_logprobs: PromptLogprobs) -> None:
+    def add(self, step: InFlightStep, chosen: SamplerOutput, prompt_logprobs: PromptLogprobs) -> None:
         """Add the results of a pass that succeeded."""
-        items, sampled = flight.schedule.items, flight.sampled
-        self.execute_s += flight.execute_s
-        self.sample_s += flight.sample_s
+        items, sampled = step.schedule.items, step.sampled
+        self.execute_s += step.execute_s
+        self.sample_s += step.sample_s
         for index, logprob in chosen.logprobs.items():
             self.logprobs[sampled[index].request_id] = logprob
         failed: dict[str, RequestFailure] = {}
@@ -80,28 +164,30 @@ class StepExecutor:
         self._runner = runner
         self._clock = clock
 
-    def launch(self, schedule: Schedule) -> Flight:
+    def launch(self, schedule: Schedule) -> InFlightStep:
         """Launch the forward pass of `schedule`.
 
         Raises:
             EngineFailedError: the runner cannot go on.
         """
-        return Flight(schedule, self._runner, self._clock)
+        step = InFlightStep(schedule, self._runner, self._clock)
+        step.forward()
+        return step
 
-    def read(self, flight: Flight) -> StepOutcome | None:
+    def read(self, step: InFlightStep) -> StepOutcome | None:
         """Wait for the results of a pass and return them; None if it failed.
 
         Raises:
             EngineFailedError: the runner cannot go on.
         """
-        results = flight.wait()
+        results = step.wait()
         if results is None:
             return None
         outcome = StepOutcome()
-        outcome.add(flight, *results)
+        outcome.add(step, *results)
         return outcome
 
-    def retry(self, flight: Flight, items: list[tuple[Request, int]]) -> StepOutcome:
+    def retry(self, step: InFlightStep, items: list[tuple[Request, int]]) -> StepOutcome:
         """Compute the `items` of a pass that failed again, in parts, and return what became of each.
 
         Raises:
@@ -109,15 +195,15 @@ class StepExecutor:
         """
         logger.error(
             "A step of %d requests failed; they are retried in parts.",
-            len(flight.schedule.items),
-            exc_info=flight.error,
+            len(step.schedule.items),
+            exc_info=step.error,
         )
         self.probe()
         outcome = StepOutcome()
-        if len(items) == len(flight.schedule.items) > 1:  # they are known to fail together
-            self._retry_halves(flight.schedule, items, outcome)
+        if len(items) == len(step.schedule.items) > 1:  # they are known to fail together
+            self._retry_halves(step.schedule, items, outcome)
         elif items:
-            self._retry(flight.schedule, items, outcome)
+            self._retry(step.schedule, items, outcome)
         return outcome
 
     def probe(self) -> None:
@@ -133,15 +219,15 @@ class StepExecutor:
 
     def _retry(self, schedule: Schedule, items: list[tuple[Request, int]], outcome: StepOutcome) -> None:
         """Compute `items`, in halves where they fail together."""
-        flight = self.launch(schedule.only(items))
-        flight.sample()
-        results = flight.wait()
+        step = self.launch(schedule.only(items))
+        step.sample()
+        results = step.wait()
         if results is not None:
-            outcome.add(flight, *results)
+            outcome.add(step, *results)
         elif len(items) > 1:
             self._retry_halves(schedule, items, outcome)
         else:
-            request, error = items[0][0], flight.error
+            request, error = items[0][0], step.error
             assert error is not None
             logger.error("Request %s fails alone too; it is given up.", request.request_id, exc_info=error)
             outcome.failures.append((request, _failure(error)))

@@ -1,8 +1,8 @@
 """Makes the `TokenOutput` messages of a core."""
 
-from infer_engine.core.request import Request
-from infer_engine.ipc.messages import Submit, TokenOutput
+from infer_engine.messages import Submit, TokenOutput
 from infer_engine.protocol import FinishReason, RequestFailure, TokenLogprob
+from infer_engine.request import Request
 
 
 def grammar_failed_output(message: Submit) -> TokenOutput:

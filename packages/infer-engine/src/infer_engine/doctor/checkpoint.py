@@ -6,7 +6,8 @@ from collections import Counter
 
 import torch
 
-from infer_engine.build import load_tokenizer
+from infer_engine.assembly.core import load_tokenizer
+from infer_engine.assembly.runner import end_token_ids, usable_vocab_size
 from infer_engine.doctor.model_reading import (
     ReadModel,
     loading_warnings,
@@ -16,8 +17,7 @@ from infer_engine.doctor.model_reading import (
 )
 from infer_engine.doctor.reporter import Reporter, size
 from infer_engine.frontend.generation_config import FILE, sampling_defaults
-from infer_engine.model_runner.loading import end_token_ids, usable_vocab_size
-from infer_engine.model_runner.rank_loading import LoadedRank
+from infer_engine.model_runner.loading.rank_loading import LoadedRank
 from infer_engine.protocol import CheckpointUnusableError
 from infer_engine.sizing import KVMemory, kv_memory, resolve_device
 from infer_kernels import QuantizedWeight
@@ -25,7 +25,7 @@ from infer_models import CausalLM, CheckpointError
 from infer_models.checkpoint import check_weights, read_checkpoint_config
 from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.text import ChatTemplateError, Tokenizer
-from infer_models.weight_storage import weight_bytes
+from infer_models.weight_allocation import weight_bytes
 
 SAMPLE_TEXT = "Hello, world."
 _LOGIT_COPIES = 6

@@ -27,7 +27,7 @@ from infer_engine.doctor.host import (
 from infer_engine.doctor.reporter import Reporter, describe, size
 from infer_engine.gpu_visibility import VISIBLE_DEVICES, explain_hidden
 from infer_engine.host_limits import HostLimits, read_host_limits
-from infer_engine.ipc.processors import THREADS
+from infer_engine.processes.processors import THREADS
 
 MAX_KERNEL_PROCESSES = 4
 """Processes that compile and compare Triton kernels side by side; each compiles on one core."""

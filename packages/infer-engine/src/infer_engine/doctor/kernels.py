@@ -13,7 +13,7 @@ import torch
 from infer_engine.doctor.model_ops import ops_of, quantized_ops_of
 from infer_engine.doctor.model_reading import read_model, without_weights
 from infer_engine.doctor.reporter import Reporter, describe
-from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
+from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.sizing import choose_block_size, resolve_device
 from infer_kernels.cpu.build import SWITCH, is_switched_off
 from infer_kernels.cpu.calls import DTYPES

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from infer_engine.doctor.reporter import Reporter
-from infer_engine.model_runner.kv_cache_dtype import choose_kv_cache_dtype
-from infer_engine.model_runner.rank_loading import LoadedRank, group_layers
+from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
+from infer_engine.model_runner.loading.rank_loading import LoadedRank, group_layers
+from infer_engine.model_runner.loading.weight_dtype import choose_dtype
 from infer_engine.model_runner.rank_model import RankModel
-from infer_engine.model_runner.weight_dtype import choose_dtype
 from infer_engine.protocol import EngineConfig
 from infer_engine.sizing import choose_block_size, resolve_device, size_step
 from infer_kernels import linear
@@ -22,7 +22,7 @@ from infer_models.checkpoint import read_checkpoint_config
 from infer_models.families import FAMILIES
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
 from infer_models.layers import ParameterFactory
-from infer_models.weight_storage import allocate_weights
+from infer_models.weight_allocation import allocate_weights
 
 META = torch.device("meta")
 

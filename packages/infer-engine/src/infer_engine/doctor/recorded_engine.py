@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from infer_engine.build import CoreParts, build_core
-from infer_engine.ipc.messages import Submit
+from infer_engine.assembly.core import CoreParts, build_core
+from infer_engine.messages import Submit
 from infer_engine.model_runner.recording_runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams
 

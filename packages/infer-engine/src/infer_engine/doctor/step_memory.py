@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from infer_engine.assembly.runner import measure_loaded_step_bytes
 from infer_engine.doctor.reporter import size
 from infer_engine.doctor.small_model import SmallModel
-from infer_engine.model_runner.loading import measure_loaded_step_bytes
-from infer_engine.model_runner.rank_loading import load_rank
+from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
 
 SLACK_BYTES = 32 * 2**20

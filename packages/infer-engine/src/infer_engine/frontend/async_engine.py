@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self, TypeVar, TypeVarTuple
 
-from infer_engine.frontend.grammar_screening import GrammarScreening
 from infer_engine.frontend.input_processor import InputProcessor, ProcessedInput, grammars_of, prompt_characters
 from infer_engine.frontend.streams import QueuedStream
 from infer_engine.frontend.tokenizer_pool import TokenizerPool
-from infer_engine.frontend.watchdog import Watchdog
 from infer_engine.ipc.core_client import ENGINE_STUCK, CoreCallbacks, CoreClient
 from infer_engine.ipc.core_protocol import ended_by_text
-from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult
+from infer_engine.messages import Abort, Finish, Inspect, StepResult
+from infer_engine.processes.watchdog import Watchdog
 from infer_engine.protocol import (
     BatchSnapshot,
     ChatPrompt,
@@ -37,7 +36,8 @@ from infer_engine.protocol import (
     RequestFailure,
     RequestStream,
 )
-from infer_engine.structured.screen import GrammarScreen
+from infer_engine.structured.sandbox import GrammarSandbox
+from infer_engine.structured.sandbox_queue import SandboxQueue
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class AsyncEngine:
         max_waiting_requests: int,
         step_timeout_s: float = STEP_TIMEOUT_S,
         tokenizer_pool: TokenizerPool | None = None,
-        screen: GrammarScreen | None = None,
+        sandbox: GrammarSandbox | None = None,
     ) -> None:
         """Start the core; it sleeps until the first request.
 
@@ -72,7 +72,7 @@ class AsyncEngine:
             max_waiting_requests: how many sequences may wait for their first step; more are refused.
             step_timeout_s: seconds after which a step counts as stuck and the engine as dead.
             tokenizer_pool: tokenizes prompts; None creates a pool.
-            screen: tries grammars before their requests are queued; with None the core alone compiles them.
+            sandbox: tries grammars before their requests are queued; with None the core alone compiles them.
         """
         self._core_client = core_client
         self._input_processor = input_processor
@@ -90,7 +90,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._undelivered = threading.Lock()  # held while a step's result waits for the event loop: the core waits too
         self._tokenizer_pool = tokenizer_pool or TokenizerPool()
-        self._screening = None if screen is None else GrammarScreening(screen)
+        self._sandbox = None if sandbox is None else SandboxQueue(sandbox)
         self._watchdog = Watchdog(
             timeout_s=step_timeout_s,
             step_age_s=core_client.step_age_s,
@@ -125,7 +125,7 @@ class AsyncEngine:
         self._num_tokenizing += num_sequences
         try:
             processed = await self._process_inputs(requests)
-            await self._screen_grammars(processed, tenant=requests[0].tenant if requests else None)
+            await self._try_grammars(processed, tenant=requests[0].tenant if requests else None)
         finally:
             self._num_tokenizing -= num_sequences
         self._check_open()  # the engine may have been closed while the request was tokenized
@@ -189,8 +189,8 @@ class AsyncEngine:
         self._watchdog.stop()
         self._core_client.stop()
         self._tokenizer_pool.shutdown()
-        if self._screening is not None:
-            self._screening.close()
+        if self._sandbox is not None:
+            self._sandbox.close()
         try:
             await asyncio.wait_for(self._stopped.wait(), CLOSE_TIMEOUT_S)
             self._core_client.join()
@@ -259,10 +259,10 @@ class AsyncEngine:
         ]
         return [sequence for sequences in await self._tokenizer_pool.run(calls) for sequence in sequences]
 
-    async def _screen_grammars(self, processed: Sequence[ProcessedInput], *, tenant: str | None) -> None:
-        if self._screening is not None:
+    async def _try_grammars(self, processed: Sequence[ProcessedInput], *, tenant: str | None) -> None:
+        if self._sandbox is not None:
             for grammar in grammars_of(processed):
-                await self._screening.check(grammar, tenant=tenant)
+                await self._sandbox.check(grammar, tenant=tenant)
 
     async def _tokenize_one(self, size: int, call: Callable[[], _T]) -> _T:
         """Run `call` in the tokenizer pool; it counts against the queue limit as a request does."""

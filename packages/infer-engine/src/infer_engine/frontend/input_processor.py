@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from infer_engine.frontend.chat_formats import ChatFormats
+from infer_engine.chat.formats import ChatFormats
+from infer_engine.chat.output_form import AnswerForm
 from infer_engine.frontend.output_processor import OutputProcessor, PromptOnlyProcessor
 from infer_engine.frontend.stop_rules import StopRules, stop_rules
-from infer_engine.ipc.messages import Submit
+from infer_engine.messages import CallHeads, Submit
 from infer_engine.protocol import (
     ChatPrompt,
     ChatTemplateUnusableError,
@@ -27,8 +28,6 @@ from infer_engine.protocol import (
 )
 from infer_engine.protocol.sampling import MAX_STOP_TOKEN_IDS
 from infer_engine.protocol.structured_outputs import Whitespace
-from infer_engine.structured.answer_form import AnswerForm
-from infer_engine.structured.call_heads import CallHeads
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
@@ -328,7 +327,7 @@ def _grammar_of(
             "`allowed_token_ids` cannot be kept beside tools; send one of them.", param="allowed_token_ids"
         )
     # They import the grammar library.
-    from infer_engine.structured.answer_grammar import answer_grammar, arguments_grammar  # noqa: PLC0415
+    from infer_engine.chat.output_grammar import answer_grammar, arguments_grammar  # noqa: PLC0415
     from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415
 
     try:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TypeVar, TypeVarTuple
 
 from infer_engine.frontend.stop_rules import Detokenizer, PartsParser
-from infer_engine.ipc.messages import TokenOutput
+from infer_engine.messages import TokenOutput
 from infer_engine.protocol import (
     AnswerDelta,
     ContentDelta,

@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from infer_engine.frontend.input_processor import ProcessedInput
-from infer_engine.ipc.messages import TokenOutput
+from infer_engine.messages import TokenOutput
 from infer_engine.protocol import AnswerDelta, FinishReason, RequestFailure, RequestTimes, StepOutput
 
 

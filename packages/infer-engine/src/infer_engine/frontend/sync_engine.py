@@ -6,7 +6,7 @@ from collections.abc import Callable
 from infer_engine.frontend.input_processor import ProcessedInput
 from infer_engine.frontend.interrupts import deferred_interrupts
 from infer_engine.ipc.core_protocol import CoreProtocol, ended_by_text
-from infer_engine.ipc.messages import Abort, Finish, TokenOutput
+from infer_engine.messages import Abort, Finish, TokenOutput
 from infer_engine.protocol import EngineStats, StepOutput
 
 

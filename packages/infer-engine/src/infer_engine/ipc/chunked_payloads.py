@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from infer_engine.ipc.messages import StepResult, TokenOutput
+from infer_engine.messages import StepResult, TokenOutput
 from infer_engine.protocol import TokenLogprob
 
 CHUNK_TOKENS = 512

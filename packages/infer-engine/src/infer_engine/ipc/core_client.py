@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from infer_engine.ipc.messages import StepResult, ToCore
+from infer_engine.messages import StepResult, ToCore
 from infer_engine.protocol import RequestFailure
 
 ENGINE_DEAD = RequestFailure(message="The engine failed; its log has the cause.", code="engine_dead")

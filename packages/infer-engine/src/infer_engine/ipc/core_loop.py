@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from infer_engine.ipc.core_protocol import CoreProtocol
 from infer_engine.ipc.grammar_gate import GrammarGate
-from infer_engine.ipc.messages import Halt, StepResult, Submit, ToCore
+from infer_engine.messages import Halt, StepResult, Submit, ToCore
 from infer_engine.structured.compiler import GrammarCompiler
 
 MAX_WAIT_S = 3600.0

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from infer_engine.ipc.messages import StepResult, ToCore, TokenOutput
+from infer_engine.messages import StepResult, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, StepOutput
 
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from infer_engine.ipc.messages import Abort, Submit, ToCore
+from infer_engine.messages import Abort, Submit, ToCore
 from infer_engine.structured.compiler import GrammarCompiler
 from infer_engine.structured.errors import GrammarError
 

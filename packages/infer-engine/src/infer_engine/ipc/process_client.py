@@ -1,6 +1,6 @@
 """`ProcessCoreClient`: runs a core in a process of its own, without importing torch here.
 
-    frontend process                             core process (`infer_engine.ipc.worker`)
+    frontend process                             core process (`infer_engine.assembly.core_process`)
       send ──> outbox ──writer thread──socket──> reader thread ──> inbox ──> step, step, step
       on_result <──reader thread──────socket<──────────────────── results, heartbeats, log lines
 
@@ -18,16 +18,9 @@ import msgspec
 
 from infer_engine.ipc.chunked_payloads import ChunkAssembler, PromptLogprobsChunk
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
-from infer_engine.ipc.messages import Halt, StepResult, ToCore
-from infer_engine.ipc.programs import MAX_FRAME_BYTES, Program
-from infer_engine.ipc.worker_messages import (
-    CoreReady,
-    CoreRefused,
-    FromWorker,
-    Heartbeat,
-    LogLine,
-    WorkerSetup,
-)
+from infer_engine.ipc.process_messages import CoreReady, CoreSetup, FromCoreProcess, Heartbeat
+from infer_engine.messages import Halt, StepResult, ToCore
+from infer_engine.processes.child_process import ChildProcess, CoreRefused
 from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineStartError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +54,7 @@ class ProcessCoreClient:
             EngineStartError: the process ended while it loaded.
         """
         self._heartbeat_s = min(HEARTBEAT_S, config.step_timeout_s / MISSED_HEARTBEATS)
-        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._decoder = msgspec.msgpack.Decoder(FromCoreProcess)
         self._encoder = msgspec.msgpack.Encoder()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # frames; None ends the writer
         self._chunks = ChunkAssembler()
@@ -69,14 +62,14 @@ class ProcessCoreClient:
         self._heartbeat = Heartbeat(step_age_s=None)
         self._stopping = False
         self._callbacks: CoreCallbacks | None = None
-        self._program = Program("infer_engine.ipc.worker")
-        self._connection = self._program.connection
+        self._process = ChildProcess("infer_engine.assembly.core_process")
+        self._connection = self._process.connection
         try:
             self._send_setup(config, processors)
             while_loading()
             self.ready = self._wait_until_ready()
         except BaseException:  # also an interrupt: nothing else would end the process
-            self._program.kill()
+            self._process.kill()
             raise
         self._reader = threading.Thread(target=self._read, name="infer-core-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="infer-core-writer", daemon=True)
@@ -84,7 +77,7 @@ class ProcessCoreClient:
     @property
     def pid(self) -> int:
         """The id of the process."""
-        return self._program.pid
+        return self._process.pid
 
     def start(self, callbacks: CoreCallbacks) -> None:
         """Start the reader and writer threads."""
@@ -119,7 +112,7 @@ class ProcessCoreClient:
 
     def abandon(self) -> None:
         """Kill the process and those that it has started."""
-        self._program.kill_tree()
+        self._process.kill_tree()
 
     def step_age_s(self) -> float | None:
         """Return the age of the current step by the last heartbeat, or the time since the last message."""
@@ -135,7 +128,7 @@ class ProcessCoreClient:
         return f"The core's process, {self.pid}, is here:\n{self._heartbeat.stack}"
 
     def _send_setup(self, config: EngineConfig, processors: Sequence[int]) -> None:
-        setup = WorkerSetup(
+        setup = CoreSetup(
             config=config,
             log_level=logging.getLogger().getEffectiveLevel(),
             heartbeat_s=self._heartbeat_s,
@@ -155,18 +148,15 @@ class ProcessCoreClient:
                     case CoreRefused(message=message):
                         raise ValueError(message)
         except (EOFError, OSError) as error:
-            code = self._program.wait_or_kill()
+            code = self._process.wait_or_kill()
             raise EngineStartError(f"The engine's process ended with exit code {code} while it loaded.") from error
 
-    def _receive(self) -> FromWorker:
-        """Receive the next message; record a heartbeat and log a log line."""
-        message: FromWorker = self._decoder.decode(self._connection.recv_bytes(MAX_FRAME_BYTES))
+    def _receive(self) -> FromCoreProcess:
+        """Receive the next message; record a heartbeat."""
+        message: FromCoreProcess = self._process.receive(self._decoder)
         self._last_message_s = time.monotonic()
-        match message:
-            case Heartbeat():
-                self._heartbeat = message
-            case LogLine(name=name, level=level, message=text):
-                logging.getLogger(name).log(level, "%s", text)
+        if isinstance(message, Heartbeat):
+            self._heartbeat = message
         return message
 
     def _read(self) -> None:
@@ -184,7 +174,7 @@ class ProcessCoreClient:
             self._report_end(self._callbacks)
         except BaseException:  # streams must not wait for a thread that has ended
             logger.exception("A message of the engine's process cannot be read.")
-            self._program.process.kill()
+            self._process.process.kill()
             self._report_end(self._callbacks)
         finally:
             self._outbox.put(None)
@@ -196,7 +186,7 @@ class ProcessCoreClient:
         is_expected = self._stopping
         if not is_expected:
             callbacks.on_lost(ENGINE_DEAD)  # before the wait for the exit code
-        code = self._program.wait_or_kill()
+        code = self._process.wait_or_kill()
         if not is_expected:
             logger.error("The engine's process, %d, ended with exit code %d.", self.pid, code)
 

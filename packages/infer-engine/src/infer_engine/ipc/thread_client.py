@@ -9,7 +9,7 @@ from collections.abc import Callable
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
 from infer_engine.ipc.core_loop import CoreLoop, Inbox, StepTimer
 from infer_engine.ipc.core_protocol import CoreProtocol
-from infer_engine.ipc.messages import Halt, StepResult, ToCore
+from infer_engine.messages import Halt, StepResult, ToCore
 from infer_engine.structured.compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)

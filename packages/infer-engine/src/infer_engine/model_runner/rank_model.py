@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from infer_engine.model_runner.cache_views import CacheViews
-from infer_engine.model_runner.forward_batch import ForwardBatch
+from infer_engine.model_runner.inputs.cache_views import CacheViews
+from infer_engine.model_runner.inputs.forward_batch import ForwardBatch
 from infer_engine.sampling.draw_buffers import Draws
 from infer_engine.sampling.sampler import ChosenTokens
 from infer_models import CausalLM

@@ -4,10 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepRunner
-from infer_engine.model_runner.runner import logits_of
+from infer_engine.outputs import SampledTokens
+from infer_engine.request import Request
+from infer_engine.sampling.sampler import CapturedRows
 from infer_engine.scheduling import Schedule
+from infer_engine.step_runner import ComputedPass, StepRunner
 
 
 class RecordingRunner:
@@ -21,11 +22,12 @@ class RecordingRunner:
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Start to compute the items of the schedule."""
         computed = self._inner.forward(schedule)
-        for request, row in zip(schedule.needs_sampling, logits_of(computed.logits).clone(), strict=True):
+        rows = computed.logits.compute_logits() if isinstance(computed.logits, CapturedRows) else computed.logits
+        for request, row in zip(schedule.needs_sampling, rows.clone(), strict=True):
             self._logits[request.request_id, request.num_tokens] = row
         return computed
 
-    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
         """Start to choose the next token of each of `requests`."""
         return self._inner.sample(logits, requests)
 

@@ -1,45 +1,25 @@
 """`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import ComputedPass, PendingTokens, StepOutOfMemoryError
-from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.model_runner.rank_model import BatchModel, Choice
-from infer_engine.sampling.device_to_host import HostCopy
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
+from infer_engine.model_runner.rank_model import BatchModel
+from infer_engine.outputs import SampledTokens
+from infer_engine.request import Request
 from infer_engine.sampling.prompt_logprobs import (
     compute_prompt_logprobs,
     find_prompt_logprob_rows,
     read_prompt_logprobs,
 )
-from infer_engine.sampling.sampler import PendingSample, Sampler, pending
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.sampling.sampler import CapturedRows, Sampler
+from infer_engine.sampling.transfers import HostCopy
 from infer_engine.scheduling import Schedule
+from infer_engine.step_runner import ComputedPass, StepOutOfMemoryError
 from infer_kernels import resolve_token_ids
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadRows:
-    """Rows of a captured step of decodes, whose logits are computed only if a request needs more than a draw.
-
-    Attributes:
-        choose: chooses the tokens.
-        compute_logits: returns the logits, [rows, vocab].
-    """
-
-    choose: Choice
-    compute_logits: Callable[[], Tensor]
-
-
-def logits_of(rows: Tensor | UnreadRows) -> Tensor:
-    """Return `ComputedPass.logits` of a `ModelRunner` as a tensor, [rows, vocab]."""
-    return rows if isinstance(rows, Tensor) else rows.compute_logits()
 
 
 class ModelRunner:
@@ -73,7 +53,7 @@ class ModelRunner:
             hidden, choice = hidden[: batch.num_tokens], self._model.captured_choice(batch)
             if choice is None:
                 return ComputedPass(logits=self._model.logits(hidden))
-            return ComputedPass(logits=UnreadRows(choice, partial(self._model.logits, hidden)))
+            return ComputedPass(logits=CapturedRows(choice, partial(self._model.logits, hidden)))
         wanted = None
         if batch.is_prefill.any():
             wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
@@ -89,26 +69,17 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor | UnreadRows, requests: list[Request]) -> PendingTokens:
+    def sample(self, logits: Tensor | CapturedRows, requests: list[Request]) -> SampledTokens:
         """Start to choose the next token of each of `requests`; `logits` has one row for each."""
         if not requests:
-            return SamplerOutput(token_ids=[])
+            return SampledTokens.known([])
         use_device(self._device)
         try:
-            sampled = None if isinstance(logits, Tensor) else self._choose(logits, requests)
-            if sampled is None:
-                sampled = self._sampler.launch(logits_of(logits), requests)
+            sampled = self._sampler.launch(logits, requests)
         except torch.OutOfMemoryError as error:
             raise _no_memory(len(requests), error) from error
-        self._latest_tokens = sampled.token_ids
+        self._latest_tokens = sampled.on_device
         return sampled
-
-    def _choose(self, rows: UnreadRows, requests: list[Request]) -> PendingSample | None:
-        """Start to choose tokens by a captured step; return None if `requests` need something else."""
-        if self._sampler.are_all_greedy(requests):
-            return pending(rows.choose(None))
-        draws = self._sampler.plain_draws(requests)
-        return None if draws is None else pending(rows.choose(draws))
 
     @torch.inference_mode()
     def probe(self) -> None:

@@ -4,14 +4,6 @@
 made. The server is written against `Engine` and `RequestStream`, which `infer_engine.build_engine` implements.
 """
 
-from infer_engine.protocol.answer_deltas import (
-    AnswerDelta,
-    ContentDelta,
-    ContentWasReasoning,
-    ReasoningDelta,
-    ToolCallDelta,
-    answer_deltas,
-)
 from infer_engine.protocol.chat import ChatMessage, ChatPrompt, Tool, ToolCall
 from infer_engine.protocol.config import EngineConfig
 from infer_engine.protocol.engine import Engine, EngineInfo, EngineStatus, RequestStream, RequestTimes
@@ -27,11 +19,17 @@ from infer_engine.protocol.errors import (
     RequestRefusedError,
 )
 from infer_engine.protocol.requests import (
+    AnswerDelta,
+    ContentDelta,
+    ContentWasReasoning,
     FinishReason,
     GenerateRequest,
+    ReasoningDelta,
     RequestFailure,
     StepOutput,
     TokenLogprob,
+    ToolCallDelta,
+    answer_deltas,
 )
 from infer_engine.protocol.sampling import SamplingParams
 from infer_engine.protocol.sampling_defaults import SamplingDefaults

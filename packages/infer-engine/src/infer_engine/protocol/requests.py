@@ -1,10 +1,10 @@
 """`GenerateRequest` and `StepOutput`: the input and the output of an engine."""
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
-from infer_engine.protocol.answer_deltas import AnswerDelta
 from infer_engine.protocol.chat import ChatPrompt
 from infer_engine.protocol.sampling import SamplingParams
 
@@ -71,6 +71,42 @@ class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
     code: str = "internal_error"
 
 
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False, tag="reasoning"):
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+class ContentDelta(msgspec.Struct, frozen=True, gc=False, tag="content"):
+    """More of the text that is meant for the reader."""
+
+    text: str
+
+
+class ContentWasReasoning(msgspec.Struct, frozen=True, gc=False, tag="content_was_reasoning"):
+    """All content so far was reasoning: its end has come, and its beginning was not marked.
+
+    Whoever still holds the content moves it to the reasoning; a stream has sent it.
+    """
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
+    """The beginning of a tool call, or more of its arguments.
+
+    Attributes:
+        index: which of the answer's calls it is, from 0.
+        name: of the tool, with the first delta of a call; None with the others.
+        arguments: more of the JSON text of the arguments.
+    """
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+AnswerDelta = ReasoningDelta | ContentDelta | ContentWasReasoning | ToolCallDelta
+
+
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step made for one request; the outputs of a request join to its whole answer.
 
@@ -109,3 +145,10 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+def answer_deltas(output: StepOutput) -> Sequence[AnswerDelta]:
+    """Return what `output` adds to an answer, in order; text that is not looked through is content."""
+    if output.deltas is not None:
+        return output.deltas
+    return [ContentDelta(output.text)] if output.text else []

@@ -2,9 +2,14 @@
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
 Check = Callable[[str, object], object]
 """Takes a field's name and value; raises a `ValueError` that names both and what is allowed. The result is unused."""
+MAX_TIMEOUT_S = 365 * 24 * 3600
+"""A year: a longer time is a typing error, and may overflow a clock."""
+TIMEOUT = f"a finite number of seconds, %s and at most {MAX_TIMEOUT_S}"
+_BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def refusal(name: str, value: object, allowed: str) -> ValueError:
@@ -60,3 +65,28 @@ def _require(allowed: str, holds: Callable[[object], bool]) -> Check:
             raise refusal(name, value, allowed)
 
     return check
+
+
+def parse_bytes(name: str, value: object) -> int:
+    """Return `value` in bytes: a number of bytes, or one with a unit such as `512MiB`, `4GiB`, `1.5GB`.
+
+    Raises:
+        ValueError: not a positive amount of memory; the message names the field `name`.
+    """
+    num_bytes = _whole_bytes(value)
+    if num_bytes < 1:
+        raise refusal(name, value, "a positive number of bytes, or one with a unit such as `512MiB` or `4GiB`")
+    return num_bytes
+
+
+def _whole_bytes(value: object) -> int:
+    """Return `value` in bytes, or 0 if it is not an amount of memory."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    # The number of digits is limited, because converting very many of them takes very long.
+    pattern = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*"
+    match = re.fullmatch(pattern, value) if isinstance(value, str) else None
+    return int(Fraction(match[1]) * _BYTE_UNITS.get(match[2].upper(), 0)) if match else 0
+
+
+COUNT = whole_number("a whole number of at least 1", lambda value: value >= 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from infer_engine.ipc.core_client import CoreClient
-from infer_engine.ipc.messages import Submit
+from infer_engine.messages import Submit
 from infer_engine.protocol import EngineStats
 from infer_engine.replicas.combining import add_counts
 
@@ -14,7 +14,7 @@ MAX_LOSSES = 3
 
 
 @dataclass(slots=True)
-class Flight:
+class TrackedRequest:
     """A request that has not ended; `replica` is None while there is no core for it."""
 
     submission: Submit

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import msgspec
 
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
-from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
+from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, InvalidRequestError, RequestFailure
-from infer_engine.replicas.bookkeeping import MAX_LOSSES, Flight, Replica
+from infer_engine.replicas.bookkeeping import MAX_LOSSES, Replica, TrackedRequest
 from infer_engine.replicas.combining import add_counts, combine_stats
 from infer_engine.replicas.inspection import Inspection
 from infer_engine.replicas.routing import Router
@@ -63,7 +63,7 @@ class ReplicatedCoreClient:
         self._router = router
         self._emit_lock = threading.Lock()  # taken before `_lock`: results leave in the order in which they are made
         self._lock = threading.Lock()  # guards all that follows
-        self._flights: dict[str, Flight] = {}
+        self._tracked: dict[str, TrackedRequest] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()  # requests, with their replicas
         self._inspection = Inspection()
         self._last_placed: tuple[str | None, int] = (None, -1)  # group of siblings, replica
@@ -150,15 +150,15 @@ class ReplicatedCoreClient:
         return f"Replicas with a core: {self._live()}."
 
     def _submit(self, submission: Submit) -> None:
-        flight = Flight(submission)
-        self._flights[submission.request_id] = flight
+        request = TrackedRequest(submission)
+        self._tracked[submission.request_id] = request
         try:
-            self._place(flight)
+            self._place(request)
         except InvalidRequestError:
             self._forget(submission.request_id)
             raise
 
-    def _place(self, flight: Flight) -> None:
+    def _place(self, request: TrackedRequest) -> None:
         """Give a request to a core; it waits while there is none.
 
         A core has one suspect at most, so that no other one fails with it.
@@ -167,17 +167,17 @@ class ReplicatedCoreClient:
         loads = {
             index: replica.num_flights
             for index, replica in live.items()
-            if not (flight.is_suspect and replica.num_suspects)
+            if not (request.is_suspect and replica.num_suspects)
         }
         if not loads:
             return
-        index = self._choose(flight.submission, loads)
+        index = self._choose(request.submission, loads)
         replica = live[index]
-        flight.replica = index
+        request.replica = index
         replica.num_flights += 1
-        replica.num_suspects += flight.is_suspect
+        replica.num_suspects += request.is_suspect
         assert replica.client is not None
-        replica.client.send(flight.resumed())
+        replica.client.send(request.resumed())
 
     def _choose(self, submission: Submit, loads: dict[int, int]) -> int:
         """Return a replica; siblings come one after the other and go to the same one, as they share their prompt."""
@@ -189,25 +189,25 @@ class ReplicatedCoreClient:
 
     def _forget(self, request_id: str) -> int | None:
         """Forget a request that has ended; return its replica."""
-        flight = self._flights.pop(request_id, None)
-        if flight is None:
+        request = self._tracked.pop(request_id, None)
+        if request is None:
             return self._ended.pop(request_id, None)
-        if flight.replica is not None:
-            replica = self._replicas[flight.replica]
+        if request.replica is not None:
+            replica = self._replicas[request.replica]
             replica.num_flights -= 1
-            if flight.is_suspect:
+            if request.is_suspect:
                 replica.num_suspects -= 1
                 self._place_waiting()
             self._stop_if_retired(replica)
-        return flight.replica
+        return request.replica
 
     def _stop_if_retired(self, replica: Replica) -> None:
         if replica.is_retiring and replica.num_flights == 0 and replica.client is not None:
             replica.client.stop()
 
     def _place_waiting(self) -> None:
-        for flight in [flight for flight in self._flights.values() if flight.replica is None]:
-            self._place(flight)
+        for request in [request for request in self._tracked.values() if request.replica is None]:
+            self._place(request)
 
     def _end(self, request_id: str, message: Abort | Finish) -> None:
         index = self._forget(request_id)
@@ -246,28 +246,28 @@ class ReplicatedCoreClient:
 
     def _admit(self, request_id: str) -> bool:
         """Return whether a request leaves the queue for the first time."""
-        flight = self._flights.get(request_id)
-        if flight is None or flight.is_admitted:
+        request = self._tracked.get(request_id)
+        if request is None or request.is_admitted:
             return False
-        flight.is_admitted = True
+        request.is_admitted = True
         return True
 
     def _record(self, index: int, output: TokenOutput) -> TokenOutput | None:
         """Take note of a request's new tokens; return what the frontend gets, None for requests that have ended."""
-        flight = self._flights.get(output.request_id)
-        if flight is None:
+        request = self._tracked.get(output.request_id)
+        if request is None:
             return None
-        flight.generated += output.token_ids
-        if flight.num_cached_tokens is None:
-            flight.num_cached_tokens = output.num_cached_tokens
+        request.generated += output.token_ids
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = output.num_cached_tokens
         if output.finish_reason is not None or output.error is not None:
             self._forget(output.request_id)
             self._ended[output.request_id] = index
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
-        if output.num_cached_tokens == flight.num_cached_tokens:
+        if output.num_cached_tokens == request.num_cached_tokens:
             return output
-        return msgspec.structs.replace(output, num_cached_tokens=flight.num_cached_tokens)
+        return msgspec.structs.replace(output, num_cached_tokens=request.num_cached_tokens)
 
     def _result(
         self, outputs: list[TokenOutput], *, admitted: Sequence[str] = (), latest: EngineStats | None = None
@@ -286,9 +286,9 @@ class ReplicatedCoreClient:
             with self._lock:
                 self._vacate(index)
                 self._replicas[index].is_lost = True
-                flights = [flight for flight in self._flights.values() if flight.replica == index]
-                logger.error("Replica %d is lost (%s) with %d requests.", index, failure.code, len(flights))
-                failed = [output for flight in flights if (output := self._move(flight)) is not None]
+                requests = [request for request in self._tracked.values() if request.replica == index]
+                logger.error("Replica %d is lost (%s) with %d requests.", index, failure.code, len(requests))
+                failed = [output for request in requests if (output := self._move(request)) is not None]
                 result = self._result(failed)
             if self._supervisor is not None:
                 self._supervisor.replace(index)
@@ -299,21 +299,21 @@ class ReplicatedCoreClient:
         self._router.forget(index)
         self._inspection.leave_out(index)
 
-    def _move(self, flight: Flight) -> TokenOutput | None:
+    def _move(self, request: TrackedRequest) -> TokenOutput | None:
         """Give a request to another core; return its last output if it is too often lost."""
-        flight.replica = None
-        flight.num_losses += 1
-        if flight.num_losses < MAX_LOSSES:
-            self._place(flight)
+        request.replica = None
+        request.num_losses += 1
+        if request.num_losses < MAX_LOSSES:
+            self._place(request)
             return None
-        del self._flights[flight.submission.request_id]
+        del self._tracked[request.submission.request_id]
         return TokenOutput(
-            request_id=flight.submission.request_id,
+            request_id=request.submission.request_id,
             token_ids=[],
             error=_LOST_TOO_OFTEN,
-            num_prompt_tokens=len(flight.submission.prompt_token_ids),
-            num_completion_tokens=len(flight.generated),
-            num_cached_tokens=flight.num_cached_tokens or 0,
+            num_prompt_tokens=len(request.submission.prompt_token_ids),
+            num_completion_tokens=len(request.generated),
+            num_cached_tokens=request.num_cached_tokens or 0,
         )
 
     def _take_core(self, index: int | None, client: CoreClient, stats: EngineStats) -> bool:

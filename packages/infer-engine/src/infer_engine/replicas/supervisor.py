@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from infer_engine.frontend.watchdog import CHECKS_PER_TIMEOUT, MAX_CHECK_INTERVAL_S
 from infer_engine.ipc.core_client import CoreClient
+from infer_engine.processes.watchdog import CHECKS_PER_TIMEOUT, MAX_CHECK_INTERVAL_S
 from infer_engine.protocol import EngineStats
 
 logger = logging.getLogger(__name__)

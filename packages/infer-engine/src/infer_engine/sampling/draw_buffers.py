@@ -63,7 +63,7 @@ class DrawBuffers:
         return {name: column[:num_rows] for name, column in self._on_device.items()}
 
 
-def made_up_draws(num_rows: int, *, seed: int) -> Draws:
+def dummy_draws(num_rows: int, *, seed: int) -> Draws:
     """Return random parameters, with every filter in some rows."""
     random = np.random.default_rng(seed)
     rows = np.arange(num_rows)

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from infer_engine.core.request import Request
+from infer_engine.request import Request
 from infer_engine.sampling.banned_sequences import BannedSequences
-from infer_engine.sampling.host_to_device import to_device
+from infer_engine.sampling.transfers import to_device
 
 Bitmask = npt.NDArray[np.int32]
 """[words]: bit i of word w stands for token 32 * w + i."""

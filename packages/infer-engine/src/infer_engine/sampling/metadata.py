@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infer_engine.core.request import Request
 from infer_engine.protocol import SamplingParams
+from infer_engine.request import Request
 from infer_engine.sampling.logit_edits import Bitmask, Edit, RequestEdits, plan_edits
 
 # Smaller numbers are 0 in fp32, and logits divided by 0 are all infinite.

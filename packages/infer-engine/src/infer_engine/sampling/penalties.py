@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from infer_engine.core.request import Request
-from infer_engine.sampling.host_to_device import to_device
+from infer_engine.request import Request
+from infer_engine.sampling.transfers import to_device
 from infer_kernels import apply_penalties, count_tokens
 
 

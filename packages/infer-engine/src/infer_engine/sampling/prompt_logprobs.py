@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infer_engine.core.request import Request
 from infer_engine.protocol import TokenLogprob
-from infer_engine.sampling.device_to_host import HostCopy
-from infer_engine.sampling.host_to_device import to_device
+from infer_engine.request import Request
 from infer_engine.sampling.logprobs import read_logprobs
 from infer_engine.sampling.sampler import Sampler
+from infer_engine.sampling.transfers import HostCopy, to_device
 
 ROWS_AT_ONCE = 256
 """Rows whose logits are in memory at the same time."""

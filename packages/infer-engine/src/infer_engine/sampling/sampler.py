@@ -12,23 +12,22 @@ An operation runs only if a row of the batch needs it.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from infer_engine.core.request import Request
-from infer_engine.sampling.device_to_host import HostCopy
+from infer_engine.outputs import SampledTokens, SamplerOutput
+from infer_engine.request import Request
 from infer_engine.sampling.draw_buffers import Draws
-from infer_engine.sampling.host_to_device import to_device
 from infer_engine.sampling.logit_edits import Bitmask, LogitEdits
 from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
 from infer_engine.sampling.metadata import PLAIN_DRAW, SamplingMetadata, SamplingNeeds, SamplingParamsTable
 from infer_engine.sampling.penalties import Penalties
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.sampling.transfers import HostCopy, to_device
 from infer_engine.structured.errors import GrammarError
 from infer_kernels import Largest, apply_bitmask, greedy, sample
 
@@ -49,46 +48,18 @@ class ChosenTokens(NamedTuple):
     checked: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingSample:
-    """Tokens that a device chooses, and their log-probabilities.
+@dataclass(frozen=True, slots=True)
+class CapturedRows:
+    """Rows of a captured step of decodes, whose logits are computed only if a request needs more than a draw.
 
     Attributes:
-        token_ids: on the device, as in `ChosenTokens`.
-        checked: on its way to the host, as there.
-        logprobs: on its way to the host, the input of `read_logprobs`; None if no row needs it.
-        logprob_indices: the rows of `logprobs`.
-        logprob_counts: how many of the most probable tokens each of them lists.
-        grammar_failed: as in `SamplerOutput`.
+        choose: replays the choice of a token for each row: a draw, or the most probable one if it is given None. The
+            next replay overwrites what it returns.
+        compute_logits: returns the logits, [rows, vocab].
     """
 
-    token_ids: Tensor
-    checked: HostCopy
-    logprobs: HostCopy | None = None
-    logprob_indices: Sequence[int] = ()
-    logprob_counts: Sequence[int] = ()
-    grammar_failed: frozenset[int] = frozenset()
-
-    def wait(self) -> SamplerOutput:
-        """Wait for the device and return what was chosen.
-
-        Raises:
-            RuntimeError: the device has failed.
-        """
-        token_ids: list[int] = self.checked.wait().tolist()
-        not_finite: frozenset[int] = frozenset()
-        if min(token_ids) < 0:
-            not_finite = frozenset(index for index, token_id in enumerate(token_ids) if token_id < 0)
-            token_ids = [max(token_id, 0) for token_id in token_ids]
-        logprobs = {}
-        if self.logprobs is not None:
-            listed = read_logprobs(self.logprobs.wait(), self.logprob_counts)
-            logprobs = {
-                index: each for index, each in zip(self.logprob_indices, listed, strict=True) if index not in not_finite
-            }
-        return SamplerOutput(
-            token_ids=token_ids, logprobs=logprobs, not_finite=not_finite, grammar_failed=self.grammar_failed
-        )
+    choose: Callable[[Draws | None], ChosenTokens]
+    compute_logits: Callable[[], Tensor]
 
 
 class Sampler:
@@ -110,29 +81,25 @@ class Sampler:
         """Choose one token for each request and wait for them; arguments as for `launch`."""
         return self.launch(logits, requests).wait() if requests else SamplerOutput(token_ids=[])
 
-    def are_all_greedy(self, requests: Sequence[Request]) -> bool:
-        """Return whether all of `requests` need only the most probable token, as in most steps."""
-        return self._rows.are_all_greedy(requests)
-
-    def plain_draws(self, requests: Sequence[Request]) -> Draws | None:
-        """Return the parameters of one call of `infer_kernels.sample`, all of them, if `requests` need nothing else."""
-        metadata = self._rows.gather(requests)
-        return None if metadata.any_needs & ~PLAIN_DRAW else self._rows.draws(metadata, needs=PLAIN_DRAW)
-
     @torch.inference_mode()
-    def launch(self, logits: Tensor, requests: Sequence[Request]) -> PendingSample:
+    def launch(self, rows: Tensor | CapturedRows, requests: Sequence[Request]) -> SampledTokens:
         """Start to choose one token for each request.
 
         A repeated call chooses the same tokens, if none was appended to a request.
 
         Args:
-            logits: [rows, `vocab_size` or more], fp32, bf16 or fp16; changed in place.
-            requests: one for each row of `logits`, at least one. One that holds no row of the batch has ended, and gets
-                any token.
+            rows: logits, [rows, `vocab_size` or more], fp32, bf16 or fp16, which are changed in place; or what a
+                captured step of decodes makes of its rows.
+            requests: one for each row, at least one. One that holds no row of the batch has ended, and gets any token.
         """
-        logits = logits[:, : self._vocab_size]
+        if isinstance(rows, CapturedRows):
+            chosen = self._replay(rows, requests)
+            if chosen is not None:
+                return _sampled(chosen)
+            rows = rows.compute_logits()
+        logits = rows[:, : self._vocab_size]
         if self._rows.are_all_greedy(requests):
-            return pending(check_tokens(greedy(logits)))
+            return _sampled(check_tokens(greedy(logits)))
         metadata = self._rows.gather(requests)
         logprob_indices = metadata.indices_with(SamplingNeeds.LOGPROBS)
         logprob_rows = None
@@ -149,9 +116,9 @@ class Sampler:
         drawn = self._draw(logits, metadata)
         chosen = check_drawn(logits, drawn) if largest is None else check_tokens(Largest(drawn, largest))
         if logprob_rows is None:
-            return pending(chosen, grammar_failed=grammar_failed)
+            return _sampled(chosen, grammar_failed=grammar_failed)
         counts = self._rows.num_logprobs(metadata, logprob_indices)
-        return pending(
+        return _sampled(
             chosen,
             grammar_failed=grammar_failed,
             logprobs=HostCopy(compute_logprobs(unedited, drawn[logprob_rows], with_top=any(counts))),
@@ -166,6 +133,15 @@ class Sampler:
         Only logits of ids below `vocab_size` count, as in `sample`.
         """
         return compute_logprobs(logits[:, : self._vocab_size], token_ids, with_top=with_top)
+
+    def _replay(self, rows: CapturedRows, requests: Sequence[Request]) -> ChosenTokens | None:
+        """Choose tokens by a replay; return None if `requests` need more than a draw."""
+        if self._rows.are_all_greedy(requests):
+            return rows.choose(None)
+        metadata = self._rows.gather(requests)
+        if metadata.any_needs & ~PLAIN_DRAW:
+            return None
+        return rows.choose(self._rows.draws(metadata, needs=PLAIN_DRAW))
 
     def _edit_logits(self, logits: Tensor, metadata: SamplingMetadata, masks: dict[int, Bitmask]) -> Tensor | None:
         """Apply edits, penalties and `masks` in place; return each row's largest logit before that, or None."""
@@ -231,6 +207,39 @@ def check_drawn(logits: Tensor, drawn: Tensor) -> ChosenTokens:
     return check_tokens(Largest(drawn, logits.gather(-1, drawn[:, None]).squeeze(-1)))
 
 
-def pending(chosen: ChosenTokens, **more: Any) -> PendingSample:
-    """Start to copy chosen tokens to the host; `more` are the other attributes of the result."""
-    return PendingSample(token_ids=chosen.token_ids, checked=HostCopy(chosen.checked), **more)
+def _sampled(
+    chosen: ChosenTokens,
+    *,
+    logprobs: HostCopy | None = None,
+    logprob_indices: Sequence[int] = (),
+    logprob_counts: Sequence[int] = (),
+    grammar_failed: frozenset[int] = NO_ROWS,
+) -> SampledTokens:
+    """Start to copy chosen tokens to the host.
+
+    Args:
+        chosen: the tokens.
+        logprobs: the input of `read_logprobs`, on its way to the host; None if no row needs it.
+        logprob_indices: the rows of `logprobs`.
+        logprob_counts: how many of the most probable tokens each of them lists.
+        grammar_failed: as in `SamplerOutput`.
+    """
+    checked = HostCopy(chosen.checked)
+
+    def wait() -> SamplerOutput:
+        token_ids: list[int] = checked.wait().tolist()
+        not_finite = NO_ROWS
+        if min(token_ids) < 0:
+            not_finite = frozenset(index for index, token_id in enumerate(token_ids) if token_id < 0)
+            token_ids = [max(token_id, 0) for token_id in token_ids]
+        listed = [] if logprobs is None else read_logprobs(logprobs.wait(), logprob_counts)
+        return SamplerOutput(
+            token_ids=token_ids,
+            logprobs={
+                index: each for index, each in zip(logprob_indices, listed, strict=True) if index not in not_finite
+            },
+            not_finite=not_finite,
+            grammar_failed=grammar_failed,
+        )
+
+    return SampledTokens(wait, chosen.token_ids)

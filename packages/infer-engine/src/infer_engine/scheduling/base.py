@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
-from infer_engine.core.request import Request, RequestState
+from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.running_batch import RunningBatch
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from infer_engine.core.request import Request
+from infer_engine.request import Request
 from infer_engine.scheduling.waiting_queue import Rank
 
 AGING_STEPS = 100

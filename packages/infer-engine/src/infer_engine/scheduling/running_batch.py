@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from infer_cache.leaks import describe_leaks
 from infer_cache.paged_manager import PrefixHit
-from infer_engine.core.request import Request, RequestState
+from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.schedule import Schedule
 from infer_engine.scheduling.waiting_queue import Rank

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from infer_cache.paged_manager import TableEdit
-from infer_engine.core.request import Request
+from infer_engine.request import Request
 
 RowEdit = tuple[int, TableEdit]
 """A row of the runner's block tables, and the edit of that row."""

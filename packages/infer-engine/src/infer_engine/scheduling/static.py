@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from infer_engine.core.request import Request, RequestState
+from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.base import BaseScheduler
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.policies import by_arrival

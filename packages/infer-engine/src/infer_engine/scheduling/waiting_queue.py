@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Iterator
 
-from infer_engine.core.request import Request
+from infer_engine.request import Request
 
 Rank = Callable[[Request], tuple[int, int]]
 """Returns the rank of a request: the lowest goes first, and no two are equal."""

@@ -1,9 +1,8 @@
 """Structured output: from what a client asks for to the tokens that may come next.
 
 grammar_text   `StructuredOutputs` -> the text of a grammar, after checks that take linear time
-json_schema    which JSON Schemas can be kept: keywords; `json_schema_checks` and `json_patterns`: values
-screen         compiles a grammar in a process of its own first, with limits of time and memory
+json_schema/   which JSON Schemas can be kept: keywords, values, dialects
+sandbox        compiles a grammar in a process of its own first, with limits of time and memory
 compiler       compiles it where it is used, and keeps the latest ones
-constraint     which tokens a sequence may take next; `call_constraint`: where only arguments of calls are bound
-answer_grammar the grammar of a conversation's answer, or of the arguments of its calls (`any_order`)
+constraint     which tokens a sequence may take next
 """

@@ -13,8 +13,6 @@ from infer_engine.structured.errors import GrammarError, describe
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from infer_engine.structured.call_constraint import CallConstraint
-    from infer_engine.structured.call_heads import CallHeads
     from infer_engine.structured.constraint import TokenConstraint
 
 logger = logging.getLogger(__name__)
@@ -122,18 +120,16 @@ class GrammarCompiler:
             assert self._vocabulary is not None
             return TokenConstraint(matcher.deep_copy(), vocab_size=self._vocabulary.tokenizer.vocab_size)
 
-    def call_constraint(self, grammar: str, heads: "CallHeads") -> "CallConstraint":
-        """Return the constraint of a sequence without tokens whose calls, which begin with `heads`, follow `grammar`.
+    def matcher(self, grammar: str) -> "tuple[LLMatcher, Vocabulary]":
+        """Return what matches `grammar`, at its beginning, to be copied, and the tokens that it knows.
 
         Raises:
             GrammarError: as in `compile`.
         """
-        from infer_engine.structured.call_constraint import CallConstraint  # noqa: PLC0415 - as above
-
         with self._lock:
             matcher = self._compile(grammar)
             assert self._vocabulary is not None
-            return CallConstraint(heads, matcher, self._vocabulary)
+            return matcher, self._vocabulary
 
     def _compile(self, grammar: str) -> "LLMatcher":
         if grammar in self._kept:

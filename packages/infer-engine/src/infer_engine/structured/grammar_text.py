@@ -7,9 +7,9 @@ from llguidance import LLMatcher, StructTag, regex_to_lark
 
 from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, MAX_SCHEMA_CHARACTERS, StructuredOutputs
 from infer_engine.structured.gbnf import gbnf_to_lark, is_gbnf
-from infer_engine.structured.json_schema import prepare_schema
-from infer_engine.structured.json_schema_checks import GRAMMAR_OPTIONS
-from infer_engine.structured.json_schema_widening import Refuse, as_far_as_possible, exactly
+from infer_engine.structured.json_schema.checks import GRAMMAR_OPTIONS
+from infer_engine.structured.json_schema.keywords import prepare_schema
+from infer_engine.structured.json_schema.widening import Refuse, as_far_as_possible, exactly
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """Whitespace between the tokens of JSON: at most one blank, after a comma or a colon."""

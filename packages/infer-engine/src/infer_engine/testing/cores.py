@@ -11,8 +11,8 @@ import tokenizers
 from infer_engine.frontend.async_engine import STEP_TIMEOUT_S, AsyncEngine
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.ipc.core_protocol import CoreProtocol
-from infer_engine.ipc.messages import Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.ipc.thread_client import ThreadCoreClient
+from infer_engine.messages import Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import (
     BatchSnapshot,
     Engine,

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
-from infer_engine.build import CoreParts
-from infer_engine.core.request import Request
-from infer_engine.core.step_runner import PendingTokens, StepRunner
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.assembly.core import CoreParts
+from infer_engine.outputs import SampledTokens, SamplerOutput
+from infer_engine.request import Request
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, Schedule
+from infer_engine.step_runner import StepRunner
 
 Stage = Literal["schedule", "grow", "allocate", "forward", "sample", "execute", "wait"]
 Action = Literal["raise", "refuse", "sleep", "nan"]
@@ -103,7 +103,7 @@ class FaultPlan:
         )
 
     def wrap_parts(self, parts: CoreParts) -> CoreParts:
-        """Return `parts` with this plan's faults: an `infer_engine.build.WrapParts`."""
+        """Return `parts` with this plan's faults: an `infer_engine.assembly.core.WrapParts`."""
         if not self.faults:
             return parts
         return CoreParts(
@@ -124,29 +124,24 @@ class _FaultyRunner:
         self._plan.trigger("forward", [request.request_id for request, _ in schedule.items])
         return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> PendingTokens:
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
         for fault in self._plan.trigger("sample", [request.request_id for request in requests]):
             logits = deepcopy(logits)  # the runner's own may not be writable here
             for index, request in enumerate(requests):
                 if fault.action == "nan" and fault.request_id in (None, request.request_id):
                     logits[index] = float("nan")
-        pending = self._inner.sample(logits, requests)
-        return _FaultyTokens(pending, self._plan, [request.request_id for request in requests])
+        sampled = self._inner.sample(logits, requests)
+        request_ids = [request.request_id for request in requests]
+
+        def wait() -> SamplerOutput:
+            self._plan.trigger("wait", request_ids)
+            return sampled.wait()
+
+        return SampledTokens(wait, sampled.on_device)
 
     def probe(self) -> None:
         self._plan.trigger("forward")
         self._inner.probe()
-
-
-class _FaultyTokens:
-    def __init__(self, inner: PendingTokens, plan: FaultPlan, request_ids: list[str]) -> None:
-        self._inner = inner
-        self._plan = plan
-        self._request_ids = request_ids
-
-    def wait(self) -> SamplerOutput:
-        self._plan.trigger("wait", self._request_ids)
-        return self._inner.wait()
 
 
 class _FaultyKVCacheManager:

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from infer_cache import PagedKVCacheManager, describe_leaks
-from infer_engine.build import CoreParts, assemble_core, build_kv_cache_manager, build_scheduler, choose_sharing
-from infer_engine.core.request import Request
-from infer_engine.ipc.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
+from infer_engine.assembly.core import CoreParts, assemble_core, build_kv_cache_manager, build_scheduler, choose_sharing
+from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, TokenOutput
 from infer_engine.protocol import BatchSnapshot, EngineConfig, SamplingParams, TokenLogprob
+from infer_engine.request import Request
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.faults import FaultPlan
 from infer_engine.testing.formula_runner import FormulaRunner, next_token, prompt_logprob

@@ -8,11 +8,11 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from infer_engine.core.request import Request, RequestState
-from infer_engine.core.step_runner import ComputedPass, PromptLogprobs, StepOutOfMemoryError
+from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import TokenLogprob
-from infer_engine.sampling.sampler_output import SamplerOutput
+from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import KVCacheManager, RowEdit, Schedule
+from infer_engine.step_runner import ComputedPass, PromptLogprobs, StepOutOfMemoryError
 
 
 def next_token(token_ids: list[int], *, vocab_size: int = 997) -> int:
@@ -113,21 +113,6 @@ class FormulaLogits:
         return [self.replaced.get(row, number) for row, number in enumerate(self.numbers)]
 
 
-@dataclass(slots=True)
-class _Chosen:
-    """Tokens that the device chooses."""
-
-    device: LaggingDevice
-    number: int = -1
-    output: SamplerOutput | None = None
-
-    def wait(self) -> SamplerOutput:
-        """Wait for the device."""
-        self.device.wait(self.number)
-        assert self.output is not None
-        return self.output
-
-
 class FormulaRunner:
     """A runner with a formula for a model, and with a memory for a cache: it reads each token where it was written.
 
@@ -220,14 +205,20 @@ class FormulaRunner:
 
         return ComputedPass(logits=logits, read_prompt_logprobs=read_prompt_logprobs)
 
-    def sample(self, logits: FormulaLogits, requests: list[Request]) -> _Chosen:
+    def sample(self, logits: FormulaLogits, requests: list[Request]) -> SampledTokens:
         """Choose the numbers as tokens; one that is not finite is no token."""
         for request in requests:
             if request.row >= 0 and request.pending_row >= 0:
                 self.violations.append(f"{request.request_id} is sampled before its tokens are known")
-        chosen = _Chosen(self._device)
-        chosen.number = self._device.queue(partial(self._choose, logits, len(requests), chosen))
-        return chosen
+        chosen: list[SamplerOutput] = []
+        number = self._device.queue(partial(self._choose, logits, len(requests), chosen))
+
+        def wait() -> SamplerOutput:
+            self._device.wait(number)
+            (output,) = chosen
+            return output
+
+        return SampledTokens(wait)
 
     def probe(self) -> None:
         """Wait for the device, which then goes on."""
@@ -246,12 +237,12 @@ class FormulaRunner:
             self._read(item)
         logits.numbers += [float(next_token(items[index].token_ids)) for index in sampled]
 
-    def _choose(self, logits: FormulaLogits, num_rows: int, chosen: _Chosen) -> None:
+    def _choose(self, logits: FormulaLogits, num_rows: int, chosen: list[SamplerOutput]) -> None:
         numbers = logits.read()
         assert len(numbers) == num_rows
         not_finite = frozenset(index for index, number in enumerate(numbers) if not math.isfinite(number))
         self._latest_tokens = [0 if index in not_finite else int(number) for index, number in enumerate(numbers)]
-        chosen.output = SamplerOutput(token_ids=self._latest_tokens, not_finite=not_finite)
+        chosen.append(SamplerOutput(token_ids=self._latest_tokens, not_finite=not_finite))
 
     def _store(self, item: _Item) -> None:
         for group in range(len(self._windows)):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from infer_cache import PagedKVCacheManager, describe_leaks
-from infer_engine.build import CoreParts, build_core
-from infer_engine.ipc.messages import Abort, StepResult, Submit, TokenOutput
+from infer_engine.assembly.core import CoreParts, build_core
+from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
 from infer_engine.model_runner.recording_runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.testing.faults import Fault, FaultPlan
@@ -20,8 +20,8 @@ from infer_engine.testing.formula import collect, tokens_of
 from infer_models.testing import LONGROPE_SCALING, TINY_FAMILIES, save_tiny, save_tiny_tokenizer
 
 if TYPE_CHECKING:
-    from infer_engine.core.step_runner import StepRunner
     from infer_engine.scheduling import KVCacheManager
+    from infer_engine.step_runner import StepRunner
 
 VOCAB_SIZE = 320
 MAX_SEQ_LEN = 128

@@ -5,12 +5,12 @@ import psutil
 
 def core_processes(parent: psutil.Process) -> list[psutil.Process]:
     """Return the processes of cores below `parent`, the oldest first."""
-    return _running(parent, "infer_engine.ipc.worker")
+    return _running(parent, "infer_engine.assembly.core_process")
 
 
 def rank_processes(parent: psutil.Process) -> list[psutil.Process]:
     """Return the processes of ranks but 0 below `parent`, the oldest first."""
-    return _running(parent, "infer_engine.tensor_parallel.follower")
+    return _running(parent, "infer_engine.executor.worker_process")
 
 
 def _running(parent: psutil.Process, module: str) -> list[psutil.Process]:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer_engine.core.request import Request
-from infer_engine.ipc.messages import Submit
+from infer_engine.messages import Submit
 from infer_engine.protocol import SamplingParams
+from infer_engine.request import Request
 from infer_kernels.reference import sample_reference
 
 

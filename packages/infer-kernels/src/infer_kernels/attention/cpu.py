@@ -6,6 +6,8 @@ batch, chunk and phase. Plain PyTorch has that property too where it is asked fo
 Precision: fp32 scores and sums, one rounding; the kernel rounds probabilities of a bf16 cache to bf16.
 """
 
+from struct import Struct
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,9 +15,13 @@ from torch.nn import functional
 from infer_kernels.attention.masks import attention_by_scores, visible_mask
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
 from infer_kernels.checks import FLOATS
-from infer_kernels.cpu import ops
+from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel
 from infer_kernels.qkv.kv_codes import decode_rows
+
+MOST_GROUP = 96
+"""Query heads of a key-value head in `paged_attention`; `TILE_ROWS` of `csrc/attention.cpp`."""
+_ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqddP")
 
 
 class CpuAttentionPlan(AttentionPlan):
@@ -43,9 +49,9 @@ class CpuAttentionPlan(AttentionPlan):
     ) -> Tensor:
         """Return the attention of q, in `out` where it is given; arguments as for `paged_attention`, checked."""
         is_dense = k_cache.stride(3) == v_cache.stride(3) == 1
-        fits = is_dense and k_cache.dtype in (q.dtype, torch.int8) and q.shape[1] <= ops.MOST_GROUP * k_cache.shape[1]
+        fits = is_dense and k_cache.dtype in (q.dtype, torch.int8) and q.shape[1] <= MOST_GROUP * k_cache.shape[1]
         if fits and takes_cpu_kernel(q):
-            return ops.paged_attention(
+            return _paged_attention(
                 q,
                 k_cache,
                 v_cache,
@@ -126,3 +132,51 @@ def _gather(cache: Tensor, blocks: Tensor, first: int, last: int, dtype: torch.d
     if rows.dtype in FLOATS:
         return rows.to(dtype).contiguous()
     return decode_rows(rows, scale).to(dtype).contiguous()
+
+
+def _paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    """Return the attention of q; metadata as for `plan_attention`, see `csrc/attention.cpp`."""
+    _, q_heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    if out is None:
+        out = empty(q.shape, q.dtype)
+    arguments = _ATTENTION.pack(
+        out.data_ptr(),
+        out.stride(0),
+        out.stride(1),
+        q.data_ptr(),
+        q.stride(0),
+        q.stride(1),
+        k_cache.data_ptr(),
+        *k_cache.stride()[:3],
+        v_cache.data_ptr(),
+        *v_cache.stride()[:3],
+        query_start.data_ptr(),
+        seq_lens.data_ptr(),
+        block_table.data_ptr(),
+        block_table.stride(0),
+        block_size,
+        q_heads,
+        kv_heads,
+        head_dim,
+        window or 0,
+        scale,
+        soft_cap or 0.0,
+        0 if sinks is None else sinks.data_ptr(),
+    )
+    kernel = "paged_attention_int8" if k_cache.dtype == torch.int8 else "paged_attention"
+    run(kernel, q.dtype, len(seq_lens), arguments, work=torch.iinfo(torch.int32).max)
+    return out

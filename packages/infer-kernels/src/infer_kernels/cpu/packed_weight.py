@@ -14,6 +14,10 @@ from infer_kernels.quantization.quantized_weight import Encoding
 
 PANEL = 32
 """Outputs of a panel; as in `csrc/product.h`."""
+ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2, "nvfp4": 2}
+"""As in `csrc/quantized.h`. Panels have fp32 scales: e2m1, mxfp4 and nvfp4 are one there."""
+LAYOUT = "qqqq"
+"""`QuantizedLayout` of `csrc/quantized.h`: what `layout_arguments` returns, as `struct` packs it."""
 
 
 def panels_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -92,3 +96,8 @@ class PackedQuantizedWeight(QuantizedPanels):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedQuantizedExperts(QuantizedPanels):
     """A quantized weight [experts, out_features, in_features] that only `fused_moe` can read."""
+
+
+def layout_arguments(weight: QuantizedPanels) -> tuple[int, int, int, int]:
+    """Return the fields of `QuantizedLayout` in `csrc/quantized.h`."""
+    return weight.in_features, weight.group_size, ENCODINGS[weight.encoding], weight.has_zeros

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.pytorch.activations import activate_rows
+from infer_kernels.gated_activations import activate_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

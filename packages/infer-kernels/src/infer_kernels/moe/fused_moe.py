@@ -34,11 +34,12 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
-from infer_kernels.cpu import moe_ops, quantized_ops
 from infer_kernels.cpu.packed_weight import PackedExperts, PackedQuantizedExperts
-from infer_kernels.dense.linear_invariant import linear_invariant_torch
-from infer_kernels.dense.quantized import prepack_quantized
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
+from infer_kernels.linear.linear_invariant import linear_invariant_torch
+from infer_kernels.linear.quantized import cpu as cpu_quantized
+from infer_kernels.linear.quantized.multiply import prepack_quantized
+from infer_kernels.moe import cpu
 from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_torch, fused_moe_quantized_triton
 from infer_kernels.moe.fused_moe_triton import AddedResidual, PairGrouping, fused_moe_triton
@@ -146,10 +147,10 @@ def prepack_experts(weight: Tensor | QuantizedWeight) -> ExpertsWeight:
     """
     if isinstance(weight, QuantizedWeight):
         require_rank("weight", weight.values, "experts, out_features, in_features")
-        return prepack_quantized(weight, pack=quantized_ops.pack_experts)
+        return prepack_quantized(weight, pack=cpu_quantized.pack_experts)
     require_rank("weight", weight, "experts, out_features, in_features")
     detached = weight.detach()
-    return moe_ops.pack_experts(detached) if weight.numel() and takes_cpu_kernel(detached) else weight
+    return cpu.pack_experts(detached) if weight.numel() and takes_cpu_kernel(detached) else weight
 
 
 def fused_moe(
@@ -196,7 +197,7 @@ def fused_moe(
     if out is not None:
         require_out("out", out, "x", x)
     if isinstance(gate_up, _PACKED) and isinstance(down, _PACKED):
-        return moe_ops.fused_moe(
+        return cpu.fused_moe(
             x,
             gate_up,
             down,

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from infer_kernels.checks import require_like, require_shape
-from infer_kernels.dense.fused_products_triton import MAX_ROWS, PendingNorm
 from infer_kernels.dispatch import wants_grad
 from infer_kernels.integers import cdiv
+from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm
 from infer_kernels.moe.activation import ActivationName, SwiGLU, choose_activation
 from infer_kernels.moe.fused_moe import (
     ExpertsWeight,

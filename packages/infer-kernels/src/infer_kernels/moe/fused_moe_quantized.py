@@ -26,6 +26,8 @@ from torch import Tensor
 
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
+from infer_kernels.linear.quantized.linear_quantized import linear_quantized_torch
+from infer_kernels.linear.quantized.quantized_tiles import QuantizedTile, choose_quantized_tile
 from infer_kernels.moe.activation import SwiGLU, activate, activate_torch
 from infer_kernels.moe.fused_moe_triton import (
     MOST_PARTS,
@@ -36,8 +38,6 @@ from infer_kernels.moe.fused_moe_triton import (
 )
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
-from infer_kernels.quantization.linear_quantized import linear_quantized_torch
-from infer_kernels.quantization.quantized_tiles import QuantizedTile, choose_quantized_tile
 from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 

@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.dense.fused_products_triton import MAX_ROWS
-from infer_kernels.dense.product_tiles import ProductTile, choose_product_tile
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.linear.fused_products_triton import MAX_ROWS
+from infer_kernels.linear.product_tiles import ProductTile, choose_product_tile
 from infer_kernels.moe.activation import SwiGLU, activate
 
 _PAIRS = 1024

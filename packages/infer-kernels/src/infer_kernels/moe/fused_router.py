@@ -21,15 +21,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from infer_kernels.dense.fused_products import (
+from infer_kernels.linear.fused_products import (
     FusedProducts,
     LinearFunction,
     apply_pending_norm,
     check_product,
     linear_reference,
 )
-from infer_kernels.dense.fused_products_triton import PendingNorm
-from infer_kernels.dense.linear import DenseWeight
+from infer_kernels.linear.fused_products_triton import PendingNorm
+from infer_kernels.linear.linear import DenseWeight
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.fused_router_triton import MOST_CHOSEN, MOST_EXPERTS, MOST_INPUTS, fused_router_triton
 from infer_kernels.moe.router import ExpertChoice, Scoring, is_over_all, moe_router, moe_router_reference

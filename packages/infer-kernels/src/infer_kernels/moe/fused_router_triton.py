@@ -28,11 +28,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.dense.fused_products_triton import MAX_ROWS, PendingNorm, inverse_rms, normalize
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm, inverse_rms, normalize
+from infer_kernels.linear.quantized.join_splits import join_partials
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.router import ExpertChoice, choose_experts
-from infer_kernels.quantization.join_splits import join_partials
 
 MOST_EXPERTS = 128
 MOST_CHOSEN = 16

@@ -25,9 +25,9 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_rank
-from infer_kernels.cpu import moe_ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import next_power_of_2
+from infer_kernels.moe import cpu
 from infer_kernels.sampling.largest import LOWEST, ordered_bits, rank_tokens
 
 Scoring = Literal["softmax", "softmax_of_top_k"]
@@ -181,7 +181,7 @@ def moe_router(logits: Tensor, *, experts_per_token: int, scoring: Scoring, norm
     if takes_triton(logits):
         return moe_router_triton(logits, experts_per_token=experts_per_token, over_all=over_all)
     if takes_cpu_kernel(logits):
-        return ExpertChoice(*moe_ops.router(logits, experts_per_token=experts_per_token, over_all=over_all))
+        return ExpertChoice(*cpu.router(logits, experts_per_token=experts_per_token, over_all=over_all))
     return moe_router_torch(logits, experts_per_token=experts_per_token, over_all=over_all)
 
 

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_like, require_out, require_shape
-from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.norm import cpu
 from infer_kernels.norm.rms_norm import (
     NormVariant,
     check_norm,
@@ -162,6 +162,6 @@ def add_rms_norm(
         )
     if takes_cpu_kernel(x, residual, weight):
         is_gemma = variant == "gemma"
-        return ops.norm(x, weight, eps, is_gemma=is_gemma, residual=residual, out=out, residual_out=residual_out)
+        return cpu.norm(x, weight, eps, is_gemma=is_gemma, residual=residual, out=out, residual_out=residual_out)
     new_residual = torch.add(x, residual, out=residual_out)
     return rms_norm_torch(new_residual, weight, eps, variant=variant, out=out), new_residual

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.norm import cpu
 from infer_kernels.norm.add_rms_norm import check_residual
 from infer_kernels.norm.rms_norm import (
     NormVariant,
@@ -127,5 +127,5 @@ def norm_add(
         out = torch.empty_like(x) if out is None else out
         return norm_add_triton(x, residual, weight, eps, variant=variant, out=out)
     if takes_cpu_kernel(x, residual, weight):
-        return ops.norm_add(x, residual, weight, eps, is_gemma=variant == "gemma", out=out)
+        return cpu.norm_add(x, residual, weight, eps, is_gemma=variant == "gemma", out=out)
     return torch.add(residual, rms_norm_torch(x, weight, eps, variant=variant), out=out)

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.norm import cpu
 from infer_kernels.norm.add_rms_norm import check_residual
 from infer_kernels.norm.rms_norm import (
     NormVariant,
@@ -165,7 +165,7 @@ def norm_add_norm(
             residual_out=torch.empty_like(x) if residual_out is None else residual_out,
         )
     if takes_cpu_kernel(x, residual, post_weight, next_weight):
-        return ops.norm(
+        return cpu.norm(
             x,
             next_weight,
             eps,

@@ -12,6 +12,7 @@ again; "gemma" multiplies by `1 + weight` in fp32 and rounds once. These are the
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -20,10 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.checks import require_dense_rows, require_float, require_like, require_out, require_shape
-from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.pytorch.constants import fp32_scalar
+from infer_kernels.norm import cpu
 
 NormVariant = Literal["llama", "gemma"]
 
@@ -190,5 +190,12 @@ def rms_norm(
     if takes_triton(x, weight):
         return rms_norm_triton(x, weight, eps, variant=variant, out=torch.empty_like(x) if out is None else out)
     if x.dim() == 2 and takes_cpu_kernel(x, weight):
-        return ops.norm(x, weight, eps, is_gemma=variant == "gemma", out=out)[0]
+        return cpu.norm(x, weight, eps, is_gemma=variant == "gemma", out=out)[0]
     return rms_norm_torch(x, weight, eps, variant=variant, out=out)
+
+
+@lru_cache(maxsize=1024)
+def fp32_scalar(number: float) -> Tensor:
+    """`number` as an fp32 tensor [1]: unlike a Python number, it makes a result of bf16 operands fp32."""
+    with torch.inference_mode(mode=False):  # it is kept for later steps
+        return torch.tensor([number])

@@ -27,10 +27,10 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
-from infer_kernels.cpu import ops
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.norm.rms_norm import rms_norm_reference
+from infer_kernels.qkv import cpu
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, head_dim_of
 from infer_kernels.qkv.qk_norm_rope_store_torch import qk_norm_rope_store_torch
 from infer_kernels.qkv.rope import (
@@ -290,7 +290,7 @@ def qk_norm_rope_store_triton(
 def _fits_cpu_kernel(qkv: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether the C++ kernel reads these: one dtype, or a cache of int8, and heads whose elements lie side by side."""
     is_dense = k_cache.stride(3) == v_cache.stride(3) == 1
-    return is_dense and k_cache.dtype in (qkv.dtype, torch.int8) and qkv.shape[2] <= ops.MOST_HEAD_DIM
+    return is_dense and k_cache.dtype in (qkv.dtype, torch.int8) and qkv.shape[2] <= cpu.MOST_HEAD_DIM
 
 
 def qk_norm_rope_store(
@@ -356,7 +356,7 @@ def qk_norm_rope_store(
             qkv, k_cache, v_cache, slots.slots.contiguous(), rotary=rotary, norm=norm, scales=scales, out=out
         )
     if takes_cpu_kernel(qkv) and _fits_cpu_kernel(qkv, k_cache, v_cache):
-        return ops.qk_norm_rope_store(
+        return cpu.qk_norm_rope_store(
             qkv,
             k_cache,
             v_cache,

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from infer_kernels.dense.fused_products import (
+from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.integers import cdiv
+from infer_kernels.linear.fused_products import (
     FusedProducts,
     apply_pending_norm,
     gated_linear_reference,
     linear_add_norm_reference,
     linear_reference,
 )
-from infer_kernels.dispatch import TRITON_DEVICES
-from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
-from infer_kernels.integers import cdiv
 from infer_kernels.selftest.check import EPS, ModelOps, SelfCheck, draw, product_roundings
 from infer_kernels.testing.closeness import assert_within_roundings
 
 if TYPE_CHECKING:
-    from infer_kernels.dense.fused_products_triton import PendingNorm
+    from infer_kernels.linear.fused_products_triton import PendingNorm
 
 ROWS = (1, 7, 16)
 MAX_OUTPUTS = 384

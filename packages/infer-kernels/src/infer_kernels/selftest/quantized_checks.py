@@ -8,8 +8,10 @@ import torch
 
 from infer_kernels import quantization, reference
 from infer_kernels.cpu import PackedQuantizedWeight
-from infer_kernels.dense import linear, prepack
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.embedding import embedding_quantized_torch, embedding_quantized_triton
+from infer_kernels.linear import linear, prepack
+from infer_kernels.linear.quantized import linear_fp8, linear_quantized
 from infer_kernels.moe import fused_moe_quantized
 from infer_kernels.moe.activation import choose_activation
 from infer_kernels.quantization.quantized_rows import linear_quantized_rows_reference
@@ -75,11 +77,7 @@ def _check_embedding(ops: ModelOps, form: QuantizedOps, device: torch.device) ->
     num_rows = min(ops.vocab_size, MAX_TABLE_ROWS)
     ids = torch.tensor([0, num_rows - 1, num_rows // 2, 0], dtype=torch.int32)
     weight = _draw_weight(form, num_rows, ops.hidden_size, device=device)
-    look_up = (
-        quantization.embedding_quantized_triton
-        if takes_triton(weight.values)
-        else quantization.embedding_quantized_torch
-    )
+    look_up = embedding_quantized_triton if takes_triton(weight.values) else embedding_quantized_torch
     actual = look_up(ids.to(device), weight, dtype=ops.dtype, scale=ops.embedding_scale)
     host = _draw_weight(form, num_rows, ops.hidden_size, device=torch.device("cpu"))
     expected = reference.embedding_quantized_reference(ids, host, dtype=ops.dtype, scale=ops.embedding_scale)
@@ -92,7 +90,9 @@ def _check_linear(
     x, bias = draw(rows, in_features, dtype=dtype), draw(MAX_OUTPUTS, dtype=dtype)
     weight = _draw_weight(form, MAX_OUTPUTS, in_features, device=device)
     multiply = (
-        quantization.linear_quantized_triton if takes_triton(weight.values) else quantization.linear_quantized_torch
+        linear_quantized.linear_quantized_triton
+        if takes_triton(weight.values)
+        else linear_quantized.linear_quantized_torch
     )
     out = torch.empty(rows, MAX_OUTPUTS, dtype=dtype, device=device)
     multiply(x.to(device), weight, bias.to(device), out=out, is_invariant=is_invariant)
@@ -112,7 +112,7 @@ def _check_packed(dtype: torch.dtype, form: QuantizedOps, device: torch.device, 
     roundings = product_roundings(dtype, in_features)
     if isinstance(packed, PackedQuantizedWeight):
         expected = linear_quantized_rows_reference(x, host, bias)
-    elif form.encoding == "fp8_e4m3" and quantization.takes_fp8_products(device):
+    elif form.encoding == "fp8_e4m3" and linear_fp8.takes_fp8_products(device):
         expected = reference.linear_fp8_reference(x, host, bias)
         roundings = max(roundings, _HOPPER_SUM / torch.finfo(dtype).eps)
     else:
@@ -126,10 +126,10 @@ def _check_linear_fp8(
     x, bias = draw(rows, in_features, dtype=dtype), draw(MAX_OUTPUTS, dtype=dtype)
     weight = _draw_weight(form, MAX_OUTPUTS, in_features, device=device)
     out = torch.empty(rows, MAX_OUTPUTS, dtype=dtype, device=device)
-    if quantization.takes_fp8_products(device):
-        quantization.linear_fp8_triton(x.to(device), weight, bias.to(device), out=out, is_invariant=False)
+    if linear_fp8.takes_fp8_products(device):
+        linear_fp8.linear_fp8_triton(x.to(device), weight, bias.to(device), out=out, is_invariant=False)
     else:
-        quantization.linear_fp8_torch(x.to(device), weight, bias.to(device), out=out)
+        linear_fp8.linear_fp8_torch(x.to(device), weight, bias.to(device), out=out)
     host = _draw_weight(form, MAX_OUTPUTS, in_features, device=torch.device("cpu"))
     expected = reference.linear_fp8_reference(x, host, bias)
     roundings = max(product_roundings(dtype, in_features), _HOPPER_SUM / torch.finfo(dtype).eps)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 import infer_kernels
 from infer_kernels import reference
-from infer_kernels.dense.fused_products import FusedProducts, apply_pending_norm
-from infer_kernels.dense.fused_products_triton import MAX_ROWS, PendingNorm
-from infer_kernels.dense.linear import linear
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.linear.fused_products import FusedProducts, apply_pending_norm
+from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm
+from infer_kernels.linear.linear import linear
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.fused_router import FusedRouter
 from infer_kernels.selftest.check import EPS, ModelOps, MoeOps, QuantizedOps, SelfCheck, draw, product_roundings

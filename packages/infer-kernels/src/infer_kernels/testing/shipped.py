@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer_kernels.dense.linear_argmax import linear_argmax
-from infer_kernels.dense.linear_invariant import linear_invariant
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.linear.linear_argmax import linear_argmax
+from infer_kernels.linear.linear_invariant import linear_invariant
 from infer_kernels.norm.add_rms_norm import add_rms_norm
 from infer_kernels.norm.norm_add import norm_add
 from infer_kernels.norm.norm_add_norm import norm_add_norm

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from infer_kernels.dense import FusedProducts, linear
-from infer_kernels.dense.fused_products_triton import MAX_ROWS
-from infer_kernels.dense.product_tiles import choose_product_tile
 from infer_kernels.integers import cdiv
+from infer_kernels.linear import FusedProducts, linear
+from infer_kernels.linear.fused_products_triton import MAX_ROWS
+from infer_kernels.linear.product_tiles import choose_product_tile
 from infer_kernels.moe import FusedRouter, fused_moe, moe_router
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe_triton import (

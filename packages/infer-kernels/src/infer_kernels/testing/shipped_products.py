@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from infer_kernels.dense.fused_products import ActivationAndMul, FusedProducts
-from infer_kernels.dense.fused_products_triton import MAX_ROWS, PendingNorm
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.linear.fused_products import ActivationAndMul, FusedProducts
+from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm
 from infer_kernels.norm.rms_norm import NormVariant
 
 BF16, FP16 = torch.bfloat16, torch.float16

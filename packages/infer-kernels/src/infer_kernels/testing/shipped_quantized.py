@@ -6,16 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from infer_kernels.dense.fused_products_triton import MAX_TILES
+from infer_kernels.embedding import embedding_quantized_triton
+from infer_kernels.linear.fused_products_triton import MAX_TILES
+from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_triton
+from infer_kernels.linear.quantized.linear_quantized import linear_quantized_triton
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
-from infer_kernels.quantization import (
-    Encoding,
-    QuantizedWeight,
-    embedding_quantized_triton,
-    linear_fp8_triton,
-    linear_quantized_triton,
-)
+from infer_kernels.quantization import Encoding, QuantizedWeight
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OUT_FEATURES = 4096

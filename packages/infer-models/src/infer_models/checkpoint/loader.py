@@ -14,9 +14,9 @@ from infer_models.checkpoint.spare_tensors import CLASSIFIERS, sort_spare_tensor
 from infer_models.checkpoint.stored_tensors import Source, StoredTensors, open_tensors
 from infer_models.checkpoint.tied_head import with_shared_head
 from infer_models.errors import CheckpointError
-from infer_models.mxfp4 import Mxfp4Part
-from infer_models.quantization.stored_format import StoredFormat, TensorSpec
-from infer_models.weight_storage import stored_formats
+from infer_models.quantization.format import StoredFormat, TensorSpec
+from infer_models.quantization.mxfp4 import Mxfp4Part
+from infer_models.weight_allocation import stored_formats
 from infer_models.weights import ArrangedWeight, FusedWeight, PaddedWeight, StoredWeight, WeightSlice
 
 logger = logging.getLogger("infer_models")

@@ -14,7 +14,7 @@ from infer_models.config import ModelConfig
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import UNKNOWN, QuantizationConfig
 from infer_models.errors import CheckpointError
-from infer_models.quantization.scheme import MXFP4
+from infer_models.quantization import MXFP4
 from infer_models.weights import FLOATS
 
 logger = logging.getLogger("infer_models")

@@ -31,7 +31,7 @@ from infer_models.layers import (
     detached,
     pre_norm_decoder,
 )
-from infer_models.mxfp4 import Mxfp4Weight
+from infer_models.quantization.mxfp4 import Mxfp4Weight
 from infer_models.weights import ArrangedWeight, StoredWeight
 
 

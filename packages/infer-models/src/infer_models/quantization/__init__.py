@@ -1,7 +1,44 @@
 """Quantized checkpoints: which tensors a weight consists of in files, and how they become a `QuantizedWeight`."""
 
-from infer_models.quantization.scheme import read_quantization
-from infer_models.quantization.storage import Storage
-from infer_models.quantization.stored_format import QuantizationScheme, StoredFormat, TensorSpec
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
-__all__ = ["QuantizationScheme", "Storage", "StoredFormat", "TensorSpec", "read_quantization"]
+from infer_models.config.json_fields import JsonFields
+from infer_models.config.quantization import QuantizationConfig
+from infer_models.quantization.auto_round import read_auto_round
+from infer_models.quantization.awq import read_awq
+from infer_models.quantization.bitsandbytes import read_bitsandbytes
+from infer_models.quantization.compressed_tensors import read_compressed_tensors
+from infer_models.quantization.format import QuantizationScheme, Storage, StoredFormat, TensorSpec
+from infer_models.quantization.fp8 import read_fp8, read_modelopt
+from infer_models.quantization.gptq import read_gptq
+
+__all__ = ["MXFP4", "QuantizationScheme", "Storage", "StoredFormat", "TensorSpec", "read_quantization"]
+
+MXFP4 = "mxfp4"
+"""The method of experts that a family reads itself."""
+_READERS: Mapping[str, Callable[[JsonFields], QuantizationScheme]] = MappingProxyType(
+    {
+        "compressed-tensors": read_compressed_tensors,
+        "fp8": read_fp8,
+        "modelopt": read_modelopt,
+        "gptq": read_gptq,
+        "awq": read_awq,
+        "auto-round": read_auto_round,
+        "bitsandbytes": read_bitsandbytes,
+    }
+)
+
+
+def read_quantization(config: QuantizationConfig | None) -> QuantizationScheme | None:
+    """Return how the layers of a checkpoint are stored; None: plainly, but for experts in MXFP4, which a family reads.
+
+    Raises:
+        CheckpointError: a field has a value that is not supported; the message names the file and the field.
+    """
+    if config is None or config.method == MXFP4:
+        return None
+    if config.method not in _READERS:
+        known = ", ".join(f"`{each}`" for each in (*_READERS, MXFP4))
+        raise config.fields.invalid("quant_method", f"one of {known}")
+    return _READERS[config.method](config.fields)

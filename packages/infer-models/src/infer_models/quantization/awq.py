@@ -20,11 +20,9 @@ from infer_kernels.integers import cdiv
 from infer_kernels.quantization import INT4_ZERO, pack_pairs
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
-from infer_models.quantization.granularity_fields import read_group_size
-from infer_models.quantization.integer_weights import integer_weight
-from infer_models.quantization.packed_words import unpack, words_of
-from infer_models.quantization.storage import Storage
-from infer_models.quantization.stored_format import StoredFormat, TensorSpec
+from infer_models.quantization.fields import read_group_size
+from infer_models.quantization.format import Storage, StoredFormat, TensorSpec
+from infer_models.quantization.packing import integer_weight, unpack, words_of
 from infer_models.quantization.tensor_values import SCALE_DTYPES, finite_scales
 
 _BITS = 4

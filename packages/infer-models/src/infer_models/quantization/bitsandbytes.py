@@ -32,8 +32,7 @@ from infer_kernels import QuantizedWeight
 from infer_kernels.integers import cdiv
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
-from infer_models.quantization.storage import Storage
-from infer_models.quantization.stored_format import StoredFormat, TensorSpec
+from infer_models.quantization.format import Storage, StoredFormat, TensorSpec
 from infer_models.quantization.tensor_values import finite_scales
 
 _KINDS = ("nf4", "fp4")

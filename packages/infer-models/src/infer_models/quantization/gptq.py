@@ -17,12 +17,17 @@ from infer_kernels import QuantizedWeight
 from infer_kernels.integers import cdiv
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
-from infer_models.quantization.granularity_fields import read_group_size
-from infer_models.quantization.integer_weights import dequantize_by_group, integer_storage, integer_weight
-from infer_models.quantization.module_names import compiled, matches
-from infer_models.quantization.packed_words import BITS, bytes_of, unpack, words_of
-from infer_models.quantization.storage import Storage
-from infer_models.quantization.stored_format import StoredFormat, TensorSpec
+from infer_models.quantization.fields import compiled, matches, read_group_size
+from infer_models.quantization.format import Storage, StoredFormat, TensorSpec
+from infer_models.quantization.packing import (
+    BITS,
+    bytes_of,
+    dequantize_by_group,
+    integer_storage,
+    integer_weight,
+    unpack,
+    words_of,
+)
 from infer_models.quantization.tensor_values import (
     SCALE_DTYPES,
     checked_groups,

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from infer_engine.ipc.process_messages import CoreReady
 from infer_engine.ipc.thread_client import ThreadCoreClient
-from infer_engine.ipc.worker_messages import CoreReady
 from infer_engine.protocol import EngineConfig
 from infer_engine.testing.cores import GIVE_UP_S, INFO, GatedCore, ScriptedCore
 from infer_ray.replica import CoreReplica

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.fields import described
+from infer_server.api.history import read_arguments, with_call_ids
+from infer_server.api.system_texts import without_billing_header
+from infer_server.api.validation import no_text, out_of_range
 from infer_server.errors import ApiError, missing, shorten
-from infer_server.generation.history import read_arguments, with_call_ids
-from infer_server.generation.system_texts import without_billing_header
 from infer_server.http.places import validation_error
-from infer_server.openai.fields import described
-from infer_server.openai.validation import no_text, out_of_range
 
 MAX_MESSAGES = 2048
 _ROLES = ("user", "assistant", "system")

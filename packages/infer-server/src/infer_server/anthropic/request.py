@@ -24,13 +24,13 @@ from infer_server.anthropic.content import (
     check_continued,
     conversation_of,
 )
+from infer_server.api.fields import check_restricted, described, restricted
+from infer_server.api.foreign_fields import ForeignFields, check_foreign
+from infer_server.api.shared_fields import ModelId, StopString, Temperature, TopK, TopP
+from infer_server.api.thinking import MAX_EFFORT_CHARACTERS
+from infer_server.api.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
+from infer_server.api.validation import check_model, out_of_range, refused_format, refused_value, unsupported
 from infer_server.errors import ApiError, missing, shorten
-from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS
-from infer_server.generation.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
-from infer_server.openai.fields import check_restricted, described, restricted
-from infer_server.openai.foreign_fields import ForeignFields, check_foreign
-from infer_server.openai.shared_fields import ModelId, StopString, Temperature, TopK, TopP
-from infer_server.openai.validation import check_model, out_of_range, refused_format, refused_value, unsupported
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}

@@ -9,8 +9,7 @@ import msgspec
 
 from infer_engine.protocol import FinishReason, RequestStream, StepOutput
 from infer_server.anthropic.errors import error_event
-from infer_server.errors import ApiError
-from infer_server.generation.answer_blocks import (
+from infer_server.api.answer_blocks import (
     AnswerBlock,
     AnswerBlocks,
     BlockEnded,
@@ -18,7 +17,8 @@ from infer_server.generation.answer_blocks import (
     BlockGrown,
     whole_answer,
 )
-from infer_server.generation.failures import raise_if_unfinished
+from infer_server.api.failures import raise_if_unfinished
+from infer_server.errors import ApiError
 from infer_server.http.sse import named_event
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

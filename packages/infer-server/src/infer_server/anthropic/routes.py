@@ -10,9 +10,8 @@ from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError
 from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape
 from infer_server.anthropic.request import CountTokensBody, MessagesBody, messages_request, prompt_of, refusal_of
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
+from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler, served_name
 from infer_server.errors import ApiError
-from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
-from infer_server.generation.served_models import served_name
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.http.error_handlers import exception_handlers

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from infer_server.api.fields import check_restricted, described, restricted, restricted_names
+from infer_server.api.validation import no_text
 from infer_server.errors import missing
-from infer_server.openai.fields import check_restricted, described, restricted, restricted_names
-from infer_server.openai.validation import no_text
 
 _TEXTS = ("text", "input_text", "output_text")
 _THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")

@@ -21,17 +21,17 @@ from infer_engine.protocol.sampling import (
     MAX_STOP_TOKEN_IDS,
 )
 from infer_engine.protocol.structured_outputs import MAX_CHOICES_OF_TEXT
+from infer_server.api.fields import TokenId, check_restricted, described, restricted
+from infer_server.api.foreign_fields import ForeignFields
+from infer_server.api.shared_fields import MinP, ModelId, Seed, StopString, Stream, Temperature, TopK, TopP
+from infer_server.api.validation import out_of_range, refused_value
 from infer_server.errors import shorten
-from infer_server.openai.fields import TokenId, check_restricted, described, restricted
-from infer_server.openai.foreign_fields import ForeignFields
-from infer_server.openai.shared_fields import MinP, ModelId, Seed, StopString, Stream, Temperature, TopK, TopP
 from infer_server.openai.structured_outputs import (
     TEXT_LENGTHS,
     ResponseFormat,
     StructuredOutputsField,
     structured_outputs_of,
 )
-from infer_server.openai.validation import out_of_range, refused_value
 
 Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
 

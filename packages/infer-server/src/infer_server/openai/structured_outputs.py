@@ -10,9 +10,9 @@ import msgspec
 
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
 from infer_engine.protocol.structured_outputs import KINDS, MAX_CHARACTERS, MAX_CHOICES_OF_TEXT, Whitespace
+from infer_server.api.fields import described
+from infer_server.api.validation import out_of_range, refused_format
 from infer_server.errors import ApiError, shorten
-from infer_server.openai.fields import described
-from infer_server.openai.validation import out_of_range, refused_format
 
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
 

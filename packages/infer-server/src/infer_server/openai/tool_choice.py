@@ -10,11 +10,11 @@ import msgspec
 
 from infer_engine.protocol import Tool
 from infer_engine.protocol.chat import ToolChoice
+from infer_server.api.fields import described
+from infer_server.api.tools import TOOL_CHOICES, TOOL_NAME_PATTERN, check_forced_tool
+from infer_server.api.validation import out_of_range, unsupported
 from infer_server.errors import missing, shorten
-from infer_server.generation.tools import TOOL_CHOICES, TOOL_NAME_PATTERN, check_forced_tool
-from infer_server.openai.fields import described
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
-from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
 _FUNCTION = "function"

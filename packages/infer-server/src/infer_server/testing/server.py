@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 from infer_engine.protocol import Engine
 from infer_server.app import create_app
-from infer_server.serving.listener import bind_listener, url_of
-from infer_server.serving.server import HttpServer
+from infer_server.connections.listener import bind_listener, url_of
+from infer_server.connections.server import HttpServer
 from infer_server.settings import ServerSettings
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infer_cache import KVPool, PagedCacheView
-from infer_engine.model_runner.forward_batch import ForwardBatch
+from infer_engine.model_runner.inputs.forward_batch import ForwardBatch
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import CapturedStep
 from infer_models import CausalLM

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from infer_engine.model_runner.forward_batch import BatchShape
 from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
-from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
-from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.sampling.draw_buffers import made_up_draws
+from infer_engine.model_runner.graphs.dummy_batches import DummyBatches
+from infer_engine.model_runner.inputs.forward_batch import BatchShape
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
+from infer_engine.sampling.draw_buffers import dummy_draws
 from infer_kernels import resolve_token_ids
 
 NUM_STEPS = 8
@@ -22,7 +22,7 @@ NUM_STEPS = 8
 
 def decode_in_a_row(
     graphs: CUDAGraphs,
-    batches: MadeUpBatches,
+    batches: DummyBatches,
     input_buffers: InputBuffers,
     shape: BatchShape,
     *,
@@ -46,7 +46,7 @@ def decode_in_a_row(
         hidden, choose = graphs.replay(batch), graphs.choice(batch)
         assert hidden is not None, "the batch is larger than the buffers"
         assert choose is not None
-        draws = made_up_draws(batch.num_tokens, seed=number) if number >= NUM_STEPS // 2 else None
+        draws = dummy_draws(batch.num_tokens, seed=number) if number >= NUM_STEPS // 2 else None
         latest = choose(draws).token_ids
         if wait is not None:
             wait()

@@ -7,15 +7,15 @@ from functools import partial
 import torch
 
 from infer_cache import KVPool
-from infer_engine.model_runner.cache_views import DevicePlannedViews
-from infer_engine.model_runner.forward_batch import BatchShape
+from infer_engine.model_runner.graphs.agreement import agree
 from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
+from infer_engine.model_runner.graphs.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture, GraphCapture
 from infer_engine.model_runner.graphs.graph_check import GraphChecker, GraphReport
-from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.tensor_parallel.group import agree
+from infer_engine.model_runner.inputs.cache_views import DevicePlannedViews
+from infer_engine.model_runner.inputs.forward_batch import BatchShape
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_models import CausalLM
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class GPUGraphs:
     ) -> tuple[CUDAGraphs, GraphReport]:
         capture = self._new_capture()
         graphs = self.over(views, capture, vocab_size=vocab_size, has_choices=has_choices)
-        batches = MadeUpBatches(
+        batches = DummyBatches(
             pool,
             self._shapes,
             windows=windows,

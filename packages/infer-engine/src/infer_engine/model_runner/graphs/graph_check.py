@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from infer_cache import KVPool
-from infer_engine.model_runner.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.graphs import cache_rows
 from infer_engine.model_runner.graphs.closeness import TOLERANCE, are_close, are_drawn_alike, are_equal
 from infer_engine.model_runner.graphs.cuda_graphs import Captured, CUDAGraphs
 from infer_engine.model_runner.graphs.decodes_in_a_row import decode_in_a_row
+from infer_engine.model_runner.graphs.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
-from infer_engine.model_runner.graphs.made_up_batches import MadeUpBatches
-from infer_engine.model_runner.input_buffers import InputBuffers
-from infer_engine.sampling.draw_buffers import made_up_draws
+from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
+from infer_engine.sampling.draw_buffers import dummy_draws
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class GraphChecker:
     def __init__(
         self,
         graphs: CUDAGraphs,
-        batches: MadeUpBatches,
+        batches: DummyBatches,
         *,
         input_buffers: InputBuffers,
         pool: KVPool,
@@ -305,7 +305,7 @@ class GraphChecker:
             GraphRefusedError: too many differed every time.
         """
         for number in range(MAX_DRAWS):
-            self._graphs.stage_draws(made_up_draws(batch.num_tokens, seed=variant * MAX_DRAWS + number))
+            self._graphs.stage_draws(dummy_draws(batch.num_tokens, seed=variant * MAX_DRAWS + number))
             self._graphs.draw(batch.shape)
             expected = torch.stack(self._graphs.chosen(batch.num_tokens))
             self._forget_tokens(batch)

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from infer_engine.model_runner.forward_batch import BatchShape
+from infer_engine.model_runner.inputs.forward_batch import BatchShape
 
 MAX_CAPTURED_TOKENS = 512
 """Tokens of the largest captured step with prompts of most models, see `prompt_tokens`."""

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import ChatMessage, ChatPrompt
+from infer_server.api.fields import check_restricted, described, restricted
+from infer_server.api.history import with_call_ids
+from infer_server.api.system_texts import without_billing_header
+from infer_server.api.validation import out_of_range
 from infer_server.errors import ApiError, missing, shorten
-from infer_server.generation.history import with_call_ids
-from infer_server.generation.system_texts import without_billing_header
 from infer_server.openai.chat.tool_fields import CalledFunction, ToolCallField, tool_calls
 from infer_server.openai.content_parts import Content, ContentPart, read_content
-from infer_server.openai.fields import check_restricted, described, restricted
-from infer_server.openai.validation import out_of_range
 
 MAX_MESSAGES = 2048
 

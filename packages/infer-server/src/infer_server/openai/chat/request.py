@@ -1,7 +1,7 @@
 """The body of `POST /v1/chat/completions`, and the engine's request that it makes.
 
 Fields of OpenAI's own API that this server does not support, and those of other servers, are in the table of
-`infer_server.openai.foreign_fields`.
+`infer_server.api.foreign_fields`.
 """
 
 from typing import Annotated, Any
@@ -9,21 +9,21 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import GenerateRequest
-from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
-from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
-from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
-from infer_server.openai.fields import check_restricted, described, restricted
-from infer_server.openai.foreign_fields import check_foreign
-from infer_server.openai.generation_fields import GenerationFields, most_tokens, sampling_params
-from infer_server.openai.shared_fields import (
+from infer_server.api.fields import check_restricted, described, restricted
+from infer_server.api.foreign_fields import check_foreign
+from infer_server.api.shared_fields import (
     AddGenerationPrompt,
     ChatTemplateKwargs,
     ContinueFinalMessage,
     ParallelToolCalls,
     ReasoningEffort,
 )
+from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
+from infer_server.api.validation import check_model, check_range, out_of_range
+from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
+from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
+from infer_server.openai.generation_fields import GenerationFields, most_tokens, sampling_params
 from infer_server.openai.tool_choice import TOOL_CHOICE
-from infer_server.openai.validation import check_model, check_range, out_of_range
 
 MAX_TOP_LOGPROBS = 20
 

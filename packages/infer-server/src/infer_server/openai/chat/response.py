@@ -7,9 +7,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, ReasoningDelta, StepOutput, ToolCallDelta
-from infer_server.generation.answer_blocks import AnswerBlocks, new_call_id
-from infer_server.generation.failures import shutdown_error
-from infer_server.openai.builders import GeneratedToken
+from infer_server.api.answer_blocks import AnswerBlocks, new_call_id
+from infer_server.api.failures import shutdown_error
+from infer_server.openai.chunks import GeneratedToken
 from infer_server.openai.logprobs import ChatLogprobs, ChatTokenLogprob, TokenBytes, chat_token_logprob
 from infer_server.openai.response_head import OpenAIFinishReason, ResponseHead, openai_finish_reason
 from infer_server.openai.usage import Usage

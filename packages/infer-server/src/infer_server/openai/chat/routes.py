@@ -7,12 +7,12 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import ChatPrompt, Engine, GenerateRequest
-from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
+from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventEncoder, plain_event
 from infer_server.openai.chat.request import ChatBody, chat_request
 from infer_server.openai.chat.response import ChatChunkBuilder, ChatCompletion, ChatResponseBuilder
-from infer_server.openai.chunked_endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
+from infer_server.openai.endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
 from infer_server.openai.response_head import ResponseHead, new_response_head
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings

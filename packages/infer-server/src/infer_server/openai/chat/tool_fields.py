@@ -7,14 +7,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import Tool, ToolCall
+from infer_server.api.fields import described
+from infer_server.api.history import read_arguments
+from infer_server.api.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
+from infer_server.api.tools import MAX_TOOLS, check_tools
+from infer_server.api.validation import unsupported
 from infer_server.errors import missing
-from infer_server.generation.history import read_arguments
-from infer_server.generation.tools import MAX_TOOLS, check_tools
-from infer_server.openai.fields import described
-from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
 from infer_server.openai.typed_objects import decode_object, object_type
-from infer_server.openai.validation import unsupported
 from infer_server.openapi import schema_of
 
 _FUNCTION = {"enum": ["function"]}

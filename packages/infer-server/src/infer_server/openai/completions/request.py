@@ -1,18 +1,18 @@
 """The body of `POST /v1/completions`, and the engine's requests that it makes.
 
 Fields of OpenAI's own API that this server does not support, and those of other servers, are in the table of
-`infer_server.openai.foreign_fields`.
+`infer_server.api.foreign_fields`.
 """
 
 from typing import Annotated
 
 from infer_engine.protocol import GenerateRequest
 from infer_engine.protocol.sampling import MAX_LOGPROBS
+from infer_server.api.fields import described
+from infer_server.api.foreign_fields import check_foreign
+from infer_server.api.validation import check_model, check_range, out_of_range, unsupported
 from infer_server.errors import ApiError
-from infer_server.openai.fields import described
-from infer_server.openai.foreign_fields import check_foreign
 from infer_server.openai.generation_fields import GenerationFields, most_tokens, sampling_params
-from infer_server.openai.validation import check_model, check_range, out_of_range, unsupported
 
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 128

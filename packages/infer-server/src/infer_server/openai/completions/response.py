@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import FinishReason, RequestStream, StepOutput, TokenLogprob
-from infer_server.openai.builders import GeneratedToken
+from infer_server.openai.chunks import GeneratedToken
 from infer_server.openai.logprobs import CompletionLogprobLists, CompletionLogprobs, TokenBytes, joined_lists
 from infer_server.openai.response_head import OpenAIFinishReason, ResponseHead, finish_reason_of, openai_finish_reason
 from infer_server.openai.usage import Usage, usage_of

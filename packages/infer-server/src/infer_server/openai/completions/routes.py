@@ -7,10 +7,10 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest
-from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
+from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
+from infer_server.api.validation import PUBLISHED_STATUSES
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventEncoder, named_event, plain_event
-from infer_server.openai.chunked_endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
 from infer_server.openai.completions.request import CompletionBody, completion_requests
 from infer_server.openai.completions.response import (
     ChoicePieces,
@@ -18,8 +18,8 @@ from infer_server.openai.completions.response import (
     CompletionChunkBuilder,
     CompletionResponseBuilder,
 )
+from infer_server.openai.endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
 from infer_server.openai.response_head import ResponseHead, new_response_head
-from infer_server.openai.validation import PUBLISHED_STATUSES
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings, SseEventNames
 

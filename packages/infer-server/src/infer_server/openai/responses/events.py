@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from infer_engine.protocol import RequestStream, StepOutput
+from infer_server.api.answer_blocks import AnswerBlock, BlockEnded, BlockGrown, BlockKind, BlockStarted
+from infer_server.api.failures import raise_if_unfinished
 from infer_server.errors import ApiError, ErrorReply
-from infer_server.generation.answer_blocks import AnswerBlock, BlockEnded, BlockGrown, BlockKind, BlockStarted
-from infer_server.generation.failures import raise_if_unfinished
 from infer_server.openai.responses.response import (
     CustomToolCallItem,
     FunctionCallItem,

@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.fields import described
+from infer_server.api.history import read_arguments, with_call_ids
+from infer_server.api.validation import no_text, out_of_range, unsupported
 from infer_server.errors import ApiError, shorten
-from infer_server.generation.history import read_arguments, with_call_ids
 from infer_server.openai.content_parts import ContentPart, read_content
-from infer_server.openai.fields import described
 from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
 from infer_server.openai.responses.tool_fields import full_name
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
-from infer_server.openai.validation import no_text, out_of_range, unsupported
 from infer_server.openapi import schema_of
 
 MAX_ITEMS = 4096

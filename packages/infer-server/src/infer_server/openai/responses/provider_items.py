@@ -10,10 +10,10 @@ import msgspec
 from msgspec import UNSET
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.fields import described
+from infer_server.api.history import read_arguments
 from infer_server.errors import missing
-from infer_server.generation.history import read_arguments
 from infer_server.openai.content_parts import Content, ContentPart, read_content
-from infer_server.openai.fields import described
 from infer_server.openai.typed_objects import decode_object
 
 # The field with the arguments of each call, and that with the content of each result.

@@ -8,14 +8,9 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import ChatPrompt, GenerateRequest, SamplingParams
-from infer_server.errors import ApiError
-from infer_server.generation.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
-from infer_server.openai.fields import described, restricted
-from infer_server.openai.foreign_fields import ForeignFields, check_foreign
-from infer_server.openai.responses.input_items import INPUT, conversation_of
-from infer_server.openai.responses.text_format import TextField, structured_outputs
-from infer_server.openai.responses.tool_fields import TOOLS, tool_settings
-from infer_server.openai.shared_fields import (
+from infer_server.api.fields import described, restricted
+from infer_server.api.foreign_fields import ForeignFields, check_foreign
+from infer_server.api.shared_fields import (
     ChatTemplateKwargs,
     MinP,
     ModelId,
@@ -27,8 +22,13 @@ from infer_server.openai.shared_fields import (
     TopK,
     TopP,
 )
+from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
+from infer_server.api.validation import check_model, out_of_range, refused_value
+from infer_server.errors import ApiError
+from infer_server.openai.responses.input_items import INPUT, conversation_of
+from infer_server.openai.responses.text_format import TextField, structured_outputs
+from infer_server.openai.responses.tool_fields import TOOLS, tool_settings
 from infer_server.openai.tool_choice import TOOL_CHOICE
-from infer_server.openai.validation import check_model, out_of_range, refused_value
 
 _NO_EFFECT = described("Accepted without effect.")
 _NO_STATE = described("Only null: the server keeps no responses.", enum=[None])

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import FinishReason, SamplingParams, StepOutput
-from infer_server.generation.answer_blocks import AnswerBlock, AnswerBlocks, BlockEvent, BlockKind
-from infer_server.generation.history import read_arguments
+from infer_server.api.answer_blocks import AnswerBlock, AnswerBlocks, BlockEvent, BlockKind
+from infer_server.api.history import read_arguments
 from infer_server.openai.responses.request import ResponsesBody
 from infer_server.openai.responses.text_format import ANY_TEXT, TextField
 from infer_server.openai.responses.tool_fields import INPUT, callable_tools

@@ -7,11 +7,11 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError
+from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
 from infer_server.errors import ApiError
-from infer_server.generation.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream
-from infer_server.openai.chunked_endpoint import RESPONSE_DESCRIPTION
+from infer_server.openai.endpoint import RESPONSE_DESCRIPTION
 from infer_server.openai.responses.events import ResponseEvents
 from infer_server.openai.responses.request import ResponsesBody, responses_request
 from infer_server.openai.responses.response import ResponseBuilder, ResponseObject

@@ -6,10 +6,10 @@ import msgspec
 
 from infer_engine.protocol import InvalidRequestError, StructuredOutputs
 from infer_engine.protocol.structured_outputs import Whitespace
+from infer_server.api.fields import described
+from infer_server.api.validation import out_of_range, refused_format
 from infer_server.errors import ApiError, shorten
-from infer_server.openai.fields import described
 from infer_server.openai.structured_outputs import STRICT, WHITESPACE
-from infer_server.openai.validation import out_of_range, refused_format
 
 _TYPES = ("text", "json_object", "json_schema")
 _SCHEMA = "text.format.schema"

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from infer_engine.protocol import Tool
+from infer_server.api.fields import described
+from infer_server.api.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
+from infer_server.api.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_tool_name, check_tools
+from infer_server.api.validation import out_of_range, unsupported
 from infer_server.errors import missing
-from infer_server.generation.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_tool_name, check_tools
-from infer_server.openai.fields import described
-from infer_server.openai.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
-from infer_server.openai.validation import out_of_range, unsupported
 from infer_server.openapi import schema_of
 
 _FUNCTION = "function"

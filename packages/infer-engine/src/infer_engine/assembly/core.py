@@ -1,0 +1,241 @@
+"""Assembles an `EngineCore`: model runner, KV cache manager, scheduler. Imports torch only when it builds one here."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from infer_cache.contiguous_manager import ContiguousKVCacheManager
+from infer_cache.paged_manager import PagedKVCacheManager
+from infer_engine.core.engine_core import EngineCore
+from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
+from infer_engine.frontend.generation_config import sampling_defaults
+from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineInfo
+from infer_engine.scheduling import (
+    POLICIES,
+    BaseScheduler,
+    ContinuousScheduler,
+    KVCacheManager,
+    SchedulerLimits,
+    StaticScheduler,
+)
+from infer_engine.step_runner import StepRunner
+from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
+from infer_models import CheckpointError
+from infer_models.config import ModelConfig
+from infer_models.hub import resolve_checkpoint
+from infer_models.text import Tokenizer, dummy_tokenizer
+
+if TYPE_CHECKING:
+    from infer_engine.executor.executor import RankOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreParts:
+    """The parts of an `EngineCore`.
+
+    Attributes:
+        runner: executes schedules.
+        kv_cache_manager: allocates the blocks of sequences.
+        build_scheduler: returns the scheduler over a KV cache manager.
+    """
+
+    runner: StepRunner
+    kv_cache_manager: KVCacheManager
+    build_scheduler: Callable[[KVCacheManager], BaseScheduler]
+
+
+WrapParts = Callable[[CoreParts], CoreParts]
+"""Replaces parts of a core before it is assembled, for tests and measurements; see `infer_engine.testing.faults`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltCore:
+    """A core and what belongs to it.
+
+    Attributes:
+        core: the core.
+        info: a description of its model.
+        tokenizer: the checkpoint's.
+        grammars: the compiler of the core's grammars.
+        close: ends the processes of other ranks, if there are any; the core can then compute nothing.
+    """
+
+    core: EngineCore
+    info: EngineInfo
+    tokenizer: Tokenizer
+    grammars: GrammarCompiler
+    close: Callable[[], None]
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """Return the tokenizer of a configuration's model.
+
+    Raises:
+        CheckpointUnusableError: the checkpoint is missing, or a file of its tokenizer is missing or damaged.
+    """
+    try:
+        return _read_tokenizer(config, resolve_checkpoint(config.model))
+    except CheckpointError as error:
+        raise CheckpointUnusableError(str(error)) from error
+
+
+def build_core(
+    config: EngineConfig, *, wrap_parts: WrapParts | None = None, rank_options: "RankOptions | None" = None
+) -> BuiltCore:
+    """Load the model and assemble a core, which the caller steps.
+
+    Args:
+        config: what to run and how.
+        wrap_parts: replaces parts of the core.
+        rank_options: how to run the other ranks, if there are several.
+
+    Raises:
+        CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
+        ValueError: the configuration asks for more than the model, the device or the memory has.
+    """
+    from infer_engine.assembly.runner import load_model_runner  # noqa: PLC0415 - imports torch: only when used
+
+    try:
+        folder = resolve_checkpoint(config.model)
+        tokenizer = _read_tokenizer(config, folder)
+        defaults = sampling_defaults(config, folder)
+        loaded = load_model_runner(config, folder, tokenizer, rank_options=rank_options)
+    except CheckpointError as error:
+        raise CheckpointUnusableError(str(error)) from error
+    parts = CoreParts(
+        runner=loaded.runner,
+        kv_cache_manager=build_kv_cache_manager(
+            config,
+            loaded.limits,
+            num_blocks=loaded.num_blocks,
+            windows=loaded.windows,
+            block_size=loaded.info.block_size,
+        ),
+        build_scheduler=lambda manager: build_scheduler(config, manager, loaded.limits),
+    )
+    info = structs.replace(_with_chat_formats(loaded.info, tokenizer), sampling_defaults=defaults)
+    grammars = GrammarCompiler(
+        lambda: Vocabulary(
+            tokenizer.vocabulary_bytes(loaded.info.vocab_size),
+            special_ids=tokenizer.special_ids,
+            eos_token_ids=loaded.eos_token_ids,
+        )
+    )
+    core = assemble_core(
+        parts if wrap_parts is None else wrap_parts(parts),
+        eos_token_ids=loaded.eos_token_ids,
+        share_prefix=choose_sharing(config, kv_format=loaded.kv_format, first_position=loaded.first_position),
+        grammars=grammars,
+        schedules_ahead=config.schedules_ahead(on_gpu=loaded.info.device.startswith("cuda")),
+    )
+    return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars, close=loaded.close)
+
+
+def assemble_core(
+    parts: CoreParts,
+    *,
+    eos_token_ids: frozenset[int],
+    share_prefix: PrefixSharing,
+    grammars: GrammarCompiler | None = None,
+    schedules_ahead: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EngineCore:
+    """Return a core made of `parts`; `clock` counts seconds, for statistics only."""
+    return EngineCore(
+        parts.runner,
+        parts.build_scheduler(parts.kv_cache_manager),
+        parts.kv_cache_manager,
+        eos_token_ids=eos_token_ids,
+        share_prefix=share_prefix,
+        grammars=grammars,
+        schedules_ahead=schedules_ahead,
+        clock=clock,
+    )
+
+
+def build_kv_cache_manager(
+    config: EngineConfig,
+    limits: SchedulerLimits,
+    *,
+    num_blocks: Sequence[int],
+    windows: Sequence[int | None],
+    block_size: int,
+) -> KVCacheManager:
+    """Return the KV cache manager; each group of layers has its number of blocks and its sliding window, or None."""
+    match config.resolved_kv_cache_backend:
+        case "contiguous":
+            (num_blocks_of_all,) = num_blocks
+            return ContiguousKVCacheManager(
+                limits.max_batch_size, num_blocks_of_all // limits.max_batch_size, block_size
+            )
+        case "paged":
+            return PagedKVCacheManager(
+                num_blocks,
+                block_size,
+                windows=windows,
+                max_chunk=limits.prefill_chunk_size,
+                keeps_prefixes=config.caches_prefixes,
+            )
+
+
+def build_scheduler(
+    config: EngineConfig,
+    kv_cache_manager: KVCacheManager,
+    limits: SchedulerLimits,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> BaseScheduler:
+    """Return the scheduler; `clock` measures the seconds that a static batch waits to fill."""
+    match config.batching_mode:
+        case "static":
+            return StaticScheduler(
+                kv_cache_manager, limits, batch_wait_timeout_s=config.batch_wait_timeout_s, clock=clock
+            )
+        case "continuous":
+            return ContinuousScheduler(kv_cache_manager, limits, POLICIES[config.scheduler_policy])
+
+
+def choose_sharing(
+    config: EngineConfig, *, kv_format: str = "", first_position: Callable[[int], int] | None = None
+) -> PrefixSharing:
+    """Return the function that decides which requests share blocks.
+
+    Args:
+        config: the configuration.
+        kv_format: that of `KVPool`.
+        first_position: that of the model, as `CausalLM` has it; None: all sequences begin at 0.
+    """
+    if config.resolved_kv_cache_backend == "contiguous":
+        return share_with_none
+    share = share_with_all if config.caches_prefixes else share_with_siblings
+    return partial(share, kv_format=kv_format, first_position=first_position)
+
+
+def _with_chat_formats(info: EngineInfo, tokenizer: Tokenizer) -> EngineInfo:
+    """Return `info` with what the chat template says of tools and reasoning."""
+    if not tokenizer.has_chat:
+        return structs.replace(info, has_chat_template=False)
+    calls, reasoning = tokenizer.chat.tool_call_format, tokenizer.chat.reasoning_format
+    return structs.replace(
+        info,
+        tool_call_format=None if calls is None else calls.name,
+        reasoning_format=None if reasoning is None else reasoning.name,
+    )
+
+
+def _read_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
+    """Return the tokenizer in `folder`, or a byte-level one if the weights are random and there is no tokenizer file.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+        return dummy_tokenizer(ModelConfig.from_folder(folder).vocab_size)
+    return Tokenizer.from_folder(
+        folder, tool_call_format=config.tool_call_format, reasoning_format=config.reasoning_format
+    )

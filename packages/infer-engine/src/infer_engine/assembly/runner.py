@@ -1,0 +1,258 @@
+"""Loads a model and builds its `ModelRunner`: weights, sizes, KV pool, buffers, sampler."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from infer_cache import KVPool
+from infer_engine.executor.executor import RankOptions, Workers
+from infer_engine.executor.messages import CaptureSteps, MeasureCaptures
+from infer_engine.executor.parallel_model import ParallelModel
+from infer_engine.executor.process_group import rank_device
+from infer_engine.host_limits import read_host_limits
+from infer_engine.model_runner.graph_runner import DeviceSteps, allocate_device_steps, capture_steps
+from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
+from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
+from infer_engine.model_runner.loading.memory_profile import measure_step_bytes
+from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank
+from infer_engine.model_runner.loading.warm_up import warm_up_gpu
+from infer_engine.model_runner.runner import ModelRunner, use_device
+from infer_engine.processes.processors import limit_threads
+from infer_engine.protocol import EngineConfig, EngineInfo
+from infer_engine.sampling.sampler import Sampler
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.sizing import kv_memory, resolve_device
+from infer_engine.step_runner import StepRunner
+from infer_kernels.cpu import NotCapturableError, library
+from infer_kernels.cpu.calls import DTYPES
+from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.gpu import require_launcher
+from infer_models import CheckpointError, GenerationConfig, ModelConfig
+from infer_models.hub import DEMO_MODEL_NAME
+from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
+from infer_models.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRunner:
+    """A runner, and what the other parts of a core need to know about it.
+
+    Attributes:
+        runner: executes schedules.
+        limits: limits of a step.
+        num_blocks: number of KV blocks, by group of layers.
+        windows: sliding window, or None, by group of layers.
+        kv_format: how blocks hold keys and values, a part of their hashes.
+        first_position: where sequences begin, by their longest length; None: all at 0.
+        eos_token_ids: tokens that end a sequence.
+        info: a description of the loaded model.
+        close: ends the processes of other ranks.
+    """
+
+    runner: StepRunner
+    limits: SchedulerLimits
+    num_blocks: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    kv_format: str
+    first_position: Callable[[int], int] | None
+    eos_token_ids: frozenset[int]
+    info: EngineInfo
+    close: Callable[[], None]
+
+
+def load_model_runner(
+    config: EngineConfig, folder: Path, tokenizer: Tokenizer, *, rank_options: RankOptions | None = None
+) -> LoadedRunner:
+    """Load the model in `folder` and build its runner, with the other ranks if there are several.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged, of an unknown kind, or has another model's tokenizer.
+        ValueError: the configuration asks for more than the model, the device or the memory has.
+        EngineStartError: the process of another rank ended.
+    """
+    device = rank_device(resolve_device(config.device), 0)
+    use_device(device)
+    model_config = ModelConfig.from_folder(folder)
+    vocab_size = usable_vocab_size(tokenizer, model_config, folder)
+    eos_token_ids = end_token_ids(tokenizer, folder, vocab_size=vocab_size)
+    size = config.tensor_parallel_size
+    _use_limits(config)
+    if device.type == "cuda":
+        require_launcher()
+    choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
+    if size == 1:
+        loaded = load_rank(config, folder, device=device)
+        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    check_tensor_parallel_size(model_config, size)
+    workers = Workers(config, folder, device=device, options=rank_options)
+    try:
+        loaded = load_rank(config, folder, device=device, shard=Shard(rank=0, size=size))
+        workers.join()
+        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids, workers=workers)
+    except BaseException:
+        workers.close()
+        raise
+
+
+def _use_limits(config: EngineConfig) -> None:
+    """Compute with as many threads as a container's quota is worth, and log its limits."""
+    limit_threads(config.data_parallel_size * config.tensor_parallel_size)
+    if found := read_host_limits().describe():
+        logger.info("%s; %d threads compute", found, torch.get_num_threads())
+
+
+def _build_runner(
+    loaded: LoadedRank, *, vocab_size: int, eos_token_ids: frozenset[int], workers: Workers | None = None
+) -> LoadedRunner:
+    """Size and allocate the KV cache, and build the runner over it."""
+    config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
+    rank_model, device = loaded.rank_model, loaded.rank_model.device
+    model = rank_model if workers is None else ParallelModel(rank_model, workers)
+    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
+    input_buffers = (
+        loaded.allocate_input_buffers(has_metadata=workers is not None) if steps is None else steps.input_buffers
+    )
+
+    def new_runner(vocab_size: int) -> ModelRunner:
+        sampler = Sampler(
+            vocab_size=vocab_size, max_rows=limits.max_batch_size, eos_token_ids=eos_token_ids, device=device
+        )
+        return ModelRunner(model, input_buffers=input_buffers, sampler=sampler, device=device)
+
+    step_bytes = 0
+    if device.type == "cuda":
+        if workers is not None:
+            workers.allocate_cache([1] * len(loaded.groups.windows))
+        step_bytes = _measure_step_bytes(loaded, steps, new_runner(model_config.vocab_size), workers=workers)
+    memory = kv_memory(config, device=device, activation_bytes=step_bytes)
+    kv = loaded.size_cache(memory if workers is None else workers.least_memory(memory))
+    pool = loaded.allocate_pool(kv.num_blocks)
+    if workers is not None:
+        workers.allocate_cache(kv.num_blocks)
+    runner = new_runner(vocab_size)
+    report = None
+    if steps is None:
+        rank_model.use_cache(
+            loaded.host_planned_views(pool),
+            graph=None if workers is not None else _capture_on_cpu(loaded, pool, max_seq_len=kv.max_seq_len),
+        )
+        warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+    else:
+        rank_model.use_cache(steps.views(pool))
+        warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+        if workers is not None:
+            workers.send(CaptureSteps(max_seq_len=kv.max_seq_len, vocab_size=vocab_size))
+        report = capture_steps(loaded, steps, pool, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+        if report is not None:
+            runner.probe()
+    info = EngineInfo(
+        model=config.model or DEMO_MODEL_NAME,
+        architecture=model_config.model_type,
+        num_parameters=rank_model.model.num_parameters,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(device),
+        vocab_size=vocab_size,
+        max_seq_len=kv.max_seq_len,
+        num_kv_blocks=sum(kv.num_blocks),
+        block_size=loaded.block_size,
+        max_batch_size=limits.max_batch_size,
+        num_ranks=config.tensor_parallel_size,
+        cuda_graphs=None if report is None else str(report),
+    )
+    return LoadedRunner(
+        runner=runner,
+        limits=limits,
+        num_blocks=kv.num_blocks,
+        windows=loaded.groups.windows,
+        kv_format=pool.kv_format,
+        first_position=loaded.first_position,
+        eos_token_ids=eos_token_ids,
+        info=info,
+        close=(lambda: None) if workers is None else workers.close,
+    )
+
+
+def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
+    """Return the bytes that the largest step takes beside weights and KV cache, as an engine measures at its start.
+
+    `loaded` must be a whole model, which no engine uses.
+    """
+    device, limits = loaded.rank_model.device, loaded.limits
+    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
+    sampler = Sampler(
+        vocab_size=loaded.model_config.vocab_size,
+        max_rows=limits.max_batch_size,
+        eos_token_ids=frozenset(),
+        device=device,
+    )
+    input_buffers = loaded.allocate_input_buffers() if steps is None else steps.input_buffers
+    runner = ModelRunner(loaded.rank_model, input_buffers=input_buffers, sampler=sampler, device=device)
+    return _measure_step_bytes(loaded, steps, runner)
+
+
+def _measure_step_bytes(
+    loaded: LoadedRank, steps: DeviceSteps | None, runner: ModelRunner, *, workers: Workers | None = None
+) -> int:
+    """Return the bytes of the largest step and of captured steps, over a KV pool of one block for each group."""
+    pool = loaded.allocate_pool([1] * len(loaded.groups.windows))
+    loaded.rank_model.use_cache(loaded.host_planned_views(pool) if steps is None else steps.views(pool))
+    step_bytes = measure_step_bytes(
+        runner,
+        max_tokens=loaded.max_step_tokens,
+        max_batch_size=loaded.limits.max_batch_size,
+        max_seq_len=loaded.longest_seq_len,
+        device=loaded.rank_model.device,
+    )
+    if steps is None:
+        return step_bytes
+    if workers is not None:
+        workers.send(MeasureCaptures())
+    return step_bytes + steps.measure_captures(pool)
+
+
+def _capture_on_cpu(loaded: LoadedRank, pool: KVPool, *, max_seq_len: int) -> CPUGraph | None:
+    """Return the captured step of a model on a CPU; None if it is not wanted or cannot be captured."""
+    is_on_cpu = pool.key_cache(0).is_cpu
+    if not is_on_cpu or loaded.config.use_cpu_graphs is False or library(DTYPES[loaded.dtype]) is None:
+        return None
+    try:
+        return CPUGraph(
+            loaded.rank_model.model,
+            pool,
+            max_tokens=loaded.max_step_tokens,
+            max_seqs=loaded.limits.max_batch_size,
+            max_seq_len=max_seq_len,
+        )
+    except NotCapturableError as error:
+        logger.info("Steps are not captured: %s", error)
+        return None
+
+
+def usable_vocab_size(tokenizer: Tokenizer, model_config: ModelConfig, folder: Path) -> int:
+    """Return how many token ids are valid for both the tokenizer and the embedding.
+
+    Some embeddings are padded beyond the tokenizer's vocabulary. Some tokenizers have added tokens, for example for
+    images, beyond the embedding of a text model. But every ordinary token must have a row in the embedding.
+    """
+    if tokenizer.ordinary_vocab_size > model_config.vocab_size:
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} has {tokenizer.ordinary_vocab_size} tokens but config.json's `vocab_size` is "
+            f"{model_config.vocab_size}: the tokenizer belongs to another model."
+        )
+    return min(tokenizer.vocab_size, model_config.vocab_size)
+
+
+def end_token_ids(tokenizer: Tokenizer, folder: Path, *, vocab_size: int) -> frozenset[int]:
+    """Return the tokens that end an answer: those of the configuration, and the tokenizer's own.
+
+    A fine-tune on conversations often names the end of its turns in the tokenizer alone, beside the configuration of
+    its base model.
+    """
+    named = GenerationConfig.from_folder(folder).eos_token_ids
+    own = tokenizer.eos_token_id
+    return frozenset(named) if own is None or own >= vocab_size else frozenset({*named, own})

@@ -1,0 +1,124 @@
+"""`CallConstraint`: which tokens a sequence may take next where only the arguments of tool calls follow a grammar.
+
+    free ──a whole head, with the name of an offered tool──> arguments ──their last bracket──> free
+    no mask                                                  a mask                            no mask
+
+The parser that takes the answer apart for the client finds the heads, so both always agree on what a call is. What the
+model writes outside of arguments is what it would write without tools.
+"""
+
+import codecs
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from infer_engine.chat.parsers import parser_of_calls
+from infer_engine.chat.tool_selection import selection_of
+from infer_engine.messages import CallHeads
+from infer_engine.protocol import AnswerDelta, ToolCallDelta
+from infer_engine.structured.constraint import TokenConstraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from infer_engine.structured.compiler import Vocabulary
+
+
+class CallConstraint:
+    """The state of an answer after the generated tokens of one sequence; consumes as `TokenConstraint` does."""
+
+    def __init__(self, heads: CallHeads, matcher: "LLMatcher", vocabulary: "Vocabulary") -> None:
+        """Look for `heads`; `matcher`, which others use too, is at the beginning of the grammar of arguments."""
+        self._vocabulary = vocabulary
+        self._shown_ids = frozenset(heads.shown_ids)
+        self._strict_names = frozenset(heads.strict_names)
+        self._parser = parser_of_calls(heads)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._beginning = matcher
+        self._call_number = 0
+        self._arguments: TokenConstraint | None = None
+        self._foreseen: npt.NDArray[np.int32] | None = None
+        self._has_looked_ahead = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last call that the answer may have is complete."""
+        return self._parser.is_over
+
+    def mask(self) -> npt.NDArray[np.int32] | None:
+        """Return the tokens that may come next, as `TokenConstraint.mask`; None: all.
+
+        Raises:
+            GrammarError: the grammar has reached a limit.
+        """
+        if self._arguments is not None:
+            return self._arguments.mask()
+        if self._strict_names and not self._has_looked_ahead:
+            self._foreseen = self._look_ahead()
+            self._has_looked_ahead = True
+        return self._foreseen
+
+    def consume(self, token_id: int) -> None:
+        """Go on with `token_id`."""
+        if self._arguments is not None:
+            self._arguments.consume(token_id)
+        self._foreseen, self._has_looked_ahead = None, False
+        deltas = self._parser.add(self._decoder.decode(self._text_bytes(token_id)))
+        callee = self._parser.callee
+        if callee is None:
+            self._arguments = None
+        elif self._parser.call_number != self._call_number:
+            self._call_number = self._parser.call_number
+            pending, _ = self._decoder.getstate()
+            begun = self._parser.awaited + _last_arguments(deltas)
+            self._arguments = self._begin(callee, begun.encode() + pending)
+
+    def _text_bytes(self, token_id: int) -> bytes:
+        is_hidden = token_id in self._vocabulary.special_ids and token_id not in self._shown_ids
+        tokens = self._vocabulary.tokens
+        return b"" if is_hidden or token_id >= len(tokens) else tokens[token_id]
+
+    def _begin(self, tool_name: str, begun: bytes) -> TokenConstraint | None:
+        """Return the constraint of arguments of which the token that ended the head had the beginning.
+
+        None where the grammar does not allow that beginning: what has been written stays, and is as free as before. To
+        strict tools that does not happen.
+        """
+        token_ids = self._vocabulary.spell(selection_of(tool_name).encode() + begun)
+        if token_ids is None:
+            return None
+        matcher = self._beginning.deep_copy()
+        if matcher.try_consume_tokens(token_ids) < len(token_ids):
+            return None
+        return TokenConstraint(matcher, vocab_size=self._vocabulary.tokenizer.vocab_size)
+
+    def _look_ahead(self) -> npt.NDArray[np.int32] | None:
+        """Return a mask of all tokens but those that would begin the arguments of a strict tool in a wrong way.
+
+        Few tokens hold the end of a head and more than a bracket. None: there are none of these.
+        """
+        wrong = []
+        for token_id in self._vocabulary.objects_begun:
+            found = self._parser.foresee(self._vocabulary.tokens[token_id].decode(errors="replace"))
+            if (
+                found is not None
+                and found[0] in self._strict_names
+                and self._begin(found[0], found[1].encode()) is None
+            ):
+                wrong.append(token_id)
+        if not wrong:
+            return None
+        mask = np.full(-(-self._vocabulary.tokenizer.vocab_size // 32), -1, np.int32)
+        for token_id in wrong:
+            mask[token_id // 32] &= np.int32(~(1 << (token_id % 32)) if token_id % 32 < 31 else 0x7FFFFFFF)
+        return mask
+
+
+def _last_arguments(deltas: list[AnswerDelta]) -> str:
+    """Return what came of the arguments of the last call that begins in `deltas`."""
+    text = ""
+    for delta in deltas:
+        if isinstance(delta, ToolCallDelta):
+            text = delta.arguments if delta.name is not None else text + delta.arguments
+    return text

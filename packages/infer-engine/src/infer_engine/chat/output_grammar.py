@@ -1,0 +1,222 @@
+"""The grammar of a conversation's answer: reasoning, then content or tool calls, in the words of the model's family.
+
+One grammar holds all of it where the answer must call, or where its content follows a grammar too: thinking is as free
+as it would be without, and may end the answer. Where the model may choose and its content is free, the grammar is that
+of arguments alone (`arguments_grammar`), and the core begins it behind the head of a call.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from infer_engine.chat.call_marks import MAX_BLANKS
+from infer_engine.chat.output_form import AnswerForm, TokenIdOf
+from infer_engine.chat.tool_schemas import arguments_schema
+from infer_engine.chat.tool_selection import selection_of
+from infer_engine.protocol import ChatPrompt, StructuredOutputs, Tool
+from infer_engine.structured.grammar_text import HEADER, json_expression, to_grammar_text, to_rules
+from infer_engine.structured.json_schema.any_order import RULES as ANY_ORDER_RULES
+from infer_engine.structured.json_schema.any_order import WHITESPACE as ANY_ORDER_WHITESPACE
+from infer_engine.structured.json_schema.any_order import AnyOrder
+from infer_models.text import ReasoningState, ToolCallFormat
+
+MAX_TOOL_CHARACTERS = 262_144
+"""Of all schemas of tools together."""
+
+_RULES = r"""
+TEXT: /(.|\n)*/
+GAP: /[ \n]{0,4}/
+WS: /[ \n]?/
+"""
+_AROUND_ARGUMENTS = rf"""
+TEXT: /(.|\n)*/
+GAP: /[ \t\r\n]{{0,{MAX_BLANKS}}}/
+"""
+_WHITESPACE = "[ ]?"
+"""In arguments: models write them on one line."""
+
+
+def answer_grammar(prompt: ChatPrompt, content: StructuredOutputs | None, form: AnswerForm) -> str | None:
+    """Return the text of the grammar of an answer to `prompt`; None if it may be anything.
+
+    Raises:
+        ValueError: a schema that cannot be kept; the message begins with `tools` or an attribute's name in backticks.
+    """
+    if form.tool_call_format is None:
+        if content is None:
+            return None
+        if not form.thinks:
+            return to_grammar_text(content)
+        rules = [f"content: {_nested(content)}"]
+        answer = "content"
+    else:
+        is_json = content is not None and not form.tool_call_format.is_anywhere
+        rules = _CallRules(form).make(prompt, as_json=is_json)
+        answer = _answer_with_calls(prompt, content, rules)
+    start = f"start: {answer}" if not form.thinks else _with_reasoning(answer, form, rules)
+    return HEADER + "\n".join([start, *rules]) + _RULES
+
+
+def arguments_grammar(prompt: ChatPrompt) -> str:
+    """Return the text of the grammar of the arguments of one call of a tool of `prompt`, and of any text behind them.
+
+    It begins with the tool's selection (`selection_of`). Members of tools that are not strict come in any order.
+
+    Raises:
+        ValueError: as in `answer_grammar`.
+    """
+    return _arguments_grammar(tuple(msgspec.json.encode(tool) for tool in prompt.tools))
+
+
+@functools.lru_cache(maxsize=64)  # agents send the same tools with every request
+def _arguments_grammar(encoded_tools: Sequence[bytes]) -> str:
+    members = AnyOrder()
+    starts: list[str] = []
+    num_characters = 0
+    for encoded in encoded_tools:
+        tool = msgspec.json.decode(encoded, type=Tool)
+        schema = arguments_schema(tool)
+        num_characters += len(_arguments(encoded))
+        arguments = json_expression(schema, ANY_ORDER_WHITESPACE) if tool.strict else members.whole(schema)
+        starts.append(f"{_quoted(selection_of(tool.name))} GAP {arguments} TEXT")
+    _check_size(num_characters)
+    return HEADER + "\n".join([f"start: {' | '.join(starts)}", *members.rules]) + ANY_ORDER_RULES + _AROUND_ARGUMENTS
+
+
+def _answer_with_calls(prompt: ChatPrompt, content: StructuredOutputs | None, rules: list[str]) -> str:
+    """Return what an answer is made of; rules that it needs are added to `rules`."""
+    if prompt.tool_choice == "required":
+        return "calls"
+    assert content is not None
+    rules.append(f"content: {_nested(content)}")
+    return "(content | calls)"
+
+
+def _nested(content: StructuredOutputs) -> str:
+    """Return the grammar of `content` as an expression in another one."""
+    rules = to_rules(content)
+    if content.kind in ("grammar", "structural_tag"):
+        return f"%lark {{\n{rules}\n}}"
+    return f"({rules.removeprefix('start: ')})"
+
+
+def _with_reasoning(answer: str, form: AnswerForm, rules: list[str]) -> str:
+    """Return the start of an answer that reasoning may or must come before."""
+    assert form.reasoning_format is not None
+    end, thinking = _up_to("thought", form.reasoning_format.end, form.token_id_of, rules)
+    after = f"({end} GAP {answer} | {thinking})"
+    if form.reasoning_state is ReasoningState.OPEN:
+        return f"start: {after}"
+    begin_id = form.token_id_of(form.reasoning_format.begin)
+    if begin_id is None:
+        rules.append(f"thinking[lazy]: /[ \\n]{{0,4}}{_escaped(form.reasoning_format.begin)}/")
+    else:
+        rules.append(f"thinking: GAP <[{begin_id}]>")
+    return f"start: {answer} | thinking {after}"
+
+
+def _up_to(rule: str, marker: str, token_id_of: TokenIdOf, rules: list[str]) -> tuple[str, str]:
+    """Return free text that ends with `marker`, which may be a special token, and text in which it does not come."""
+    token_id = token_id_of(marker)
+    if token_id is not None:
+        return f"TEXT <[{token_id}]>", "TEXT"
+    rules.append(f"{rule}[lazy]: /(.|\\n)*{_escaped(marker)}/")
+    rules.append(f"{rule.upper()}: /(.|\\n)*/ & ~/(.|\\n)*{_escaped(marker)}(.|\\n)*/")
+    return rule, rule.upper()
+
+
+class _CallRules:
+    """Makes the rules of the tool calls of one answer."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        assert form.tool_call_format is not None
+        self._format = form.tool_call_format
+        self._token_id_of = form.token_id_of
+        self._max_calls = form.max_calls
+        self._names = form.tool_names
+
+    def make(self, prompt: ChatPrompt, *, as_json: bool) -> list[str]:
+        """Return the rule `calls`, and those that it needs.
+
+        `as_json`: a call is one JSON text, beside which another one may be asked for. To the library's lexer a call's
+        first mark would be one word, which JSON has not.
+        """
+        tools = [tool for tool in prompt.tools if tool.name in self._names]
+        max_calls = self._max_calls
+        more = f"({self._literal(self._format.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
+        end = self._literal(self._format.end)
+        call = f"{self._literal(self._format.call_begin)} tool {self._literal(self._format.call_end)}"
+        return [
+            f"call: {'tool' if as_json else call}",
+            f"calls: {self._literal(self._format.begin)} call {more} {end}",
+            *self._tools(tools, as_json=as_json),
+        ]
+
+    def _tools(self, tools: Sequence[Tool], *, as_json: bool) -> list[str]:
+        names = [f"tool_{index}" for index in range(len(tools))]
+        rules = [f"tool: {' | '.join(names)}"]
+        num_characters = 0
+        for name, tool in zip(names, tools, strict=True):
+            if as_json:
+                written = _json_call(tool, self._format)
+            else:
+                arguments = _arguments(msgspec.json.encode(tool))
+                written = f"{_quoted(tool.name)} {self._literal(self._format.before_arguments)} {arguments}"
+            num_characters += len(written)
+            rules.append(f"{name}: {written}")
+        _check_size(num_characters)
+        return rules
+
+    def _literal(self, text: str) -> str:
+        """Return the expression of `text`, of which parts may be special tokens."""
+        for marker in self._format.markers:
+            token_id = self._token_id_of(marker)
+            if token_id is not None and marker in text:
+                before, _, after = text.partition(marker)
+                return f"{self._literal(before)} <[{token_id}]> {self._after_marker(after)}"
+        return _quoted(text) if text else ""
+
+    def _after_marker(self, text: str) -> str:
+        """Return the expression of `text` after a marker, where models put a space, a line break or nothing."""
+        rest = text.lstrip()
+        return self._literal(rest) if rest == text else f"WS {self._literal(rest)}"
+
+
+@functools.lru_cache(maxsize=256)  # agents send the same tools with every request
+def _arguments(encoded_tool: bytes) -> str:
+    """Return what generates the arguments of a tool, which is given as JSON."""
+    return json_expression(arguments_schema(msgspec.json.decode(encoded_tool, type=Tool)), _WHITESPACE)
+
+
+def _json_call(tool: Tool, tool_format: ToolCallFormat) -> str:
+    """Return what generates a call of a format whose calls are JSON."""
+    schema = arguments_schema(tool)
+    definitions = {place: schema[place] for place in ("$defs", "definitions") if place in schema}
+    arguments = {word: value for word, value in schema.items() if word not in definitions}
+    if '"$ref"' in json.dumps(arguments) and not definitions:
+        raise ValueError(
+            f"`tools`: the parameters of `{tool.name}` refer to another place than `$defs`, which cannot be kept "
+            "beside `structured_outputs`; move it there."
+        )
+    key = tool_format.before_arguments.split('"')[-2]
+    properties = {"name": {"const": tool.name}, key: arguments}
+    call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return json_expression(call | definitions, _WHITESPACE)
+
+
+def _check_size(num_characters: int) -> None:
+    if num_characters > MAX_TOOL_CHARACTERS:
+        raise ValueError(
+            f"`tools` have schemas of {num_characters} characters; at most {MAX_TOOL_CHARACTERS} are allowed."
+        )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """Return `text` as an expression between slashes."""
+    return "".join(f"\\{character}" if character in r"\.+*?()|[]{}^$/" else character for character in text)

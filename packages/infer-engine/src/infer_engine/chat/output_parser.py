@@ -1,0 +1,395 @@
+"""`AnswerParser`: takes the text of an answer apart into reasoning, content and tool calls, as it arrives.
+
+A state machine whose work grows with the length of the text alone. What it does not recognize is content: whatever a
+model writes, nothing is raised, and no text is lost but the marks, the white space between the parts, and what a call
+has beside its name and arguments.
+
+The same machine tells the core where the arguments of a call begin (`infer_engine.chat.call_constraint`).
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from infer_engine.chat.call_marks import (
+    MORE,
+    NO,
+    CallMarks,
+    match,
+    match_any_of,
+    match_one_of,
+    num_begun,
+    skip_blanks,
+)
+from infer_engine.chat.json_object_reader import JsonObjectReader
+from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
+from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
+
+_QUOTES = frozenset("`'\"\u201c\u2018")
+"""Before the end of a thought they say that it is only mentioned."""
+
+_Step = Callable[[str, int], int]
+"""Reads text from a position on; returns where the next step goes on. What it cannot tell yet it holds back."""
+
+
+class AnswerParser:
+    """Parses one answer.
+
+    Attributes:
+        is_reasoning: whether the text that comes next is reasoning, as far as is known.
+        callee: the tool whose arguments come next, or go on; None elsewhere.
+        call_number: of the latest whole head, from 1.
+        awaited: while the arguments of `callee` have not begun: the white space before them.
+        is_over: whether the last call that the answer may have is complete; text that follows is passed over.
+    """
+
+    __slots__ = (
+        "_before_mark",
+        "_blanks",
+        "_calls",
+        "_content_marks",
+        "_deltas",
+        "_drops_blanks",
+        "_held",
+        "_json",
+        "_max_calls",
+        "_must_call",
+        "_num_calls",
+        "_reasoning",
+        "_seeks_end",
+        "_step",
+        "awaited",
+        "call_number",
+        "callee",
+        "is_over",
+        "is_reasoning",
+    )
+
+    def __init__(
+        self,
+        *,
+        reasoning_format: ReasoningFormat | None = None,
+        state: ReasoningState = ReasoningState.NONE,
+        tool_call_format: ToolCallFormat | None = None,
+        tool_names: Collection[str] | None = None,
+        max_calls: int | None = None,
+        must_call: bool = False,
+        may_lack_begin: bool = True,
+    ) -> None:
+        """Begin where the prompt leaves off, in `state`; look for calls only with a `tool_call_format`.
+
+        Args:
+            reasoning_format: how reasoning is written; None: there is none.
+            state: where the prompt leaves off.
+            tool_call_format: how calls are written.
+            tool_names: of the tools that are offered; what is no call of one is content. None: of any name.
+            max_calls: after so many the answer is over.
+            must_call: the answer is calls: what is cut off in the head of one is no content.
+            may_lack_begin: reasoning may have an end without a beginning. False where the content may hold anything.
+        """
+        self._reasoning = reasoning_format
+        self._calls = None if tool_call_format is None else CallMarks(tool_call_format, tool_names)
+        self._max_calls = max_calls
+        self._must_call = must_call
+        self._seeks_end = may_lack_begin and reasoning_format is not None and state is ReasoningState.MAY_BEGIN
+        self._content_marks: re.Pattern[str] | None = None
+        self._deltas: list[AnswerDelta] = []
+        self._held = ""
+        self._before_mark = ""  # the last character of content
+        self._blanks: list[str] = []  # white space that belongs to a part only if more of its text follows
+        self._drops_blanks = False  # at the beginning of a part
+        self._num_calls = 0
+        self._json = JsonObjectReader()
+        self.is_reasoning = False
+        self.callee: str | None = None
+        self.call_number = 0
+        self.awaited = ""
+        self.is_over = False
+        self._step: _Step = self._read_beginning
+        if reasoning_format is None:
+            self._begin_answer()
+        elif state is ReasoningState.OPEN:
+            self._begin_reasoning()
+
+    def add(self, text: str) -> list[AnswerDelta]:
+        """Take the next piece of text; return what it settles, in order."""
+        text, self._held = self._held + text, ""
+        position = 0
+        while position < len(text):
+            position = self._step(text, position)
+        return self._take()
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what was held back: no more text comes."""
+        held, self._held = self._held, ""
+        is_in_head = self._step in (self._read_first_head, self._read_next_head)
+        if self.is_reasoning:
+            self._put(ReasoningDelta, held)
+        elif self._step != self._read_call_end and not (is_in_head and self._must_call):
+            self._put(ContentDelta, held)
+            if self._blanks and not self._drops_blanks:
+                self._deltas.append(ContentDelta("".join(self._blanks)))
+        return self._take()
+
+    def foresee(self, text: str) -> tuple[str, str] | None:
+        """Return the tool whose head `text` would complete, and the beginning of the arguments that came with it."""
+        if self._calls is None or self.is_reasoning or self.callee is not None:
+            return None
+        text, begin, position = self._held + text, self._calls.first_begin, 0
+        if self._step == self._read_next_head:
+            begin = self._calls.begin
+        elif self._step != self._read_first_head:
+            trigger = self._calls.format.trigger
+            position = text.find(trigger if self._calls.format.is_anywhere else trigger[0])
+            is_content = self._step == self._read_answer and not self._calls.format.is_anywhere
+            if position < 0 or is_content:
+                return None
+        head = self._calls.match_head(text, position, begin)
+        return (head.name, text[head.end :]) if head.end >= 0 else None
+
+    def _take(self) -> list[AnswerDelta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _put(self, kind: type[ReasoningDelta | ContentDelta], text: str) -> None:
+        """Add text to the current part; white space at its end waits until more follows."""
+        if text and not self._blanks and not self._drops_blanks and not text[-1].isspace():  # as most is
+            self._deltas.append(kind(text))
+            return
+        visible = text.rstrip()
+        if not visible:
+            if text:
+                self._blanks.append(text)
+            return
+        end = text[len(visible) :]
+        if self._drops_blanks:
+            visible, self._drops_blanks = visible.lstrip(), False
+        elif self._blanks:
+            visible = "".join((*self._blanks, visible))
+        self._deltas.append(kind(visible))
+        self._blanks = [end] if end else []
+
+    def _end_part(self) -> None:
+        """Drop the white space at the end of a part and at the beginning of the next one."""
+        self._blanks = []
+        self._drops_blanks = True
+
+    def _hold(self, text: str, position: int) -> int:
+        self._held = text[position:]
+        return len(text)
+
+    # Reasoning
+
+    def _begin_reasoning(self) -> None:
+        self.is_reasoning = True
+        self._seeks_end = False
+        self._end_part()
+        self._step = self._read_beginning_of_reasoning
+
+    def _read_beginning(self, text: str, position: int) -> int:
+        """Read where reasoning may begin: at the beginning of an answer, and after other reasoning."""
+        assert self._reasoning is not None
+        begin = self._reasoning.begin
+        start = skip_blanks(text, position)
+        if text.startswith(begin, start):
+            self._begin_reasoning()
+            return start + len(begin)
+        if begin.startswith(text[start : start + len(begin)]):
+            return self._hold(text, position)
+        self._begin_answer()
+        return position
+
+    def _read_beginning_of_reasoning(self, text: str, position: int) -> int:
+        """Pass over a second mark: models write it where the prompt has written it before."""
+        assert self._reasoning is not None
+        begin = self._reasoning.begin
+        start = skip_blanks(text, position)
+        if begin != text[start : start + len(begin)] and begin.startswith(text[start : start + len(begin)]):
+            return self._hold(text, position)
+        self._step = self._read_reasoning
+        return start + len(begin) if text.startswith(begin, start) else position
+
+    def _read_reasoning(self, text: str, position: int) -> int:
+        assert self._reasoning is not None
+        marker = self._reasoning.end
+        end = text.find(marker, position)
+        if end < 0:
+            return self._put_all_but(ReasoningDelta, text, position, (marker,))
+        self._put(ReasoningDelta, text[position:end])
+        self._end_part()
+        self.is_reasoning = False
+        self._step = self._read_beginning
+        return end + len(marker)
+
+    # Content
+
+    def _begin_answer(self) -> None:
+        self._step = self._read_answer
+        if self._calls is not None and not self._calls.format.is_anywhere:
+            self._step = self._read_answer_of_one_kind
+
+    def _read_answer_of_one_kind(self, text: str, position: int) -> int:
+        """Read the beginning of an answer that is all text or all calls."""
+        assert self._calls is not None
+        call_format = self._calls.format
+        start = skip_blanks(text, position)
+        if call_format.prefix:
+            if text.startswith(call_format.prefix, start):
+                position = start + len(call_format.prefix)
+                start = skip_blanks(text, position)
+            elif call_format.prefix.startswith(text[start : start + len(call_format.prefix)]):
+                return self._hold(text, position)
+        if start == len(text):
+            return self._hold(text, position)
+        self._step = self._read_answer
+        if text[start] != call_format.trigger[0]:
+            return position
+        self._put(ContentDelta, text[position:start])
+        self._step = self._read_first_head
+        return start
+
+    def _marks(self) -> list[str]:
+        """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
+        ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
+        is_anywhere = self._calls is not None and self._calls.format.is_anywhere
+        return [*ends, *([self._calls.format.trigger] if is_anywhere and self._calls is not None else [])]
+
+    def _read_answer(self, text: str, position: int) -> int:
+        """Read content up to the first call."""
+        marks = self._marks()
+        if not marks:
+            self._put(ContentDelta, text[position:] if position else text)
+            return len(text)
+        if self._content_marks is None:
+            self._content_marks = re.compile("|".join(map(re.escape, marks)))
+        found = self._content_marks.search(text, position)
+        if found is None:
+            return self._put_all_but(ContentDelta, text, position, marks)
+        start = found.start()
+        before = text[start - 1] if start else self._before_mark
+        self._put(ContentDelta, text[position:start])
+        if self._calls is not None and found[0] == self._calls.format.trigger:
+            self._step = self._read_first_head
+            return start
+        if before in _QUOTES:
+            self._put(ContentDelta, found[0])
+        else:
+            self._end_reasoning_without_beginning()
+        return found.end()
+
+    def _end_reasoning_without_beginning(self) -> None:
+        self._deltas.append(ContentWasReasoning())
+        self._stop_seeking()
+        self._end_part()
+        self._step = self._read_beginning
+
+    def _stop_seeking(self) -> None:
+        self._seeks_end = False
+        self._content_marks = None
+
+    # Calls
+
+    def _read_first_head(self, text: str, position: int) -> int:
+        assert self._calls is not None
+        return self._read_head(text, position, self._calls.first_begin)
+
+    def _read_next_head(self, text: str, position: int) -> int:
+        assert self._calls is not None
+        return self._read_head(text, position, self._calls.begin)
+
+    def _read_head(self, text: str, position: int, begin: Sequence[Sequence[str]]) -> int:
+        """Read a call up to its arguments; text that turns out to be no call is content."""
+        assert self._calls is not None
+        head = self._calls.match_head(text, position, begin)
+        if head.mark_end >= 0:
+            self.callee, self.call_number = head.name, self._num_calls + 1
+            self.awaited = text[head.mark_end :] if head.end == MORE else ""
+        if head.end == MORE:
+            return self._hold(text, position)
+        if head.end == NO:
+            self.callee = None
+            trigger = self._calls.format.trigger
+            end = position + (len(trigger) if text.startswith(trigger, position) else 0)
+            self._put(ContentDelta, text[position:end])
+            self._step = self._read_answer
+            return end
+        self._stop_seeking()
+        self._end_part()
+        self._deltas.append(ToolCallDelta(index=self._num_calls, name=head.name))
+        self._num_calls += 1
+        self._step = self._read_arguments
+        return head.end
+
+    def _read_arguments(self, text: str, start: int) -> int:
+        """Read a JSON object, of which the beginning may have been read."""
+        assert self._calls is not None
+        end = self._json.read(text, start)
+        if end < 0:
+            self._put_arguments(text[start:] if start else text)
+            return len(text)
+        self._put_arguments(text[start:end])
+        self.callee = None
+        self._step = self._read_call_end
+        if not self._calls.call_end:
+            self._end_call()
+        return end
+
+    def _put_arguments(self, text: str) -> None:
+        self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=text))
+
+    def _read_call_end(self, text: str, position: int) -> int:
+        assert self._calls is not None
+        start = skip_blanks(text, position)
+        if text.startswith(",", start) and self._calls.call_end[0] == "}":  # an id, or other members of the call
+            self._json.begin_inside()
+            self._step = self._read_more_members
+            return start + 1
+        end = match_any_of(text, start, self._calls.call_end)
+        if end == MORE:
+            return self._hold(text, position)
+        self._end_call()
+        return end
+
+    def _read_more_members(self, text: str, position: int) -> int:
+        end = self._json.read(text, position)
+        if end < 0:
+            return len(text)
+        self._step = self._read_call_end
+        return end - 1
+
+    def _end_call(self) -> None:
+        self.is_over = self._num_calls == self._max_calls
+        self._step = self._pass_over if self.is_over else self._read_after_call
+
+    def _pass_over(self, text: str, _: int) -> int:
+        return len(text)
+
+    def _read_after_call(self, text: str, position: int) -> int:
+        """Read what follows a call: another one, the end of all, or text."""
+        assert self._calls is not None
+        marks = self._calls
+        position = skip_blanks(text, position)
+        if position == len(text) or text[position].isspace():  # white space between calls has no meaning
+            return position
+        after_separator = match(text, position, marks.separator)
+        if after_separator >= 0:
+            after_separator = skip_blanks(text, after_separator)
+            next_call = match_one_of(text, after_separator, marks.begin)
+            if next_call == MORE:
+                return self._hold(text, position)
+            if next_call != NO:
+                self._step = self._read_next_head
+                return after_separator
+        self._step = self._read_answer
+        end = match(text, position, marks.end)
+        return position if end < 0 else end
+
+    def _put_all_but(
+        self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, markers: Sequence[str]
+    ) -> int:
+        """Add the rest of `text` to the current part, but hold back its end if one of `markers` may begin there."""
+        rest = text[position:] if position else text
+        num_held = max(num_begun(rest, marker) if marker[0] in rest else 0 for marker in markers)
+        self._put(kind, rest[:-num_held] if num_held else rest)
+        if num_held < len(rest):
+            self._before_mark = rest[-num_held - 1]
+        return self._hold(text, len(text) - num_held) if num_held else len(text)

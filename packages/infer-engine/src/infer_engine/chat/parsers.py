@@ -1,0 +1,18 @@
+"""Makes the parser of an answer: the client's and the core's, which must be of one kind."""
+
+from infer_engine.chat.channel_parser import ChannelParser
+from infer_engine.chat.output_parser import AnswerParser
+from infer_engine.messages import CallHeads
+
+
+def parser_of_calls(heads: CallHeads) -> AnswerParser | ChannelParser:
+    """Return the parser of an answer that is free but for the arguments of its calls."""
+    if heads.reasoning_format is not None and heads.reasoning_format.channels:
+        return ChannelParser(tool_names=heads.tool_names, max_calls=heads.max_calls)
+    return AnswerParser(
+        reasoning_format=heads.reasoning_format,
+        state=heads.reasoning_state,
+        tool_call_format=heads.tool_call_format,
+        tool_names=heads.tool_names,
+        max_calls=heads.max_calls,
+    )

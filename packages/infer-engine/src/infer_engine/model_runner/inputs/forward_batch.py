@@ -1,0 +1,146 @@
+"""`ForwardBatch`: the inputs of a forward pass as one flat batch of tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from infer_kernels import DeviceMetadata
+
+if TYPE_CHECKING:
+    from infer_engine.model_runner.inputs.staged_step import StagedStep
+
+
+class BatchShape(NamedTuple):
+    """The size of a batch, padding included.
+
+    Attributes:
+        num_tokens: rows of the model's input.
+        num_seqs: sequences that these rows belong to.
+        is_decode_only: whether each sequence has one row, after its prompt, that is stored and sampled.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    is_decode_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInputs:
+    """What a device reads of a batch. All tensors are int32 and on the device.
+
+    A batch that is padded to the shape of a captured step has more rows than tokens. They are not stored and attend to
+    nothing; what is computed for them may be anything.
+
+    Attributes:
+        shape: its size.
+        input_ids: [rows]. A pending token, which the host does not know, is `-1 - Request.pending_row`.
+        position_ids: [rows].
+        slots: by group of layers, [rows]: the slot of each token's keys and values, `block * block_size + offset`; -1
+            for rows that are not stored: padding, and tokens whose keys and values are cached.
+        metadata: by group of layers, the sequences, padding included; None if the device reads none.
+    """
+
+    shape: BatchShape
+    input_ids: Tensor
+    position_ids: Tensor
+    slots: tuple[Tensor, ...]
+    metadata: tuple[DeviceMetadata, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch(DeviceInputs):
+    """The inputs of a forward pass. Tensors on the host have no padding.
+
+    Attributes:
+        num_tokens: its tokens, without padding.
+        logits_indices: [sampled] int32 on the device: the rows whose logits are sampled.
+        query_start: [seqs + 1] int32 on the host: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i.
+        seq_lens: [seqs] int32 on the host: length of each sequence after this step.
+        total_len: the sum of all lengths.
+        is_prefill: [seqs] bool on the host: whether a sequence's rows are prompt tokens or a recomputation.
+        gather_block_tables: returns, by group of layers, [seqs, columns] int32 on the host. Valid until the next batch.
+        has_pending_tokens: whether any of `input_ids` is below 0.
+        stage: returns what another rank needs to stage the same step. Valid until the next batch.
+    """
+
+    num_tokens: int
+    logits_indices: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    total_len: int
+    is_prefill: Tensor
+    gather_block_tables: Callable[[], tuple[Tensor, ...]]
+    has_pending_tokens: bool
+    stage: Callable[[], "StagedStep"]
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether each sequence has one row, after its prompt, that is stored and sampled."""
+        return self.shape.is_decode_only
+
+
+class BatchParts:
+    """Views of the parts of a batch in one buffer, on the host as arrays and on the device as tensors, all int32.
+
+    parts      input ids │ positions │ slots of each group │ logits indices │ sequences: query starts, lengths, phases,
+    elements     rows    │   rows    │       rows          │    sequences   │ rows of their block tables
+
+    The sequences are there only if the device reads them. Where a part lies depends on the shape of the batch alone, so
+    that a captured step finds it.
+
+    Attributes:
+        shape: of the batch.
+        size: elements of all parts.
+        input_ids: [rows], on the host; so are those below.
+        position_ids: [rows].
+        slots: [groups, rows].
+        logits_indices: [seqs].
+        query_start: [seqs + 1], or None like those below if the device does not read the sequences.
+        seq_lens: [seqs].
+        is_prefill: [seqs].
+        block_rows: [seqs].
+        on_device: the tensors of these parts: ids, positions, each group's slots, logits indices, and the sequences'.
+    """
+
+    __slots__ = (
+        "block_rows",
+        "input_ids",
+        "is_prefill",
+        "logits_indices",
+        "on_device",
+        "position_ids",
+        "query_start",
+        "seq_lens",
+        "shape",
+        "size",
+        "slots",
+    )
+
+    query_start: npt.NDArray[np.int32] | None
+    seq_lens: npt.NDArray[np.int32] | None
+    is_prefill: npt.NDArray[np.int32] | None
+    block_rows: npt.NDArray[np.int32] | None
+
+    def __init__(
+        self, host: Tensor, device: Tensor, *, shape: BatchShape, num_groups: int, has_sequences: bool
+    ) -> None:
+        """View the beginnings of `host` and `device`, int32 buffers of equal size."""
+        rows, seqs = shape.num_tokens, shape.num_seqs
+        sizes = [rows] * (2 + num_groups) + [seqs]
+        if has_sequences:
+            sizes += [seqs + 1, seqs, seqs, seqs]
+        ends = np.cumsum(sizes).tolist()
+        self.shape = shape
+        self.size: int = ends[-1]
+        array: npt.NDArray[np.int32] = host.numpy()
+        pieces = [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        self.input_ids, self.position_ids = pieces[:2]
+        self.slots = array[2 * rows : (2 + num_groups) * rows].reshape(num_groups, rows)
+        self.logits_indices = pieces[2 + num_groups]
+        self.query_start, self.seq_lens, self.is_prefill, self.block_rows = pieces[3 + num_groups :] or (None,) * 4
+        self.on_device: tuple[Tensor, ...] = torch.split(device[: self.size], sizes)

@@ -1,0 +1,223 @@
+"""Loads a rank's part of a model and allocates its KV pool. A model on one device is one rank."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from infer_cache import KVPool, LayerGroups
+from infer_engine.host_limits import read_host_limits
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
+from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes, most_prompt_tokens_of
+from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
+from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
+from infer_engine.model_runner.loading.weight_dtype import choose_dtype
+from infer_engine.model_runner.rank_model import RankModel
+from infer_engine.protocol import EngineConfig
+from infer_engine.scheduling import SchedulerLimits
+from infer_engine.sizing import (
+    KVMemory,
+    KVSizes,
+    check_weights_fit,
+    choose_block_size,
+    computes_in_tiles,
+    kv_memory,
+    longest_cached,
+    size_kv_cache,
+    size_step,
+)
+from infer_kernels import KVScales
+from infer_kernels.cpu import library
+from infer_kernels.cpu.calls import DTYPES
+from infer_models import AttentionSpec, ModelConfig, load_model
+from infer_models.tensor_parallel import Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRank:
+    """A rank with its weights, before its KV cache.
+
+    Attributes:
+        rank_model: the weights, and how they compute.
+        model_config: the whole model's.
+        config: the engine's.
+        dtype: of weights and activations.
+        kv_dtype: of keys and values in the cache.
+        kv_scales: by layer, of an fp8 cache; None: of another one.
+        limits: limits of a step.
+        groups: the layers whose blocks are allocated together.
+        block_size: tokens of a KV block.
+        longest_seq_len: most tokens of a sequence that the KV cache could hold in all memory that was free before the
+            weights were loaded; tables of rotary angles end there.
+    """
+
+    rank_model: RankModel
+    model_config: ModelConfig
+    config: EngineConfig
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kv_scales: tuple[KVScales, ...] | None
+    limits: SchedulerLimits
+    groups: LayerGroups
+    block_size: int
+    longest_seq_len: int
+
+    @property
+    def first_position(self) -> Callable[[int], int] | None:
+        """The model's `CausalLM.first_position`; None: all sequences begin at 0."""
+        model = self.rank_model.model
+        return None if model.short_length is None else model.first_position
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of a step."""
+        return self.limits.max_step_tokens(self.longest_seq_len)
+
+    def size_cache(self, memory: KVMemory) -> KVSizes:
+        """Return the sizes of a KV cache in `memory`.
+
+        Raises:
+            ValueError: the configuration asks for more than the model or the memory has.
+        """
+        sizes = size_kv_cache(
+            self.config,
+            model_max_seq_len=self.model_config.max_position_embeddings,
+            max_batch_size=self.limits.max_batch_size,
+            block_size=self.block_size,
+            windows=self.groups.windows,
+            bytes_per_block=bytes_per_block(
+                self.groups, self._attention, block_size=self.block_size, kv_dtype=self.kv_dtype
+            ),
+            max_chunk=self.limits.prefill_chunk_size,
+            memory=memory,
+        )
+        return replace(sizes, max_seq_len=min(sizes.max_seq_len, self.longest_seq_len))
+
+    def allocate_pool(self, num_blocks: Sequence[int]) -> KVPool:
+        """Return a pool for this rank's heads, with so many blocks in each group of layers."""
+        return KVPool(
+            group_of_layer=self.groups.group_of_layer,
+            num_blocks=tuple(num_blocks),
+            kv_heads=self._attention.kv_heads,
+            block_size=self.block_size,
+            head_dim=self._attention.head_dim,
+            dtype=self.kv_dtype,
+            device=self.rank_model.device,
+            scales=self.kv_scales,
+        )
+
+    def allocate_input_buffers(
+        self, *, has_metadata: bool = False, padded_shapes: PaddedShapes | None = None
+    ) -> InputBuffers:
+        """Return the buffers of all steps' inputs; arguments as for `InputBuffers`."""
+        return InputBuffers(
+            max_tokens=self.max_step_tokens,
+            max_seqs=self.limits.max_batch_size,
+            max_seq_len=self.longest_seq_len,
+            block_size=self.block_size,
+            num_groups=len(self.groups.windows),
+            device=self.rank_model.device,
+            has_metadata=has_metadata,
+            padded_shapes=padded_shapes,
+            first_position=self.first_position,
+        )
+
+    def host_planned_views(self, pool: KVPool) -> HostPlannedViews:
+        """Return views of `pool`, which this rank allocated, whose attention plans are made from the host's tensors."""
+        return HostPlannedViews(pool, device=self.rank_model.device, batch_invariant=self.config.batch_invariant)
+
+    @property
+    def _attention(self) -> AttentionSpec:
+        return self.rank_model.model.attention_specs[0]
+
+
+def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard: Shard | None = None) -> LoadedRank:
+    """Load the part `shard` of the model in `folder`, or all of it.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged or of an unknown kind.
+        ValueError: the configuration asks for more than the model or the device has.
+    """
+    model_config = ModelConfig.from_folder(folder)
+    dtype = choose_dtype(config.dtype, model_config)
+    kernels = library(DTYPES[dtype]) if device.type == "cpu" else None
+    limits = size_step(
+        config,
+        device=device,
+        model_max_seq_len=model_config.max_position_embeddings,
+        has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
+    )
+    kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
+    groups = group_layers(config, model_config)
+    block_size = choose_block_size(config, head_dim=model_config.head_dim)
+    attention = (shard or Shard()).attention_spec(model_config.attention_specs[0])
+    longest_seq_len = longest_cached(
+        config,
+        model_max_seq_len=model_config.max_position_embeddings,
+        max_batch_size=limits.max_batch_size,
+        block_size=block_size,
+        windows=groups.windows,
+        bytes_per_block=bytes_per_block(groups, attention, block_size=block_size, kv_dtype=kv_dtype),
+        max_chunk=limits.prefill_chunk_size,
+        memory=kv_memory(config, device=device, activation_bytes=0),
+    )
+
+    def check_size(num_bytes: int) -> None:
+        check_weights_fit(num_bytes, num_ranks=config.tensor_parallel_size, memory=read_host_limits().memory)
+
+    model = load_model(
+        folder,
+        device=device,
+        dtype=dtype,
+        load_format=config.load_format,
+        batch_invariant=config.batch_invariant,
+        fuse_products=config.use_fused_products is not False,
+        shard=shard,
+        max_seq_len=longest_seq_len,
+        quantization=config.quantization,
+        check_size=check_size if device.type == "cpu" else None,
+    )
+    model.prepack()
+    if device.type == "cuda":
+        limits = limit_prompts_beside_decodes(limits, most_prompt_tokens=most_prompt_tokens_of(model, device))
+    return LoadedRank(
+        rank_model=RankModel(model, device=device),
+        model_config=model_config,
+        config=config,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        kv_scales=choose_kv_scales(
+            config, folder, model_config, kv_dtype=kv_dtype, rank=0 if shard is None else shard.rank
+        ),
+        limits=limits,
+        groups=groups,
+        block_size=block_size,
+        longest_seq_len=longest_seq_len,
+    )
+
+
+def bytes_per_block(
+    groups: LayerGroups, attention: AttentionSpec, *, block_size: int, kv_dtype: torch.dtype
+) -> list[int]:
+    """Return the bytes of one block of each group, of heads as `attention` has them."""
+    return [
+        KVPool.bytes_per_block(
+            num_layers=num_layers,
+            kv_heads=attention.kv_heads,
+            block_size=block_size,
+            head_dim=attention.head_dim,
+            dtype=kv_dtype,
+        )
+        for num_layers in groups.num_layers
+    ]
+
+
+def group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
+    """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
+    match config.resolved_kv_cache_backend:
+        case "paged":
+            return LayerGroups.by_window(model_config.windows)
+        case "contiguous":
+            return LayerGroups.all_in_one(model_config.num_layers)

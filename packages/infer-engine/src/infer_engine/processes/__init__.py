@@ -1,0 +1,1 @@
+"""Child processes: how they start and end, their processors, memory, logs and heartbeats."""

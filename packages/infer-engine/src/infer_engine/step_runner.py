@@ -1,0 +1,64 @@
+"""`StepRunner`: how a core lets a device compute. The device may still compute when a call returns."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from infer_engine.outputs import SampledTokens
+from infer_engine.protocol import TokenLogprob
+from infer_engine.request import Request
+from infer_engine.scheduling import Schedule
+
+PromptLogprobs = Mapping[str, list[TokenLogprob]]
+"""By request id, at the positions that `Request.missing_prompt_logprobs` returned."""
+
+
+class EngineFailedError(RuntimeError):
+    """The engine cannot go on: even a step without requests fails, or another rank has ended."""
+
+
+class StepOutOfMemoryError(RuntimeError):
+    """The device has not enough memory for a step."""
+
+
+def no_prompt_logprobs() -> PromptLogprobs:
+    """Return none."""
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedPass:
+    """The result of a forward pass.
+
+    Attributes:
+        logits: logits of the requests that need sampling, for `StepRunner.sample`.
+        read_prompt_logprobs: waits for the device and returns the log-probabilities of prompt tokens. They are not
+            finite if the model's output is not.
+    """
+
+    logits: Any
+    read_prompt_logprobs: Callable[[], PromptLogprobs] = no_prompt_logprobs
+
+
+class StepRunner(Protocol):
+    """Executes schedules on a device, in the order of the calls."""
+
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Start to compute the items of the schedule.
+
+        The pending token of a request is the one that the latest `sample` chose for its row `pending_row`.
+
+        Raises:
+            StepOutOfMemoryError: the device has not enough memory; fewer items may succeed.
+            EngineFailedError: no later call can succeed.
+        """
+
+    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
+        """Start to choose the next token of each of `requests`, of which all tokens are known.
+
+        `logits` has one row for each. A request that has ended, and so has no row of the batch, gets any token.
+        """
+
+    def probe(self) -> None:
+        """Compute something small without any request's memory; raise if that fails."""

@@ -1,0 +1,45 @@
+"""`SandboxQueue`: has grammars tried in another process before their requests enter the queue."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakValueDictionary
+
+from infer_engine.protocol import InvalidRequestError
+from infer_engine.structured.errors import GrammarError
+from infer_engine.structured.sandbox import GrammarSandbox
+
+
+class SandboxQueue:
+    """Tries one grammar at a time, in turns: of each tenant one grammar waits, and the others behind it."""
+
+    def __init__(self, sandbox: GrammarSandbox) -> None:
+        """Ask `sandbox`, from a thread, so that the event loop goes on."""
+        self._sandbox = sandbox
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="infer-grammar-queue")
+        self._turn = asyncio.Lock()
+        self._turn_of_tenant: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
+
+    async def check(self, grammar: str, *, tenant: str | None) -> None:
+        """Return when `grammar` was found good, at once if it was before.
+
+        Raises:
+            InvalidRequestError: it is no grammar, or takes too much time or memory to compile.
+        """
+        if self._sandbox.has_passed(grammar):
+            return
+        own_turn = self._turn_of_tenant.setdefault(tenant, asyncio.Lock())
+        try:
+            async with own_turn, self._turn:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._sandbox.check, grammar)
+        except GrammarError as error:
+            raise grammar_refused(error) from None
+
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        self._sandbox.close()
+        self._thread.shutdown(wait=False)
+
+
+def grammar_refused(error: GrammarError) -> InvalidRequestError:
+    """Return the error for a request whose grammar cannot be compiled, because of `error`."""
+    return InvalidRequestError(f"`structured_outputs` cannot be compiled: {error}.", param="structured_outputs")

@@ -1,0 +1,1 @@
+"""Engines, captured graphs and ranks over interpreted kernels, for tests without a GPU."""

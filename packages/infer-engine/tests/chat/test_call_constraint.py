@@ -1,0 +1,203 @@
+"""`CallConstraint`: only the arguments of calls of offered tools are masked."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infer_engine.chat.call_constraint import CallConstraint
+from infer_engine.chat.output_grammar import arguments_grammar
+from infer_engine.chat.output_parser import AnswerParser
+from infer_engine.messages import CallHeads
+from infer_engine.protocol import ChatPrompt, ContentDelta, Tool, ToolCallDelta
+from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
+from infer_models.text import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningState, Tokenizer, ToolCallFormat
+from infer_models.text.testing import split_byte_level
+
+FORMATS = list(TOOL_CALL_FORMATS.values())
+HERMES = TOOL_CALL_FORMATS["hermes"]
+SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|channel|>", "<|message|>", "<|start|>", "<|call|>")
+BOTH = {"type": "object", "properties": {"may": {"type": "integer"}, "must": {"type": "integer"}}, "required": ["must"]}
+TOOLS = (Tool(name="look", parameters=BOTH), Tool(name="look_up"), Tool(name="exact", parameters=BOTH, strict=True))
+PIECES = ('":{"', '": {', ' {"', '{"', "}}", "}}\n", '":', "</tool_call>")
+
+
+def make_tokenizer() -> Tokenizer:
+    """Return a tokenizer that has marks as tokens, and tokens that reach from one part of a call into the next."""
+    raw = split_byte_level()
+    raw.add_tokens([tokenizers.AddedToken(each, normalized=False) for each in ("<tool_call>", *PIECES)])
+    raw.add_special_tokens(list(SPECIAL))
+    return Tokenizer(raw)
+
+
+TOKENIZER = make_tokenizer()
+[END] = [i for i in TOKENIZER.special_ids if TOKENIZER.id_to_token(i) == "<|im_end|>"]
+COMPILER = GrammarCompiler(
+    lambda: Vocabulary(TOKENIZER.vocabulary_bytes(), special_ids=TOKENIZER.special_ids, eos_token_ids=[END])
+)
+
+
+def constraint(
+    calls: ToolCallFormat = HERMES,
+    *,
+    tools: Sequence[Tool] = TOOLS,
+    state: ReasoningState = ReasoningState.NONE,
+    reasoning: str = "think",
+    max_calls: int = 64,
+) -> CallConstraint:
+    heads = CallHeads(
+        reasoning_format=REASONING_FORMATS[reasoning],
+        reasoning_state=state,
+        tool_call_format=calls,
+        tool_names=tuple(tool.name for tool in tools),
+        max_calls=max_calls,
+        shown_ids=tuple(TOKENIZER.special_ids),
+    )
+    grammar = arguments_grammar(ChatPrompt(messages=(), tools=tuple(tools)))
+    return CallConstraint(heads, *COMPILER.matcher(grammar))
+
+
+def tokens(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def masked(text: str, calls: ToolCallFormat = HERMES, **how: Any) -> str:
+    """Return the part of `text` in which tokens were masked; `...` stands for the rest where one is not allowed."""
+    reader, seen = constraint(calls, **how), ""
+    for token_id in tokens(text):
+        mask = reader.mask()
+        if mask is not None:
+            if not mask[token_id // 32] >> (token_id % 32) & 1:
+                return seen + "..."
+            seen += TOKENIZER.decode([token_id], skip_special_tokens=False)
+        reader.consume(token_id)
+        if reader.is_over:
+            return seen + "|"
+    return seen
+
+
+def call(calls: ToolCallFormat, name: str, arguments: str) -> str:
+    return calls.write(name, arguments)
+
+
+FREE = [
+    "It is blue.",
+    "Qwen writes `<tool_call>` around calls.",
+    '<tool_call>\n{"name": "John", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": "loo", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": "look", "age": 41}\n</tool_call>',
+    '{"name": "John Smith", "age": 41}',
+    '[TOOL_CALLS] [{"nam": 1}] [TOOL_CALLS]look [ARGS] x',
+    "<tool_call>" * 9,
+]
+
+
+@pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
+@pytest.mark.parametrize("text", FREE)
+def test_an_answer_without_a_call_is_never_masked(text: str, calls: ToolCallFormat) -> None:
+    assert masked(text, calls) == ""
+
+
+@pytest.mark.parametrize("state", [ReasoningState.OPEN, ReasoningState.MAY_BEGIN])
+def test_thinking_is_free_whatever_it_says_of_calls(state: ReasoningState) -> None:
+    thought = ("<think>" if state is ReasoningState.MAY_BEGIN else "") + call(HERMES, "look", '{"wrong": 1}')
+    assert masked(thought, state=state) == ""
+    assert masked(thought + "</think>" + call(HERMES, "look", '{"wrong": 1}'), state=state).endswith("...")
+
+
+@pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
+def test_arguments_alone_are_masked_in_every_format(calls: ToolCallFormat) -> None:
+    for arguments in ('{"must": 1, "may": 2}', '{"may": 2, "must": 1}', '{\n  "must": 1\n}'):
+        found = masked(call(calls, "look", arguments) + "\nDone.", calls)
+        assert len(found.strip(" }\n")) >= len(arguments.strip("{} \n"))
+        assert "Done" not in found
+        assert "..." not in found
+    assert masked(call(calls, "look_up", "{}"), calls) in ("{}", " {}", "}", "}}", "}}\n", " {}}", "{}}")
+    for wrong in ('{"may": 1}', '{"must": "x"}', '{"other": 1}', "3"):
+        assert masked(call(calls, "look", wrong), calls).endswith("...")
+
+
+def test_members_come_in_any_order_unless_the_tool_is_strict() -> None:
+    assert masked(call(HERMES, "exact", '{"may": 2, "must": 1}')).endswith('"must": 1}}\n')
+    assert masked(call(HERMES, "exact", '{"must": 1, "may": 2}')).endswith("...")
+
+
+def test_what_follows_arguments_is_free_and_the_next_call_is_not() -> None:
+    first, second = call(HERMES, "look", '{"must": 1}'), call(HERMES, "look_up", '{"a": 1}')
+    assert masked(first + "\nSo it is <tool_call>.") == masked(first)
+    assert masked(f"{first}\n{second}").endswith("...")
+    assert not masked(f"{first}\n{call(HERMES, 'look_up', '{}')} ok").endswith("...")
+
+
+def test_an_answer_is_over_after_the_last_call_that_it_may_have() -> None:
+    one = call(HERMES, "look_up", "{}")
+    assert masked(f"{one}\n{one}", max_calls=1).endswith("|")
+    assert not masked(f"{one}\n{one}", max_calls=3).endswith("|")
+
+
+@pytest.mark.parametrize(("name", "is_bound"), [("look", True), ("look_up", False)])
+def test_a_beginning_that_came_with_the_head_is_consumed_or_leaves_arguments_free(name: str, *, is_bound: bool) -> None:
+    reader = constraint()
+    head = f'<tool_call>\n{{"name": "{name}", "arguments'
+    for token_id in tokens(head + '":{"'):
+        assert reader.mask() is None
+        reader.consume(token_id)
+    assert (reader.mask() is not None) is is_bound
+
+
+def test_a_call_in_a_channel_is_masked_behind_its_header() -> None:
+    header = "<|channel|>commentary to=functions.look <|message|>"
+    thought = "<|channel|>analysis<|message|>I call look<|call|><|start|>assistant"
+    assert masked(thought + header + '{"may": 1, "must": 2}<|call|>', reasoning="harmony") == '{"may": 1, "must": 2}'
+    assert masked(header + '{"other', reasoning="harmony").endswith("...")
+    assert masked(thought + header.replace("look", "other") + '{"other": 1}', reasoning="harmony") == ""
+
+
+LEAVES: list[dict[str, Any]] = [
+    {"type": "integer", "minimum": 0, "maximum": 99},
+    {"type": "boolean"},
+    {"enum": ["a", "b c", "}"]},
+    {"type": "string", "maxLength": 5},
+    {
+        "type": "object",
+        "properties": {"x": {"type": "boolean"}, "y": {"type": "null"}},
+        "required": ["y"],
+        "additionalProperties": False,
+    },
+]
+SCHEMAS = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(LEAVES), min_size=1, max_size=6)
+
+
+@given(
+    properties=SCHEMAS,
+    calls=st.sampled_from(FORMATS),
+    draw=st.randoms(use_true_random=False),
+    num_required=st.integers(0, 6),
+)
+def test_whatever_is_drawn_behind_a_head_is_a_call_that_validates(
+    properties: dict[str, Any], calls: ToolCallFormat, draw: random.Random, num_required: int
+) -> None:
+    """Illegal tokens are as likely as can be; the head is written by the test."""
+    schema = {"type": "object", "properties": properties, "required": list(properties)[:num_required]}
+    reader = constraint(calls, tools=[Tool(name="f", parameters=schema)], max_calls=1)
+    written = tokens(calls.begin + calls.call_begin + "f" + calls.before_arguments.rstrip())
+    for token_id in written:
+        reader.consume(token_id)
+    while (mask := reader.mask()) is not None and len(written) < 600:
+        written.append(draw.choice([i for i in range(TOKENIZER.vocab_size) if mask[i // 32] >> (i % 32) & 1]))
+        reader.consume(written[-1])
+    assert END not in written
+    text = b"".join(TOKENIZER.token_bytes(i) for i in written).decode(errors="replace")
+    parser = AnswerParser(tool_call_format=calls, tool_names=("f",), max_calls=1)
+    deltas = parser.add(text)
+    assert not any(isinstance(delta, ContentDelta) for delta in deltas)
+    if parser.callee is None:
+        arguments = json.loads("".join(delta.arguments for delta in deltas if isinstance(delta, ToolCallDelta)))
+        required = schema["required"] if num_required <= 4 or len(properties) <= 4 else []
+        jsonschema.validate(arguments, schema | {"required": required, "additionalProperties": False})

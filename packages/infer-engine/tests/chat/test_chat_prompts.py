@@ -1,0 +1,68 @@
+"""What a `ChatPrompt` says of its tools and of its last message, and what a template gets of it."""
+
+from typing import Any
+
+import pytest
+
+from infer_engine.chat.formats import ChatFormats
+from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
+from infer_models.text import ReasoningState
+from infer_models.text.testing import HERMES, family_tokenizer
+
+USER = ChatMessage(role="user", content="Hi")
+TOOLS = (Tool(name="f"), Tool(name="g"))
+TOKENIZER = family_tokenizer(HERMES)
+FORMATS = ChatFormats(TOKENIZER)
+
+
+def prompt(*messages: ChatMessage, **fields: Any) -> ChatPrompt:
+    return ChatPrompt(messages=(USER, *messages), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["f", "g"]),
+        ({"allowed_tools": ("g",)}, ["g"]),
+        ({"allowed_tools": ()}, []),
+        ({"tool_choice": "required", "tool_name": "f"}, ["f"]),
+        ({"tool_choice": "none"}, []),
+    ],
+)
+def test_callable_tools_are_those_that_an_answer_may_call(fields: dict[str, Any], names: list[str]) -> None:
+    assert [tool.name for tool in prompt(tools=TOOLS, **fields).callable_tools] == names
+
+
+def test_allowed_tools_leave_the_prompt_as_it_is() -> None:
+    [rendered] = {
+        TOKENIZER.chat.render(FORMATS.conversation(prompt(tools=TOOLS, allowed_tools=allowed)))
+        for allowed in (None, ("g",), ())
+    }
+    assert '"name": "f"' in rendered
+
+
+def test_no_tool_that_may_be_called_is_free_text_or_a_refusal() -> None:
+    nothing = prompt(tools=TOOLS, allowed_tools=())
+    assert FORMATS.answer_form(nothing, ReasoningState.NONE).tool_call_format is None
+    with pytest.raises(InvalidRequestError, match="may be called"):
+        FORMATS.answer_form(prompt(tools=TOOLS, allowed_tools=(), tool_choice="required"), ReasoningState.NONE)
+
+
+def test_a_last_message_is_continued_without_a_generation_prompt() -> None:
+    chat = prompt(ChatMessage(role="assistant", content="It is"), continue_final_message=True)
+    assert TOKENIZER.chat.render(FORMATS.conversation(chat)).endswith("<|im_start|>assistant\nIt is")
+
+
+def test_a_template_gets_the_names_of_authors_and_of_called_tools() -> None:
+    call = ToolCall(id="c", name="f", arguments='{"a": "onc')
+    chat = ChatPrompt(
+        messages=(
+            ChatMessage(role="user", content="Hi", name="Ann"),
+            ChatMessage(role="assistant", content="", tool_calls=(call,)),
+            ChatMessage(role="tool", content="x", tool_call_id="c"),
+            ChatMessage(role="tool", content="x", tool_call_id="d", name="g"),
+        )
+    )
+    messages: list[Any] = list(FORMATS.conversation(chat).messages)
+    assert [message.get("name") for message in messages] == ["Ann", None, "f", "g"]
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"a": "onc'

@@ -1,0 +1,72 @@
+"""An engine with quantized weights as on a GPU, with Triton's kernels interpreted."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer_engine.testing.interpreted.engine import answer
+from infer_engine.testing.models import VOCAB_SIZE
+from infer_models.testing import save_quantized, save_tiny_tokenizer
+
+pytestmark = pytest.mark.full  # interpreted, a minute and more
+CONFIG: dict[str, Any] = {"dtype": "float32", "block_size": 16, "prefill_chunk_size": 8}
+KINDS = ("compressed_w4a16_asymmetric", "gptq", "compressed_w8a8", "compressed_fp8_block")
+CASES = [
+    *((kind, CONFIG) for kind in KINDS),
+    ("gptq", {**CONFIG, "batch_invariant": True}),
+    ("gptq", {**CONFIG, "use_cuda_graphs": True}),
+    ("gptq", {**CONFIG, "quantization": "fp8"}),
+    ("gptq", {**CONFIG, "quantization": "int8"}),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of each kind."""
+    made = tmp_path_factory.mktemp("quantized")
+    for kind in KINDS:
+        save_quantized(made / kind, kind, vocab_size=VOCAB_SIZE)
+        save_tiny_tokenizer(made / kind, vocab_size=VOCAB_SIZE)
+    return made
+
+
+@cache
+def interpreted(folder: Path) -> list[dict[str, Any]]:
+    """Return what each engine answers, all in one process: to start it takes longer than to answer."""
+    arguments = [argument for kind, config in CASES for argument in (str(folder / kind), json.dumps(config))]
+    completed = subprocess.run(
+        [sys.executable, "-m", "infer_engine.testing.interpreted.engine", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+    )
+    assert completed.returncode == 0, completed.stderr
+    return list(map(json.loads, completed.stdout.splitlines()))
+
+
+def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Return how far the log-probabilities of the first tokens that both chose are apart."""
+    differences = [
+        abs(found["logprobs"][name][0] - logprobs[0])
+        for name, logprobs in expected["logprobs"].items()
+        if logprobs and found["tokens"][name][0] == expected["tokens"][name][0]
+    ]
+    assert len(differences) >= 2
+    return float(max(differences))
+
+
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_answers_are_those_of_the_dequantized_weights(folder: Path, index: int) -> None:
+    kind, config = CASES[index]
+    exact, found = answer(folder / kind, {**CONFIG, "quantization": "none"}), interpreted(folder)[index]
+    is_rounded = "quantization" in config  # a second time, on the fly
+    assert largest_difference(found, exact) <= (0.2 if is_rounded else 2e-3)
+    if not is_rounded:
+        assert found["tokens"] == exact["tokens"]

@@ -1,0 +1,159 @@
+"""Hostile grammars cost only the process that tries them, and only for a while."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.structured.errors import GrammarError
+from infer_engine.structured.grammar_text import to_grammar_text
+from infer_engine.structured.sandbox import MAX_GROWTH_BYTES, GrammarSandbox, SandboxSetup
+from infer_engine.structured.sandbox_queue import SandboxQueue
+
+GOOD = to_grammar_text(StructuredOutputs(choice=("yes", "no")))
+ANOTHER = to_grammar_text(StructuredOutputs(choice=("another",)))
+SLOW = 'start: %json {"type": "integer", "multipleOf": 999983}'
+"""Takes half a minute and hundreds of megabytes to compile; schemas are checked before, so no client can send it."""
+TOKENS = [bytes([byte]) for byte in range(256)]
+
+
+def setup() -> SandboxSetup:
+    return SandboxSetup(tokens=TOKENS, special_ids=[], eos_token_ids=[])
+
+
+@pytest.fixture
+def sandbox() -> Iterator[GrammarSandbox]:
+    sandbox = GrammarSandbox(setup)
+    yield sandbox
+    sandbox.close()
+
+
+def worker_of(sandbox: GrammarSandbox) -> psutil.Process:
+    assert sandbox.pid is not None
+    return psutil.Process(sandbox.pid)
+
+
+def test_a_good_grammar_passes_and_is_remembered(sandbox: GrammarSandbox) -> None:
+    sandbox.check(GOOD)
+    assert sandbox.has_passed(GOOD)
+    worker_of(sandbox).kill()
+    sandbox.check(GOOD)  # asks nobody
+
+
+@pytest.mark.parametrize("grammar", ["start: (", '{"grammars": 3}', "start: %json {", "\x00", "start: /(?=a)b/"])
+def test_what_is_no_grammar_is_refused_with_its_reason(sandbox: GrammarSandbox, grammar: str) -> None:
+    with pytest.raises(GrammarError) as error:
+        sandbox.check(grammar)
+    assert str(error.value)
+    assert not sandbox.has_passed(grammar)
+
+
+def test_a_slow_grammar_is_ended_and_the_next_one_is_tried_at_once(sandbox: GrammarSandbox) -> None:
+    sandbox.check(GOOD)
+    worker = worker_of(sandbox)
+    before = worker.memory_info().rss
+    with pytest.raises(GrammarError, match="too long"):
+        sandbox.check(SLOW)
+    sandbox.check(ANOTHER)
+    assert worker_of(sandbox).pid == worker.pid
+    assert not worker.children()
+    assert worker.memory_info().rss < before + 50e6
+
+
+def test_a_large_grammar_is_ended(sandbox: GrammarSandbox) -> None:
+    large = "start: " + " | ".join(f'"{"x" * 50}{number}"' for number in range(200_000))
+    with pytest.raises(GrammarError):
+        sandbox.check(large)
+    sandbox.check(GOOD)
+
+
+def test_a_grammar_has_so_much_memory() -> None:
+    script = f"""
+from infer_engine.structured.sandbox_process import limit_this_process
+limit_this_process()
+bytearray(2 * {MAX_GROWTH_BYTES})
+"""
+    run = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    assert run.stderr.endswith("MemoryError\n")
+
+
+def test_a_process_that_has_ended_is_replaced(sandbox: GrammarSandbox) -> None:
+    sandbox.check(GOOD)
+    first = worker_of(sandbox)
+    first.kill()
+    first.wait(10)
+    sandbox.check(ANOTHER)
+    assert worker_of(sandbox).pid != first.pid
+
+
+def test_a_closed_screen_leaves_no_process_and_refuses() -> None:
+    sandbox = GrammarSandbox(setup)
+    sandbox.check(GOOD)
+    worker = worker_of(sandbox)
+    sandbox.close()
+    assert not worker.is_running()
+    with pytest.raises(GrammarError, match="stopped"):
+        sandbox.check(ANOTHER)
+
+
+def test_the_process_ends_with_the_one_that_started_it() -> None:
+    script = f"""
+import os
+from infer_engine.structured.sandbox import GrammarSandbox, SandboxSetup
+sandbox = GrammarSandbox(lambda: SandboxSetup(tokens={TOKENS!r}, special_ids=[], eos_token_ids=[]))
+sandbox.check({GOOD!r})
+print(sandbox.pid, flush=True)
+os._exit(0)
+"""
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(int(run.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class _HeldSandbox(GrammarSandbox):
+    """Tries grammars when it is allowed to, and notes them."""
+
+    def __init__(self) -> None:
+        super().__init__(setup)
+        self.tried: list[str] = []
+        self.permits = threading.Semaphore(0)
+
+    def check(self, grammar: str) -> None:
+        assert self.permits.acquire(timeout=20)
+        self.tried.append(grammar)
+        if grammar.startswith("bad"):
+            raise GrammarError("it is bad")
+
+
+async def test_tenants_take_turns() -> None:
+    sandbox = _HeldSandbox()
+    sandbox_queue = SandboxQueue(sandbox)
+    checks = [asyncio.ensure_future(sandbox_queue.check(f"a{number}", tenant="a")) for number in range(4)]
+    await asyncio.sleep(0)
+    checks.append(asyncio.ensure_future(sandbox_queue.check("b0", tenant="b")))
+    await asyncio.sleep(0)
+    sandbox.permits.release(5)
+    await asyncio.gather(*checks)
+    assert sandbox.tried.index("b0") <= 2
+    sandbox_queue.close()
+
+
+async def test_the_event_loop_goes_on_and_a_refusal_names_the_field() -> None:
+    sandbox = _HeldSandbox()
+    sandbox_queue = SandboxQueue(sandbox)
+    check = asyncio.ensure_future(sandbox_queue.check("bad", tenant=None))
+    await asyncio.sleep(0.01)
+    assert not check.done()
+    sandbox.permits.release()
+    with pytest.raises(InvalidRequestError, match="it is bad") as refusal:
+        await check
+    assert refusal.value.param == "structured_outputs"
+    sandbox_queue.close()

@@ -1,0 +1,1 @@
+"""Products with weights of four and eight bits: which kernel multiplies, and the kernels."""

@@ -1,1 +1,0 @@
-"""What the PyTorch paths of ops share on a CPU: constants, activations. Knows no op."""

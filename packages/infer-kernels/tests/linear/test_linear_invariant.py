@@ -1,0 +1,188 @@
+"""The dense layer whose rows have the same bits in every batch: the CPU path, machine code, and wrong arguments."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from infer_kernels import linear, prepack
+from infer_kernels.linear.linear_invariant import linear_invariant, linear_invariant_reference
+from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
+from infer_kernels.testing.pairwise import parametrize_each_value
+from infer_kernels.testing.threads import torch_threads
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = [(1, 1), (130, 1), (17, 5), (33, 37), (64, 64), (576, 48)]
+CAPABILITIES = [80, 90, 120]
+
+
+def some_layer(in_features: int, out_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    weight = torch.randn(out_features, in_features) / in_features**0.5
+    return weight.to(dtype), torch.randn(out_features).to(dtype)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Any:
+    """Run with this many threads."""
+    with torch_threads(request.param) as count:
+        yield count
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+@pytest.mark.parametrize("rows", [0, 1, 16, 65])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_layer_is_the_dense_layer(
+    rows: int, in_features: int, out_features: int, dtype: torch.dtype, *, with_bias: bool
+) -> None:
+    weight, bias = some_layer(in_features, out_features, dtype)
+    x = torch.randn(rows, in_features).to(dtype)
+    bound = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
+    y = linear_invariant(x, weight, bias if with_bias else None)
+    torch.testing.assert_close(y, linear(x, weight, bias if with_bias else None), rtol=bound, atol=bound)
+    reference = linear_invariant_reference(x, weight, bias if with_bias else None)
+    torch.testing.assert_close(y, reference, rtol=bound, atol=bound)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
+def test_rows_of_every_slice_equal_rows_of_the_whole(
+    in_features: int, out_features: int, dtype: torch.dtype, *, packed: bool
+) -> None:
+    plain, bias = some_layer(in_features, out_features, dtype)
+    weight = prepack(plain) if packed else plain
+    x = torch.randn(70, in_features).to(dtype)
+    whole = linear_invariant(x, weight, bias)
+    slices = [(start, stop) for start in range(18) for stop in (start + 1, 39)]
+    for start, stop in slices:
+        assert torch.equal(linear_invariant(x[start:stop], weight, bias), whole[start:stop])
+
+
+@given(st.data())
+def test_a_row_has_the_same_bits_in_any_company_and_any_memory(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(DTYPES))
+    in_features, out_features = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))
+    weight, bias = some_layer(in_features, out_features, dtype)
+    x = torch.randn(40, in_features).to(dtype)
+    whole = linear_invariant(x, weight, bias)
+    index = torch.tensor(data.draw(st.lists(st.integers(0, 39), min_size=1, max_size=70)))
+    # Rows that start anywhere, at any distance from each other.
+    left, right = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
+    buffer = torch.empty(len(index), left + in_features + right, dtype=dtype)
+    rows = buffer[:, left : left + in_features]
+    rows.copy_(x[index])
+    assert torch.equal(linear_invariant(rows, weight, bias), whole[index])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_and_contiguous_out_is_written(dtype: torch.dtype) -> None:
+    weight, bias = some_layer(24, 7, dtype)
+    x, buffer = torch.randn(3, 6, 24).to(dtype), torch.empty(18, 20, dtype=dtype)
+    expected = linear_invariant(x, weight, bias)
+    out = torch.empty_like(expected)
+    assert linear_invariant(x, weight, bias, out=out) is out
+    assert torch.equal(out, expected)
+    linear_invariant(x.view(18, 24), weight, bias, out=buffer[:, 5:12])
+    assert torch.equal(buffer[:, 5:12], expected.view(18, 7))
+
+
+def test_no_features_leave_the_bias() -> None:
+    bias = torch.randn(3)
+    assert torch.equal(linear_invariant(torch.empty(2, 0), torch.empty(3, 0), bias), bias.expand(2, 3))
+    assert linear_invariant(torch.randn(2, 4), torch.empty(0, 4)).shape == (2, 0)
+
+
+def test_gradients_equal_references() -> None:
+    leaves = [tensor.requires_grad_() for tensor in (torch.randn(37, 5), torch.randn(3, 5), torch.randn(3))]
+    factors = torch.randn(37, 3)
+    actual, expected = (
+        torch.autograd.grad((layer(*leaves) * factors).sum(), leaves)
+        for layer in (linear_invariant, linear_invariant_reference)
+    )
+    torch.testing.assert_close(actual, expected)
+
+
+def compiled(
+    capability: int, in_features: int, out_features: int, *, dtype: torch.dtype, rows: int = 7, with_bias: bool = True
+) -> LaunchLog:
+    weight, bias = torch.empty(out_features, in_features, dtype=dtype), torch.empty(out_features, dtype=dtype)
+    with compile_only(capability) as log:
+        linear_invariant(torch.empty(rows, in_features, dtype=dtype), weight, bias if with_bias else None)
+    return log
+
+
+@parametrize_each_value(capability=CAPABILITIES, dtype=DTYPES, in_features=[576, 80, 17])
+def test_layer_fits_shared_memory_and_registers(in_features: int, dtype: torch.dtype, capability: int) -> None:
+    log = compiled(capability, in_features, 1536, dtype=dtype)
+    assert len(log.launches) == 1
+    (kernel,) = log.compiled
+    assert kernel.spilled_bytes == 0
+    assert kernel.shared_memory <= SHARED_MEMORY[capability]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hopper_multiplies_by_warpgroups_with_three_tiles_in_flight(dtype: torch.dtype) -> None:
+    (kernel,) = compiled(90, 2048, 4096, dtype=dtype, with_bias=False).compiled
+    assert "wgmma.mma_async" in kernel.ptx
+    bytes_of_stage = (64 + 128) * 64 * 2
+    assert kernel.shared_memory >= 3 * bytes_of_stage
+
+
+def test_full_precision_multiplies_without_tensor_cores() -> None:
+    (kernel,) = compiled(90, 2048, 4096, dtype=torch.float32, with_bias=False).compiled
+    assert "mma" not in kernel.ptx
+    assert "fma.rn.f32" in kernel.ptx
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_variant_serves_every_number_of_rows(dtype: torch.dtype) -> None:
+    compiled(90, 1024, 4096, dtype=dtype)
+    for rows in (1, 8, 16, 64, 65, 2048):
+        assert compiled(90, 1024, 4096, dtype=dtype, rows=rows).compiled == []
+
+
+RIGHT: dict[str, Any] = {
+    "x": torch.zeros(3, 8),
+    "weight": torch.zeros(5, 8),
+    "bias": torch.zeros(5),
+    "out": torch.zeros(3, 5),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_tensor_of_wrong_dtype_or_device_is_refused(name: str) -> None:
+    linear_invariant(**RIGHT)
+    with pytest.raises(TypeError, match=r"`\w+` has dtype torch\.float64"):
+        linear_invariant(**RIGHT | {name: RIGHT[name].double()})
+    with pytest.raises(ValueError, match=r"`\w+` is on (meta|cpu) but .* move one"):
+        linear_invariant(**RIGHT | {name: RIGHT[name].to("meta")})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("x", torch.zeros(3, 9), r"`x` has shape \[3, 9\]; pass \[\.\.\., 8\], as many as `weight` has columns"),
+        ("x", torch.zeros(()), r"`x` has shape \[\]; pass \[\.\.\., 8\]"),
+        ("x", torch.zeros(8, 3).T, r"`x` has stride 3 in its last dimension"),
+        ("weight", torch.zeros(8), r"`weight` has shape \[8\]; pass \[out_features, in_features\]"),
+        ("weight", torch.zeros(8, 5).T, r"`weight` has stride 5 in its last dimension"),
+        ("bias", torch.zeros(4), r"`bias` has shape \[4\]; pass \[5\], as many as `weight` has rows"),
+        ("bias", torch.zeros(10)[::2], r"`bias` has stride 2 in its last dimension"),
+        ("out", torch.zeros(3, 6), r"`out` has shape \[3, 6\]; pass \[3, 5\], the rows of `x` and as many columns"),
+        ("out", torch.zeros(5, 3).T, r"`out` has stride 3 in its last dimension"),
+    ],
+)
+def test_wrong_value_is_named_with_its_fix(name: str, value: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        linear_invariant(**RIGHT | {name: value})
+
+
+def test_an_out_of_more_dimensions_that_is_not_contiguous_is_refused() -> None:
+    out = torch.zeros(3, 2, 10)[..., :5]
+    with pytest.raises(ValueError, match=r"`out` has strides \[20, 10, 1\]; pass a contiguous tensor"):
+        linear_invariant(torch.zeros(3, 2, 8), torch.zeros(5, 8), out=out)

@@ -1,0 +1,79 @@
+"""How the layers of a quantized checkpoint are stored in its files (`StoredFormat`), and kept in memory (`Storage`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from infer_kernels import QuantizedWeight
+from infer_kernels.quantization import Encoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """How a quantized weight is kept in memory: the fields of a `QuantizedWeight` without its numbers.
+
+    Attributes:
+        encoding: of the numbers.
+        group_size: inputs that share a scale; None: all of a row.
+        has_zeros: whether each group has a code of zero of its own.
+    """
+
+    encoding: Encoding
+    group_size: int | None = None
+    has_zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor that a quantized weight consists of.
+
+    Attributes:
+        shape: of the tensor; None: any, which `decode` checks.
+        other_shapes: that it may have instead.
+        dtypes: that it may have, as safetensors spell them.
+        is_required: whether a checkpoint must have it.
+    """
+
+    shape: tuple[int, ...] | None
+    dtypes: tuple[str, ...]
+    is_required: bool = True
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...] | None:
+        """All shapes that it may have; None: any."""
+        return None if self.shape is None else (self.shape, *self.other_shapes)
+
+
+class StoredFormat(Protocol):
+    """How one layer's weight lies in a checkpoint."""
+
+    @property
+    def storage(self) -> Storage | None:
+        """What `decode` returns; None: a dense fp32 tensor, because no kernel multiplies by such weights."""
+
+    def tensors(self, name: str, shape: tuple[int, int]) -> Mapping[str, TensorSpec]:
+        """Return the tensors, by their full names, of the layer `name` with a weight [out_features, in_features]."""
+
+    def decode(self, name: str, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> Tensor | QuantizedWeight:
+        """Return the weight of the layer `name`.
+
+        Raises:
+            CheckpointError: a tensor has values that no such weight has; the message names the tensor.
+        """
+
+
+class QuantizationScheme(Protocol):
+    """How a checkpoint is quantized."""
+
+    @property
+    def method(self) -> str:
+        """The `quant_method` of `config.json`."""
+
+    def format_of(self, name: str) -> StoredFormat | None:
+        """Return how the layer `name`, such as `model.layers.0.self_attn.q_proj`, is stored where it is quantized.
+
+        Which layers are, the checkpoint's files say. None: the configuration does not say how.
+        """

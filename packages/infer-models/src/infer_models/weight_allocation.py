@@ -1,0 +1,297 @@
+"""Chooses how each weight of a model is kept in memory, and allocates it."""
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from infer_kernels import QuantizedWeight, has_quantized_kernel
+from infer_models.causal_lm import CausalLM
+from infer_models.config.quantization import QuantizationConfig
+from infer_models.errors import CheckpointError
+from infer_models.layers import Experts, LinearBase, OwnWeight, ShardedLayer, VocabParallelEmbedding, own_weights
+from infer_models.quantization import read_quantization
+from infer_models.quantization.format import QuantizationScheme, Storage, StoredFormat
+from infer_models.quantization.mxfp4 import STORAGE, Mxfp4Part
+from infer_models.weights import PaddedWeight, StoredWeight, WeightSlice
+
+logger = logging.getLogger("infer_models")
+
+Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
+"""How weights are kept: as the checkpoint has them where a kernel multiplies them, as numbers of the model's dtype, or
+quantized while they are read."""
+
+INT4_GROUP_SIZE = 64
+"""Inputs that share a scale where weights are quantized to int4 on the fly."""
+_ON_THE_FLY = {
+    "int8": Storage(encoding="int8"),
+    "int4": Storage(encoding="int4", group_size=INT4_GROUP_SIZE),
+    "fp8": Storage(encoding="fp8_e4m3"),
+}
+_EIGHT_BITS = Storage(encoding="int8")
+"""Of what int4 leaves in eight bits: embeddings, LM heads and the products of `_sensitive`."""
+
+
+def allocate_weights(
+    model: CausalLM,
+    *,
+    quantization: Quantization,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory: torch.device | None = None,
+) -> None:
+    """Give every matrix of a model that was built without memory for them (`ParameterFactory.defers_matrices`) its own.
+
+    Args:
+        model: whose config says how its checkpoint is quantized.
+        quantization: as for `load_model`.
+        device: that multiplies.
+        dtype: of what is not quantized.
+        memory: where the weights go; None: to `device`.
+
+    Raises:
+        ValueError: no kernel of `device` multiplies what `quantization` asks for.
+    """
+    _require_kernel(quantization, device, dtype)
+    layers = _StoredLayers.of(model)
+    plan = _Plan(quantization=quantization, layers=layers, device=device, dtype=dtype, sensitive=_sensitive(model))
+    chosen = [
+        (module, weight, plan.choose(module, weight, stored))
+        for module, weight, stored in model.stored_by_module()
+        if weight.device.type == "meta"
+    ]
+    # Kernels multiply by both stacks of experts in one way: quantized, or as numbers of the model's dtype.
+    plain_experts = {id(module) for module, _, choice in chosen if isinstance(module, Experts) and choice.is_dense}
+    allocated: dict[int, OwnWeight] = {}
+    dequantized = 0  # numbers
+    for module, weight, choice in chosen:
+        storage = None if id(module) in plain_experts else choice.storage
+        allocated[id(weight)] = _allocate(weight, storage, device=memory or device, dtype=dtype)
+        if storage is None and choice.is_stored_quantized:
+            dequantized += math.prod(weight.shape)
+    for module in model.modules():
+        for name, weight in list(own_weights(module)):
+            if id(weight) in allocated:
+                delattr(module, name)  # a parameter, which a quantized weight is not
+                setattr(module, name, allocated[id(weight)])
+    if dequantized and model.config.quantization is not None:
+        plan.warn(model.config.quantization.method, dtype, dequantized)
+
+
+def _sensitive(model: CausalLM) -> re.Pattern[str]:
+    """Return what finds the products whose errors cost most for their size.
+
+    These are queries, keys and values, and what the MLPs of the first and the last layer add to the residual stream.
+    """
+    last = model.config.num_layers - 1
+    return re.compile(rf"\.(?:q|k|v|qkv)_proj\.weight$|\.layers\.(?:0|{last})\.mlp\.down_proj\.weight$")
+
+
+def _require_kernel(quantization: Quantization, device: torch.device, dtype: torch.dtype) -> None:
+    storage = _ON_THE_FLY.get(quantization)
+    if storage is None:
+        return
+    others = [
+        name
+        for name, each in _ON_THE_FLY.items()
+        if has_quantized_kernel(each.encoding, group_size=each.group_size, in_features=1024, device=device, dtype=dtype)
+    ]
+    if quantization not in others:
+        better = " or ".join(f"`{name}`" for name in others) or "`auto`, which leaves the weights as they are"
+        raise ValueError(
+            f"`quantization` is `{quantization}`, but no kernel for {device.type} on this machine multiplies by such "
+            f"weights; use {better}."
+        )
+
+
+def weight_bytes(model: CausalLM, *, device: torch.device) -> int:
+    """Return what the weights of a model that was not prepacked take on `device`, in bytes."""
+    return sum(
+        _quantized_bytes(weight, device)
+        if isinstance(weight, QuantizedWeight)
+        else weight.numel() * weight.element_size()
+        for weight, _ in model.stored_by_parameter()
+    )
+
+
+def _quantized_bytes(weight: QuantizedWeight, device: torch.device) -> int:
+    """Return the bytes of a weight; C++ kernels keep scales of one byte in fp32."""
+    widened = 3 * weight.scales.numel() if device.type == "cpu" and weight.scales.element_size() == 1 else 0
+    return weight.num_bytes + widened
+
+
+def stored_formats(model: CausalLM) -> dict[str, StoredFormat]:
+    """Return how the quantized ones of a model's weights lie in its checkpoint, by their names; others lie plainly."""
+    layers = _StoredLayers.of(model)
+    return {
+        name: found
+        for module, _, stored in model.stored_by_module()
+        for name in stored
+        if (found := layers.format_of(module, name)) is not None
+    }
+
+
+def _is_product(module: nn.Module, weight: OwnWeight) -> bool:
+    """Whether `weight` is what `module` multiplies by or looks up in; biases of experts are matrices too."""
+    if isinstance(module, Experts):
+        return any(weight is each for each in module.unpacked_weights())
+    return isinstance(module, LinearBase | VocabParallelEmbedding) and weight is module.weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoredLayers:
+    """Which layers of a checkpoint are quantized, and how.
+
+    Attributes:
+        scheme: how; None: all lie plainly.
+        names: of those that are; None: all.
+        config: of the model.
+    """
+
+    scheme: QuantizationScheme | None
+    names: frozenset[str] | None
+    config: QuantizationConfig | None
+
+    @classmethod
+    def of(cls, model: CausalLM) -> "_StoredLayers":
+        config = model.config.quantization
+        names = None if config is None else config.layers
+        return cls(scheme=read_quantization(config), names=names, config=config)
+
+    def format_of(self, module: nn.Module, name: str) -> StoredFormat | None:
+        """Return how the weight `name` of `module` is stored; only weights of products and embeddings ever are.
+
+        Raises:
+            CheckpointError: it is quantized, and the configuration does not say how.
+        """
+        layer = name.removesuffix(".weight")
+        is_product = isinstance(module, LinearBase | Experts | VocabParallelEmbedding) and layer != name
+        if self.scheme is None or not is_product or not (self.names is None or layer in self.names):
+            return None
+        found = self.scheme.format_of(layer)
+        if found is None and self.names is not None and self.config is not None:
+            raise CheckpointError(
+                f"{self.config.fields.path}: the files hold `{layer}` quantized, but no group of the "
+                f"`{self.config.method}` configuration says how."
+            )
+        return found
+
+
+def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.device, dtype: torch.dtype) -> OwnWeight:
+    if storage is None:
+        return nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device), requires_grad=False)
+    return QuantizedWeight.empty(
+        *weight.shape,
+        encoding=storage.encoding,
+        group_size=storage.group_size,
+        has_zeros=storage.has_zeros,
+        device=device,
+    )
+
+
+class _Choice(NamedTuple):
+    """How a weight is kept.
+
+    Attributes:
+        storage: None: as numbers of the model's dtype.
+        is_product: the weight is multiplied by, or looked up in.
+        is_stored_quantized: a part of it is quantized in the checkpoint.
+    """
+
+    storage: Storage | None
+    is_product: bool = True
+    is_stored_quantized: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """A weight that could be quantized is not."""
+        return self.is_product and self.storage is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """By what is chosen how each weight is kept.
+
+    Attributes:
+        quantization: as for `load_model`.
+        layers: of the checkpoint.
+        device: that multiplies.
+        sensitive: finds the names of weights that int4 leaves in eight bits.
+    """
+
+    quantization: Quantization
+    layers: _StoredLayers
+    device: torch.device
+    dtype: torch.dtype
+    sensitive: re.Pattern[str]
+
+    def choose(self, module: nn.Module, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> _Choice:
+        """Return how a weight is kept, by itself."""
+        if not isinstance(module, ShardedLayer) or not _is_product(module, weight):
+            return _Choice(None, is_product=False)
+        if self.quantization in ("auto", "none"):
+            is_quantized, storages = self._stored_as(module, stored)
+            storage = storages.pop() if len(storages) == 1 and self.quantization == "auto" else None
+            is_small = module.role == "exact" or isinstance(module, VocabParallelEmbedding)
+            if is_small and storage not in (None, _EIGHT_BITS):
+                return _Choice(None)  # of few bits, and their errors cost most for their size
+            storage = storage and self._where_served(storage, weight, stored)
+            return _Choice(storage, is_stored_quantized=is_quantized)
+        match module.role:
+            case "dense" if self.quantization == "int4" and any(map(self.sensitive.search, stored)):
+                return _Choice(self._where_served(_EIGHT_BITS, weight, stored))
+            case "dense":
+                return _Choice(self._where_served(_ON_THE_FLY[self.quantization], weight, stored))
+            case "vocabulary" if self.quantization != "fp8":
+                return _Choice(self._where_served(_EIGHT_BITS, weight, stored))
+            case _:
+                return _Choice(None)
+
+    def warn(self, method: str, dtype: torch.dtype, dequantized: int) -> None:
+        """Log what `dequantized` numbers cost."""
+        kept = dequantized * dtype.itemsize / 2**30
+        why = (
+            "as asked"
+            if self.quantization == "none"
+            else f"because no kernel of {self.device.type} multiplies by weights that are stored so"
+        )
+        logger.warning(
+            "%s weights are dequantized to %s, %s: they take %.2f GiB, where 8 bits would take %.2f GiB%s",
+            method,
+            str(dtype).removeprefix("torch."),
+            why,
+            kept,
+            dequantized / 2**30,
+            "" if self.quantization == "none" else "; `quantization=int8` keeps 8 bits",
+        )
+
+    def _stored_as(self, module: nn.Module, stored: Mapping[str, StoredWeight]) -> tuple[bool, set[Storage | None]]:
+        """Return whether a part of a weight is quantized in the checkpoint, and how the parts could be kept."""
+        if all(isinstance(each, Mxfp4Part) for each in stored.values()):
+            return True, {STORAGE}
+        formats = {self.layers.format_of(module, name) for name in stored}
+        if any(isinstance(each, PaddedWeight) for each in stored.values()):
+            return formats != {None}, {None}  # its codes and scales are of heads without the padding
+        return formats != {None}, {None if each is None else each.storage for each in formats}
+
+    def _where_served(self, storage: Storage, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> Storage | None:
+        """Return `storage`, with smaller groups where ranks cut them; None where no kernel multiplies it."""
+        in_features = weight.shape[-1]
+        group_size = storage.group_size
+        if group_size is not None:
+            for each in stored.values():
+                if isinstance(each, WeightSlice) and self.quantization == "auto":
+                    group_size = gcd(group_size, each.shares[-1].start)
+                elif isinstance(each, Mxfp4Part):
+                    group_size = gcd(group_size, each.weight.first_column)
+            storage = replace(storage, group_size=group_size)
+        is_served = has_quantized_kernel(
+            storage.encoding, group_size=group_size, in_features=in_features, device=self.device
+        )
+        return storage if is_served else None

@@ -1,0 +1,54 @@
+"""Checks of tools and of the choice among them, whatever the API that they come through."""
+
+import re
+from collections.abc import Sequence
+
+from infer_engine.protocol import Tool
+from infer_engine.protocol.chat import ToolChoice
+from infer_server.api.validation import out_of_range
+from infer_server.errors import shorten
+
+MAX_TOOLS = 256
+TOOL_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}$"
+TOOL_CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
+_TOOL_NAME = re.compile(TOOL_NAME_PATTERN)
+
+
+def check_tools(tools: Sequence[Tool], *, places: Sequence[str]) -> None:
+    """Refuse tools that could not be told apart or called; `places` are the client's names for them, in order.
+
+    Raises:
+        ApiError: 400: too many tools, a name that is no plain name, or one that comes twice.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise out_of_range("tools", f"`tools` has {len(tools)} tools; send at most {MAX_TOOLS}.")
+    names: set[str] = set()
+    for tool, place in zip(tools, places, strict=True):
+        check_tool_name(tool.name, param=f"{place}.name")
+        if tool.name in names:
+            raise out_of_range(
+                f"{place}.name", f"`{place}.name` is `{tool.name}`, as that of another tool; rename one."
+            )
+        names.add(tool.name)
+
+
+def check_tool_name(name: str, *, param: str) -> None:
+    """Refuse a name that is no plain name.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not _TOOL_NAME.fullmatch(name):
+        raise out_of_range(
+            param, f"`{param}` is {shorten(name, 40)!r}; send 1 to 128 letters, digits, `_`, `-` or `.`."
+        )
+
+
+def check_forced_tool(name: str, tools: Sequence[Tool], *, param: str) -> None:
+    """Refuse to force a tool that is not there.
+
+    Raises:
+        ApiError: 400.
+    """
+    if all(tool.name != name for tool in tools):
+        raise out_of_range(param, f"`{param}` is {shorten(name, 40)!r}, which is none of `tools`; send one of theirs.")

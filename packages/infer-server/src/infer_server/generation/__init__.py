@@ -1,1 +1,0 @@
-"""What all APIs that generate text share: one engine request each, whatever its shape."""
