@@ -5,7 +5,7 @@ import pytest
 from infer_bench.kernels import expectations
 from infer_bench.kernels.expectations import ASSUMPTIONS, MODELS, Piece, Step, describe_step
 from infer_bench.kernels.main_loops import main_loop_cases
-from infer_kernels.testing.gpu_cards import CARDS
+from infer_kernels.checks.compiled.gpu_cards import CARDS
 
 LLAMA = MODELS[1]
 

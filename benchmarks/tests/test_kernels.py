@@ -13,7 +13,7 @@ from infer_bench.kernels.check import EQUAL, Check
 from infer_bench.kernels.checks import all_checks
 from infer_bench.kernels.gpu import run_case, run_checks
 from infer_bench.kernels.launches import describe_launches
-from infer_kernels.testing.ahead_of_time import compile_only
+from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
 BENCH = Bench(torch.device("cpu"), dry=True)
 CHECKED = ("apply_rope", "qk_norm_rope_store", "resolve_token_ids", "moe_router", "fused_moe")

@@ -8,7 +8,7 @@ from infer_bench.kernels.expectations import ASSUMPTIONS, LLAMA_8B, MODELS, desc
 from infer_bench.kernels.mixed_steps import MixedSteps
 from infer_bench.scaling.prompt_budget import BUDGETS, NO_BUDGET, chosen, lengthen, main, simulate
 from infer_bench.shapes import SHAPES
-from infer_kernels.testing.gpu_cards import CARDS
+from infer_kernels.checks.compiled.gpu_cards import CARDS
 
 SMALL = SHAPES["qwen3-0.6b"]
 

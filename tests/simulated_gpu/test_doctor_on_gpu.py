@@ -19,9 +19,9 @@ from infer_engine.protocol import EngineConfig
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import random_prompt, save_servable
-from infer_kernels.selftest import CheckImpossibleError, ModelOps, model_checks
-from infer_kernels.selftest.long_attention_checks import large_pool_check
-from infer_kernels.testing.simulated_gpu import GpuSpec, Machine, simulated_gpus
+from infer_kernels.checks import CheckImpossibleError, ModelOps, model_checks
+from infer_kernels.checks.cases.attention.long import large_pool_check
+from infer_kernels.checks.simulated_gpu import GpuSpec, Machine, simulated_gpus
 from infer_models import ModelConfig
 
 GPU = torch.device("cuda", 0)
@@ -123,7 +123,7 @@ def test_memory_of_a_step_and_its_rate_are_measured(folder: Path, monkeypatch: p
     examine_step_memory(small)
     assert found.findings["step memory"].verdict == "ok"
     for name, value in {"NUM_SEQS": 2, "_NUM_ROUNDS": 1, "_NUM_CALLS": 1}.items():
-        monkeypatch.setattr(f"infer_kernels.selftest.memory_rates.{name}", value)
+        monkeypatch.setattr(f"infer_kernels.checks.memory_rates.{name}", value)
     monkeypatch.setattr("infer_engine.doctor.memory_rate.NUM_BYTES", 1 << 16)
     examine_memory_rate(small)
     assert "of the 3352 GB/s" in found.findings["memory, copied"].found

@@ -12,7 +12,7 @@ from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPT
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.testing.models import ModelEngine, random_prompt, save_servable, sound_tokens
-from infer_kernels.testing.simulated_gpu import Machine, simulated_gpus
+from infer_kernels.checks.simulated_gpu import Machine, simulated_gpus
 
 CONFIG: dict[str, Any] = {
     "dtype": "float32",

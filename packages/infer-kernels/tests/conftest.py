@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
+from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FOLDER = Path(__file__).parent / "interpreter"
 
 if INTERPRETED:
-    from infer_kernels.testing.interpreter import interpret_kernels
+    from infer_kernels.checks.interpreted.interpreter import interpret_kernels
 
     interpret_kernels()
 

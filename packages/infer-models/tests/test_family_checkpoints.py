@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
+from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
 from infer_models.config.family_defaults import FAMILY_DEFAULTS
 from infer_models.quantization.mxfp4 import read_mxfp4

@@ -19,7 +19,7 @@ from infer_bench.kernels.cases import Case, all_cases
 from infer_bench.kernels.check import Check
 from infer_bench.kernels.checks import all_checks
 from infer_bench.kernels.gpu import run_case, run_checks
-from infer_kernels.testing.ahead_of_time import compile_only
+from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
 Item = TypeVar("Item", Check, Case)
 CHECKS_SHARE = 0.6

@@ -21,9 +21,9 @@ from infer_kernels import (
     plan_attention,
     plan_attention_on_device,
 )
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch, random_sinks
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch, random_sinks
-from infer_kernels.testing.closeness import assert_attention_close
 
 RAGGED = [(1, 1), (1, 255), (1, 257), (1, 1000), (1, 64), (5, 5), (70, 300), (0, 3), (1, 0), (33, 129)]
 """(rows, tokens) of decodes, chunks, an idle sequence and an empty one."""

@@ -11,10 +11,10 @@ import infer_kernels
 from infer_bench.kernels.attention_checks import attention_checks, equal_bits_checks
 from infer_bench.kernels.check import EQUAL, Check, Tensors, To
 from infer_kernels import NormVariant, QKNorm, Rotary, reference, sample
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.draws import Draws, assert_drawn, random_draws
+from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.moe.activation import ActivationName
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.draws import Draws, assert_drawn, random_draws
-from infer_kernels.testing.experts import random_experts
 
 CLOSE = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
 NORMS: tuple[NormVariant, ...] = ("llama", "gemma")

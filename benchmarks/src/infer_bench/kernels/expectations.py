@@ -16,14 +16,14 @@ from infer_bench.kernels.launches import FAMILIES, SMALL, Launches, count_launch
 from infer_bench.results import table
 from infer_bench.shapes import SHAPES, Shape
 from infer_kernels import FusedProducts, prepack
+from infer_kernels.checks.cases.attention.launches import AttentionCase
+from infer_kernels.checks.compiled.ahead_of_time import compile_afresh
+from infer_kernels.checks.compiled.gpu_cards import CARDS
+from infer_kernels.checks.compiled.instruction_counts import LoopCount, count_main_loop
+from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, LaunchCase, compile_launch
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
 from infer_kernels.quantization import QuantizedWeight
-from infer_kernels.testing.ahead_of_time import compile_afresh
-from infer_kernels.testing.gpu_cards import CARDS
-from infer_kernels.testing.instruction_counts import LoopCount, count_main_loop
-from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
-from infer_kernels.testing.shipped_attention import AttentionCase
 
 CAPABILITY = 90
 BATCHES = (1, 64, 256)

@@ -12,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import Case
 from infer_bench.kernels.check import Check
-from infer_kernels.testing.ahead_of_time import compile_only
+from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
 
 def run_checks(bench: Bench, checks: Iterable[Check]) -> dict[str, Any]:

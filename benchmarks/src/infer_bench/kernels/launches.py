@@ -19,7 +19,7 @@ from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
 from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels import sample
-from infer_kernels.testing.ahead_of_time import compile_only
+from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
 FAMILIES = {
     "Llama": "llama-3.2-3b",

@@ -19,8 +19,8 @@ from infer_bench.kernels.expectations import ASSUMPTIONS
 from infer_bench.shapes import Shape
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.graphs.prompt_tokens import HOST_S_PER_LAYER, most_prompt_tokens
+from infer_kernels.checks.compiled.gpu_cards import CARDS
 from infer_kernels.gpu import Gpu
-from infer_kernels.testing.gpu_cards import CARDS
 
 CAPABILITY = 90
 LAUNCHES_OF_LAYER = 9

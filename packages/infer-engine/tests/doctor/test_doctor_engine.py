@@ -19,9 +19,9 @@ from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import ALL_FAMILIES
 from infer_kernels import paged_attention
+from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
+from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.cpu import library
-from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
-from infer_kernels.testing.pairwise import parametrize_each_value
 from infer_models import ModelConfig
 from infer_models.testing import save_tiny_nanogpt
 

@@ -22,10 +22,10 @@ from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import ALL_FAMILIES, MAX_SEQ_LEN, ModelEngine, save_servable
 from infer_kernels import resolve_token_ids
+from infer_kernels.checks import CheckImpossibleError, SelfCheck, model_checks
+from infer_kernels.checks.compiled.ahead_of_time import record_variants
+from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import library
-from infer_kernels.selftest import CheckImpossibleError, SelfCheck, model_checks
-from infer_kernels.testing.ahead_of_time import record_variants
-from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models import ModelConfig
 from infer_models.families import FAMILIES as MODEL_FAMILIES
 

@@ -13,7 +13,7 @@ from infer_engine import LLM, SamplingParams
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import FinishReason
 from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, random_prompt, twin_prompt_logprobs
-from infer_kernels.testing.pairwise import parametrize_each_value
+from infer_kernels.checks.pairwise import parametrize_each_value
 
 EOS = 2
 NUM_TOKENS = 12

@@ -17,7 +17,7 @@ from infer_engine.protocol import (
     InvalidRequestError,
 )
 from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, greedy_tokens, random_prompt
-from infer_kernels.testing.pairwise import parametrize_each_value
+from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_models.testing import save_tiny_tokenizer
 
 NUM_TOKENS = 16

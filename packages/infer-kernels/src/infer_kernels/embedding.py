@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.checks import require_dense_rows, require_float, require_integer, require_rank
+from infer_kernels.arguments import require_dense_rows, require_float, require_integer, require_rank
 from infer_kernels.cpu.calls import empty, is_recording, run
 from infer_kernels.cpu.packed_weight import LAYOUT, PackedQuantizedWeight, layout_arguments
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton

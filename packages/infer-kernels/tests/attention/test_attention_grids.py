@@ -10,7 +10,7 @@ from infer_kernels import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_kernels.testing.ahead_of_time import Launch, compile_only
+from infer_kernels.checks.compiled.ahead_of_time import Launch, compile_only
 
 KV_HEADS = 2
 

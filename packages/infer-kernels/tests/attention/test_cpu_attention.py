@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_kernels import causal_attention, paged_attention, plan_attention
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.compiled.ahead_of_time import compile_only
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
+from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_kernels.checks.threads import torch_threads
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.ahead_of_time import compile_only
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
-from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_pairwise
-from infer_kernels.testing.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_kernels import paged_attention, plan_attention
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
+from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_kernels.checks.threads import torch_threads
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
-from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_pairwise
-from infer_kernels.testing.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from infer_kernels import AttentionBuffers, DeviceMetadata, paged_attention, plan_attention_on_device
-from infer_kernels.testing.ahead_of_time import compile_only
+from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
 SIZES: dict[str, Any] = {
     "max_seqs": 2,

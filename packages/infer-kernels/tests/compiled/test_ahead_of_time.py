@@ -10,10 +10,10 @@ import torch
 import triton
 
 from infer_kernels.attention.triton.tile_configs import TileConfig, decode_config, prefill_config
-from infer_kernels.testing.ahead_of_time import SHARED_MEMORY, CompiledKernel
-from infer_kernels.testing.residency import count_resident_programs
-from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
-from infer_kernels.testing.shipped_attention import ATTENTION_CASES, AttentionCase, attention_tiles
+from infer_kernels.checks.cases.attention.launches import ATTENTION_CASES, AttentionCase, attention_tiles
+from infer_kernels.checks.compiled.ahead_of_time import SHARED_MEMORY, CompiledKernel
+from infer_kernels.checks.compiled.residency import count_resident_programs
+from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, LaunchCase, compile_launch
 
 CAPABILITIES = [80, 89, 90, 100, 120]
 QUICK = (80, 90, 120)

@@ -1,7 +1,7 @@
 """What main loops may cost: kernels that read weights, keys and values must let them through as fast as memory is.
 
-Counted from machine code, at three quarters of issue slots: see `infer_kernels.testing.instruction_counts`. A budget is
-what the kernels take, rounded up. Who makes one cheaper lowers it.
+Counted from machine code, at three quarters of issue slots: see `infer_kernels.checks.compiled.instruction_counts`. A
+budget is what the kernels take, rounded up. Who makes one cheaper lowers it.
 """
 
 import re
@@ -12,10 +12,10 @@ import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 
-from infer_kernels.testing.gpu_cards import CARDS
-from infer_kernels.testing.instruction_counts import count_main_loop
-from infer_kernels.testing.shipped import SHIPPED_CASES, LaunchCase, compile_launch
-from infer_kernels.testing.streamed_bits import streamed_bits
+from infer_kernels.checks.compiled.gpu_cards import CARDS
+from infer_kernels.checks.compiled.instruction_counts import count_main_loop
+from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, LaunchCase, compile_launch
+from infer_kernels.checks.compiled.streamed_bits import streamed_bits
 
 
 class Budget(NamedTuple):

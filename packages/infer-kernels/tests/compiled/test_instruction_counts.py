@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from infer_kernels.testing.ahead_of_time import CompiledKernel
-from infer_kernels.testing.gpu_cards import ARCHITECTURES, CARDS
-from infer_kernels.testing.instruction_counts import LoopCount, count_loop
-from infer_kernels.testing.residency import count_resident_programs
-from infer_kernels.testing.sass import find_loops, innermost
-from infer_kernels.testing.tensor_products import mean_products
+from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel
+from infer_kernels.checks.compiled.gpu_cards import ARCHITECTURES, CARDS
+from infer_kernels.checks.compiled.instruction_counts import LoopCount, count_loop
+from infer_kernels.checks.compiled.residency import count_resident_programs
+from infer_kernels.checks.compiled.sass import find_loops, innermost
+from infer_kernels.checks.compiled.tensor_products import mean_products
 
 NESTED = """
 .text._kernel:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from infer_kernels.checks.cpu_kernels import has_cpu_kernels
 from infer_kernels.cpu import build as building
 from infer_kernels.cpu.build import Build, BuildError, build, cache_folder, find_compiler
-from infer_kernels.testing.cpu_kernels import has_cpu_kernels
 
 USE = """
 import logging, torch
@@ -191,8 +191,8 @@ def test_fewer_threads_than_asked_for_compute_alike() -> None:
 
 
 def test_tests_are_skipped_without_a_compiler_and_not_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infer_kernels.testing.cpu_kernels.library", lambda: None)
-    monkeypatch.setattr("infer_kernels.testing.cpu_kernels.is_switched_off", lambda: False)
+    monkeypatch.setattr("infer_kernels.checks.cpu_kernels.library", lambda: None)
+    monkeypatch.setattr("infer_kernels.checks.cpu_kernels.is_switched_off", lambda: False)
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", "")
     assert not has_cpu_kernels()

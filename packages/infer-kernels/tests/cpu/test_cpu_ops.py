@@ -16,6 +16,7 @@ from infer_kernels import (
     silu_and_mul,
     store_kv,
 )
+from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.reference import (
     add_rms_norm_reference,
     apply_rope_reference,
@@ -26,7 +27,6 @@ from infer_kernels.reference import (
     silu_and_mul_reference,
     store_kv_reference,
 )
-from infer_kernels.testing.closeness import assert_within_roundings
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

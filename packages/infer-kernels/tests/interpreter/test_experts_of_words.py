@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from infer_kernels import QuantizedWeight, fused_moe, prepack_experts
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.quantization import Encoding
-from infer_kernels.testing.quantized_weights import random_quantized
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import KVScales, QKNorm, Rotary, paged_attention, plan_attention, qk_norm_rope_store, store_kv
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.reference import paged_attention_reference, qk_norm_rope_store_reference, store_kv_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
-from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 FP8 = torch.float8_e4m3fn
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

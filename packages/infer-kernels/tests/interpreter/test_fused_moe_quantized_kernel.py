@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.experts import random_experts
+from infer_kernels.checks.inputs.quantized_experts import QuantizedExperts, quantized_experts
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.moe.activation import ActivationName, choose_activation
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.quantization import Encoding
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.experts import random_experts
-from infer_kernels.testing.pairwise import parametrize_pairwise
-from infer_kernels.testing.quantized_experts import QuantizedExperts, quantized_experts
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int8", "int4", "e2m1", "fp8_e4m3"]

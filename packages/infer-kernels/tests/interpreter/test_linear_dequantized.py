@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from infer_kernels import linear, linear_invariant
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.linear.quantized import linear_dequantized
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference
 from infer_kernels.quantization import Encoding
-from infer_kernels.testing.quantized_weights import random_quantized
 
 FORMATS: list[tuple[Encoding, int | None]] = [("int4", 32), ("int8", None), ("e2m1", 32), ("fp8_e4m3", 16)]
 

@@ -4,6 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.linear.quantized.linear_fp8 import (
     linear_fp8_reference,
     linear_fp8_triton,
@@ -11,9 +14,6 @@ from infer_kernels.linear.quantized.linear_fp8 import (
     quantize_rows_fp8_triton,
 )
 from infer_kernels.quantization import QuantizedWeight
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
-from infer_kernels.testing.quantized_weights import random_quantized
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

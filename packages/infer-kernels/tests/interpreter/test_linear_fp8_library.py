@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional
 
 from infer_kernels import linear, linear_invariant
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.gpu import Gpu
 from infer_kernels.linear.quantized import linear_fp8_library as library
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_reference
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.quantized_weights import random_quantized
 
 pytestmark = pytest.mark.skipif(not hasattr(functional, "scaled_mm"), reason="this PyTorch has no `scaled_mm`")
 ROWS, INPUTS, OUTPUTS = 70, 64, 256

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
+from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_kernels.checks.self_check import product_roundings
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
-from infer_kernels.selftest.check import product_roundings
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
-from infer_kernels.testing.quantized_weights import random_quantized
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int8", "int4", "e2m1", "fp8_e4m3"]

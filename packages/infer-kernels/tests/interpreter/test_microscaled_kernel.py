@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.experts import random_experts
+from infer_kernels.checks.inputs.quantized_experts import QuantizedExperts, quantized_experts
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.moe.activation import choose_activation
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight, pack_pairs, tile_microscaled
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.experts import random_experts
-from infer_kernels.testing.pairwise import parametrize_pairwise
-from infer_kernels.testing.quantized_experts import QuantizedExperts, quantized_experts
-from infer_kernels.testing.quantized_weights import random_quantized
 
 GROUPS: dict[Encoding, int] = {"mxfp4": 32, "nvfp4": 16}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

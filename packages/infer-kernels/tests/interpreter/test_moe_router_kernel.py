@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.moe.router import Scoring, moe_router, moe_router_reference
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 RULES: list[tuple[Scoring, bool]] = [("softmax", True), ("softmax", False), ("softmax_of_top_k", True)]
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from infer_kernels import NormVariant
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.norm.add_rms_norm import add_rms_norm_triton
 from infer_kernels.norm.norm_add import norm_add_triton
 from infer_kernels.norm.norm_add_norm import norm_add_norm_triton
@@ -14,8 +16,6 @@ from infer_kernels.reference import (
     norm_add_reference,
     rms_norm_reference,
 )
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant] = ["llama", "gemma"]

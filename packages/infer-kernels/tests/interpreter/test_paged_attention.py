@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from infer_kernels import paged_attention, plan_attention
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.gpu import Gpu
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
-from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1)]  # (rows of q, tokens) of each sequence
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import AttentionPlan, paged_attention, plan_attention
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
+from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
-from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

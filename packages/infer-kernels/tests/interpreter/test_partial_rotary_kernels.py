@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from infer_kernels import NormVariant, QKNorm, Rotary, apply_rope, qk_norm_rope_store
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.reference import apply_rope_reference, qk_norm_rope_store_reference
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]

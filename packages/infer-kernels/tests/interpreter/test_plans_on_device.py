@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_kernels import AttentionBuffers, DeviceMetadata, paged_attention, plan_attention, plan_attention_on_device
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch, random_sinks
+from infer_kernels.checks.interpreted.recorded_launches import record_launches
 from infer_kernels.reference import paged_attention_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch, random_sinks
-from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.recorded_launches import record_launches
 
 MODEL: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 32}
 ROWS = 11  # of a resident block table, by running sequence

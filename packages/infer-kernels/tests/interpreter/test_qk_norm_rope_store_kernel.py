@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import NormVariant
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.qkv.transforms import QKNorm, Rotary
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]

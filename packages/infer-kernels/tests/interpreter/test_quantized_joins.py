@@ -9,10 +9,10 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from infer_kernels import FusedProducts, prepack
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
+from infer_kernels.checks.interpreted.recorded_launches import record_launches
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
-from infer_kernels.testing.quantized_weights import random_quantized
-from infer_kernels.testing.recorded_launches import record_launches
 
 INPUTS, OUTPUTS = 2048, 200
 

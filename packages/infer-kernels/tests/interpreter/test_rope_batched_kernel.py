@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.gated_activations import gated_triton
 from infer_kernels.qkv.rope import apply_rope_triton
 from infer_kernels.qkv.store_kv import store_kv_triton
@@ -12,8 +14,6 @@ from infer_kernels.reference import (
     silu_and_mul_reference,
     store_kv_reference,
 )
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.reference import (
     apply_bitmask_reference,
     apply_penalties_reference,
@@ -10,7 +11,6 @@ from infer_kernels.reference import (
     topk_logprobs_reference,
 )
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, topk_logprobs
-from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

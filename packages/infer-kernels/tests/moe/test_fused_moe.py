@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from infer_kernels import SwiGLU, fused_moe, prepack_experts, silu_and_mul
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.experts import Experts, random_experts
+from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_kernels.checks.threads import torch_threads
 from infer_kernels.moe.activation import ActivationName, activate_reference, activate_torch
 from infer_kernels.reference import fused_moe_reference, silu_and_mul_reference
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.experts import Experts, random_experts
-from infer_kernels.testing.pairwise import parametrize_pairwise
-from infer_kernels.testing.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "clamped_swiglu"]

@@ -24,7 +24,7 @@ from infer_kernels import (
     silu_and_mul,
     store_kv,
 )
-from infer_kernels.testing.ahead_of_time import compile_only
+from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
 X = torch.zeros(3, 8)
 WEIGHT = torch.zeros(8)

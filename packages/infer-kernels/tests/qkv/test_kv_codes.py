@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_kernels import KVScales, KVSlots, paged_attention, plan_attention, qk_norm_rope_store, row_width, store_kv
+from infer_kernels.checks.closeness import assert_attention_close
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
+from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.qkv.kv_codes import decode_rows, encode_rows
 from infer_kernels.reference import paged_attention_reference, qk_norm_rope_store_reference, store_kv_reference
-from infer_kernels.testing.batches import PagedBatch, random_paged_batch
-from infer_kernels.testing.closeness import assert_attention_close
-from infer_kernels.testing.pairwise import parametrize_pairwise
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import NormVariant, QKNorm, Rotary, apply_rope, qk_norm_rope_store, rms_norm
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_only
+from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.reference import apply_rope_reference, qk_norm_rope_store_reference
-from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_each_value, parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]

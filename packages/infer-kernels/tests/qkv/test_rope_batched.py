@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import apply_rope
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_only
+from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
-from infer_kernels.testing.ahead_of_time import LaunchLog, compile_only
-from infer_kernels.testing.closeness import assert_within_roundings
-from infer_kernels.testing.pairwise import parametrize_each_value
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.quantization import Encoding, tile_microscaled
-from infer_kernels.testing.quantized_weights import random_quantized
 
 ENCODINGS: tuple[Encoding, ...] = ("int8", "int4", "e2m1", "nvfp4", "fp8_e4m3")
 

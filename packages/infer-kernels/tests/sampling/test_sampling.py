@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from infer_kernels.checks.inputs.draws import FIRST_SEED, LAST_SEED, Draws, assert_drawn, make_draws, random_draws
 from infer_kernels.reference import kept_tokens_reference, sample_reference
 from infer_kernels.sampling import sample
-from infer_kernels.testing.draws import FIRST_SEED, LAST_SEED, Draws, assert_drawn, make_draws, random_draws
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from infer_kernels.checks.inputs.draws import random_draws
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
-from infer_kernels.testing.draws import random_draws
 
 LOGITS = torch.randn(3, 8)
 SLOTS = torch.zeros(3, dtype=torch.int32)

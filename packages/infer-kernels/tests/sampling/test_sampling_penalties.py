@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.reference import apply_penalties_reference, count_tokens_reference, topk_logprobs_reference
 from infer_kernels.sampling import apply_penalties, count_tokens, topk_logprobs
-from infer_kernels.testing.closeness import assert_within_roundings
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

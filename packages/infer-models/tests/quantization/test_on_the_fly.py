@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from infer_kernels import quantize_int4, quantize_int8
+from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import PackedQuantizedExperts, PackedQuantizedWeight
-from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, load_model, save_model
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_quantized, save_tiny

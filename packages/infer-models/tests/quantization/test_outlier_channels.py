@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infer_kernels.testing.cpu_kernels import needs_cpu_kernels
+from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalView, load_model
 from infer_models.testing import QUANTIZED_CHECKPOINTS, QuantizedTwin, save_quantized
 

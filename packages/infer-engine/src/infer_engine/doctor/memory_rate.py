@@ -12,7 +12,7 @@ from infer_engine.doctor.model_ops import ops_of
 from infer_engine.doctor.reporter import Reporter, describe
 from infer_engine.doctor.small_model import SmallModel
 from infer_engine.sizing import choose_block_size
-from infer_kernels.selftest.memory_rates import NUM_BYTES, MemoryRates, measure_memory_rates
+from infer_kernels.checks.memory_rates import NUM_BYTES, MemoryRates, measure_memory_rates
 
 LEAST_SHARE = 0.5
 """Of the card's rate: a copy reaches about nine tenths of it, decode attention about three quarters."""

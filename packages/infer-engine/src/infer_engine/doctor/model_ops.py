@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from infer_kernels import QuantizedWeight
-from infer_kernels.selftest import ModelOps, MoeOps, QuantizedOps
+from infer_kernels.checks import ModelOps, MoeOps, QuantizedOps
 from infer_models import CausalLM, ModelConfig
 
 FAMILY_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -7,9 +7,9 @@ training and parity tests.
 from torch import Tensor
 from torch.nn import functional
 
+from infer_kernels.arguments import require_float, require_like, require_rank, require_shape
 from infer_kernels.attention.masks import attention_by_scores, visible_mask
 from infer_kernels.attention.plan import check_options
-from infer_kernels.checks import require_float, require_like, require_rank, require_shape
 
 
 def causal_attention(

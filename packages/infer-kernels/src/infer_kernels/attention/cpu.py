@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from infer_kernels.arguments import FLOATS
 from infer_kernels.attention.masks import attention_by_scores, visible_mask
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
-from infer_kernels.checks import FLOATS
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel
 from infer_kernels.qkv.kv_codes import decode_rows

@@ -2,10 +2,10 @@
 
 import torch
 
+from infer_kernels.arguments import require_dense_rows, require_device, require_dtype, require_rank, require_shape
 from infer_kernels.attention.plan import AttentionPlan, DeviceMetadata
 from infer_kernels.attention.triton.attention_buffers import AttentionBuffers
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
-from infer_kernels.checks import require_dense_rows, require_device, require_dtype, require_rank, require_shape
 from infer_kernels.gpu import describe_gpu
 
 

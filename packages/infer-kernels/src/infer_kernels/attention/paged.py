@@ -3,11 +3,7 @@
 import torch
 from torch import Tensor
 
-from infer_kernels.attention.cpu import CpuAttentionPlan
-from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata, check_options
-from infer_kernels.attention.triton.plan import TritonAttentionPlan
-from infer_kernels.attention.triton.plan_memory import FreshMemory, upload_metadata
-from infer_kernels.checks import (
+from infer_kernels.arguments import (
     require_dense_rows,
     require_device,
     require_dtype,
@@ -15,6 +11,10 @@ from infer_kernels.checks import (
     require_rank,
     require_shape,
 )
+from infer_kernels.attention.cpu import CpuAttentionPlan
+from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata, check_options
+from infer_kernels.attention.triton.plan import TritonAttentionPlan
+from infer_kernels.attention.triton.plan_memory import FreshMemory, upload_metadata
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, head_dim_of

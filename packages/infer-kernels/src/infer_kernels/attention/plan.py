@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_like, require_shape
+from infer_kernels.arguments import require_dense_rows, require_like, require_shape
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales
 
 

@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_like, require_rank, require_shape
+from infer_kernels.arguments import require_dense_rows, require_like, require_rank, require_shape
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.gated_activations import (
     GatedActivation,

@@ -14,7 +14,7 @@ Weights of four and eight bits: `infer_kernels.linear.quantized.multiply`.
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.checks import require_layer_input, require_like, require_rank, require_shape
+from infer_kernels.arguments import require_layer_input, require_like, require_rank, require_shape
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight, PackedWeight
 from infer_kernels.dispatch import takes_cpu_kernel
 from infer_kernels.linear import cpu

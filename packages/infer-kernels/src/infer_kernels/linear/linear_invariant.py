@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_float, require_like, require_rank, require_shape
+from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.packed_weight import PackedWeight
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv

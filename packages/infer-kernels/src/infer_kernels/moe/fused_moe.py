@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import (
+from infer_kernels.arguments import (
     require_dense_rows,
     require_device,
     require_dtype,

@@ -15,7 +15,7 @@ square is of the rounded total, in parts of 128 elements.
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import require_like, require_shape
+from infer_kernels.arguments import require_like, require_shape
 from infer_kernels.dispatch import wants_grad
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm

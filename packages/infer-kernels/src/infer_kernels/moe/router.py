@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_float, require_rank
+from infer_kernels.arguments import require_dense_rows, require_float, require_rank
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import next_power_of_2
 from infer_kernels.moe import cpu

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_like, require_out, require_shape
+from infer_kernels.arguments import require_dense_rows, require_like, require_out, require_shape
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv
 from infer_kernels.norm import cpu

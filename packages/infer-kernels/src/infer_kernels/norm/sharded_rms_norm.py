@@ -14,7 +14,7 @@ Plain PyTorch computes it on every device: a step that waits for other ranks ins
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import require_device, require_dtype, require_float, require_out, require_shape
+from infer_kernels.arguments import require_device, require_dtype, require_float, require_out, require_shape
 from infer_kernels.norm.rms_norm import NormVariant, check_norm, check_variant
 
 

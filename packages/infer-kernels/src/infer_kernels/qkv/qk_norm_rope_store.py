@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.checks import (
+from infer_kernels.arguments import (
     require_dense_rows,
     require_like,
     require_rank,

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_like, require_shape
+from infer_kernels.arguments import require_dense_rows, require_like, require_shape
 from infer_kernels.norm.rms_norm import NormVariant, check_variant
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from infer_kernels.checks import (
+from infer_kernels.arguments import (
     require_dense_rows,
     require_device,
     require_dtype,

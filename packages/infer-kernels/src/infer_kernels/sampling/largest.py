@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.checks import require_dense_rows, require_device, require_dtype, require_float, require_rank
+from infer_kernels.arguments import require_dense_rows, require_device, require_dtype, require_float, require_rank
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
 

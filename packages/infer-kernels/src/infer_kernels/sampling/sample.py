@@ -29,7 +29,7 @@ import math
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import (
+from infer_kernels.arguments import (
     require_dense_rows,
     require_device,
     require_dtype,

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from infer_kernels.checks import require_device, require_float, require_layer_input
+from infer_kernels.arguments import require_device, require_float, require_layer_input
 from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.cpu.library import library
 from infer_kernels.cpu.packed_weight import PackedQuantizedWeight

@@ -1,0 +1,24 @@
+"""What proves the ops: their cases, and the tools that compare, interpret, compile and count them.
+
+`model_checks` returns one `SelfCheck` for each op and edge case that a model meets. A check computes the op on a device
+and its reference on the host, at shapes where kernels go wrong, and raises if they differ. `infer-server doctor` runs
+them on the user's own machine, which also compiles the model's kernels into Triton's cache.
+
+self_check.py      `ModelOps` and `SelfCheck`; model_checks.py lists the checks
+memory_rates.py    how fast a device copies memory and reads a KV cache
+closeness.py       how far two results may be apart
+cases/             the cases of each op
+inputs/            random batches, draws, experts and quantized weights
+compiled/          ahead-of-time compilation without a GPU, and what is counted from machine code
+interpreted/       Triton's interpreter made faithful
+simulated_gpu/     a made-up CUDA device
+pairwise.py        coverings of grids of test parameters; cpu_kernels.py and threads.py are for tests too
+
+The doctor's part needs torch and triton only; `interpreted` also needs numpy, `inputs.draw_strategies` hypothesis,
+`cpu_kernels` pytest, `pairwise` pytest and allpairspy.
+"""
+
+from infer_kernels.checks.model_checks import model_checks
+from infer_kernels.checks.self_check import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck
+
+__all__ = ["CheckImpossibleError", "ModelOps", "MoeOps", "QuantizedOps", "SelfCheck", "model_checks"]
