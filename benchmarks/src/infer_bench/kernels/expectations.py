@@ -17,10 +17,11 @@ from infer_bench.results import table
 from infer_bench.shapes import SHAPES, Shape
 from infer_kernels import FusedProducts, prepack
 from infer_kernels.checks.cases.attention.launches import AttentionCase
+from infer_kernels.checks.cases.launch_case import LaunchCase
 from infer_kernels.checks.compiled.ahead_of_time import compile_afresh
 from infer_kernels.checks.compiled.gpu_cards import CARDS
 from infer_kernels.checks.compiled.instruction_counts import LoopCount, count_main_loop
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, LaunchCase, compile_launch
+from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
 from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
 from infer_kernels.quantization import QuantizedWeight

@@ -4,10 +4,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from infer_bench.results import table
+from infer_kernels.checks.cases.launch_case import LaunchCase
 from infer_kernels.checks.compiled.gpu_cards import CARDS, PIPES
 from infer_kernels.checks.compiled.instruction_counts import ISSUE_SHARE, count_main_loop
 from infer_kernels.checks.compiled.residency import count_resident_programs
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, LaunchCase, compile_launch
+from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
 from infer_kernels.checks.compiled.streamed_bits import streamed_bits
 
 CAPABILITIES = (90, 80, 100, 120)

@@ -13,8 +13,9 @@ from infer_bench.kernels.gains import describe_gains
 from infer_bench.kernels.launches import describe_launches
 from infer_bench.kernels.main_loops import describe_main_loops
 from infer_bench.results import ROOT, table
+from infer_kernels.checks.cases.launch_case import LaunchCase
 from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, LaunchCase, compile_launch
+from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
 
 CAPABILITIES = (80, 90, 120)
 DOCUMENT = ROOT / "docs" / "kernel-report.md"

@@ -15,8 +15,11 @@ import infer_kernels
 from infer_kernels import KVScales, SeparateProducts, linear
 from infer_kernels.checks import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck, model_checks
 from infer_kernels.checks.cases.attention.long import large_pool_check, long_sequence_check
+from infer_kernels.checks.cases.embedding import EMBEDDING
+from infer_kernels.checks.cases.gated_activations import ACTIVATIONS
+from infer_kernels.checks.cases.linear import LINEAR
+from infer_kernels.checks.cases.norm import NORMS
 from infer_kernels.checks.cases.qkv.codes import kv_code_checks
-from infer_kernels.checks.cases.rows import row_checks
 
 CPU = torch.device("cpu")
 LLAMA = ModelOps(
@@ -109,8 +112,9 @@ def test_ops_of_every_family_agree_with_their_references(name: str, dtype: torch
 @pytest.mark.usefixtures("cpu_path")
 def test_sums_of_a_large_models_length_are_no_false_alarm(dtype: torch.dtype) -> None:
     ops = replace(LLAMA, dtype=dtype, hidden_size=8192, intermediate_size=28672)
-    for check in row_checks(ops):
-        check.run(CPU)
+    for cases in (EMBEDDING, NORMS, ACTIVATIONS, LINEAR):
+        for check in cases.checks(ops):
+            check.run(CPU)
 
 
 def test_every_op_of_a_model_is_checked_and_no_other() -> None:

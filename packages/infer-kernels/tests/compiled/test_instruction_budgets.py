@@ -12,9 +12,10 @@ import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 
+from infer_kernels.checks.cases.launch_case import LaunchCase
 from infer_kernels.checks.compiled.gpu_cards import CARDS
 from infer_kernels.checks.compiled.instruction_counts import count_main_loop
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, LaunchCase, compile_launch
+from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
 from infer_kernels.checks.compiled.streamed_bits import streamed_bits
 
 

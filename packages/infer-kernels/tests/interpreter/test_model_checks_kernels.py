@@ -11,28 +11,20 @@ import infer_kernels
 from infer_kernels import AttentionBuffers, FusedProducts, FusedRouter, PendingNorm, Routing
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.checks import ModelOps, MoeOps, QuantizedOps, SelfCheck
+from infer_kernels.checks.cases.all_ops import ALL_OPS
 from infer_kernels.checks.cases.attention.lengths import attention_checks
 from infer_kernels.checks.cases.attention.long import large_pool_check, long_sequence_check, repeated_join_check
-from infer_kernels.checks.cases.moe.experts import moe_checks
+from infer_kernels.checks.cases.embedding import EMBEDDING
+from infer_kernels.checks.cases.gated_activations import ACTIVATIONS
+from infer_kernels.checks.cases.linear import LINEAR
 from infer_kernels.checks.cases.moe.routed import routed_checks
+from infer_kernels.checks.cases.norm import NORMS
+from infer_kernels.checks.cases.op_cases import OpCases
 from infer_kernels.checks.cases.products import product_checks, repeated_product_check
-from infer_kernels.checks.cases.qkv.stores import cache_checks, misaligned_cache_checks
+from infer_kernels.checks.cases.qkv import QKV
 from infer_kernels.checks.cases.quantized.checks import quantized_checks
-from infer_kernels.checks.cases.rows import misaligned_row_checks, row_checks
-from infer_kernels.checks.cases.sampling import misaligned_sampling_checks, sampling_checks
 
 CPU = torch.device("cpu")
-MAKERS = [
-    attention_checks,
-    cache_checks,
-    row_checks,
-    product_checks,
-    moe_checks,
-    sampling_checks,
-    misaligned_cache_checks,
-    misaligned_row_checks,
-    misaligned_sampling_checks,
-]
 SMALL = ModelOps(
     dtype=torch.float16,
     vocab_size=300,
@@ -70,11 +62,10 @@ POST_NORM = replace(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_interpreted_kernels_agree_with_their_references(
-    make: Callable[[ModelOps], Iterable[SelfCheck]], dtype: torch.dtype
-) -> None:
-    for check in make(replace(SMALL, dtype=dtype)):
+@pytest.mark.parametrize("cases", ALL_OPS, ids=str)
+def test_interpreted_kernels_agree_with_their_references(cases: OpCases, dtype: torch.dtype) -> None:
+    ops = replace(SMALL, dtype=dtype)
+    for check in (*cases.checks(ops), *cases.misaligned_checks(ops)):
         check.run(CPU)
 
 
@@ -84,11 +75,9 @@ def test_interpreted_attention_with_sinks_agrees_with_its_reference(dtype: torch
         check.run(CPU)
 
 
-@pytest.mark.parametrize("make", [cache_checks, row_checks, misaligned_cache_checks, misaligned_row_checks])
-def test_interpreted_kernels_of_post_norms_and_partial_rotary_agree_too(
-    make: Callable[[ModelOps], Iterable[SelfCheck]],
-) -> None:
-    for check in make(POST_NORM):
+@pytest.mark.parametrize("cases", [QKV, EMBEDDING, NORMS, ACTIVATIONS, LINEAR], ids=str)
+def test_interpreted_kernels_of_post_norms_and_partial_rotary_agree_too(cases: OpCases) -> None:
+    for check in (*cases.checks(POST_NORM), *cases.misaligned_checks(POST_NORM)):
         check.run(CPU)
 
 

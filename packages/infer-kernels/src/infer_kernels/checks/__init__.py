@@ -5,6 +5,7 @@ and its reference on the host, at shapes where kernels go wrong, and raises if t
 them on the user's own machine, which also compiles the model's kernels into Triton's cache.
 
 self_check.py      `ModelOps` and `SelfCheck`; model_checks.py lists the checks
+op_call.py         `OpCall`: one call of an op, to be launched or compared with its reference
 memory_rates.py    how fast a device copies memory and reads a KV cache
 closeness.py       how far two results may be apart
 cases/             the cases of each op

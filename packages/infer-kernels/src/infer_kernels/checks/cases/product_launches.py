@@ -1,39 +1,31 @@
 """Fused products in the configurations that ship, as launches to be compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
+from infer_kernels.checks.cases.launch_case import BF16, FP16, LaunchCase, launch_case
+from infer_kernels.checks.self_check import EPS
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.linear.fused_products import ActivationAndMul, FusedProducts
 from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm
 from infer_kernels.norm.rms_norm import NormVariant
 
-BF16, FP16 = torch.bfloat16, torch.float16
 ROWS = 3
 
 
-class ProductLaunch(NamedTuple):
-    """One product in one configuration; the fields are those of a `LaunchCase`."""
-
-    dtype: torch.dtype
-    label: str
-    launch: Callable[[], object]
-
-
-def product_launches() -> Iterator[ProductLaunch]:
+def product_launches() -> Iterator[LaunchCase]:
     """Yield them in the order of a layer: of 8B, 3B and 0.6B, and of a layer with biases that fills no tile."""
     for dtype, hidden, outputs in ((BF16, 4096, 6144), (BF16, 1024, 4096), (FP16, 4096, 6144)):
         for variant in ("llama", "gemma"):
             label = f"{hidden} to {outputs} after a {variant} norm"
-            yield ProductLaunch(dtype, label, partial(_linear, hidden, outputs, dtype, variant=variant))
-    yield ProductLaunch(BF16, "896 to 1152, bias", partial(_linear, 896, 1152, BF16, biased=True))
-    yield ProductLaunch(BF16, "1008 to 1152, bias", partial(_linear, 1008, 1152, BF16, biased=True))
+            yield launch_case("fused_products", dtype, label, partial(_linear, hidden, outputs, dtype, variant=variant))
+    yield launch_case("fused_products", BF16, "896 to 1152, bias", partial(_linear, 896, 1152, BF16, biased=True))
+    yield launch_case("fused_products", BF16, "1008 to 1152, bias", partial(_linear, 1008, 1152, BF16, biased=True))
     for dtype, inputs, hidden in ((BF16, 4096, 4096), (BF16, 14336, 4096), (BF16, 2048, 1024), (FP16, 8192, 3072)):
         label = f"{inputs} to {hidden} and the residual"
-        yield ProductLaunch(dtype, label, partial(_linear_add_norm, inputs, hidden, dtype))
+        yield launch_case("fused_products", dtype, label, partial(_linear_add_norm, inputs, hidden, dtype))
     for dtype, hidden, size, gate in (
         (BF16, 4096, 14336, silu_and_mul),
         (BF16, 1024, 3072, silu_and_mul),
@@ -41,7 +33,7 @@ def product_launches() -> Iterator[ProductLaunch]:
         (FP16, 4096, 14336, silu_and_mul),
     ):
         label = f"{hidden} to {size} gates and ups, {gate.__name__.removesuffix('_and_mul')}"
-        yield ProductLaunch(dtype, label, partial(_gated, hidden, size, dtype, gate))
+        yield launch_case("fused_products", dtype, label, partial(_gated, hidden, size, dtype, gate))
 
 
 def pending_norm(rows: int, hidden: int, dtype: torch.dtype, variant: NormVariant) -> PendingNorm:
@@ -50,7 +42,7 @@ def pending_norm(rows: int, hidden: int, dtype: torch.dtype, variant: NormVarian
         rows=torch.empty(rows, hidden, dtype=dtype),
         squares=torch.empty(hidden // 64, MAX_ROWS),
         weight=torch.empty(hidden, dtype=dtype),
-        eps=1e-6,
+        eps=EPS,
         variant=variant,
     )
 
@@ -69,7 +61,7 @@ def _linear_add_norm(inputs: int, hidden: int, dtype: torch.dtype) -> object:
         torch.empty(hidden, inputs, dtype=dtype),
         residual=torch.empty(ROWS, hidden, dtype=dtype),
         norm_weight=torch.empty(hidden, dtype=dtype),
-        eps=1e-6,
+        eps=EPS,
     )
 
 

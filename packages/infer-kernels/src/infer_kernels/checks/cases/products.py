@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.cases.op_cases import OpCases
+from infer_kernels.checks.cases.product_launches import product_launches
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.self_check import EPS, ModelOps, SelfCheck, draw, product_roundings
 from infer_kernels.dispatch import TRITON_DEVICES
@@ -193,3 +195,11 @@ def _check_repeated(ops: ModelOps, device: torch.device, *, times: int) -> None:
     for _ in range(times):
         is_other |= (products.linear(x, weight) != first).any()
     assert not is_other, "other bits"
+
+
+PRODUCTS = OpCases(
+    ops=("gated_linear", "linear_add_norm"),
+    checks=product_checks,
+    repeated_checks=lambda ops, times: [repeated_product_check(ops, times=times)],
+    launches=product_launches,
+)

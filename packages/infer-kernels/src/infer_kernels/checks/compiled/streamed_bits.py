@@ -5,7 +5,7 @@ from typing import get_args
 
 import torch
 
-from infer_kernels.checks.compiled.shipped import LaunchCase
+from infer_kernels.checks.cases.launch_case import LaunchCase
 from infer_kernels.quantization import Encoding, QuantizedWeight
 
 _ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)

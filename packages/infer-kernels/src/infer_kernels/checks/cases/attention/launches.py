@@ -12,10 +12,7 @@ from torch import Tensor
 from infer_kernels.attention import DeviceMetadata, paged_attention, plan_attention
 from infer_kernels.attention.triton.tile_configs import TileConfig
 from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
-
-FIRST_FP8_CAPABILITY = 89
-"""Triton converts float8_e4m3fn from sm_89 on."""
-SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+from infer_kernels.checks.cases.launch_case import FIRST_FP8_CAPABILITY, SHORT_NAMES, LaunchCase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +147,7 @@ def _attention(*, prefill: bool) -> Iterator[AttentionCase]:
 
 
 ATTENTION_CASES = (*_attention(prefill=False), *_attention(prefill=True))
-"""The attention kernels' configurations, of which `SHIPPED_CASES` holds the launches."""
+"""The attention kernels' configurations."""
 
 
 def launch_work_list(work: WorkList) -> None:
@@ -171,3 +168,17 @@ WORK_LISTS: dict[str, WorkList] = {
     "prefill_work_list": PrefillWorkList(32),
 }
 """The lists whose kernels ship, by kernel."""
+
+
+def attention_launches() -> Iterator[LaunchCase]:
+    """Yield `ATTENTION_CASES`, then the lists of their work."""
+    for case in ATTENTION_CASES:
+        yield LaunchCase(
+            op=case.op,
+            label=case.label,
+            dtype=case.dtype,
+            launch=case.launch,
+            first_capability=case.first_capability,
+        )
+    for op, work in WORK_LISTS.items():
+        yield LaunchCase(op=op, label="one for all layers", dtype=torch.int32, launch=partial(launch_work_list, work))

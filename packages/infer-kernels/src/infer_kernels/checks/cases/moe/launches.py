@@ -1,11 +1,12 @@
 """The kernels of mixtures of experts in the configurations that ship, as launches to be compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from infer_kernels.checks.cases.launch_case import BF16, FP16, FP32, LaunchCase, launch_case
 from infer_kernels.checks.cases.product_launches import pending_norm
 from infer_kernels.integers import cdiv
 from infer_kernels.linear import FusedProducts, linear
@@ -21,7 +22,6 @@ from infer_kernels.moe.fused_moe_triton import (
 )
 from infer_kernels.norm.rms_norm import NormVariant
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOKENS, EXPERTS, EXPERTS_PER_TOKEN = 3, 6, 4
 ROUTERS: tuple[tuple[torch.dtype, int, int, int, NormVariant | None], ...] = (
     (BF16, 2880, 32, 4, "llama"),
@@ -33,31 +33,21 @@ ROUTERS: tuple[tuple[torch.dtype, int, int, int, NormVariant | None], ...] = (
 """Of gpt-oss and Qwen 3: dtype, hidden, experts, experts of a row, and the norm before."""
 
 
-class MoeLaunch(NamedTuple):
-    """One kernel in one configuration; the fields are those of a `LaunchCase`."""
-
-    op: str
-    dtype: torch.dtype
-    label: str
-    launch: Callable[[], object]
-    kernel: str | None = None
-
-
-def moe_launches() -> Iterator[MoeLaunch]:
+def moe_launches() -> Iterator[LaunchCase]:
     """Yield them in the order of a layer."""
     for dtype, experts in ((BF16, 32), (BF16, 128), (FP32, 512)):
-        yield MoeLaunch("moe_router", dtype, f"{experts} experts", partial(_route, experts, dtype))
+        yield launch_case("moe_router", dtype, f"{experts} experts", partial(_route, experts, dtype))
     for dtype, hidden, experts, chosen, variant in ROUTERS:
         norm = "normalized rows" if variant is None else f"after a {variant} norm"
         label, launch = f"{hidden} to {chosen} of {experts} experts, {norm}", _route_fused
-        yield MoeLaunch("fused_router", dtype, label, partial(launch, hidden, experts, chosen, dtype, variant))
+        yield launch_case("fused_router", dtype, label, partial(launch, hidden, experts, chosen, dtype, variant))
     for dtype, parts in ((BF16, 1), (BF16, 4), (FP16, 1)):
         label = f"hidden 2880, {'products' if parts == 1 else 'parts of products'} and the residual"
-        yield MoeLaunch("fused_moe_add_norm", dtype, label, partial(_sum, 2880, dtype, parts=parts))
+        yield launch_case("fused_moe_add_norm", dtype, label, partial(_sum, 2880, dtype, parts=parts))
     for kernel in ("_group_pairs_kernel", "_sum_pairs_kernel"):
-        yield MoeLaunch("fused_moe", BF16, "hidden 2048", partial(_layer, 2048, BF16), kernel)
+        yield launch_case("fused_moe", BF16, "hidden 2048", partial(_layer, 2048, BF16), kernel)
     for kernel in ("_count_pairs_kernel", "_group_pairs_kernel"):
-        yield MoeLaunch("fused_moe", BF16, "many pairs", partial(_layer, 64, BF16, tokens=512), kernel)
+        yield launch_case("fused_moe", BF16, "many pairs", partial(_layer, 64, BF16, tokens=512), kernel)
     for dtype, hidden, intermediate in (
         (BF16, 2048, 768),
         (BF16, 2880, 2880),
@@ -67,8 +57,8 @@ def moe_launches() -> Iterator[MoeLaunch]:
     ):
         up = partial(_products, hidden, intermediate, dtype, activation=SwiGLU())
         down = partial(_products, intermediate, hidden, dtype, activation=None)
-        yield MoeLaunch("fused_moe", dtype, f"{hidden} to {intermediate}, gates and ups", up)
-        yield MoeLaunch("fused_moe", dtype, f"{intermediate} to {hidden}, down", down)
+        yield launch_case("fused_moe", dtype, f"{hidden} to {intermediate}, gates and ups", up)
+        yield launch_case("fused_moe", dtype, f"{intermediate} to {hidden}, down", down)
 
 
 def _route(experts: int, dtype: torch.dtype) -> object:

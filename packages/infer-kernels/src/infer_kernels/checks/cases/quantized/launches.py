@@ -1,11 +1,19 @@
 """The kernels of quantized weights in the configurations that ship, as launches to be compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from infer_kernels.checks.cases.launch_case import (
+    BF16,
+    FIRST_FP8_CAPABILITY,
+    FP16,
+    FP32,
+    LaunchCase,
+    launch_case,
+)
 from infer_kernels.embedding import embedding_quantized_triton
 from infer_kernels.linear.fused_products_triton import MAX_TILES
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_triton
@@ -14,25 +22,9 @@ from infer_kernels.moe.activation import SwiGLU
 from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OUT_FEATURES = 4096
 _FEW_PAIRS = 4
 """Of which the inputs of the second product are divided over programs."""
-
-
-class QuantizedLaunch(NamedTuple):
-    """One kernel in one configuration; the fields are those of a `LaunchCase`, and where it runs.
-
-    Attributes:
-        first_capability: devices before it are never asked.
-    """
-
-    op: str
-    dtype: torch.dtype
-    label: str
-    launch: Callable[[], object]
-    kernel: str | None = None
-    first_capability: int = 0
 
 
 class _Format(NamedTuple):
@@ -73,7 +65,7 @@ _MXFP4_OF_RANKS = _Format("mxfp4", 16)
 _INT4, _MXFP4, _FP8 = _FORMATS[2], _FORMATS[5], _FORMATS[7]
 
 
-def quantized_launches() -> Iterator[QuantizedLaunch]:
+def quantized_launches() -> Iterator[LaunchCase]:
     """Yield them in the order of a model."""
     yield from _embeddings()
     yield from _layers()
@@ -81,7 +73,7 @@ def quantized_launches() -> Iterator[QuantizedLaunch]:
     yield from _experts()
 
 
-def _embeddings() -> Iterator[QuantizedLaunch]:
+def _embeddings() -> Iterator[LaunchCase]:
     ids = torch.zeros(3, dtype=torch.int32)
     for format_, dtype, hidden in (
         (_FORMATS[0], BF16, 4096),
@@ -90,31 +82,31 @@ def _embeddings() -> Iterator[QuantizedLaunch]:
         (_FP8, FP32, 1000),
     ):
         launch = partial(embedding_quantized_triton, ids, format_.empty(100, hidden), dtype=dtype)
-        yield QuantizedLaunch("embedding_quantized", dtype, f"{format_}, hidden {hidden}", launch)
+        yield launch_case("embedding_quantized", dtype, f"{format_}, hidden {hidden}", launch)
 
 
-def _layers() -> Iterator[QuantizedLaunch]:
+def _layers() -> Iterator[LaunchCase]:
     kernel = "_linear_quantized_kernel"
     for format_ in _FORMATS:
         for rows in (16, 32, 64, 128):
             launch = partial(_layer, format_, BF16, rows, 4096)
-            yield QuantizedLaunch("linear_quantized", BF16, f"{format_}, {rows} rows of 4096", launch, kernel)
+            yield launch_case("linear_quantized", BF16, f"{format_}, {rows} rows of 4096", launch, kernel)
         launch = partial(_layer, format_, BF16, 16, 4096, biased=True, is_joined=True)
-        yield QuantizedLaunch("linear_quantized", BF16, f"{format_}, 16 rows of 4096, joined", launch, kernel)
+        yield launch_case("linear_quantized", BF16, f"{format_}, 16 rows of 4096, joined", launch, kernel)
         for dtype, in_features in ((FP32, 4096), (BF16, 1000)):
             launch = partial(_layer, format_, dtype, 128, in_features, biased=True)
-            yield QuantizedLaunch("linear_quantized", dtype, f"{format_}, 128 rows of {in_features}", launch, kernel)
+            yield launch_case("linear_quantized", dtype, f"{format_}, 128 rows of {in_features}", launch, kernel)
     for format_, in_features in ((_INT4, 4096), (_INT4, 11008), (_Format("int4", 128), 4160), (_FP8, 4096)):
         label = f"{format_}, batch-invariant, {in_features}"
         launch = partial(_layer, format_, FP16, 3, in_features, biased=True, is_invariant=True)
-        yield QuantizedLaunch("linear_quantized", FP16, label, launch, kernel)
+        yield launch_case("linear_quantized", FP16, label, launch, kernel)
     for dtype in (BF16, FP16, FP32):
         launch = partial(_layer, _FORMATS[0], dtype, 16, 4096, biased=True)
-        yield QuantizedLaunch("linear_quantized", dtype, "any", launch, "_join_splits_kernel")
+        yield launch_case("linear_quantized", dtype, "any", launch, "_join_splits_kernel")
 
 
-def _fp8_layers() -> Iterator[QuantizedLaunch]:
-    make = partial(QuantizedLaunch, "linear_fp8", first_capability=89)
+def _fp8_layers() -> Iterator[LaunchCase]:
+    make = partial(launch_case, "linear_fp8", first_capability=FIRST_FP8_CAPABILITY)
     kernel = "_linear_fp8_kernel"
     for format_ in (_FP8, _FORMATS[8]):
         for rows in (16, 32, 64, 128):
@@ -124,7 +116,7 @@ def _fp8_layers() -> Iterator[QuantizedLaunch]:
         yield make(dtype, "4096", partial(_fp8_layer, _FP8, dtype, 16, 4096), "_quantize_rows_fp8_kernel")
 
 
-def _experts() -> Iterator[QuantizedLaunch]:
+def _experts() -> Iterator[LaunchCase]:
     for format_, dtype, hidden, intermediate in (
         *((each, BF16, 2048, 768) for each in _FORMATS),
         (_MXFP4, BF16, 2880, 2880),
@@ -140,7 +132,7 @@ def _experts() -> Iterator[QuantizedLaunch]:
             for pairs in (None, _FEW_PAIRS, 2048, 4096) if format_ is _MXFP4 and dtype == BF16 else (None, _FEW_PAIRS):
                 launch = partial(_products, format_, inputs, outputs, dtype, activation=activation, pairs=pairs)
                 tile = "batch-invariant" if pairs is None else f"{pairs} pairs"
-                yield QuantizedLaunch("fused_moe_quantized", dtype, f"{label}, {tile}", launch)
+                yield launch_case("fused_moe_quantized", dtype, f"{label}, {tile}", launch)
 
 
 def _layer(
