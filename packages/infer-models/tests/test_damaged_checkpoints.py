@@ -16,7 +16,7 @@ from torch import Tensor
 from infer_kernels import linear
 from infer_models import CausalLM, CheckpointError, ModelConfig, load_model
 from infer_models.checkpoint import check_weights
-from infer_models.families import FAMILIES
+from infer_models.families import build_model
 from infer_models.layers import ParameterFactory
 from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
@@ -39,7 +39,7 @@ def without_weights(folder: Path) -> CausalLM:
     config = ModelConfig.from_folder(folder)
     config = replace(config, ropes=(None,) * config.num_layers)
     factory = ParameterFactory(device=torch.device("meta"), dtype=torch.float32, linear=linear)
-    return FAMILIES[config.model_type](config, factory)
+    return build_model(config, factory)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
-from infer_models.config.family_defaults import FAMILY_DEFAULTS
+from infer_models.config.families import FAMILIES
 from infer_models.quantization.mxfp4 import read_mxfp4
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_tiny
@@ -126,10 +126,10 @@ def test_a_text_model_that_is_not_supported_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("model_type", FAMILY_DEFAULTS)
+@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.defaults])
 def test_what_a_file_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_type: str) -> None:
     defaults = AutoConfig.for_model(model_type)
-    for name, value in FAMILY_DEFAULTS[model_type].items():
+    for name, value in FAMILIES[model_type].defaults.items():
         assert getattr(defaults, name) == value, name
     wrapper = {"gemma3_text": "gemma3", "llama": "llava", "mistral": "mistral3"}.get(model_type)
     whole = {"model_type": model_type, "torch_dtype": "bfloat16"}

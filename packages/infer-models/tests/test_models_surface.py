@@ -4,13 +4,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import infer_models
-from infer_models import CheckpointError, ModelConfig
+from infer_models import CausalLM, CheckpointError, ModelConfig
+from infer_models.config.families import FAMILIES
 from infer_models.config.wrappers import WRAPPERS
-from infer_models.families import FAMILIES
 
 
 def test_the_public_names_are_these() -> None:
@@ -37,6 +38,25 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_configuration_imports_no_torch() -> None:
     code = "import sys; from infer_models import GenerationConfig, ModelConfig; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_reading_a_configuration_of_any_family_imports_no_torch(tmp_path: Path) -> None:
+    for model_type in FAMILIES.keys() - {"nanogpt"}:  # whose files leave nothing out
+        (tmp_path / model_type).mkdir()
+        (tmp_path / model_type / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    code = (
+        "import sys; from pathlib import Path; from infer_models import ModelConfig\n"
+        "for folder in Path(sys.argv[1]).iterdir(): assert ModelConfig.from_folder(folder).model_type == folder.name\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_has_the_path_of_a_class_of_models(model_type: str) -> None:
+    builder: Any = FAMILIES[model_type].builder
+    assert isinstance(FAMILIES[model_type].build, str)
+    assert issubclass(builder, CausalLM)
 
 
 def test_every_model_type_that_is_read_has_a_family(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from infer_kernels.checks.compiled.ahead_of_time import record_variants
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import library
 from infer_models import ModelConfig
-from infer_models.families import FAMILIES as MODEL_FAMILIES
+from infer_models.config.families import FAMILIES as MODEL_FAMILIES
 
 CPU = torch.device("cpu")
 REQUEST = DoctorRequest(model=None, device="cpu", dtype="auto", seconds=600.0)

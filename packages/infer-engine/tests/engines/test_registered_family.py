@@ -15,8 +15,7 @@ from infer_engine.testing.models import (
     random_prompt,
     sound_tokens,
 )
-from infer_models.config.model_config import PLUGINS, READERS
-from infer_models.families import FAMILIES
+from infer_models.config.registry import PLUGINS, REGISTERED
 from infer_models.testing import YARN_SCALING, TinyFamily, save_tiny_tokenizer, save_tiny_twin
 
 MODULE = Path(__file__).parents[3] / "infer-models" / "tests" / "new_family" / "infer_arcee.py"
@@ -45,8 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.syspath_prepend(site)
         patch.setenv("PYTHONPATH", str(site), prepend=":")
         yield
-    FAMILIES.pop("arcee", None)
-    READERS.pop("arcee", None)
+    REGISTERED.pop("arcee", None)
     sys.modules.pop("infer_arcee", None)
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import GenerationConfig, ModelConfig
 from infer_models.errors import CheckpointError
+from infer_models.families import register_family
 
 if TYPE_CHECKING:
     from infer_models.causal_lm import CausalLM
     from infer_models.causal_view import CausalView
     from infer_models.checkpoint import save_model
-    from infer_models.families import register_family
     from infer_models.model_loader import load_model
 
 __all__ = [
@@ -44,10 +44,6 @@ def __getattr__(name: str) -> Any:
             from infer_models.model_loader import load_model  # noqa: PLC0415 - imports torch: only when used
 
             return load_model
-        case "register_family":
-            from infer_models.families import register_family  # noqa: PLC0415 - imports torch: only when used
-
-            return register_family
         case "save_model":
             from infer_models.checkpoint import save_model  # noqa: PLC0415 - imports torch: only when used
 

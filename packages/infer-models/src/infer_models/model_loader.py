@@ -11,7 +11,7 @@ from infer_kernels import FusedProducts, linear, linear_invariant
 from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint import draw_weights, load_weights, read_checkpoint_config
 from infer_models.config import ModelConfig
-from infer_models.families import FAMILIES
+from infer_models.families import build_model
 from infer_models.layers import ParameterFactory
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
 from infer_models.weight_allocation import Quantization, allocate_weights, weight_bytes
@@ -70,7 +70,7 @@ def load_model(
         max_seq_len=max_seq_len,
         defers_matrices=config.quantization is not None or quantization in ("int8", "int4", "fp8"),
     )
-    model = FAMILIES[config.model_type](config, factory)
+    model = build_model(config, factory)
     if factory.defers_matrices:
         allocate_weights(model, quantization=quantization, device=device, dtype=dtype)
     if check_size is not None:

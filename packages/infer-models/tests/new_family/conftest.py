@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infer_models.config.model_config import PLUGINS, READERS
-from infer_models.families import FAMILIES
+from infer_models.config.registry import PLUGINS, REGISTERED
 
 FOLDER = Path(__file__).parent
 
@@ -26,6 +25,5 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.syspath_prepend(site)
     yield
-    FAMILIES.pop("arcee", None)
-    READERS.pop("arcee", None)
+    REGISTERED.pop("arcee", None)
     sys.modules.pop("infer_arcee", None)

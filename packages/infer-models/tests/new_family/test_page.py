@@ -8,7 +8,7 @@ import pytest
 
 from infer_models import CheckpointError, ModelConfig, register_family
 from infer_models.config.families import read_llama
-from infer_models.families import FAMILIES
+from infer_models.config.registry import REGISTERED
 from infer_models.families.llama import Llama
 from infer_models.testing import TinyFamily, save_tiny_twin
 
@@ -25,9 +25,9 @@ def test_the_page_has_the_file_character_by_character(name: str) -> None:
 
 def test_a_checkpoint_of_an_unknown_family_loads_the_plug_in(tmp_path: Path) -> None:
     save_tiny_twin(TinyFamily(config="ArceeConfig", model="ArceeForCausalLM"), tmp_path)
-    assert "arcee" not in FAMILIES
+    assert "arcee" not in REGISTERED
     assert ModelConfig.from_folder(tmp_path).model_type == "arcee"
-    assert FAMILIES["arcee"].__name__ == "Arcee"
+    assert REGISTERED["arcee"].builder.__name__ == "Arcee"
 
 
 def test_a_family_that_no_plug_in_has_is_named_with_all_that_are_there(tmp_path: Path) -> None:

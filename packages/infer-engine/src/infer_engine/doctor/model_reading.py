@@ -19,7 +19,7 @@ from infer_engine.sizing import choose_block_size, resolve_device, size_step
 from infer_kernels import linear
 from infer_models import CausalLM, CheckpointError, ModelConfig
 from infer_models.checkpoint import read_checkpoint_config
-from infer_models.families import FAMILIES
+from infer_models.families import build_model
 from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
 from infer_models.layers import ParameterFactory
 from infer_models.weight_allocation import allocate_weights
@@ -105,7 +105,7 @@ def without_weights(read: ReadModel) -> CausalLM:
     """
     config = replace(read.config, ropes=(None,) * read.config.num_layers)  # tables of angles would be computed
     factory = ParameterFactory(device=META, dtype=read.dtype, linear=linear)
-    model = FAMILIES[config.model_type](config, factory)
+    model = build_model(config, factory)
     device, quantization = resolve_device(read.engine_config.device), read.engine_config.quantization
     if config.quantization is not None or quantization not in ("auto", "none"):
         allocate_weights(model, quantization=quantization, device=device, dtype=read.dtype, memory=META)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from infer_kernels import linear
 from infer_models import CausalLM, CausalView, ModelConfig, load_model, save_model
-from infer_models.families import FAMILIES
+from infer_models.families import build_model
 from infer_models.layers import ParameterFactory
 from infer_models.text import save_dummy_tokenizer
 
@@ -104,7 +104,7 @@ def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dt
     (folder / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
     config = ModelConfig.from_folder(folder)
     factory = ParameterFactory(device=torch.device("cpu"), dtype=torch.float32, linear=linear)
-    model = FAMILIES[config.model_type](config, factory)
+    model = build_model(config, factory)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.dim() == 1:

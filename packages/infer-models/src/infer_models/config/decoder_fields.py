@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infer_models.config.json_fields import JsonFields
-from infer_models.config.model_config import ModelConfig
+from infer_models.config.model_config import ModelConfig, MoEConfig
 from infer_models.config.rope_fields import DEFAULT_THETA, longest_sequence, read_rope
 from infer_models.config.stored_dtype import stored_dtype
 from infer_models.errors import CheckpointError
@@ -175,6 +175,32 @@ def with_biases(config: ModelConfig, fields: JsonFields, *, mlp: bool = False) -
         config,
         attention_bias=fields.flag("attention_bias", default=False),
         mlp_bias=mlp and fields.flag("mlp_bias", default=False),
+    )
+
+
+def read_moe(
+    fields: JsonFields,
+    *,
+    intermediate_size: int,
+    normalizes_weights: bool,
+    is_sparse: tuple[bool, ...],
+    default_per_token: int,
+) -> MoEConfig:
+    """Read how many experts there are, and how many of them compute a token.
+
+    Raises:
+        CheckpointError: a field is missing, or a token has more experts than there are.
+    """
+    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts", 128)
+    per_token = fields.count("num_experts_per_tok", default_per_token)
+    if per_token > num_experts:
+        raise fields.invalid("num_experts_per_tok", f"at most {num_experts}, the number of experts")
+    return MoEConfig(
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        intermediate_size=intermediate_size,
+        normalizes_weights=normalizes_weights,
+        is_sparse=is_sparse,
     )
 
 

@@ -1,6 +1,9 @@
-"""What reads the `config.json` of each family: its own fields beside the common ones, and what is not supported."""
+"""The families of this package: what reads the `config.json` of each, and where the class of its models is.
 
-from collections.abc import Callable, Mapping
+A reader reads the fields that its family has beside the common ones, and refuses what is not supported.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +14,7 @@ from infer_models.config.decoder_fields import (
     read_decoder,
     read_dtype,
     read_heads,
+    read_moe,
     read_window,
     read_windows,
     refuse,
@@ -19,7 +23,8 @@ from infer_models.config.decoder_fields import (
     with_windows,
 )
 from infer_models.config.json_fields import JsonFields
-from infer_models.config.model_config import READERS, ModelConfig, MoEConfig, QueryScaling
+from infer_models.config.model_config import ModelConfig, QueryScaling
+from infer_models.config.registry import Family
 from infer_models.config.rope_fields import read_full_and_sliding_rope, read_original_positions, rope_fields
 
 _MINISTRAL3_ROPE: Mapping[str, Any] = MappingProxyType(
@@ -272,50 +277,95 @@ def read_nanogpt(fields: JsonFields) -> ModelConfig:
     )
 
 
-def read_moe(
-    fields: JsonFields,
-    *,
-    intermediate_size: int,
-    normalizes_weights: bool,
-    is_sparse: tuple[bool, ...],
-    default_per_token: int,
-) -> MoEConfig:
-    """Read how many experts there are, and how many of them compute a token.
-
-    Raises:
-        CheckpointError: a field is missing, or a token has more experts than there are.
-    """
-    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts", 128)
-    per_token = fields.count("num_experts_per_tok", default_per_token)
-    if per_token > num_experts:
-        raise fields.invalid("num_experts_per_tok", f"at most {num_experts}, the number of experts")
-    return MoEConfig(
-        num_experts=num_experts,
-        experts_per_token=per_token,
-        intermediate_size=intermediate_size,
-        normalizes_weights=normalizes_weights,
-        is_sparse=is_sparse,
-    )
+def _sizes(
+    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int | None, positions: int
+) -> Mapping[str, Any]:
+    """Return the fields that say how large a model is; without `kv_heads` there are as many as heads."""
+    fields = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": positions,
+    }
+    return MappingProxyType({name: value for name, value in fields.items() if value is not None})
 
 
-FAMILY_READERS: Mapping[str, Callable[[JsonFields], ModelConfig]] = MappingProxyType(
+FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "llama": read_llama,
-        "mistral": read_mistral,
-        "ministral": read_ministral,
-        "ministral3": read_ministral3,
-        "qwen2": read_qwen2,
-        "qwen3": read_qwen3,
-        "qwen3_moe": read_qwen3_moe,
-        "smollm3": read_smollm3,
-        "granite": read_granite,
-        "phi3": read_phi3,
-        "olmo2": read_olmo2,
-        "olmo3": read_olmo3,
-        "gemma3_text": read_gemma3,
-        "gpt_oss": read_gpt_oss,
-        "nanogpt": read_nanogpt,
+        "llama": Family(
+            read=read_llama,
+            build="infer_models.families.llama:Llama",
+            defaults=_sizes(32000, 4096, 11008, 32, 32, None, 2048),
+        ),
+        "mistral": Family(
+            read=read_mistral,
+            build="infer_models.families.mistral:Mistral",
+            defaults=_sizes(32000, 4096, 14336, 32, 32, 8, 131072),
+        ),
+        "ministral": Family(
+            read=read_ministral,
+            build="infer_models.families.mistral:Mistral",
+            defaults=_sizes(32000, 4096, 14336, 32, 32, 8, 131072),
+        ),
+        "ministral3": Family(
+            read=read_ministral3,
+            build="infer_models.families.mistral:Mistral",
+            defaults=_sizes(131072, 4096, 14336, 34, 32, 8, 262144),
+        ),
+        "qwen2": Family(
+            read=read_qwen2,
+            build="infer_models.families.qwen2:Qwen2",
+            defaults=_sizes(151936, 4096, 22016, 32, 32, 32, 32768),
+        ),
+        "qwen3": Family(
+            read=read_qwen3,
+            build="infer_models.families.qwen3:Qwen3",
+            defaults=_sizes(151936, 4096, 22016, 32, 32, 32, 32768),
+        ),
+        "qwen3_moe": Family(
+            read=read_qwen3_moe,
+            build="infer_models.families.qwen3_moe:Qwen3MoE",
+            defaults=_sizes(151936, 2048, 6144, 24, 32, 4, 32768),
+        ),
+        "smollm3": Family(
+            read=read_smollm3,
+            build="infer_models.families.llama:Llama",
+            defaults=_sizes(128256, 2048, 11008, 36, 16, 4, 32768),
+        ),
+        "granite": Family(
+            read=read_granite,
+            build="infer_models.families.llama:Llama",
+            defaults=_sizes(32000, 4096, 11008, 32, 32, None, 2048),
+        ),
+        "phi3": Family(
+            read=read_phi3,
+            build="infer_models.families.phi3:Phi3",
+            defaults=_sizes(32064, 3072, 8192, 32, 32, None, 4096),
+        ),
+        "olmo2": Family(
+            read=read_olmo2,
+            build="infer_models.families.olmo:Olmo",
+            defaults=_sizes(50304, 4096, 11008, 32, 32, None, 2048),
+        ),
+        "olmo3": Family(
+            read=read_olmo3,
+            build="infer_models.families.olmo:Olmo",
+            defaults=_sizes(50304, 4096, 11008, 32, 32, None, 2048),
+        ),
+        "gemma3_text": Family(
+            read=read_gemma3,
+            build="infer_models.families.gemma3:Gemma3",
+            defaults=_sizes(262208, 2304, 9216, 26, 8, 4, 131072),
+        ),
+        "gpt_oss": Family(
+            read=read_gpt_oss,
+            build="infer_models.families.gpt_oss:GptOss",
+            defaults=_sizes(201088, 2880, 2880, 36, 64, 8, 131072),
+        ),
+        "nanogpt": Family(read=read_nanogpt, build="infer_models.families.nanogpt:NanoGPT"),
     }
 )
-"""The families that the package brings, by `model_type`."""
-READERS.update(FAMILY_READERS)
+"""The families of this package by `model_type`; the defaults are those of `transformers`' configuration classes."""

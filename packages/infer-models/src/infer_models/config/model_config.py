@@ -1,15 +1,13 @@
 """`ModelConfig`: the architecture that a `config.json` describes."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from infer_models.attention import AttentionSpec
-from infer_models.config.family_defaults import FAMILY_DEFAULTS
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import QuantizationConfig, read_quantization_config
+from infer_models.config.registry import find_family, known_families
 from infer_models.config.rope import RopeParameters
 from infer_models.config.wrappers import WRAPPERS, text_fields
 
@@ -119,16 +117,12 @@ class ModelConfig:
                 value that is not supported.
         """
         fields, wrapper = text_fields(JsonFields.from_file(folder / "config.json"))
-        model_type = fields.text("model_type")
-        if model_type not in READERS:
-            for plugin in entry_points(group=PLUGINS):
-                plugin.load()
-        read = READERS.get(model_type)
-        if read is None:
-            known = [*READERS, *(WRAPPERS if wrapper is None else ())]
+        family = find_family(fields.text("model_type"))
+        if family is None:
+            known = [*known_families(), *(WRAPPERS if wrapper is None else ())]
             raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
-        fields = fields.with_defaults(FAMILY_DEFAULTS.get(model_type, {}))
-        return replace(read(fields), wrapper=wrapper, quantization=read_quantization_config(fields))
+        fields = fields.with_defaults(family.defaults)
+        return replace(family.read(fields), wrapper=wrapper, quantization=read_quantization_config(fields))
 
     @property
     def short_length(self) -> int | None:
@@ -150,9 +144,3 @@ class ModelConfig:
             )
             for window in self.windows
         )
-
-
-PLUGINS = "infer_models.families"
-"""The group of entry points whose modules call `register_family`; they are loaded when a `model_type` is unknown."""
-READERS: dict[str, Callable[[JsonFields], ModelConfig]] = {}
-"""What reads the fields of a family's `config.json`, by `model_type`; `infer_models.config.families` fills it."""

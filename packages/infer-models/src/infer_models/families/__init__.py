@@ -1,50 +1,40 @@
-"""The model families: one architecture a file. Know blocks and how they are put together; know no cache and no file."""
+"""The model families: one architecture a file. Know blocks and how they are put together; know no cache and no file.
+
+A family's class is imported when its first model is built.
+"""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from infer_models.causal_lm import CausalLM
-from infer_models.config import ModelConfig
 from infer_models.config.json_fields import JsonFields
-from infer_models.config.model_config import READERS
-from infer_models.families.gemma3 import Gemma3
-from infer_models.families.gpt_oss import GptOss
-from infer_models.families.llama import Llama
-from infer_models.families.mistral import Mistral
-from infer_models.families.nanogpt import NanoGPT
-from infer_models.families.olmo import Olmo
-from infer_models.families.phi3 import Phi3
-from infer_models.families.qwen2 import Qwen2
-from infer_models.families.qwen3 import Qwen3
-from infer_models.families.qwen3_moe import Qwen3MoE
-from infer_models.layers import ParameterFactory
+from infer_models.config.model_config import ModelConfig
+from infer_models.config.registry import Family, add_family, find_family
 
-__all__ = ["FAMILIES", "Gemma3", "GptOss", "Llama", "Mistral", "NanoGPT", "Olmo", "Phi3", "Qwen2", "Qwen3", "Qwen3MoE"]
+if TYPE_CHECKING:
+    from infer_models.causal_lm import CausalLM
+    from infer_models.layers import ParameterFactory
 
-FAMILIES: dict[str, Callable[[ModelConfig, ParameterFactory], CausalLM]] = {
-    "llama": Llama,
-    "mistral": Mistral,
-    "ministral": Mistral,
-    "ministral3": Mistral,
-    "qwen2": Qwen2,
-    "qwen3": Qwen3,
-    "qwen3_moe": Qwen3MoE,
-    "smollm3": Llama,
-    "granite": Llama,
-    "phi3": Phi3,
-    "olmo2": Olmo,
-    "olmo3": Olmo,
-    "gemma3_text": Gemma3,
-    "gpt_oss": GptOss,
-    "nanogpt": NanoGPT,
-}
-"""The class that builds a model, by the `model_type` of its `config.json`."""
+__all__ = ["build_model", "register_family"]
+
+
+def build_model(config: ModelConfig, factory: "ParameterFactory") -> "CausalLM":
+    """Return a model of `config`, of the family of its `model_type`; its matrices are still to be loaded or drawn.
+
+    Args:
+        config: the architecture, as the family's reader returned it.
+        factory: allocates the weights.
+    """
+    family = find_family(config.model_type)
+    assert family is not None, f"`model_type` is {config.model_type!r}, which no family reads"
+    model: CausalLM = family.builder(config, factory)
+    return model
 
 
 def register_family(
     model_type: str,
     *,
     read: Callable[[JsonFields], ModelConfig],
-    build: Callable[[ModelConfig, ParameterFactory], CausalLM],
+    build: "Callable[[ModelConfig, ParameterFactory], CausalLM]",
 ) -> None:
     """Let this process load checkpoints of another family.
 
@@ -56,7 +46,4 @@ def register_family(
     Raises:
         ValueError: there is a family of this `model_type`.
     """
-    if model_type in FAMILIES:
-        raise ValueError(f"`model_type` is {model_type!r}, of which there is a family already.")
-    READERS[model_type] = read
-    FAMILIES[model_type] = build
+    add_family(model_type, Family(read=read, build=build))

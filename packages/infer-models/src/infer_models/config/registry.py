@@ -1,0 +1,74 @@
+"""The registry of model families: for each `model_type`, what reads its `config.json` and what builds its models.
+
+The families of this package are in `config/families.py`; other packages add theirs with `infer_models.register_family`.
+Both are imported when they are first asked for. A class of models imports torch, so a family of this package names its
+class by a path: reading a configuration imports no torch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infer_models.config.json_fields import JsonFields
+    from infer_models.config.model_config import ModelConfig
+
+PLUGINS = "infer_models.families"
+"""The group of entry points whose modules call `register_family`; they are loaded when a `model_type` is unknown."""
+_OWN_FAMILIES = "infer_models.config.families:FAMILIES"
+"""Path of the families of this package."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        read: reads the fields of a `config.json`.
+        build: makes a model of a `ModelConfig` and a `ParameterFactory`; or the path of such a class, `module:name`.
+        defaults: fields that a `config.json` may leave out, and their values. Fields for which `read` has a default are
+            not among them.
+    """
+
+    read: "Callable[[JsonFields], ModelConfig]"
+    build: Callable[..., Any] | str
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def builder(self) -> Callable[..., Any]:
+        """`build`, imported if it is a path."""
+        if isinstance(self.build, str):
+            found: Callable[..., Any] = resolve_name(self.build)
+            return found
+        return self.build
+
+
+REGISTERED: dict[str, Family] = {}
+"""The families that other packages have registered in this process, by `model_type`."""
+
+
+def known_families() -> Mapping[str, Family]:
+    """Return the families that this process knows, by `model_type`, those of this package first."""
+    return MappingProxyType({**resolve_name(_OWN_FAMILIES), **REGISTERED})
+
+
+def find_family(model_type: str) -> Family | None:
+    """Return the family of a `model_type`, if need be after loading the plug-ins; None: there is none."""
+    if model_type not in known_families():
+        for plugin in entry_points(group=PLUGINS):
+            plugin.load()
+    return known_families().get(model_type)
+
+
+def add_family(model_type: str, family: Family) -> None:
+    """Add a family of another package.
+
+    Raises:
+        ValueError: there is a family of this `model_type`.
+    """
+    if model_type in known_families():
+        raise ValueError(f"`model_type` is {model_type!r}, of which there is a family already.")
+    REGISTERED[model_type] = family
