@@ -9,12 +9,9 @@ import pytest
 import torch
 
 from infer_engine.doctor.checkpoint import examine_checkpoint
+from infer_engine.doctor.engine import RecordedEngine, SmallModel, examine_rate_of_memory, examine_step_memory
 from infer_engine.doctor.environment import examine_environment
 from infer_engine.doctor.kernels import examine_kernels
-from infer_engine.doctor.memory_rate import examine_memory_rate
-from infer_engine.doctor.recorded_engine import RecordedEngine
-from infer_engine.doctor.small_model import SmallModel
-from infer_engine.doctor.step_memory import examine_step_memory
 from infer_engine.protocol import EngineConfig
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.testing.doctor import examined, reporter_of
@@ -125,7 +122,7 @@ def test_memory_of_a_step_and_its_rate_are_measured(folder: Path, monkeypatch: p
     for name, value in {"NUM_SEQS": 2, "_NUM_ROUNDS": 1, "_NUM_CALLS": 1}.items():
         monkeypatch.setattr(f"infer_kernels.checks.memory_rates.{name}", value)
     monkeypatch.setattr("infer_engine.doctor.memory_rate.NUM_BYTES", 1 << 16)
-    examine_memory_rate(small)
+    examine_rate_of_memory(small)
     assert "of the 3352 GB/s" in found.findings["memory, copied"].found
 
 

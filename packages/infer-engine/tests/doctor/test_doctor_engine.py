@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.doctor import captured_step, engine
-from infer_engine.doctor.engine import examine_engine
+from infer_engine.doctor import engine
+from infer_engine.doctor.engine import RecordedEngine, SmallModel, examine_engine, judge_step_memory
 from infer_engine.doctor.oracle import LOGIT_TOLERANCES, MARGINS, Agreement, compare, small_config
-from infer_engine.doctor.recorded_engine import RecordedEngine
-from infer_engine.doctor.small_model import SmallModel
-from infer_engine.doctor.step_memory import judge_step_memory
+from infer_engine.protocol import EngineConfig
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import ALL_FAMILIES
@@ -80,11 +78,19 @@ def spoiled_after_the_first(right: Callable[[SmallModel], Any]) -> Callable[[Sma
 @needs_cpu_kernels
 def test_a_captured_step_with_other_bits_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class OtherEngine(RecordedEngine):
+        """An engine whose kernels give other bits where they are called one by one."""
+
+        def __init__(self, config: EngineConfig) -> None:
+            super().__init__(config)
+            self._is_plain = config.use_cpu_graphs is False
+
         def answer(self, prompts: Any, *, num_tokens: int) -> Any:
             answers = super().answer(prompts, num_tokens=num_tokens)
+            if not self._is_plain:
+                return answers
             return {name: (ids, logits.nextafter(logits + 1)) for name, (ids, logits) in answers.items()}
 
-    monkeypatch.setattr(captured_step, "RecordedEngine", OtherEngine)
+    monkeypatch.setattr(engine, "RecordedEngine", OtherEngine)
     found = examined(examine_engine, dtype="float32")
     assert found.named("failed") == {"captured step"}
     assert "--no-use-cpu-graphs" in found.findings["captured step"].fix

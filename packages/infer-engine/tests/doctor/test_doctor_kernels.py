@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import infer_kernels
 from infer_engine.doctor import kernels
 from infer_engine.doctor.kernels import examine_kernels, run_checks, share_of
-from infer_engine.doctor.model_ops import FAMILY_OPS, ops_of
+from infer_engine.doctor.model_ops import ops_of
 from infer_engine.doctor.model_reading import read_model
 from infer_engine.doctor.reporter import Reporter
 from infer_engine.model_runner import runner
@@ -27,7 +26,6 @@ from infer_kernels.checks.compiled.ahead_of_time import record_variants
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import library
 from infer_models import ModelConfig
-from infer_models.config.families import FAMILIES as MODEL_FAMILIES
 
 CPU = torch.device("cpu")
 REQUEST = DoctorRequest(model=None, device="cpu", dtype="auto", seconds=600.0)
@@ -89,17 +87,6 @@ def demo_folder() -> Path:
     found, reporter = reporter_of(REQUEST)
     assert found.findings == {}
     return read_model(reporter).folder
-
-
-def test_every_family_has_its_ops() -> None:
-    assert FAMILY_OPS.keys() == MODEL_FAMILIES.keys()
-
-
-def test_a_registered_family_with_experts_has_the_ops_of_qwen_3(folder_of: Callable[[str], Path]) -> None:
-    config = ModelConfig.from_folder(folder_of("qwen3_moe"))
-    registered = replace(config, model_type="registered")
-    ops, expected = (ops_of(each, dtype=torch.bfloat16, block_size=16) for each in (registered, config))
-    assert ops.moe == expected.moe is not None
 
 
 def test_a_model_that_cannot_be_read_is_skipped_here(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from infer_engine.doctor.kernels import examine_kernels
+from infer_engine.doctor.model_ops import ops_of
+from infer_engine.testing.doctor import examined
 from infer_engine.testing.models import (
     VOCAB_SIZE,
     ModelEngine,
@@ -15,6 +19,7 @@ from infer_engine.testing.models import (
     random_prompt,
     sound_tokens,
 )
+from infer_models import ModelConfig
 from infer_models.config.registry import PLUGINS, REGISTERED
 from infer_models.testing import YARN_SCALING, TinyFamily, save_tiny_tokenizer, save_tiny_twin
 
@@ -83,3 +88,11 @@ def test_a_prompt_in_chunks_has_the_logits_of_the_whole(twin: Twin) -> None:
         sound_tokens(engine.run())
         rows.append(engine.logits["one", len(prompt)])
     assert (rows[0] - rows[1]).abs().max() <= 1e-4
+
+
+def test_the_doctor_checks_the_ops_that_it_calls(twin: Twin) -> None:
+    ops = ops_of(ModelConfig.from_folder(twin.folder), dtype=torch.float32, block_size=16)
+    assert (ops.norm, ops.activation) == ("llama", None)  # it squares with an operation of PyTorch
+    found = examined(examine_kernels, model=str(twin.folder), dtype="float32")
+    assert found.named("failed") == found.named("warning") == set()
+    assert "agree with their references" in found.findings["ops"].found

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from infer_engine.doctor.gpu_facts import is_slice
-from infer_engine.doctor.model_ops import ops_of
 from infer_engine.doctor.reporter import Reporter, describe
-from infer_engine.doctor.small_model import SmallModel
-from infer_engine.sizing import choose_block_size
+from infer_kernels.checks import ModelOps
 from infer_kernels.checks.memory_rates import NUM_BYTES, MemoryRates, measure_memory_rates
 
 LEAST_SHARE = 0.5
@@ -21,21 +19,22 @@ _LEAST_BYTES_PER_S = 20e9
 _MEMORY_SHARE = 0.25
 
 
-def examine_memory_rate(small: SmallModel) -> None:
-    """Report how fast the GPU's memory is, while no other process of the doctor uses it."""
-    ops = ops_of(
-        small.config,
-        dtype=small.dtype,
-        block_size=choose_block_size(small.engine_config, head_dim=small.config.head_dim),
-    )
-    properties = torch.cuda.get_device_properties(small.device)
-    free, _ = torch.cuda.mem_get_info(small.device)
+def examine_memory_rate(reporter: Reporter, ops: ModelOps, device: torch.device) -> None:
+    """Report how fast a GPU's memory is, while no other process of the doctor uses it.
+
+    Args:
+        reporter: takes the findings.
+        ops: ops of the model whose attention reads the memory.
+        device: the GPU.
+    """
+    properties = torch.cuda.get_device_properties(device)
+    free, _ = torch.cuda.mem_get_info(device)
     try:
-        rates = measure_memory_rates(ops, small.device, num_bytes=min(NUM_BYTES, int(_MEMORY_SHARE * free)))
+        rates = measure_memory_rates(ops, device, num_bytes=min(NUM_BYTES, int(_MEMORY_SHARE * free)))
     except torch.OutOfMemoryError as error:
-        small.reporter.skip("memory rate", describe(error))
+        reporter.skip("memory rate", describe(error))
         return
-    judge_memory_rate(small.reporter, rates, card=None if is_slice(properties.name) else rate_of_card(properties))
+    judge_memory_rate(reporter, rates, card=None if is_slice(properties.name) else rate_of_card(properties))
 
 
 def rate_of_card(properties: Any) -> float | None:

@@ -1,54 +1,146 @@
-"""Which ops each family of models computes with, at the sizes of one model."""
+"""The ops that a model computes with, and their sizes: those that one step of it calls.
 
-from collections.abc import Mapping
-from dataclasses import replace
-from types import MappingProxyType
+The step has no tokens, and all rows of a weight are one row in memory, so it takes neither time nor memory at any size
+of the model. Layers import ops by name, those of families in other packages too; so Python's profile function looks at
+every call.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from inspect import isfunction
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from infer_kernels import QuantizedWeight
+import infer_kernels
+from infer_kernels import QKNorm, QuantizedWeight, Rotary, linear
 from infer_kernels.checks import ModelOps, MoeOps, QuantizedOps
-from infer_models import CausalLM, ModelConfig
+from infer_models import AttentionSpec, CausalLM, ModelConfig
+from infer_models.families import build_model
+from infer_models.layers import ParameterFactory
 
-FAMILY_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "llama": {},
-        "mistral": {},
-        "ministral": {},
-        "ministral3": {},
-        "qwen2": {"qkv_bias": True},
-        "qwen3": {"qk_norm": "llama"},
-        "qwen3_moe": {"qk_norm": "llama"},
-        "smollm3": {},
-        "granite": {},
-        "phi3": {},
-        "olmo2": {"has_post_norms": True, "norms_all_heads": True},
-        "olmo3": {"has_post_norms": True, "norms_all_heads": True},
-        "gemma3_text": {
-            "norm": "gemma",
-            "qk_norm": "gemma",
-            "has_sandwich_norms": True,
-            "activation": "gelu_tanh_and_mul",
-        },
-        "gpt_oss": {"has_sinks": True, "qkv_bias": True, "output_bias": True},
-        "nanogpt": {"norm": None, "activation": None},
-    }
+_OPS: Mapping[CodeType, str] = MappingProxyType(
+    {op.__code__: name for name in infer_kernels.__all__ if isfunction(op := getattr(infer_kernels, name))}
 )
-"""By `model_type`, the fields of `ModelOps` in which a family differs from Llama whatever its sizes are.
+"""Names of the public ops, by their code."""
+_ATTEND = "attend"
+"""Name of a call of the cache, which is no op."""
+_NORMS = ("rms_norm", "add_rms_norm", "norm_add", "norm_add_norm")
+_GATES = ("silu_and_mul", "gelu_tanh_and_mul")
 
-A registered family is taken for one that does not.
-"""
-MOE_OPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "qwen3_moe": {"scoring": "softmax", "activation": "silu_and_mul"},
-        "gpt_oss": {"scoring": "softmax_of_top_k", "activation": "clamped_swiglu", "has_biases": True},
-    }
-)
-"""By `model_type`, the fields of `MoeOps` that a family with experts has whatever its sizes are.
 
-A registered family is taken for one like Qwen 3.
-"""
+@dataclass(frozen=True, slots=True, eq=False)
+class OpCall:
+    """One call of an op.
+
+    Attributes:
+        op: name of the op in `infer_kernels`, or `attend`.
+        arguments: its arguments by name, defaults included.
+    """
+
+    op: str
+    arguments: Mapping[str, Any]
+
+
+def ops_of(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    block_size: int,
+    quantized: tuple[QuantizedOps, ...] = (),
+    kv_dtype: torch.dtype | None = None,
+) -> ModelOps:
+    """Return the ops that a step of a model calls.
+
+    Args:
+        config: architecture of the model.
+        dtype: dtype of weights and activations.
+        block_size: tokens of a KV block.
+        quantized: formats of the model's weights.
+        kv_dtype: dtype of a cache of eight bits; None: `dtype`.
+
+    Raises:
+        RuntimeError: the model cannot compute a step without tokens.
+    """
+    calls = record_step(config, dtype=dtype)
+    attends = [index for index, call in enumerate(calls) if call.op == _ATTEND]
+    gates = [index for index, call in enumerate(calls) if call.op in _GATES]
+    attentions = [calls[index].arguments for index in attends]
+    specs = [each["spec"] for each in attentions] or config.attention_specs
+    before_attention = [_since_product(calls[:index]) for index in attends]
+    of_heads = [call for section in before_attention for call in section[1:] if call.op in _NORMS]
+    norms = [call for call in calls if call.op in _NORMS and call not in of_heads]
+    qk_norms = [each["norm"] for each in attentions if each["norm"] is not None]
+    rotary_dims = [each["rotary"].cos_sin.shape[1] for each in attentions if each["rotary"] is not None]
+    gate = calls[gates[0]] if gates else None
+    scales = [call.arguments["scale"] for call in calls if call.op == "embedding"]
+    called = {call.op for call in calls}
+    return ModelOps(
+        dtype=dtype,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size if gate is None else gate.arguments["gate_up"].shape[1] // 2,
+        q_heads=specs[0].q_heads,
+        kv_heads=specs[0].kv_heads,
+        head_dim=specs[0].head_dim,
+        block_size=block_size,
+        scale=specs[0].scale,
+        windows=tuple(dict.fromkeys(spec.window for spec in specs)),
+        soft_cap=specs[0].soft_cap,
+        has_sinks=any(each["sinks"] is not None for each in attentions),
+        norm=norms[0].arguments["variant"] if norms else None,
+        has_sandwich_norms="norm_add_norm" in called,
+        has_post_norms="norm_add" in called,
+        qk_norm=qk_norms[0].variant if qk_norms else None,
+        norms_all_heads=bool(of_heads),
+        has_rotary=bool(rotary_dims),
+        rotary_dim=rotary_dims[0] if rotary_dims and rotary_dims[0] != specs[0].head_dim else None,
+        qkv_bias=any(_has_bias(section[:1]) for section in before_attention),
+        output_bias=any(_has_bias(_products(calls[index:])[:1]) for index in attends),
+        mlp_bias=any(_has_bias(_since_product(calls[:index])[:1]) for index in gates),
+        activation=None if gate is None else gate.op,  # type: ignore[arg-type]  # one of `_GATES`
+        embedding_scale=scales[0] if scales else 1.0,
+        moe=_moe_ops(calls),
+        quantized=quantized,
+        kv_dtype=kv_dtype,
+    )
+
+
+def _moe_ops(calls: Sequence[OpCall]) -> MoeOps | None:
+    """Return the mixtures of experts that are called; None: there are none."""
+    experts = next((call.arguments for call in calls if call.op == "fused_moe"), None)
+    if experts is None:
+        return None
+    router = next((call.arguments for call in calls if call.op == "moe_router"), None)
+    return MoeOps(
+        experts=experts["down"].shape[0],
+        experts_per_token=experts["expert_ids"].shape[1],
+        intermediate_size=experts["down"].shape[2],
+        scoring="softmax" if router is None else router["scoring"],
+        normalize=router is not None and router["normalize"],
+        activation=experts["activation"],
+        has_biases=experts["down_bias"] is not None,
+    )
+
+
+def _products(calls: Sequence[OpCall]) -> Sequence[OpCall]:
+    """Return the dense layers among `calls`."""
+    return [call for call in calls if call.op == "linear"]
+
+
+def _since_product(calls: Sequence[OpCall]) -> Sequence[OpCall]:
+    """Return the last dense layer of `calls`, and the calls after it."""
+    last = max((index for index, call in enumerate(calls) if call.op == "linear"), default=0)
+    return calls[last:]
+
+
+def _has_bias(calls: Sequence[OpCall]) -> bool:
+    """Return whether one of `calls` has a bias."""
+    return any(call.arguments.get("bias") is not None for call in calls)
 
 
 def quantized_ops_of(model: CausalLM) -> tuple[QuantizedOps, ...]:
@@ -65,50 +157,75 @@ def quantized_ops_of(model: CausalLM) -> tuple[QuantizedOps, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def ops_of(
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    block_size: int,
-    quantized: tuple[QuantizedOps, ...] = (),
-    kv_dtype: torch.dtype | None = None,
-) -> ModelOps:
-    """Return the ops of a model of `config`, computed in `dtype` over blocks of `block_size` tokens.
+def record_step(config: ModelConfig, *, dtype: torch.dtype) -> list[OpCall]:
+    """Return the calls of ops in one step of a model, in their order.
 
-    `quantized` are the formats of its weights, `kv_dtype` is that of a cache of eight bits; None: `dtype`.
+    Weights are not quantized, and nothing is fused. Gradients are wanted, so that no kernel is compiled or loaded.
+
+    Args:
+        config: architecture of the model.
+        dtype: dtype of weights and activations.
+
+    Raises:
+        RuntimeError: the model cannot compute a step without tokens.
     """
-    rotary_dims = {rope.rotary_dim for rope in config.ropes if rope is not None}
-    biases: dict[str, Any] = {
-        "qkv_bias": config.attention_bias,
-        "output_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
-    }
-    ops = ModelOps(
-        dtype=dtype,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        q_heads=config.q_heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        scale=config.attention_scale,
-        windows=tuple(dict.fromkeys(config.windows)),
-        soft_cap=config.attention_soft_cap,
-        has_rotary=bool(rotary_dims),
-        rotary_dim=next(iter(rotary_dims), None),
-        embedding_scale=config.embedding_scale,
-        quantized=quantized,
-        kv_dtype=kv_dtype,
-        **{**biases, **FAMILY_OPS.get(config.model_type, {})},
-    )
-    if config.moe is None:
-        return ops
-    moe = MoeOps(
-        experts=config.moe.num_experts,
-        experts_per_token=config.moe.experts_per_token,
-        intermediate_size=config.moe.intermediate_size,
-        normalize=config.moe.normalizes_weights,
-        **MOE_OPS.get(config.model_type, MOE_OPS["qwen3_moe"]),
-    )
-    return replace(ops, moe=moe, activation=None if all(config.moe.is_sparse) else ops.activation)
+    factory = _OneRowFactory(device=torch.device("cpu"), dtype=dtype, linear=linear, max_seq_len=1)
+    model = build_model(replace(config, quantization=None), factory)
+    model.requires_grad_(True)  # noqa: FBT003 - torch's own signature
+    no_tokens = torch.empty(0, dtype=torch.int32)
+    calls: list[OpCall] = []
+    with torch.enable_grad(), _recorded_calls(calls):
+        model(no_tokens, no_tokens, _RecordingView(calls))
+    return calls
+
+
+class _OneRowFactory(ParameterFactory):
+    """Allocates one row of zeros for all rows of a matrix."""
+
+    __slots__ = ()
+
+    def matrix(self, rows: int, columns: int) -> nn.Parameter:
+        """Return a parameter [rows, columns]."""
+        return nn.Parameter(torch.zeros(columns, dtype=self.dtype).expand(rows, columns), requires_grad=False)
+
+    def stack(self, count: int, rows: int, columns: int) -> nn.Parameter:
+        """Return a parameter [count, rows, columns]."""
+        return nn.Parameter(torch.zeros(columns, dtype=self.dtype).expand(count, rows, columns), requires_grad=False)
+
+
+class _RecordingView:
+    """Writes down how each layer attends. Implements `infer_models.KVCacheView`."""
+
+    def __init__(self, calls: list[OpCall]) -> None:
+        self._calls = calls
+
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        spec: AttentionSpec,
+        *,
+        rotary: Rotary | None = None,
+        norm: QKNorm | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Return the queries in place of the attended values, [tokens, q_heads, head_dim]."""
+        arguments = {"layer": layer, "spec": spec, "rotary": rotary, "norm": norm, "sinks": sinks}
+        self._calls.append(OpCall(_ATTEND, arguments))
+        return qkv[:, : spec.q_heads]
+
+
+@contextmanager
+def _recorded_calls(calls: list[OpCall]) -> Iterator[None]:
+    """Append to `calls` each call of an op that is made inside."""
+
+    def look_at(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in _OPS:
+            calls.append(OpCall(_OPS[frame.f_code], dict(frame.f_locals)))
+
+    before = sys.getprofile()
+    sys.setprofile(look_at)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)

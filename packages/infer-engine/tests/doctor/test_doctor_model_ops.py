@@ -1,0 +1,216 @@
+"""The ops that the doctor checks are those that a step of the model calls, whoever wrote its family."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infer_engine.doctor.kernels import examine_kernels
+from infer_engine.doctor.model_ops import ops_of
+from infer_engine.testing.doctor import examined
+from infer_engine.testing.models import ALL_FAMILIES, save_servable
+from infer_kernels import SwiGLU
+from infer_kernels.checks import ModelOps, MoeOps
+from infer_models import CausalLM, KVCacheView, ModelConfig
+from infer_models.config import MoEConfig
+from infer_models.config.families import read_llama
+from infer_models.config.registry import REGISTERED, Family
+from infer_models.families.gemma3 import Gemma3
+from infer_models.families.llama import Llama
+from infer_models.families.nanogpt import NanoGPT
+from infer_models.families.olmo import HeadsNormAttention, Olmo
+from infer_models.families.qwen3_moe import Qwen3MoE
+from infer_models.layers import ParameterFactory
+from infer_models.testing import save_tiny_nanogpt
+
+LLAMA: dict[str, Any] = {
+    "norm": "llama",
+    "has_sandwich_norms": False,
+    "has_post_norms": False,
+    "qk_norm": None,
+    "norms_all_heads": False,
+    "has_rotary": True,
+    "rotary_dim": None,
+    "has_sinks": False,
+    "qkv_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+    "activation": "silu_and_mul",
+    "embedding_scale": 1.0,
+}
+OLMO = {"has_post_norms": True, "norms_all_heads": True}
+GEMMA = {"norm": "gemma", "qk_norm": "gemma", "has_sandwich_norms": True, "activation": "gelu_tanh_and_mul"}
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": "llama"},
+    "qwen3_moe": {"qk_norm": "llama", "activation": None},
+    "granite": {"embedding_scale": 12.0 / 0.22},
+    "phi3": {"rotary_dim": 24},
+    "olmo2": OLMO,
+    "olmo3": OLMO,
+    "gemma3": GEMMA | {"embedding_scale": 8.0},
+    "gemma3_wrapped": GEMMA | {"embedding_scale": 8.0},
+    "gpt_oss": {"has_sinks": True, "qkv_bias": True, "output_bias": True, "activation": None},
+}
+"""Ops of a family, or their numbers, in which it differs from Llama."""
+
+
+def ops_in(folder: Path, **changes: Any) -> ModelOps:
+    return ops_of(replace(ModelConfig.from_folder(folder), **changes), dtype=torch.bfloat16, block_size=16)
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_ops_of_a_family_are_those_that_its_step_calls(folder_of: Callable[[str], Path], family: str) -> None:
+    ops = ops_in(folder_of(family))
+    assert {name: getattr(ops, name) for name in LLAMA} == LLAMA | DIFFERENCES.get(family, {})
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_sizes_of_ops_are_those_of_the_model(folder_of: Callable[[str], Path], family: str) -> None:
+    config, ops = ModelConfig.from_folder(folder_of(family)), ops_in(folder_of(family))
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "q_heads", "kv_heads", "head_dim"):
+        assert getattr(ops, name) == getattr(config, name), name
+    assert (ops.scale, ops.soft_cap) == (config.attention_scale, config.attention_soft_cap)
+    assert ops.windows == tuple(dict.fromkeys(config.windows))
+
+
+def test_ops_of_a_model_with_learned_positions_are_not_llamas(tmp_path: Path) -> None:
+    save_tiny_nanogpt(tmp_path)
+    ops = ops_in(tmp_path)
+    assert (ops.norm, ops.activation, ops.has_rotary, ops.output_bias) == (None, None, False, True)
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        (
+            "qwen3_moe",
+            MoeOps(
+                experts=6,
+                experts_per_token=2,
+                intermediate_size=48,
+                scoring="softmax",
+                normalize=True,
+                activation=SwiGLU(),
+            ),
+        ),
+        (
+            "gpt_oss",
+            MoeOps(
+                experts=6,
+                experts_per_token=3,
+                intermediate_size=96,
+                scoring="softmax_of_top_k",
+                normalize=True,
+                activation=SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0),
+                has_biases=True,
+            ),
+        ),
+    ],
+)
+def test_mixtures_of_experts_are_those_that_the_step_calls(
+    folder_of: Callable[[str], Path], family: str, expected: MoeOps
+) -> None:
+    assert ops_in(folder_of(family)).moe == expected
+
+
+def test_biases_that_a_configuration_asks_for_are_ops(tmp_path: Path) -> None:
+    save_servable("llama", tmp_path, attention_bias=True, mlp_bias=True)
+    ops = ops_in(tmp_path)
+    assert (ops.qkv_bias, ops.output_bias, ops.mlp_bias) == (True, True, True)
+
+
+def test_a_model_with_experts_in_some_layers_has_the_activation_of_the_others(tmp_path: Path) -> None:
+    save_servable("qwen3_moe", tmp_path, mlp_only_layers=[1])
+    ops = ops_in(tmp_path)
+    assert ops.moe is not None
+    assert ops.activation == "silu_and_mul"
+
+
+def test_no_kernel_is_loaded_to_find_a_models_ops(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ops_in(folder_of("gpt_oss"))
+    loaded: list[object] = []
+    monkeypatch.setattr("infer_kernels.dispatch.library", loaded.append)
+    assert ops_in(folder_of("gpt_oss")) == expected
+    assert loaded == []
+
+
+def test_ops_of_a_model_of_any_size_take_no_memory(tmp_path: Path) -> None:
+    save_servable("qwen3_moe", tmp_path)
+    moe = MoEConfig(
+        num_experts=1 << 10,
+        experts_per_token=8,
+        intermediate_size=1 << 14,
+        normalizes_weights=True,
+        is_sparse=(True,) * 3,
+    )
+    ops = ops_in(tmp_path, hidden_size=1 << 16, intermediate_size=1 << 17, vocab_size=1 << 20, moe=moe)
+    assert ops.moe is not None
+    assert (ops.hidden_size, ops.moe.experts, ops.moe.intermediate_size) == (1 << 16, 1 << 10, 1 << 14)
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[CausalLM]], None]:
+    """Return a function that lets a class be that of another package's family `registered`."""
+
+    def register(build: type[CausalLM]) -> None:
+        monkeypatch.setitem(REGISTERED, "registered", Family(read=read_llama, build=build))
+
+    return register
+
+
+@pytest.mark.parametrize(("family", "build"), [("gemma3", Gemma3), ("qwen3_moe", Qwen3MoE), ("olmo3", Olmo)])
+def test_a_family_of_another_package_has_its_own_ops(
+    folder_of: Callable[[str], Path],
+    register: Callable[[type[CausalLM]], None],
+    family: str,
+    build: type[CausalLM],
+) -> None:
+    register(build)
+    assert ops_in(folder_of(family), model_type="registered") == ops_in(folder_of(family))
+
+
+class HeadsNormGPT(NanoGPT):
+    """A model with layer norms, whose only RMS norms are over all heads of queries and of keys."""
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        super().__init__(config, factory)
+        layers: Any = self.model.layers
+        for index, layer in enumerate(layers):
+            layer.self_attn = HeadsNormAttention(config, factory, index)
+
+
+def test_norms_of_heads_are_not_taken_for_those_of_layers(
+    tmp_path: Path, register: Callable[[type[CausalLM]], None]
+) -> None:
+    register(HeadsNormGPT)
+    save_tiny_nanogpt(tmp_path)
+    ops = ops_in(tmp_path, model_type="registered")
+    assert (ops.norm, ops.norms_all_heads) == (None, True)
+
+
+class NeedsTokens(Llama):
+    """A model that cannot compute a step without tokens."""
+
+    def hidden_states(self, input_ids: torch.Tensor, position_ids: torch.Tensor, cache: KVCacheView) -> torch.Tensor:
+        hidden = super().hidden_states(input_ids, position_ids, cache)
+        return hidden.view(len(hidden), -1)
+
+
+def test_a_family_whose_ops_cannot_be_found_is_a_warning(
+    tmp_path: Path, register: Callable[[type[CausalLM]], None]
+) -> None:
+    register(NeedsTokens)
+    save_servable("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "registered"}))
+    found = examined(examine_kernels, model=str(tmp_path))
+    assert found.named("warning") == {"ops"}
+    assert "a step without tokens fails: " in found.findings["ops"].found
+    assert found.summaries == ["not checked"]
