@@ -1,4 +1,4 @@
-"""What a model asks of its KV cache: one verb, `attend`."""
+"""`KVCacheView`: how a model uses its KV cache, with one verb, `attend`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """What differs between the attention of one layer and another.
+    """Sizes and parameters of a layer's attention, in which layers differ.
 
     Attributes:
         q_heads: query heads.

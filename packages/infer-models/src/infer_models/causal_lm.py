@@ -100,7 +100,7 @@ class CausalLM(nn.Module):
         return self.logits(self.hidden_states(input_ids, position_ids, cache), logits_indices)
 
     def hidden_states(self, input_ids: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
-        """Return what the LM head reads, [tokens, hidden] in the model's dtype; arguments as for `forward`."""
+        """Return the input of the LM head, [tokens, hidden] in the model's dtype; arguments as for `forward`."""
         hidden: Tensor = self.model(input_ids, position_ids, cache)
         return hidden
 
@@ -117,7 +117,7 @@ class CausalLM(nn.Module):
         return self.lm_head.most_probable(hidden, vocab_size=vocab_size)
 
     def stored_weights(self) -> Mapping[str, StoredWeight]:
-        """Return what this rank holds of each tensor of a checkpoint, by its name there; a tied head is left out."""
+        """Return this rank's part of each tensor of a checkpoint, by its name there; a tied head is left out."""
         return MappingProxyType(
             {name: each for _, stored in self.stored_by_parameter() for name, each in stored.items()}
         )

@@ -10,7 +10,7 @@ from infer_models.attention import AttentionSpec
 
 
 class CausalView:
-    """Attends causally within whole sequences that lie end to end in the flat batch. Differentiable.
+    """Attends causally within whole sequences that are end to end in the flat batch. Differentiable.
 
     Implements `infer_models.attention.KVCacheView`.
     """

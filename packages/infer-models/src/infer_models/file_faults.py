@@ -1,4 +1,4 @@
-"""Says why a file or a folder is not the checkpoint that it should be, in words that tell what to do."""
+"""Says why a file or a folder is not the checkpoint that it should be, and names the remedy."""
 
 import json
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _NAMED_FOLDERS = 3
 
 
 def fault_of_content(path: Path) -> str | None:
-    """Return what the first bytes of a file show it to be instead of what its name says; None: they show nothing."""
+    """Return the kind of a file by its first bytes, where its name says another one; None: they show nothing."""
     try:
         with path.open("rb") as file:
             start = file.read(_PEEK_BYTES)
@@ -47,7 +47,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def fault_of_folder(folder: Path) -> str | None:
-    """Return what a folder without a model's configuration or weights is instead; None: it shows nothing."""
+    """Return the kind of a folder without a model's configuration or weights; None: it shows nothing."""
     try:
         names = sorted(each.name for each in folder.iterdir())
     except OSError as error:

@@ -8,9 +8,9 @@ from infer_models.file_faults import fault_of_content, unreadable
 
 DEMO_MODEL_NAME = "infer-demo"
 
-# Safetensors and what describes them; pickled weights and code are never fetched. `*` matches `/` too, hence the second
-# list: sub-folders hold the same weights in other formats, and `consolidated*` is a second copy of all of them. Further
-# chat templates are in a folder of their own.
+# Safetensors and files that describe them; pickled weights and code are never fetched. `*` matches `/` too, hence the
+# second list: sub-folders hold the same weights in other formats, and `consolidated*` is a second copy of all of them.
+# Further chat templates are in a folder of their own.
 _ALLOWED_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model"]
 _IGNORED_FILES = ["*/*.safetensors", "*/*.json", "consolidated*"]
 

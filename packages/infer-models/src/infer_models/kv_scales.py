@@ -24,7 +24,7 @@ def read_kv_scales(names: Iterable[str], read: Callable[[str], float]) -> Mappin
     """Return the scales of each layer that has both.
 
     Args:
-        names: of all tensors of a checkpoint, as the text model has them; others are left out.
+        names: names of all tensors of a checkpoint, as the text model has them; others are left out.
         read: returns the number in the tensor of a name.
 
     Raises:

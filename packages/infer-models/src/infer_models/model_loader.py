@@ -34,24 +34,24 @@ def load_model(
 
     Args:
         folder: holds `config.json`, and `model.safetensors` or shards, with an index or numbers in their names.
-        device: where the weights go, straight from the file.
-        dtype: of weights and activations, whatever the file's is.
+        device: device of the weights, which go there straight from the file.
+        dtype: dtype of weights and activations; the file's may be another one.
         load_format: `auto` reads safetensors; `dummy` draws random weights from `config.json` alone.
-        batch_invariant: a token's logits are the same bits whatever else is in the batch, if its cache attends so too
+        batch_invariant: a token's logits have the same bits in every batch, if its cache attends so too
             (see `infer_kernels.plan_attention`); slower.
         fuse_products: dense layers of at most 16 tokens are one launch with the norm, gate or addition beside them,
             where `infer_kernels.FusedProducts` can. Not with `batch_invariant`: their bits differ from other steps'.
         shard: the part of the model that this process is to hold, of those that compute it together; None: the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as `config.json` allows.
             Tables of angles end here.
-        quantization: how matrices are kept. `auto`: as the checkpoint has them, dequantized where no kernel multiplies
+        quantization: format of matrices. `auto`: as the checkpoint has them, dequantized where no kernel multiplies
             by such weights; `none`: in `dtype`; `int8`, `int4`, `fp8`: quantized while they are read. With
             `int4`, embeddings, LM head and the products whose errors cost most have eight bits; with `fp8`, embeddings
             and LM head have `dtype`, and routers of experts always have it.
         check_size: called with the bytes of all weights before they are read, to refuse them.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged, of no known kind or not what its `config.json` says.
+        CheckpointError: the checkpoint is missing, damaged, of no known kind or contradicts its `config.json`.
         ValueError: `load_format` is none of the two, the model cannot be divided so, or no kernel of `device`
             multiplies by weights that `quantization` asks for.
     """

@@ -36,7 +36,7 @@ class Share:
 
 
 class Collectives(Protocol):
-    """What ranks compute together. Every rank must make the same calls in the same order."""
+    """Operations of all ranks together. Every rank must make the same calls in the same order."""
 
     def all_reduce(self, x: Tensor) -> None:
         """Replace `x`, of one shape on all ranks, by the sum over the ranks."""
@@ -64,12 +64,12 @@ class TorchCollectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Which part of a model a rank holds, and how it computes with the other ranks.
+    """The part of a model that a rank holds, and the way to the other ranks.
 
     Attributes:
-        rank: from 0 to `size - 1`.
+        rank: number of this rank, 0 to `size - 1`.
         size: number of ranks; 1 is a whole model, which never communicates.
-        collectives: what the ranks compute together.
+        collectives: operations of all ranks together.
     """
 
     rank: int = 0

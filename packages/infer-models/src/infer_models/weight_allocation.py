@@ -24,8 +24,8 @@ from infer_models.weights import PaddedWeight, StoredWeight, WeightSlice
 logger = logging.getLogger("infer_models")
 
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
-"""How weights are kept: as the checkpoint has them where a kernel multiplies them, as numbers of the model's dtype, or
-quantized while they are read."""
+"""Format of weights in memory: as the checkpoint has them where a kernel multiplies them, as numbers of the model's
+dtype, or quantized while they are read."""
 
 INT4_GROUP_SIZE = 64
 """Inputs that share a scale where weights are quantized to int4 on the fly."""
@@ -35,7 +35,7 @@ _ON_THE_FLY = {
     "fp8": Storage(encoding="fp8_e4m3"),
 }
 _EIGHT_BITS = Storage(encoding="int8")
-"""Of what int4 leaves in eight bits: embeddings, LM heads and the products of `_sensitive`."""
+"""Format of weights that int4 leaves in eight bits: embeddings, LM heads and the products of `_sensitive`."""
 
 
 def allocate_weights(
@@ -49,14 +49,14 @@ def allocate_weights(
     """Give every matrix of a model that was built without memory for them (`ParameterFactory.defers_matrices`) its own.
 
     Args:
-        model: whose config says how its checkpoint is quantized.
-        quantization: as for `load_model`.
-        device: that multiplies.
-        dtype: of what is not quantized.
-        memory: where the weights go; None: to `device`.
+        model: the model; its config says how its checkpoint is quantized.
+        quantization: see `load_model`.
+        device: device of the products.
+        dtype: dtype of weights that are not quantized.
+        memory: device of the weights; None: `device`.
 
     Raises:
-        ValueError: no kernel of `device` multiplies what `quantization` asks for.
+        ValueError: no kernel of `device` multiplies by the weights that `quantization` asks for.
     """
     _require_kernel(quantization, device, dtype)
     layers = _StoredLayers.of(model)
@@ -85,9 +85,9 @@ def allocate_weights(
 
 
 def _sensitive(model: CausalLM) -> re.Pattern[str]:
-    """Return what finds the products whose errors cost most for their size.
+    """Return the pattern of the products whose errors cost most for their size.
 
-    These are queries, keys and values, and what the MLPs of the first and the last layer add to the residual stream.
+    These are queries, keys and values, and the products that end the MLPs of the first and the last layer.
     """
     last = model.config.num_layers - 1
     return re.compile(rf"\.(?:q|k|v|qkv)_proj\.weight$|\.layers\.(?:0|{last})\.mlp\.down_proj\.weight$")
@@ -111,7 +111,7 @@ def _require_kernel(quantization: Quantization, device: torch.device, dtype: tor
 
 
 def weight_bytes(model: CausalLM, *, device: torch.device) -> int:
-    """Return what the weights of a model that was not prepacked take on `device`, in bytes."""
+    """Return the bytes that the weights of a model that was not prepacked take on `device`."""
     return sum(
         _quantized_bytes(weight, device)
         if isinstance(weight, QuantizedWeight)
@@ -127,7 +127,7 @@ def _quantized_bytes(weight: QuantizedWeight, device: torch.device) -> int:
 
 
 def stored_formats(model: CausalLM) -> dict[str, StoredFormat]:
-    """Return how the quantized ones of a model's weights lie in its checkpoint, by their names; others lie plainly."""
+    """Return the formats of a model's quantized weights in its checkpoint by name; others are stored plainly."""
     layers = _StoredLayers.of(model)
     return {
         name: found
@@ -138,7 +138,7 @@ def stored_formats(model: CausalLM) -> dict[str, StoredFormat]:
 
 
 def _is_product(module: nn.Module, weight: OwnWeight) -> bool:
-    """Whether `weight` is what `module` multiplies by or looks up in; biases of experts are matrices too."""
+    """Whether `module` multiplies by `weight` or looks up in it; biases of experts are matrices too."""
     if isinstance(module, Experts):
         return any(weight is each for each in module.unpacked_weights())
     return isinstance(module, LinearBase | VocabParallelEmbedding) and weight is module.weight
@@ -146,12 +146,12 @@ def _is_product(module: nn.Module, weight: OwnWeight) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoredLayers:
-    """Which layers of a checkpoint are quantized, and how.
+    """The quantized layers of a checkpoint.
 
     Attributes:
-        scheme: how; None: all lie plainly.
-        names: of those that are; None: all.
-        config: of the model.
+        scheme: their formats; None: all layers are stored plainly.
+        names: names of the quantized layers; None: all.
+        config: quantization of the model.
     """
 
     scheme: QuantizationScheme | None
@@ -196,10 +196,10 @@ def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.devic
 
 
 class _Choice(NamedTuple):
-    """How a weight is kept.
+    """The format of a weight in memory.
 
     Attributes:
-        storage: None: as numbers of the model's dtype.
+        storage: format of a quantized weight; None: numbers of the model's dtype.
         is_product: the weight is multiplied by, or looked up in.
         is_stored_quantized: a part of it is quantized in the checkpoint.
     """
@@ -216,12 +216,12 @@ class _Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """By what is chosen how each weight is kept.
+    """Chooses the format of each weight in memory.
 
     Attributes:
-        quantization: as for `load_model`.
-        layers: of the checkpoint.
-        device: that multiplies.
+        quantization: see `load_model`.
+        layers: quantized layers of the checkpoint.
+        device: device of the products.
         sensitive: finds the names of weights that int4 leaves in eight bits.
     """
 
@@ -232,7 +232,7 @@ class _Plan:
     sensitive: re.Pattern[str]
 
     def choose(self, module: nn.Module, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> _Choice:
-        """Return how a weight is kept, by itself."""
+        """Return the format of a weight, chosen for it alone."""
         if not isinstance(module, ShardedLayer) or not _is_product(module, weight):
             return _Choice(None, is_product=False)
         if self.quantization in ("auto", "none"):
@@ -254,7 +254,7 @@ class _Plan:
                 return _Choice(None)
 
     def warn(self, method: str, dtype: torch.dtype, dequantized: int) -> None:
-        """Log what `dequantized` numbers cost."""
+        """Log the cost of `dequantized` numbers."""
         kept = dequantized * dtype.itemsize / 2**30
         why = (
             "as asked"

@@ -1,4 +1,4 @@
-"""How parameters lie in checkpoints: which part of which tensor a rank holds."""
+"""Parameters in checkpoints: the parts of tensors that a rank holds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from infer_kernels import QuantizedWeight, quantize_fp8, quantize_int4, quantize
 from infer_models.tensor_parallel import Share
 
 FLOATS = ("F64", "F32", "BF16", "F16")
-"""What plain weights may be stored as, in the words of safetensors."""
+"""Dtypes of plain weights in files, as safetensors spell them."""
 _NUMBERS_AT_ONCE = 1 << 20
 
 
@@ -96,7 +96,7 @@ def _quantize(numbers: Tensor, like: QuantizedWeight) -> QuantizedWeight:
 
 
 class StoredWeight(Protocol):
-    """A tensor of a checkpoint, and what of it a parameter holds."""
+    """A tensor of a checkpoint, and the part of it that a parameter holds."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class StoredWeight(Protocol):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """What the checkpoint's tensor may be stored as, in the words of safetensors."""
+        """Dtypes that the checkpoint's tensor may have, as safetensors spell them."""
 
     @property
     def num_weights(self) -> int:
@@ -112,13 +112,13 @@ class StoredWeight(Protocol):
 
     @property
     def target(self) -> Tensor | QuantizedWeight:
-        """What the parameter holds of it; it may be a copy."""
+        """The part of it that the parameter holds; it may be a copy."""
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return what belongs into `target` of `whole`, the checkpoint's tensor."""
+        """Return the part of `whole`, the checkpoint's tensor, that belongs into `target`."""
 
     def fill(self, whole: Tensor | QuantizedWeight) -> None:
-        """Copy what belongs into `target` of `whole`, the checkpoint's tensor, into the parameter."""
+        """Copy the part of `whole`, the checkpoint's tensor, that belongs into `target` into the parameter."""
 
     def stored(self) -> Tensor:
         """Return the checkpoint's tensor, of a parameter that holds all of it; it may be a view."""
@@ -130,7 +130,7 @@ class WeightSlice:
 
     Attributes:
         target: a view of the parameter, or of a part of a packed one.
-        shares: of each dimension of the checkpoint's tensor, what `target` holds.
+        shares: share of each dimension of the checkpoint's tensor that `target` holds.
     """
 
     target: Tensor | QuantizedWeight
@@ -193,7 +193,7 @@ class FusedWeight:
 
     @property
     def target(self) -> Tensor:
-        """A copy of what the layers hold, below each other."""
+        """A copy of the layers' weights, below each other."""
         return torch.cat([part.stored() for part in self.parts])
 
     def of(self, whole: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class FusedWeight:
             part.fill(whole)
 
     def stored(self) -> Tensor:
-        """Return a copy of what the layers hold, below each other."""
+        """Return a copy of the layers' weights, below each other."""
         return self.target
 
 
@@ -216,7 +216,7 @@ class ArrangedWeight:
 
     Attributes:
         target: the parameter, [items, ...].
-        shape: of the checkpoint's tensor, [items, ...].
+        shape: shape of the checkpoint's tensor, [items, ...].
         arrange: turns an item of the checkpoint's into this rank's item of `target`.
         restore: turns an item of `target` into the checkpoint's, where `target` holds all of it.
     """
@@ -269,15 +269,15 @@ class Padding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedWeight:
-    """A block of a checkpoint's tensor along one of whose dimensions lie heads that the parameter holds padded.
+    """A block of a checkpoint's tensor; the parameter holds the heads along one of its dimensions padded.
 
     Zeros change no score, and no sum of values: kernels have heads of certain sizes only.
 
     Attributes:
         target: a view of the parameter, or of a part of a packed one.
-        shares: of each dimension of the checkpoint's tensor, what `target` holds.
-        dimension: along which the heads lie.
-        padding: of a head.
+        shares: share of each dimension of the checkpoint's tensor that `target` holds.
+        dimension: the dimension of the heads.
+        padding: padding of a head.
     """
 
     target: Tensor | QuantizedWeight
@@ -310,7 +310,7 @@ class PaddedWeight:
         assign(self.target, self.of(whole if isinstance(whole, Tensor) else whole.dequantize()).contiguous())
 
     def stored(self) -> Tensor:
-        """Return a copy of what the checkpoint has of `target`.
+        """Return a copy of the checkpoint's part of `target`.
 
         Raises:
             ValueError: it is quantized.

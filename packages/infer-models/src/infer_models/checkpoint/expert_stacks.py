@@ -5,7 +5,7 @@
     self_attn.qkv_proj.weight [rows, hidden]              self_attn.q_proj.weight, k_proj, v_proj
     mlp.gate_up_proj.weight   [2 * inner, hidden]         mlp.gate_proj.weight, mlp.up_proj.weight
 
-Parts are whole rows, so each lies in one piece, and nothing is copied. Only plain numbers are found so.
+Parts are whole rows, so each is one piece of a file, and nothing is copied. Only plain numbers are found so.
 """
 
 import re
@@ -23,7 +23,7 @@ _PART = re.compile(r"(?P<place>.+)\.(?P<part>q|k|v|gate|up)_proj\.(?P<leaf>weigh
 
 
 def find_parts(wanted: Mapping[str, TensorSpec], sources: Mapping[str, Source]) -> tuple[dict[str, Source], set[str]]:
-    """Return where the wanted tensors that have no tensor of their own lie in others, and the names of those others."""
+    """Return the places of wanted tensors that are parts of others, and the names of those others."""
     parts: dict[str, Source] = {}
     divided: set[str] = set()
     for name in wanted:

@@ -41,7 +41,7 @@ def load_weights(model: CausalLM, folder: Path) -> None:
         sources = _checked(model, weights, formats, stored)
 
         def place(name: str) -> tuple[Path, int]:
-            """Where the weight lies: files are read from their start to their end."""
+            """Return the place of the weight: files are read from their start to their end."""
             first = sources[next(iter(_tensors_of(name, weights[name], formats.get(name))))]
             return first.file.path, first.tensor.start
 
@@ -122,7 +122,7 @@ def _checked(
     formats: Mapping[str, StoredFormat],
     stored: StoredTensors,
 ) -> dict[str, Source]:
-    """Return where each tensor lies, by the model's name of it, once all headers are as `model` needs them."""
+    """Return the place of each tensor, by the model's name of it, once all headers are as `model` needs them."""
     wanted: dict[str, TensorSpec] = {}
     for name, weight in weights.items():
         wanted |= _tensors_of(name, weight, formats.get(name))
@@ -149,7 +149,7 @@ def _checked(
 
 
 def _check_spare(model: CausalLM, names: Iterable[str], found: Mapping[str, Source]) -> None:
-    """Check that the tensors for which `model` has no place change no answer; say what is left unread on purpose."""
+    """Check that the tensors for which `model` has no place change no answer; log those left unread on purpose."""
     ignored = model.ignored_tensors
     if model.config.tie_word_embeddings:
         ignored = (*ignored, "lm_head.weight")
@@ -166,7 +166,7 @@ def _check_spare(model: CausalLM, names: Iterable[str], found: Mapping[str, Sour
 
 
 def _reason(names: Sequence[str]) -> str:
-    """Return what names show about tensors for which there is no place, as the end of a sentence."""
+    """Return the reason why there is no place for tensors, as far as names show it, as the end of a sentence."""
     if any(".lora_" in name for name in names):
         return "; it is of an adapter that was not merged: merge it with `merge_and_unload()` of `peft`"
     if any(name.endswith(("weight_scale", "weight_scale_inv")) for name in names):

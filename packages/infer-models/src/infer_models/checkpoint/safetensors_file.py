@@ -43,11 +43,11 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor, or a part of one, lies in a file.
+    """The place of a tensor, or of a part of one, in a file.
 
     Attributes:
-        name: in the file.
-        dtype: as the format spells it, such as `BF16`.
+        name: name in the file.
+        dtype: dtype as the format spells it, such as `BF16`.
         shape: sizes of the dimensions.
         start: offset of the first byte from the start of the file.
         num_bytes: bytes of all elements.
@@ -60,13 +60,13 @@ class StoredTensor:
     num_bytes: int
 
     def item(self, index: int) -> "StoredTensor":
-        """Return where the item of that index along the first dimension lies."""
+        """Return the place of item `index` along the first dimension."""
         num_bytes = self.num_bytes // self.shape[0]
         start = self.start + index * num_bytes
         return replace(self, name=f"{self.name}[{index}]", shape=self.shape[1:], start=start, num_bytes=num_bytes)
 
     def rows(self, first: int, size: int) -> "StoredTensor":
-        """Return where `size` rows, from `first` on, lie."""
+        """Return the place of `size` rows, from `first` on."""
         row_bytes = self.num_bytes // self.shape[0]
         return replace(
             self,
@@ -81,8 +81,8 @@ class SafetensorsFile:
     """An open safetensors file whose header was checked against its size. A context manager.
 
     Attributes:
-        path: of the file.
-        tensors: what it holds, by name.
+        path: path of the file.
+        tensors: its tensors by name.
     """
 
     def __init__(self, path: Path) -> None:

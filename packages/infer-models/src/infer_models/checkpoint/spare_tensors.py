@@ -1,7 +1,7 @@
 """Tensors that a model has no place for, and whose absence changes no answer: the one list of them.
 
-By their names: what is computed anyway, scales of activations and of the cache (which others read), and parts of other
-models that lie in the same files. By their numbers: what adds zeros or multiplies by one.
+By their names: computed tables, scales of activations and of the cache (which others read), and parts of other
+models in the same files. By their numbers: tensors that add zeros or multiply by one.
 """
 
 import re
@@ -13,7 +13,7 @@ from infer_models.checkpoint.stored_tensors import Source
 from infer_models.weights import FLOATS
 
 CLASSIFIERS = ("score.", "classifier.", "regression_head.", "reward_head.", "qa_outputs.")
-"""What the names of heads begin with that models have in place of an LM head."""
+"""Beginnings of the names of heads that models have in place of an LM head."""
 _COMPUTED = re.compile(
     r"(?:.*\.)?rotary_(?:pos_)?emb\..*|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|(?:.*\.)?position_ids|.*\.(?:inv_freq|cos_cached|sin_cached)|(?:.*\.)?_extra_state|(?:.*\.)?_metadata"
@@ -23,7 +23,7 @@ _OF_ACTIVATIONS = re.compile(
     r".*\.(?:input|output|activation|q|k|v|kv|prob|k_proj\.k|v_proj\.v)_(?:scale|zero_point|global_scale)"
     r"|.*\.act_(?:scale|zero_point)"
 )
-"""Scales of activations are computed row by row; those of the KV cache are read by what stores it."""
+"""Scales of activations are computed row by row; those of the KV cache are read with the cache."""
 _OTHER_PARTS = {
     "a vision or audio encoder": re.compile(
         r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|multi_modal_projector|mm_projector|audio_tower"
@@ -37,7 +37,7 @@ _OTHER_PARTS = {
         r"(?:score|classifier|v_head|value_head|reward_head|regression_head|qa_outputs)\..*"
     ),
 }
-"""Parts of other models, by what they are."""
+"""Parts of other models, by their description."""
 _LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\..*")
 _OF_PREDICTION = re.compile(r"model\.layers\.\d+\.(?:eh_proj|enorm|hnorm|shared_head|embed_tokens)\..*")
 _WITHOUT_EFFECT_IF_ZERO = re.compile(r"(?:.*[._])?(?:bias|zero_point|lora_B(?:\.\w+)?\.weight)")
@@ -47,12 +47,12 @@ _LORA_A = re.compile(r"(?P<place>.*)\.lora_A(?P<adapter>\.\w+)?\.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpareTensors:
-    """What of a checkpoint has no place in the model.
+    """The tensors of a checkpoint that have no place in the model.
 
     Attributes:
-        unexpected: names of those that would change answers.
-        notes: what is left unread on purpose and worth a warning.
-        remarks: the same, worth a line.
+        unexpected: names of tensors that would change answers.
+        notes: sentences about tensors that are left unread on purpose, worth a warning.
+        remarks: the same, worth a line of the log.
     """
 
     unexpected: tuple[str, ...]

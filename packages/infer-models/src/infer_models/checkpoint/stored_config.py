@@ -1,4 +1,4 @@
-"""`read_checkpoint_config`: the configuration of a folder, corrected by what the headers of its weights show."""
+"""`read_checkpoint_config`: the configuration of a folder, corrected by the headers of its weights."""
 
 import logging
 import re
@@ -33,8 +33,8 @@ _MXFP4_PART = re.compile(r"(?P<layer>.+_proj)_(?:blocks|scales)")
 def read_checkpoint_config(folder: Path) -> ModelConfig:
     """Read `config.json`, and correct it by the files: whether the head is tied, and which layers are quantized.
 
-    How they are is what the configuration, or a file beside it, says. Where it says so and no layer is quantized, as of
-    fine-tunes that were merged, the weights lie plainly.
+    Their format is in the configuration, or in a file beside it. Where it is there and no layer is quantized, as in
+    fine-tunes that were merged, the weights are stored plainly.
 
     Raises:
         CheckpointError: `config.json` or the header of a file cannot be read, or layers are quantized and nothing says

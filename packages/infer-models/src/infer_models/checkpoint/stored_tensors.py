@@ -28,12 +28,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensors:
-    """What the open files of a checkpoint hold.
+    """The tensors in the open files of a checkpoint.
 
     Attributes:
-        sources: by the names that models know.
+        sources: places of tensors, by the names that models use.
         unindexed: tensors that the index does not name, which count only where the model lacks them otherwise.
-        files: of the checkpoint.
+        files: files of the checkpoint.
     """
 
     sources: Mapping[str, Source]

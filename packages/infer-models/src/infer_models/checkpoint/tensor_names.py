@@ -1,4 +1,4 @@
-"""Brings the names of a checkpoint's tensors into the form that models know.
+"""Brings the names of a checkpoint's tensors into the form that models use.
 
     model.layers.0.self_attn.q_proj.weight, model.embed_tokens.weight, model.norm.weight, lm_head.weight
 
@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping
 _MARKS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
 """Components that training puts in."""
 _ROOT = "model."
-"""In front of all that belongs to the decoder."""
+"""Beginning of all names of the decoder."""
 _ANCHORS = (
     re.compile(r"(?P<prefix>(?:[\w-]+\.)*)embed_tokens\.(?:weight|weight_\w+|qweight)"),
     re.compile(r"(?P<prefix>(?:[\w-]+\.)*)layers\.0\.self_attn\..+"),
 )
-"""What every decoder has; the first that is there tells what is in front of its names."""
+"""Tensors that every decoder has; the first that is there shows the prefix of its names."""
 _OTHER_MODELS = ("layers", "vision", "visual", "audio", "mtp", "encoder", "draft", "speech", "talker")
 """Parts of prefixes that are not the decoder's."""
 _OF_DECODER = ("embed_tokens", "embed_positions", "layers", "norm")
@@ -38,7 +38,7 @@ def _without_marks(name: str) -> str:
 
 
 def _decoder_prefix(names: Collection[str]) -> str | None:
-    """Return what is in front of the decoder's names; None where several could be meant, or none is there."""
+    """Return the prefix of the decoder's names; None where several could be meant, or none is there."""
     for anchor in _ANCHORS:
         found = {match["prefix"] for name in names if (match := anchor.fullmatch(name))}
         own = {each for each in found if not any(part in each for part in _OTHER_MODELS)}

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's LM head is its embedding: what `config.json` says, corrected by what the files hold.
+"""Whether a checkpoint's LM head is its embedding: as `config.json` says, corrected by the files.
 
 says tied, both stored and different    two tables, with a warning: tied ones would change every logit
 says tied, both stored and equal        tied
@@ -20,7 +20,7 @@ logger = logging.getLogger("infer_models")
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _PARTS = ("model.embed_tokens.", "lm_head.")
-"""What the names of tensors of the two begin with, quantized or not."""
+"""Beginnings of the names of both weights' tensors, quantized or not."""
 _BYTES_AT_ONCE = 32 << 20
 
 

@@ -18,7 +18,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OTHER_LIBRARIES = ("*.h5", "*.msgpack", "*.onnx", "*.npz")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)(?P<variant>\.\w+)?\.safetensors")
 _OTHERS = re.compile(r"(?:consolidated|adapter|optimizer|scheduler|training|rng_state|random_states)")
-"""Of names of files that hold a second copy of the weights, or none."""
+"""Names of files with a second copy of the weights, or without weights."""
 _MAX_NAMED = 3
 
 
@@ -27,9 +27,9 @@ class WeightFiles:
     """The files of a checkpoint's weights.
 
     Attributes:
-        paths: of the files.
+        paths: paths of the files.
         index: the file of each tensor, where an index says it.
-        origin: what errors that concern no single file name.
+        origin: file or folder that errors name where they concern no single file.
     """
 
     paths: tuple[Path, ...]
@@ -110,7 +110,7 @@ def _without_index(folder: Path, names: Sequence[str]) -> WeightFiles | None:
 
 
 def _sets(names: Iterable[str]) -> Mapping[tuple[str, str, str], list[str]]:
-    """Return the shards of each set, by (what their names begin with, how many there should be, a variant)."""
+    """Return the shards of each set, by (beginning of their names, number that there should be, a variant)."""
     sets: dict[tuple[str, str, str], list[str]] = {}
     for name in names:
         match = _SHARD.fullmatch(name)

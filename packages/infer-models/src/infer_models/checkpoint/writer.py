@@ -14,7 +14,7 @@ def save_model(model: CausalLM, folder: Path, *, dtype: torch.dtype | None = Non
     Args:
         model: a whole one; packed weights are written in parts, a tied LM head not at all.
         folder: made if it is not there.
-        dtype: of the written weights; None: the model's own.
+        dtype: dtype of the written weights; None: the model's own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Parts of a packed weight share its storage, which the format does not allow.

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON files say of a model. Knows the families' fields; knows no tensor and imports no torch."""
+"""Reads a checkpoint's JSON files: architecture and generation. Knows the families' fields; imports no torch."""
 
 from infer_models.config.generation_config import GenerationConfig
 from infer_models.config.model_config import ModelConfig, MoEConfig, QueryScaling

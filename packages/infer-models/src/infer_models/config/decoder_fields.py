@@ -59,17 +59,17 @@ def read_decoder(
     default_rope: Mapping[str, Any] | None = None,
     pads_heads: bool = False,
 ) -> ModelConfig:
-    """Read what families with RMSNorm and RoPE have in common, as of a model without windows, caps and scales.
+    """Read the common fields of families with RMSNorm and RoPE, as of a model without windows, caps and scales.
 
     Args:
-        fields: of the file.
-        default_head_dim: the family's; None shares `hidden_size` out among the heads.
+        fields: fields of the file.
+        default_head_dim: head size of the family; None divides `hidden_size` among the heads.
         default_theta: the family's base of rotary frequencies.
-        tied_by_default: whether the family ties the LM head to the embedding where the file does not say.
-        default_dtype: of weights, where neither the file nor the weights say.
+        tied_by_default: the family ties the LM head to the embedding where the file does not say.
+        default_dtype: dtype of weights, where neither the file nor the weights say.
         default_norm_eps: the family's epsilon of norms.
         default_rope: the family's rotary table, where the file has none.
-        pads_heads: whether heads of any size are taken, padded to a multiple of 16.
+        pads_heads: heads of any size are taken, padded to a multiple of 16.
 
     Raises:
         CheckpointError: a field is missing or has a value that is not supported.
@@ -103,7 +103,7 @@ def read_decoder(
 
 
 def read_heads(fields: JsonFields, *, default_head_dim: int | None) -> Heads:
-    """Read the heads; a family without a default for `head_dim` shares `hidden_size` out among them.
+    """Read the heads; a family without a default for `head_dim` divides `hidden_size` among them.
 
     Raises:
         CheckpointError: they do not divide, or are of a size that attention does not compute.
@@ -153,8 +153,8 @@ def read_dtype(fields: JsonFields, *, default: str = "float32") -> str:
     """Read the weights' type under its name in `transformers` 5 or 4; absent, it is that of the weights.
 
     Args:
-        fields: of the file.
-        default: where there are no weights that say it.
+        fields: fields of the file.
+        default: dtype where there are no weights that say it.
 
     Raises:
         CheckpointError: it is none that weights are loaded from.

@@ -1,6 +1,6 @@
-"""The families of this package: what reads the `config.json` of each, and where the class of its models is.
+"""The families of this package: the reader of each `config.json`, and the path of the class of its models.
 
-A reader reads the fields that its family has beside the common ones, and refuses what is not supported.
+A reader reads the fields that its family has beside the common ones, and refuses variants that are not supported.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`GenerationConfig`: which tokens end a sequence."""
+"""`GenerationConfig`: the tokens that end a sequence."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from infer_models.config.wrappers import text_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationConfig:
-    """What a checkpoint says of generation.
+    """The part of a checkpoint's configuration that concerns generation.
 
     Attributes:
         eos_token_ids: tokens that end a sequence; empty where the checkpoint names none.
@@ -19,7 +19,7 @@ class GenerationConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GenerationConfig":
-        """Read `generation_config.json`, and `config.json` for what it leaves out.
+        """Read `generation_config.json`, and `config.json` for fields that it leaves out.
 
         Raises:
             CheckpointError: a file is damaged, or `config.json` missing where it is needed.

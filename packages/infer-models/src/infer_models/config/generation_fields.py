@@ -40,7 +40,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFields:
-    """What a checkpoint recommends, unchecked.
+    """Recommendations of a checkpoint, unchecked.
 
     Attributes:
         taken: fields of `TAKEN` that are there and not null.

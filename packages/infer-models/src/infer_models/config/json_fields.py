@@ -13,7 +13,7 @@ from infer_models.file_faults import fault_of_content, unreadable
 class JsonFields:
     """A JSON object whose fields are read with their types checked; a field that is null counts as absent.
 
-    Every reader raises `CheckpointError` naming the file, the field, its value and what is allowed.
+    Every reader raises `CheckpointError` naming the file, the field, its value and the allowed values.
     """
 
     def __init__(self, path: Path, fields: dict[str, Any], *, prefix: str = "") -> None:
@@ -126,7 +126,7 @@ class JsonFields:
         return value
 
     def value(self, name: str) -> Any:
-        """Return what the field holds, of whatever type, for fields that have several; None where it is absent."""
+        """Return the value of a field that may have several types, unchecked; None where it is absent."""
         return self._fields.get(name)
 
     @property
@@ -135,7 +135,7 @@ class JsonFields:
         return tuple(self._fields)
 
     def text_values(self) -> list[str]:
-        """Return all values, which are strings, whatever their names."""
+        """Return all values, which are strings."""
         return [self.text(name) for name in self._fields]
 
     def token_ids(self, name: str) -> tuple[int, ...]:
@@ -154,7 +154,7 @@ class JsonFields:
         return JsonFields(self.path, value, prefix=f"{self._prefix}{name}.")
 
     def invalid(self, name: str, allowed: str) -> CheckpointError:
-        """Return the error that says what the field may be."""
+        """Return the error that names the allowed values of the field."""
         value = repr(self._fields.get(name))
         shown = value if len(value) <= 80 else f"{value[:80]}..."
         return CheckpointError(f"{self.path}: `{self._prefix}{name}` is {shown}; it must be {allowed}.")

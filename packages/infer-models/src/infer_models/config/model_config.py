@@ -17,13 +17,13 @@ class MoEConfig:
     """A mixture of experts in place of MLPs.
 
     Attributes:
-        num_experts: of a layer.
-        experts_per_token: how many of them compute a token.
+        num_experts: experts of a layer.
+        experts_per_token: experts that compute a token.
         intermediate_size: elements inside an expert.
         normalizes_weights: the weights of a token's experts are made to add up to 1.
-        is_sparse: for each layer, whether it has experts; other layers have an MLP.
+        is_sparse: True for each layer that has experts; other layers have an MLP.
         swiglu_alpha: multiplies the gate inside the sigmoid.
-        swiglu_limit: of gates from above, and of ups from both sides.
+        swiglu_limit: bound of gates from above, and of ups from both sides.
     """
 
     num_experts: int
@@ -40,7 +40,7 @@ class QueryScaling:
     """Queries grow with their position, in steps: `1 + beta * ln(1 + position // original_max_position_embeddings)`.
 
     Attributes:
-        beta: how fast.
+        beta: growth of a step.
         original_max_position_embeddings: positions before the first step.
     """
 
@@ -59,18 +59,18 @@ class ModelConfig:
         num_layers: decoder layers.
         q_heads: query heads of a layer.
         kv_heads: key and value heads of a layer; `q_heads` is a multiple of it.
-        head_dim: elements of a head, whatever `hidden_size / q_heads` is; a multiple of 16, as kernels need.
+        head_dim: elements of a head, not always `hidden_size / q_heads`; a multiple of 16, as kernels need.
         stored_head_dim: elements of a head in checkpoints; those after them are zeros. None: `head_dim`.
         intermediate_size: elements inside a layer's MLP.
         max_position_embeddings: the longest sequence, in tokens, as far as scalings of positions lengthen it.
         norm_eps: added to the mean square, or the variance, inside the norms.
-        dtype: of the checkpoint's weights: `float32`, `bfloat16` or `float16`.
+        dtype: dtype of the checkpoint's weights: `float32`, `bfloat16` or `float16`.
         tie_word_embeddings: the LM head is the embedding.
         attention_bias: the four projections of attention have biases.
-        mlp_bias: the three of MLPs have.
+        mlp_bias: the three projections of MLPs have biases.
         attention_scale: multiplies the dot products.
         attention_soft_cap: caps the scores; None leaves them.
-        query_scaling: how queries grow with their position; None: they do not.
+        query_scaling: growth of queries with their position; None: they do not grow.
         embedding_scale: multiplies the rows of the embedding.
         logits_scaling: logits are divided by it.
         logit_soft_cap: logits become `cap * tanh(logits / cap)`; None leaves them.
@@ -78,7 +78,7 @@ class ModelConfig:
         ropes: each layer's rotary frequencies, None where it leaves queries and keys unrotated.
         moe: the experts of a mixture; None: all layers have an MLP.
         wrapper: `model_type` of the multimodal model whose text model this is; None: there is no other.
-        quantization: how the checkpoint's weights are quantized; None: they are not.
+        quantization: quantization of the checkpoint's weights; None: they are not quantized.
     """
 
     model_type: str
@@ -132,7 +132,7 @@ class ModelConfig:
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """What differs between the layers' attention, one for each layer."""
+        """Each layer's attention."""
         return tuple(
             AttentionSpec(
                 q_heads=self.q_heads,

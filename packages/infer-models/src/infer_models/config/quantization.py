@@ -15,7 +15,7 @@ _FILES: Mapping[str, str] = MappingProxyType(
         "quantization_config.json": "auto-round",
     }
 )
-"""Files that say it where `config.json` does not, and the method that each is of where it names none."""
+"""Files that say it where `config.json` does not, and the method of each where it names none."""
 _MARKS: Mapping[str, str] = MappingProxyType(
     {
         "load_in_4bit": "bitsandbytes",
@@ -55,11 +55,11 @@ UNKNOWN = "?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """How files say that weights are quantized; whether they can be read so is found out where a weight is.
+    """Quantization of a checkpoint as its files describe it; an unsupported format is refused at its first weight.
 
     Attributes:
         method: the `quant_method`.
-        fields: of the method.
+        fields: fields of the method.
         layers: names of the layers that are quantized in the checkpoint's files; None: they were not looked into.
     """
 

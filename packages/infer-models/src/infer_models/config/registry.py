@@ -1,4 +1,4 @@
-"""The registry of model families: for each `model_type`, what reads its `config.json` and what builds its models.
+"""The registry of model families: for each `model_type`, the reader of its `config.json` and the class of its models.
 
 The families of this package are in `config/families.py`; other packages add theirs with `infer_models.register_family`.
 Both are imported when they are first asked for. A class of models imports torch, so a family of this package names its

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class RopeScaling(Protocol):
-    """How frequencies change, and what cosines and sines are multiplied by."""
+    """A change of frequencies, and a factor of cosines and sines."""
 
     @property
     def attention_factor(self) -> float:
-        """What cosines and sines are multiplied by; 1 leaves them."""
+        """Factor of cosines and sines; 1 leaves them."""
 
     @property
     def short_length(self) -> int | None:
@@ -25,7 +25,7 @@ class RopeScaling(Protocol):
         Args:
             periods: fp32 [rotary_dim / 2], `theta**(2 i / rotary_dim)` positions per radian.
             theta: base of the series.
-            is_long: whether they are those of sequences longer than `short_length`.
+            is_long: the frequencies are for sequences longer than `short_length`.
         """
 
 
@@ -175,7 +175,7 @@ class RopeParameters:
 
     Attributes:
         theta: base of the geometric series of frequencies.
-        scaling: what is done to the frequencies.
+        scaling: change of the frequencies.
         rotary_dim: elements of a head that are rotated, its first ones; None: all.
     """
 

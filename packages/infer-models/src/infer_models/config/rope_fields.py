@@ -2,7 +2,7 @@
 
 transformers 5    rope_parameters: {rope_type, rope_theta, factor, ...}, or one of these for each kind of layer
 transformers 4    rope_theta, rope_scaling: {rope_type or type, factor, ...}, partial_rotary_factor
-both              rope_scaling wins, if it is not empty; what it leaves out is read beside it, then is the family's
+both              rope_scaling wins, if it is not empty; absent fields are read beside it, then are the family's
 
 As `transformers` 5 does; where it would drop a value that differs, the file is refused.
 """
@@ -36,8 +36,8 @@ def rope_fields(
 
     Args:
         config: the fields of the file.
-        default_theta: the family's, where the file has none.
-        default: the family's, where the file has no table.
+        default_theta: base of the family, where the file has none.
+        default: table of the family, where the file has none.
 
     Raises:
         CheckpointError: a field of the two dialects contradicts the other.
@@ -68,9 +68,9 @@ def read_rope(
     """Read a `config.json` with one rotary table.
 
     Args:
-        config: the fields.
+        config: fields of the file.
         head_dim: elements of a head.
-        default_theta: the family's, where the file has none.
+        default_theta: base of the family, where the file has none.
         default: the family's table, where the file has none.
 
     Raises:
@@ -86,10 +86,10 @@ def read_full_and_sliding_rope(
     """Read the tables of full and of sliding-window layers; as `transformers` 4 writes it, only full ones are scaled.
 
     Args:
-        config: the fields.
+        config: fields of the file.
         head_dim: elements of a head.
         full_theta: the family's default for full layers.
-        sliding_theta: that for sliding layers, where `rope_local_base_freq` is not set.
+        sliding_theta: the family's default for sliding layers, where `rope_local_base_freq` is not set.
 
     Raises:
         CheckpointError: as `read_rope`.
@@ -126,7 +126,7 @@ def _read_parameters(fields: JsonFields, config: JsonFields, *, head_dim: int, d
     name = fields.text(kind, "default")
     if name == "mrope":  # of texts, all of whose positions are one number
         name = "default"
-    if name in ("su", "yarn") and "long_factor" in fields:  # what LongRoPE was called in early files
+    if name in ("su", "yarn") and "long_factor" in fields:  # names of LongRoPE in early files
         name = "longrope"
     read = _SCALINGS.get(name)
     if read is None:

@@ -14,7 +14,7 @@ _MAX_HEADER_BYTES = 100 << 20
 def stored_dtype(folder: Path) -> str | None:
     """Return the type of most plain weights of the first file of weights, as `transformers` calls it.
 
-    It is None where nothing can be read: whoever loads the weights says what is wrong with the file.
+    It is None where nothing can be read: the file's faults are reported when its weights are loaded.
     """
     numbers: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from infer_models.config.json_fields import JsonFields
 
 WRAPPERS: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"})
-"""By the `model_type` of multimodal models, that of the text model where the file does not say.
+"""The `model_type` of the text model by that of the multimodal model, where the file names none.
 
 Their text models are of our families, without changes of their own.
 """

@@ -36,12 +36,12 @@ def register_family(
     read: Callable[[JsonFields], ModelConfig],
     build: "Callable[[ModelConfig, ParameterFactory], CausalLM]",
 ) -> None:
-    """Let this process load checkpoints of another family.
+    """Register a family of another package in this process, which can then load its checkpoints.
 
     Args:
-        model_type: the one of its `config.json`.
-        read: turns the fields of its `config.json` into a configuration.
-        build: makes the model, with weights that are still to be loaded.
+        model_type: `model_type` of its `config.json`.
+        read: reader of the fields of its `config.json`.
+        build: class of its models, whose weights are still to be loaded.
 
     Raises:
         ValueError: there is a family of this `model_type`.

@@ -24,7 +24,7 @@ class SandwichLayer(DecoderLayer[RMSNorm]):
     """Attention and an MLP with a norm before and after each; both are added to the residual stream."""
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int) -> None:
-        """Be the layer of that index."""
+        """Make the parts of the layer with index `layer`."""
         super().__init__(
             input_layernorm=gemma_norm(config, factory),
             self_attn=QKNormAttention(config, factory, layer, variant="gemma"),

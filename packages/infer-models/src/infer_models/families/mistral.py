@@ -54,7 +54,7 @@ class Mistral(CausalLM):
 
 
 def query_scales(scaling: QueryScaling, factory: ParameterFactory, *, max_positions: int) -> Tensor:
-    """Return what queries are multiplied by at each position, [positions, 1, 1], in the model's dtype."""
+    """Return the factor of queries at each position, [positions, 1, 1], in the model's dtype."""
     positions = torch.arange(max_positions, dtype=torch.float32, device=factory.device)
     steps = torch.floor(positions / scaling.original_max_position_embeddings)
     return (1.0 + scaling.beta * torch.log(1.0 + steps)).to(factory.dtype)[:, None, None]

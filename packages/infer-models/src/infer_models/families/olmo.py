@@ -69,7 +69,7 @@ class PostNormLayer(nn.Module):
     """Attention and an MLP, whose outputs are normalized and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int) -> None:
-        """Be the layer of that index."""
+        """Make the parts of the layer with index `layer`."""
         super().__init__()
         self.self_attn = HeadsNormAttention(config, factory, layer)
         self.post_attention_layernorm = RMSNorm(factory, config.hidden_size, config.norm_eps)

@@ -18,7 +18,7 @@ class Attention(Sublayer):
     """Grouped-query attention (Ainslie et al., 2023) by this rank's heads.
 
     Attributes:
-        qk_norm: normalizes each head of queries and keys before its rotation; None leaves them.
+        qk_norm: norm of each head of queries and keys before its rotation; None leaves them.
         sinks: [this rank's q_heads], one more score of each query head, whose value is zero; None: no such score.
     """
 
@@ -34,7 +34,7 @@ class Attention(Sublayer):
         output_bias: bool = False,
         is_fused: bool = False,
     ) -> None:
-        """Attend as `config` says for the layer of that index; with `is_fused` checkpoints have one `qkv_proj`."""
+        """Attend as `config` says for layer `layer`; with `is_fused` checkpoints have one `qkv_proj`."""
         super().__init__()
         self.layer = layer
         padding = head_padding(config)
@@ -90,7 +90,7 @@ class SinkAttention(Attention, ShardedLayer):
         qkv_bias: bool = False,
         output_bias: bool = False,
     ) -> None:
-        """Attend as `config` says for the layer of that index; a sink that is not loaded is a score of 0."""
+        """Attend as `config` says for layer `layer`; a sink that is not loaded is a score of 0."""
         super().__init__(config, factory, layer, qkv_bias=qkv_bias, output_bias=output_bias)
         heads = factory.shard.divide(config.q_heads)
         self.sinks = factory.vector(heads.size, fill=0.0)
@@ -107,7 +107,7 @@ class QKNormAttention(Attention):
     def __init__(
         self, config: ModelConfig, factory: ParameterFactory, layer: int, *, variant: NormVariant = "llama"
     ) -> None:
-        """Attend as `config` says for the layer of that index; the norms are of `variant`."""
+        """Attend as `config` says for layer `layer`; the norms are of `variant`."""
         super().__init__(config, factory, layer)
         self.q_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant=variant)
         self.k_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant=variant)

@@ -41,8 +41,8 @@ class VocabParallelEmbedding(ShardedLayer):
     """One learned row for each token id; each rank has the rows of some ids.
 
     Attributes:
-        weight: [rows, hidden_size], a parameter or quantized, or what `prepack` made of it.
-        dtype: of hidden states.
+        weight: [rows, hidden_size], a parameter or quantized, or packed by `prepack`.
+        dtype: dtype of hidden states.
     """
 
     role = "vocabulary"

@@ -23,7 +23,7 @@ class LinearBase(ShardedLayer):
     """A layer that multiplies by a weight.
 
     Attributes:
-        weight: [out_features, in_features], a parameter or quantized, or what `prepack` made of it.
+        weight: [out_features, in_features], a parameter or quantized, or packed by `prepack`.
     """
 
     weight: DenseWeight
@@ -118,7 +118,7 @@ class PackedLinear(LinearBase):
         parts: the rows of each part, by its name in checkpoints, in the order of the outputs. A checkpoint has each
             part as a layer of its own, in the place of this one.
         is_fused: checkpoints have all parts as one layer, with this one's name.
-        padding: of rows that checkpoints have not; None: they have all. Not with `is_fused`.
+        padding: rows that checkpoints do not have; None: they have all. Not with `is_fused`.
     """
 
     def __init__(

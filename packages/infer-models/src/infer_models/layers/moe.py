@@ -66,12 +66,12 @@ class Experts(ShardedLayer):
 
     Attributes:
         inner: this rank's inner elements of an expert.
-        gate_up_proj: [experts, 2 * inner, hidden], the gates, then the ups: a parameter or quantized, or what `prepack`
-            made of it.
+        gate_up_proj: [experts, 2 * inner, hidden], the gates, then the ups: a parameter, quantized, or packed by
+            `prepack`.
         down_proj: [experts, hidden, inner], likewise.
         gate_up_bias: [experts, 2 * inner], or None.
         down_bias: [experts, hidden], or None; all ranks hold it, and the first one adds it.
-        adds_residual: the sum over experts may be one launch with what follows it; not where it goes over ranks.
+        adds_residual: the sum over experts may be one launch with the addition and norm after it; not over ranks.
     """
 
     gate_up_proj: nn.Parameter | PackedExperts | QuantizedWeight | PackedQuantizedExperts

@@ -25,20 +25,20 @@ from infer_models.weights import StoredWeight, WeightSlice
 OwnWeight = nn.Parameter | QuantizedWeight
 """A weight that a module holds, before `prepack`."""
 DenseWeight = Tensor | PackedWeight | QuantizedWeight | PackedQuantizedWeight
-"""What a linear layer multiplies by."""
+"""The weight of a linear layer."""
 LayerInput = Tensor | PendingNorm
 """Normalized rows [tokens, hidden], or rows that the products which read them normalize."""
 
 
 class LinearFunction(Protocol):
-    """What a linear layer computes: `infer_kernels.linear` or `linear_invariant`."""
+    """The function that a linear layer computes: `infer_kernels.linear` or `linear_invariant`."""
 
     def __call__(self, x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
 
 
 Products = FusedProducts | SeparateProducts
-"""How a layer's products and what surrounds them are computed."""
+"""Computes a layer's products, and the norm, gate or addition beside each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,12 @@ class ParameterFactory:
     """Allocates a model's parameters; none requires a gradient until it is asked to.
 
     Attributes:
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
         linear: multiplies by the weights.
-        fused_products: multiplies by those of decoder layers, with what surrounds the products, and routes rows to
-            experts; None: `linear` and ops of their own do.
-        shard: which part of the model this is; by default the whole.
+        fused_products: multiplies by the weights of decoder layers, with the norm, gate or addition beside a product,
+            and routes rows to experts; None: `linear` and separate ops do.
+        shard: the part of the model to allocate; by default the whole.
         max_seq_len: the longest sequence that will be computed, in tokens; None: as long as the model takes.
         defers_matrices: matrices and stacks get no memory until `allocate_weights` has chosen how they are stored.
     """
@@ -91,12 +91,12 @@ class ParameterFactory:
 
     @property
     def products(self) -> Products:
-        """What computes the products of decoder layers."""
+        """Computes the products of decoder layers."""
         return SeparateProducts(self.linear) if self.fused_products is None else self.fused_products
 
     @property
     def router(self) -> FusedRouter | SeparateRouter:
-        """What computes the routers of mixtures of experts."""
+        """Computes the routers of mixtures of experts."""
         if self.fused_products is None:
             return SeparateRouter(self.linear)
         return FusedRouter(self.fused_products, self.linear)
@@ -110,9 +110,9 @@ class ShardedLayer(nn.Module):
     """A layer with parameters of which each rank holds a share.
 
     Attributes:
-        shares: by the name of such a parameter, the share of each of its dimensions.
-        role: what its matrices are for, by which their precision is chosen where a model is quantized on the fly:
-            `dense` products, `vocabulary` (embeddings and logits), or `exact` (what small errors change much).
+        shares: this rank's share of each dimension of such a parameter, by its name.
+        role: use of its matrices, by which their precision is chosen where a model is quantized on the fly: `dense`
+            products, `vocabulary` (embeddings and logits), or `exact` (results that small errors change much).
     """
 
     role: ClassVar[Literal["dense", "vocabulary", "exact"]] = "dense"

@@ -35,11 +35,11 @@ class RotaryTable(nn.Module):
         """Fill `cos_sin`, fp32 [rows, rotary_dim]: cosines of the rotary_dim / 2 angles, then the sines.
 
         Args:
-            factory: says where.
+            factory: has the device.
             rope: the frequencies.
             head_dim: elements of a head.
             max_positions: the longest sequence, in tokens.
-            short_length: where there are rows of long sequences too, the longest one of the short ones.
+            short_length: the longest of the short sequences, in tokens; None: there are no rows for long ones.
         """
         super().__init__()
         rotary_dim = rope.rotary_dim or head_dim

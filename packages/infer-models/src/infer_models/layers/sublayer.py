@@ -1,4 +1,4 @@
-"""`Sublayer`: attention or an MLP that ends in a dense layer, which may be one launch with what follows it."""
+"""`Sublayer`: attention or an MLP that ends in a dense layer, which may be one launch with the ops after it."""
 
 from abc import abstractmethod
 

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: which tensors a weight consists of in files, and how they become a `QuantizedWeight`."""
+"""Quantized checkpoints: the tensors of a weight in files, and their conversion to a `QuantizedWeight`."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -22,8 +22,8 @@ class AutoRoundScheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        format: of all quantized layers but some.
-        own_formats: names, or regular expressions, of layers that are stored in another way, and how.
+        format: format of all quantized layers but those of `own_formats`.
+        own_formats: names, or regular expressions, of layers with formats of their own, and these.
         method: see `QuantizationScheme`.
     """
 

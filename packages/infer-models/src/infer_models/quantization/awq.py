@@ -27,16 +27,16 @@ from infer_models.quantization.tensor_values import SCALE_DTYPES, finite_scales
 
 _BITS = 4
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In a word, the places of eight outputs."""
+"""Places of eight outputs in a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwqFormat:
-    """How such a layer lies in a checkpoint.
+    """The format of such a layer in a checkpoint.
 
     Attributes:
         group_size: inputs that share a scale; None: all.
-        has_zeros: whether each scale has a code of zero beside it.
+        has_zeros: each scale has a code of zero beside it.
     """
 
     group_size: int | None
@@ -91,7 +91,7 @@ class AwqScheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        format: of all quantized layers.
+        format: format of all quantized layers.
         method: see `QuantizationScheme`.
     """
 

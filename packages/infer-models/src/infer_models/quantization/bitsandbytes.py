@@ -43,7 +43,7 @@ _NUMBERS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FourBitFormat:
-    """How a layer in NF4 or FP4 lies in a checkpoint, whose own `quant_state` says the rest."""
+    """The format of a layer in NF4 or FP4 in a checkpoint; the layer's own `quant_state` has the details."""
 
     @property
     def storage(self) -> Storage | None:
@@ -118,7 +118,7 @@ class FourBitFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Format:
-    """How a layer in int8 lies in a checkpoint."""
+    """The format of a layer in int8 in a checkpoint."""
 
     @property
     def storage(self) -> Storage:
@@ -159,7 +159,7 @@ class BitsAndBytesScheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        format: of all quantized layers.
+        format: format of all quantized layers.
         method: see `QuantizationScheme`.
     """
 

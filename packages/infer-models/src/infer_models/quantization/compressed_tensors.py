@@ -40,7 +40,7 @@ _ONE_FOR_EACH_GROUP = "mixed-precision"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFormat:
-    """How such a layer lies in a checkpoint.
+    """The format of such a layer in a checkpoint.
 
         weight_packed      int32 [out_features, in_features in words]
         weight_scale       [out_features, groups], of tensors without groups and channels one number
@@ -49,10 +49,10 @@ class PackedFormat:
         weight_shape       int64 [2], out_features and in_features
 
     Attributes:
-        bits: of a code, 4 or 8.
+        bits: bits of a code, 4 or 8.
         group_size: inputs that share a scale; None: all.
         is_one_scale: the whole weight has one scale.
-        has_zeros: whether each scale has a code of zero beside it.
+        has_zeros: each scale has a code of zero beside it.
         is_reordered: groups are of inputs in another order (`actorder`).
     """
 
@@ -135,8 +135,8 @@ class LayerGroup:
     """The layers that are stored in one way.
 
     Attributes:
-        targets: which they are: names, regular expressions after `re:`, or `Linear`.
-        format: how.
+        targets: names of the layers, regular expressions after `re:`, or `Linear`.
+        format: format of the layers.
     """
 
     targets: tuple[str, ...]
@@ -148,7 +148,8 @@ class CompressedTensorsScheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        groups: of layers, in the order of the file; the first that names a layer has it, then the first of its kind.
+        groups: groups of layers in the order of the file; a layer is in the first that names it, else in the first of
+            its kind.
         method: see `QuantizationScheme`.
     """
 

@@ -1,4 +1,4 @@
-"""How the layers of a quantized checkpoint are stored in its files (`StoredFormat`), and kept in memory (`Storage`)."""
+"""Formats of quantized layers: in a checkpoint's files (`StoredFormat`), and in memory (`Storage`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from infer_kernels.quantization import Encoding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """How a quantized weight is kept in memory: the fields of a `QuantizedWeight` without its numbers.
+    """The format of a quantized weight in memory: the fields of a `QuantizedWeight` without its numbers.
 
     Attributes:
-        encoding: of the numbers.
+        encoding: encoding of the numbers.
         group_size: inputs that share a scale; None: all of a row.
-        has_zeros: whether each group has a code of zero of its own.
+        has_zeros: each group has a code of zero of its own.
     """
 
     encoding: Encoding
@@ -30,10 +30,10 @@ class TensorSpec:
     """A tensor that a quantized weight consists of.
 
     Attributes:
-        shape: of the tensor; None: any, which `decode` checks.
-        other_shapes: that it may have instead.
-        dtypes: that it may have, as safetensors spell them.
-        is_required: whether a checkpoint must have it.
+        shape: shape of the tensor; None: any, which `decode` checks.
+        other_shapes: further shapes that it may have.
+        dtypes: dtypes that it may have, as safetensors spell them.
+        is_required: a checkpoint must have it.
     """
 
     shape: tuple[int, ...] | None
@@ -48,11 +48,11 @@ class TensorSpec:
 
 
 class StoredFormat(Protocol):
-    """How one layer's weight lies in a checkpoint."""
+    """The format of one layer's weight in a checkpoint."""
 
     @property
     def storage(self) -> Storage | None:
-        """What `decode` returns; None: a dense fp32 tensor, because no kernel multiplies by such weights."""
+        """Format of the weight that `decode` returns; None: dense fp32, as no kernel multiplies by such weights."""
 
     def tensors(self, name: str, shape: tuple[int, int]) -> Mapping[str, TensorSpec]:
         """Return the tensors, by their full names, of the layer `name` with a weight [out_features, in_features]."""
@@ -66,7 +66,7 @@ class StoredFormat(Protocol):
 
 
 class QuantizationScheme(Protocol):
-    """How a checkpoint is quantized."""
+    """The formats of a quantized checkpoint's layers."""
 
     @property
     def method(self) -> str:

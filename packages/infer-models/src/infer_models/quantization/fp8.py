@@ -14,7 +14,7 @@ _ALGORITHMS = {
     "FP8_PER_CHANNEL_PER_TOKEN": ScaleGrid(),
     "FP8_PB_WO": ScaleGrid(rows=128, columns=128),
 }
-"""Of ModelOpt, whose others have four bits."""
+"""Algorithms of ModelOpt; its others have four bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Fp8Scheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        format: of all quantized layers.
+        format: format of all quantized layers.
         method: see `QuantizationScheme`.
     """
 
@@ -52,7 +52,7 @@ def read_fp8(fields: JsonFields) -> Fp8Scheme:
 
 
 def read_modelopt(fields: JsonFields) -> Fp8Scheme:
-    """Read what ModelOpt writes into `config.json`, or into `hf_quant_config.json` around another object.
+    """Read the fields that ModelOpt writes into `config.json`, or into `hf_quant_config.json` around another object.
 
     Raises:
         CheckpointError: a field has a value that is not supported; the message names it.

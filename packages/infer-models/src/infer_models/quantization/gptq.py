@@ -41,14 +41,14 @@ _NOT_CONVERTED, _CONVERTED = "-:", "+:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptqFormat:
-    """How such a layer lies in a checkpoint.
+    """The format of such a layer in a checkpoint.
 
     Attributes:
-        bits: of a code, 4 or 8.
+        bits: bits of a code, 4 or 8.
         group_size: inputs that share a scale; None: all.
         is_symmetric: the code of zero is the middle one.
         is_reordered: groups are of inputs in another order (`desc_act`).
-        zero_offset: what is added to stored zeros: 1 of the first version of the format, 0 of the second.
+        zero_offset: offset of stored zeros: 1 in the first version of the format, 0 in the second.
     """
 
     bits: int
@@ -128,8 +128,8 @@ class GptqScheme:
     """Implements `QuantizationScheme`.
 
     Attributes:
-        format: of all quantized layers but some.
-        own_formats: regular expressions of layers that are stored in another way, and how; the first that matches
+        format: format of all quantized layers but those of `own_formats`.
+        own_formats: regular expressions of layers with formats of their own, and these; the first that matches
             counts.
         method: see `QuantizationScheme`.
     """
@@ -160,7 +160,7 @@ def read_gptq(fields: JsonFields) -> GptqScheme:
         regex = pattern.removeprefix(_NOT_CONVERTED).removeprefix(_CONVERTED)
         if compiled(regex) is None:
             raise fields.invalid("dynamic", f"of regular expressions, which {pattern!r} is not")
-        if not pattern.startswith(_NOT_CONVERTED):  # those layers lie plainly, as their tensors say
+        if not pattern.startswith(_NOT_CONVERTED):  # those layers are stored plainly, as their tensors show
             own.append((regex, read_gptq_format(dynamic.nested(pattern), like=usual)))
     return GptqScheme(format=usual, own_formats=tuple(own))
 
@@ -169,9 +169,9 @@ def read_gptq_format(fields: JsonFields, *, zero_offset: int = 1, like: GptqForm
     """Read how layers are stored.
 
     Args:
-        fields: of the configuration, or of some layers, which say what differs.
+        fields: fields of the configuration, or those in which some layers differ.
         zero_offset: see `GptqFormat`.
-        like: how other layers are stored, of which absent fields are taken.
+        like: format of the other layers, which has the absent fields.
 
     Raises:
         CheckpointError: a field has a value that is not supported; the message names it.

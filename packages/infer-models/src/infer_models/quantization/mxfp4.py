@@ -23,7 +23,7 @@ from infer_models.weights import StoredWeight, assign, item_of
 BLOCK = 32
 """Numbers that share a scale."""
 STORAGE = Storage(encoding="mxfp4", group_size=BLOCK)
-"""How such weights are kept where a kernel multiplies them."""
+"""Format of such weights in memory where a kernel multiplies them."""
 _NAN_EXPONENT = 255
 
 
@@ -51,9 +51,9 @@ class Mxfp4Weight:
         target: the parameter, of a rank a part of it.
         blocks_shape: [items, rows, columns / 32, 16].
         arrange: turns an item [rows, columns] of the checkpoint into this rank's item of `target`.
-        first_column: of this rank.
-        blocks_name: of the tensor with the blocks.
-        scales_name: of the tensor with the scales.
+        first_column: the first column of this rank.
+        blocks_name: name of the tensor with the blocks.
+        scales_name: name of the tensor with the scales.
     """
 
     target: Tensor | QuantizedWeight

@@ -17,12 +17,12 @@ from infer_kernels.quantization import INT4_ZERO
 from infer_models.quantization.format import Storage
 
 BITS = (4, 8)
-"""Bits of a number, of those that are read."""
+"""Numbers of bits that are read."""
 _BYTE = BITS[-1]
 
 
 def integer_storage(bits: int, *, group_size: int | None, has_zeros: bool) -> Storage | None:
-    """Return how codes of so many bits are kept; None for groups of int8 with a code of zero of their own."""
+    """Return the format in memory of codes of so many bits; None for groups of int8 with codes of zero of their own."""
     if bits == _BYTE and group_size is not None and has_zeros:
         return None
     return Storage(encoding="int8" if bits == _BYTE else "int4", group_size=group_size, has_zeros=has_zeros)
@@ -35,7 +35,7 @@ def integer_weight(
 
     Args:
         data: uint8 [out_features, bytes], see `bytes_of`.
-        bits: of a code.
+        bits: bits of a code.
         scales: fp32 [out_features, groups].
         zeros: uint8 [out_features, groups], the code of zero; None: half of all codes are below it.
         in_features: inputs.
@@ -58,7 +58,7 @@ def dequantize_by_group(weight: QuantizedWeight, groups: Tensor) -> Tensor:
     """Return the numbers, fp32 [out_features, in_features], of an integer weight whose inputs are in any order.
 
     Args:
-        weight: with scales and zeros of the groups that `groups` chooses among.
+        weight: the weight, whose scales and zeros are those of the groups that `groups` chooses among.
         groups: int64 [in_features], the group of each input.
     """
     ones = torch.ones(weight.out_features, 1)

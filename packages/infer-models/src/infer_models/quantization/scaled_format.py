@@ -18,7 +18,7 @@ _POWERS_OF_TWO = "F8_E8M0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleGrid:
-    """Which numbers of a weight share a scale.
+    """The rectangle of numbers of a weight that share a scale.
 
     Attributes:
         rows: outputs; None: all.
@@ -57,13 +57,13 @@ class ScaleGrid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFormat:
-    """How such a layer lies in a checkpoint: `weight`, a tensor of scales, and for int8 perhaps `weight_zero_point`.
+    """The format of such a layer in files: `weight`, a tensor of scales, and for int8 perhaps `weight_zero_point`.
 
     Attributes:
-        encoding: of the numbers.
-        grid: which numbers share a scale.
-        scale_names: of the tensor of scales; a checkpoint has one of them.
-        has_zeros: whether each scale has a code of zero beside it.
+        encoding: encoding of the numbers.
+        grid: rectangles of numbers that share a scale.
+        scale_names: names of the tensor of scales; a checkpoint has one of them.
+        has_zeros: each scale has a code of zero beside it.
     """
 
     encoding: Literal["fp8_e4m3", "int8"]

@@ -8,9 +8,9 @@ from torch import Tensor
 from infer_models.errors import CheckpointError
 
 SCALE_DTYPES = ("F32", "BF16", "F16")
-"""What scales are stored as, in the words of safetensors."""
+"""Dtypes of scales in files, as safetensors spell them."""
 _EXPONENT_BIAS, _NAN = 127, 255
-"""Of E8M0, a byte that is a power of two."""
+"""Bias and NaN of E8M0, a byte that is a power of two."""
 
 
 def finite_scales(name: str, scales: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints for tests. Knows what a servable folder holds; needs `transformers` for its families."""
+"""Tiny random checkpoints for tests, complete enough to be served; families need `transformers`."""
 
 from infer_models.testing.chat_styles import CHAT_STYLES, save_chat_style
 from infer_models.testing.checkpoints import (

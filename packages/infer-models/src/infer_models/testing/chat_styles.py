@@ -1,4 +1,4 @@
-"""`CHAT_STYLES`: how conversations of each family are written, in chat templates of our own for tiny checkpoints."""
+"""`CHAT_STYLES`: chat templates in the style of each family, in words of our own, for tiny checkpoints."""
 
 import json
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from infer_models.testing.tokenizer import save_tiny_tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStyle:
-    """How conversations of a family are written.
+    """The style in which a family writes conversations.
 
     Attributes:
-        template: with the family's control tokens and words of our own.
-        control_tokens: those that it writes, beside `<bos>` and `<eos>`.
-        file: where a folder keeps it: `chat_template.jinja`, `tokenizer_config.json` or, for a processor's,
+        template: chat template with the family's control tokens and words of our own.
+        control_tokens: control tokens that it writes, beside `<bos>` and `<eos>`.
+        file: file that has it: `chat_template.jinja`, `tokenizer_config.json` or, for a processor's,
             `chat_template.json`.
     """
 
@@ -144,7 +144,7 @@ def save_chat_style(family: str, folder: Path, *, vocab_size: int = 320) -> None
     Args:
         family: a key of `CHAT_STYLES`.
         folder: made if it is not there.
-        vocab_size: of the tokenizer, with its control tokens.
+        vocab_size: vocabulary of the tokenizer, with its control tokens.
     """
     style = CHAT_STYLES[family]
     is_in_config = style.file == "tokenizer_config.json"

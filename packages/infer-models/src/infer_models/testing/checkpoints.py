@@ -30,10 +30,10 @@ def save_tiny_twin(
     """Save a random model into `folder`; return the `transformers` model, in eval mode.
 
     Args:
-        tiny: how it is made.
+        tiny: recipe for the model.
         folder: made if it is not there.
-        seed: of the weights.
-        dtype: of the saved weights.
+        seed: seed of the weights.
+        dtype: dtype of the saved weights.
         max_shard_size: such as `100KB`; a smaller one than the model gives shards and an index.
         **overrides: fields of the text model's `config.json`, such as `rope_parameters=LLAMA3_SCALING`.
     """
@@ -84,7 +84,7 @@ def save_tiny_nanogpt(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch
 
 
 def _spread(model: torch.nn.Module, seed: int) -> None:
-    """Make matrices that keep the scale of what they multiply, and vectors that differ from what they start as."""
+    """Make matrices that keep the scale of their inputs, and vectors that differ from their first values."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

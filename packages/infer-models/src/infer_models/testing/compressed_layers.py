@@ -1,4 +1,4 @@
-"""Quantizes one weight with the library compressed-tensors, for tests: its tensors, and what they are worth.
+"""Quantizes one weight with the library compressed-tensors, for tests: its tensors and the numbers in them.
 
 The twins are the library's own: it rounds, packs, unpacks and multiplies.
 """
@@ -15,7 +15,7 @@ def quantize_compressed(weight: Tensor, *, weights: dict[str, Any], layout: str)
     """Return the tensors of a weight [out_features, in_features].
 
     Args:
-        weight: in fp32.
+        weight: weight in fp32.
         weights: fields of the library's `QuantizationArgs`.
         layout: the library's `CompressionFormat`.
     """

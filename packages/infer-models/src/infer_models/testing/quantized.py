@@ -34,10 +34,10 @@ _NUM_SHARDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyQuantization:
-    """How a tiny checkpoint is quantized.
+    """A recipe for a tiny quantized checkpoint.
 
     Attributes:
-        quantize: turns a weight fp32 [out_features, in_features] into tensors, and what they are worth.
+        quantize: turns a weight fp32 [out_features, in_features] into tensors and the numbers in them.
         config: returns the `quantization_config`.
         plain_key: the field of it that lists layers that are stored plainly.
     """
@@ -127,10 +127,10 @@ QUANTIZED_CHECKPOINTS: Mapping[str, TinyQuantization] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedTwin:
-    """What a quantized checkpoint is worth.
+    """The dequantized twin of a quantized checkpoint.
 
     Attributes:
-        model: of `transformers`, in fp32, with the dequantized weights.
+        model: model of `transformers`, in fp32, with the dequantized weights.
         quantized: the names of the layers that are quantized, in the file.
     """
 
@@ -147,7 +147,7 @@ def save_quantized(
     plain_layers: tuple[str, ...] = PLAIN_LAYERS,
     **overrides: Any,
 ) -> QuantizedTwin:
-    """Save a tiny quantized checkpoint into `folder`; return what it is worth.
+    """Save a tiny quantized checkpoint into `folder`; return its dequantized twin.
 
     Args:
         folder: made if it is not there.
@@ -195,7 +195,7 @@ def save_quantized(
 
 
 def read_scheme(fields: dict[str, Any]) -> QuantizationScheme:
-    """Return what a checkpoint's `quantization_config` says.
+    """Return the formats of a checkpoint with the `quantization_config` of `fields`.
 
     Raises:
         CheckpointError: it has a value that is not supported.

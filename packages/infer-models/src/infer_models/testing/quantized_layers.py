@@ -1,6 +1,6 @@
-"""Quantizes one weight as GPTQ, AWQ and FP8 store it, for tests: the tensors of its layer, and what they are worth.
+"""Quantizes one weight as GPTQ, AWQ and FP8 store it, for tests: the tensors of its layer and the numbers in them.
 
-Slow and plain, number by number where that is clearest: they are what the fast decoders are compared with.
+Slow and plain, number by number where that is clearest: the fast decoders are compared with them.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ def quantize_gptq(
     """Return `qweight`, `qzeros`, `scales` and `g_idx` of a weight [out_features, in_features].
 
     Args:
-        weight: in fp32.
-        bits: of a code.
+        weight: weight in fp32.
+        bits: bits of a code.
         group_size: inputs that share a scale; -1: all.
         is_symmetric: the code of zero is the middle one.
-        version: of the format; the first stores zeros less 1.
+        version: version of the format; the first stores zeros less 1.
         is_reordered: groups are of inputs that were drawn at random.
         has_groups: `g_idx` is there.
     """
@@ -54,7 +54,7 @@ def quantize_awq(weight: Tensor, *, group_size: int = 32, has_zeros: bool = True
     """Return `qweight`, `qzeros` and `scales` of a weight [out_features, in_features], whose outputs divide by eight.
 
     Args:
-        weight: in fp32.
+        weight: weight in fp32.
         group_size: inputs that share a scale; -1: all.
         has_zeros: each scale has a code of zero beside it; else it is 8.
     """

@@ -42,7 +42,7 @@ class ThreadCollectives:
 
 
 def run_ranks(size: int, run: Callable[[Shard], T]) -> list[T]:
-    """Return what `run` returns for each of `size` ranks; they run at the same time."""
+    """Return the results of `run` for each of `size` ranks, which run at the same time."""
     given: list[Tensor | None] = [None] * size
     barrier = threading.Barrier(size)
 

@@ -42,10 +42,10 @@ def save_scripted(
         chat_template: written into `chat_template.jinja`.
         special_tokens: further special tokens; `<s>`, `</s>` and the two of ChatML are there.
         added_tokens: further tokens that are no special ones.
-        ends: whether `</s>` follows the last piece; without it the last piece is repeated for ever.
+        ends: `</s>` follows the last piece; without it the last piece is repeated for ever.
 
     Raises:
-        ValueError: a piece is there twice, so what follows it is not one thing.
+        ValueError: a piece is there twice, so it has two successors.
     """
     if len(set(script)) < len(script):
         raise ValueError("A piece of the script is there twice; split the text in another way.")

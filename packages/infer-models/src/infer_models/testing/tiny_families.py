@@ -44,7 +44,7 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""What the tiny models have in common."""
+"""Common fields of the tiny models."""
 VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -69,12 +69,12 @@ _GEMMA3: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyFamily:
-    """How a tiny model of a family is made with `transformers`.
+    """A recipe for a tiny model of a family with `transformers`.
 
     Attributes:
         config: the class of its configuration.
         model: the class of the model.
-        fields: of `config.json`, beside those of `SHAPE` or instead of them.
+        fields: fields of `config.json`, beside those of `SHAPE` or instead of them.
         wrapper: the classes of the configurations of the multimodal model around it and of its vision model.
     """
 
@@ -161,4 +161,4 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         ),
     }
 )
-"""The tiny models, by `model_type` or what tells a wrapper's from it."""
+"""The tiny models, by `model_type` or, for those in wrappers, by a name of their own."""

@@ -30,7 +30,7 @@ def save_tiny_tokenizer(
 
     Args:
         folder: made if it is not there.
-        vocab_size: from 259 to 961, more by the number of `control_tokens`.
+        vocab_size: tokens of the vocabulary, 259 to 961, more by the number of `control_tokens`.
         chat_template: written into `tokenizer_config.json`; None leaves it out.
         control_tokens: further special tokens, which have the last ids.
 

@@ -15,16 +15,16 @@ _MAX_WINDOW = 8
 class IncrementalDetokenizer:
     """The text of a request's tokens, delta by delta.
 
-    The deltas join up to exactly what `Tokenizer.decode` gives for prompt and generated tokens together, less the
-    prompt's own text (where the prompt ends within a character: less what the two have in common). Text is held back
-    only while later tokens can change it:
+    The deltas join up to the very text that `Tokenizer.decode` gives for prompt and generated tokens together, less the
+    prompt's own text (where the prompt ends within a character: less the common beginning of the two). Text is held
+    back only while later tokens can change it:
 
     - A character whose bytes have not all come. It becomes U+FFFD once the next bytes, or the end, show it is broken.
     - Byte-fallback tokens (`<0xE2>`) until a token of another kind follows: one broken byte makes the decoder replace
       the whole run of them.
 
-    Decoding is done over a window of a few tokens: a token costs the same whatever the number of tokens before it. (The
-    bytes of a byte-fallback run are decoded once, when it ends.)
+    Decoding is done over a window of a few tokens: the cost of a token does not depend on the number of tokens before
+    it. (The bytes of a byte-fallback run are decoded once, when it ends.)
     """
 
     __slots__ = ("_hidden_ids", "_num_sent", "_prompt_text", "_tokenizer", "_window")
@@ -80,7 +80,7 @@ class IncrementalDetokenizer:
         self._num_sent = len(self._decode(self._window)) - num_unsettled
 
     def _end_of_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
-        """Return as many of the last visible tokens of the prompt as the text of what follows can depend on."""
+        """Return as many of the last visible tokens of the prompt as the text of later tokens can depend on."""
         window: list[int] = []
         for token_id in reversed(prompt_ids):
             if not self._is_visible(token_id):
@@ -91,13 +91,13 @@ class IncrementalDetokenizer:
         return window[::-1]
 
     def _is_visible(self, token_id: int) -> bool:
-        # A decoder treats the first token that it is given differently: what it will not see must not be context.
+        # A decoder treats the first token that it gets differently: a token that it will not see must not be context.
         if token_id in self._hidden_ids:
             return False
         return self._tokenizer.id_to_token(token_id) is not None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)  # what is hidden is not in them
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)  # hidden tokens are not in them
 
 
 def _num_common(first: str, second: str) -> int:

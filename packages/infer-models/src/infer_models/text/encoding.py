@@ -15,7 +15,7 @@ class TextEncoder:
 
     `tokenizers.Tokenizer.encode` keeps Python's global lock for as long as it takes, half a second per megabyte;
     `encode_batch_fast`, which gives the same ids, is without it, and faster for short texts too. Reading the ids needs
-    the lock: so a text over the limit is refused by what is known before.
+    the lock: so a text over the limit is refused before by a bound.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, max_bytes_per_token: int | None) -> None:
@@ -66,7 +66,7 @@ def with_control_tokens_as_text(tokenizer: tokenizers.Tokenizer, control_ids: Co
 def without_first_space(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """Return a tokenizer for text that goes on after other text; `plain` itself where it makes no difference.
 
-    `plain` is what `with_control_tokens_as_text` returns. Some tokenizers put a space before a text's first word, but
+    `plain` comes from `with_control_tokens_as_text`. Some tokenizers put a space before a text's first word, but
     not after a special token within the text.
     """
     shell = tokenizers.Tokenizer(models.BPE())

@@ -5,7 +5,7 @@ class TextTooLongError(ValueError):
     """A text has more tokens than its caller can take.
 
     Attributes:
-        num_tokens: how many it has, at least.
+        num_tokens: number of its tokens, at least.
     """
 
     def __init__(self, num_tokens: int) -> None:

@@ -49,7 +49,7 @@ class StopStringMatcher:
         return self._hold_back(text), None
 
     def pass_over(self, delta: str) -> str:
-        """Take text in which no stop string may end; return what is safe to send.
+        """Take text in which no stop string may end; return the part that is safe to send.
 
         A stop string that begins in it and ends in later text is found there, and held back until then.
         """

@@ -18,7 +18,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# Templates in the manner of families of models: they write what those write, in words of their own.
+# Templates in the manner of families of models: they write the same tokens, in words of their own.
 
 HERMES = (
     "{% if tools %}<|im_start|>system\n"
@@ -93,7 +93,7 @@ CALL_ID = "abcDEF123"
 """The id of the call in `busy_conversation`; Mistral's template refuses any that is not as long."""
 
 NUM_TEXTS = 23
-"""How many texts `busy_conversation` asks for."""
+"""Number of texts that `busy_conversation` asks for."""
 
 _NAMED = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
 
@@ -232,7 +232,7 @@ def family_tokenizer(
 
 
 def busy_conversation(text: Callable[[str], str] = str, **variables: object) -> Conversation:
-    """Return a conversation with texts in every place, each of them what `text` makes of a harmless one."""
+    """Return a conversation with texts in every place, each of them made by `text` of a harmless one."""
     parameters = {
         "type": "object",
         "properties": {

@@ -1,4 +1,4 @@
-"""Finds the bytes that tokens stand for, by what a decoder makes of the tokens."""
+"""Finds the bytes that tokens stand for, by decoding the tokens."""
 
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel

@@ -22,11 +22,11 @@ class Tokenizer:
 
     Attributes:
         vocab_size: token ids are in [0, vocab_size); added tokens count, gaps in the ids too.
-        ordinary_vocab_size: the same without added tokens, which may lie beyond a text model's embedding.
+        ordinary_vocab_size: the same without added tokens, whose ids may be beyond a text model's embedding.
         special_ids: ids of the special tokens, which have no text in answers.
         fallback_byte_ids: ids of tokens such as `<0xE2>` that stand for one byte each; empty where there are none.
-        bos_token_id: of the token that begins a text, by `tokenizer_config.json`; None where there is none.
-        eos_token_id: of the token that ends a text, by `tokenizer_config.json`; None where there is none. Further
+        bos_token_id: id of the token that begins a text, by `tokenizer_config.json`; None where there is none.
+        eos_token_id: id of the token that ends a text, by `tokenizer_config.json`; None where there is none. Further
             tokens that end an answer are in `generation_config.json`.
     """
 
@@ -77,7 +77,7 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Read the tokenizer of the checkpoint in `folder`: `tokenizer.json` and, where present, its companions.
 
-        The formats are names in `TOOL_CALL_FORMATS` and `REASONING_FORMATS`, or `auto`: what the chat template says;
+        The formats are names in `TOOL_CALL_FORMATS` and `REASONING_FORMATS`, or `auto`: those of the chat template;
         `none`: no reasoning.
 
         Raises:
@@ -158,7 +158,7 @@ class Tokenizer:
 
     @property
     def chat(self) -> ChatEncoder:
-        """What encodes conversations.
+        """The encoder of conversations.
 
         Raises:
             ChatTemplateMissingError: the checkpoint has no chat template.

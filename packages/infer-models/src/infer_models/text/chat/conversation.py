@@ -1,4 +1,4 @@
-"""`Conversation`: what a chat template gets."""
+"""`Conversation`: the input of a chat template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from infer_models.text.chat.template import Message, Tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a chat template gets.
+    """The input of a chat template.
 
     Attributes:
-        messages: in order, with the fields that `transformers` gives its templates.
-        tools: what the model may call, as OpenAI's API describes it.
+        messages: the messages in order, with the fields that `transformers` gives its templates.
+        tools: functions that the model may call, as OpenAI's API describes them.
         variables: further variables of the template, such as `enable_thinking`.
         add_generation_prompt: end the prompt where the answer begins.
         continue_final_message: end it where the last message's text does, which the answer continues.
@@ -31,4 +31,4 @@ class Conversation:
 
 
 Change = Callable[[Conversation], Conversation]
-"""Says the same in other messages. It looks at roles, fields and ids, not at what texts say."""
+"""Says the same in other messages. It looks at roles, fields and ids, not at the words of texts."""

@@ -36,7 +36,7 @@ _ALWAYS_CONTROL = re.compile(r"<([|\N{FULLWIDTH VERTICAL LINE}]).+\1>")
 
 
 class ReasoningState(Enum):
-    """Where a prompt leaves off: the answer may begin with reasoning, goes on with it, or has none."""
+    """State at the end of a prompt: the answer may begin with reasoning, goes on with it, or has none."""
 
     MAY_BEGIN = "may_begin"
     OPEN = "open"
@@ -45,7 +45,7 @@ class ReasoningState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedChat:
-    """A prompt's ids, and where its text leaves off."""
+    """A prompt's ids, and the state at the end of its text."""
 
     token_ids: list[int]
     reasoning: ReasoningState
@@ -87,9 +87,9 @@ class ChatEncoder:
 
     Attributes:
         template: the checkpoint's chat template.
-        reasoning_format: how its model writes reasoning, or None.
-        knows_tools: whether the template tells the model about tools.
-        tool_call_format: how its model writes tool calls; None where neither the template nor the caller says it.
+        reasoning_format: the format in which its model writes reasoning, or None.
+        knows_tools: the template tells the model about tools.
+        tool_call_format: the format of its model's tool calls; None where neither the template nor the caller names it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ChatEncoder:
     ) -> None:
         """Encode with `encoder`; `tool_template` is used for conversations with tools, if there is one.
 
-        The formats are their names, or `auto`: what the templates say; `none`: no reasoning.
+        The formats are their names, or `auto`: those of the templates; `none`: no reasoning.
         """
         self.template = template
         tool_template = tool_template or template
@@ -176,7 +176,7 @@ class ChatEncoder:
         return EncodedChat(token_ids=token_ids, reasoning=reasoning)
 
     def _own_words(self, chat: Conversation, whole: _Reading, change: Change) -> _Reading:
-        """Return the text of `chat`, which is `whole`, with marks: what it spells, the template wrote.
+        """Return the text of `chat`, which is `whole`, with marks: control tokens in it were written by the template.
 
         With every character of control tokens marked that is certain. But a template that looks for words in messages,
         or changes their letters, does not find them then: if that matters, only punctuation is marked, unless a control
@@ -200,7 +200,7 @@ class ChatEncoder:
         """Return a reading in which the template sees the marks of thinking in answers; None if one is a message's own.
 
         A mark that it passes on would be there more often if the message had it twice, or in a piece of some length not
-        at all. So what all these readings have, the template writes itself.
+        at all. So the template itself writes the marks that all these readings have.
         """
         if self.reasoning_format is None:
             return None
@@ -299,7 +299,7 @@ def _reasoning_after(chat: Conversation, reading: _Reading) -> ReasoningState:
 def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> list[SpecialToken]:
     """Return the special tokens, and the other added ones by which the template structures a prompt.
 
-    Some vocabularies do not declare `<tool_call>` or `<think>` special; a template that writes them says what they are.
+    Some vocabularies do not declare `<tool_call>` or `<think>` special, but their templates show it by writing them.
     """
     return [
         SpecialToken(token_id=token_id, content=token.content, strips_left=token.lstrip, strips_right=token.rstrip)

@@ -1,4 +1,4 @@
-"""How families of models write their reasoning and their tool calls, and which of these a chat template is for."""
+"""The formats in which models write reasoning and tool calls, and the search for those of a chat template."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ class ReasoningFormat:
     """The texts between which a model thinks before it answers; each may be one token of its own.
 
     Attributes:
-        name: as in the configuration.
+        name: name in the configuration.
         begin: before the reasoning, written by the prompt or by the model, or by neither.
         end: after it.
-        channels: what else is written around the messages of an answer that comes in channels, of which one is for
-            reasoning; empty in other formats.
+        channels: further texts around the messages of an answer that comes in channels, of which one is for reasoning;
+            empty in other formats.
     """
 
     name: str
@@ -35,16 +35,16 @@ class ToolCallFormat:
     ```
 
     Attributes:
-        name: as in the configuration.
-        trigger: what no text but a call holds; the beginning of `begin + call_begin`.
-        is_anywhere: whether text may come before the first call; otherwise an answer is all text or all calls.
+        name: name in the configuration.
+        trigger: the beginning of `begin + call_begin`, which no text but a call contains.
+        is_anywhere: text may come before the first call; otherwise an answer is all text or all calls.
         call_begin: before the name.
         before_arguments: between the name and the JSON object of the arguments.
         call_end: after the arguments.
         begin: before the first call.
         separator: between two calls.
         end: after the last call.
-        prefix: what some models write before everything else; it has no meaning.
+        prefix: a text without a meaning that some models write first.
     """
 
     name: str

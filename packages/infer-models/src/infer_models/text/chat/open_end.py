@@ -14,7 +14,7 @@ def with_open_end(messages: Sequence[Message]) -> list[Message]:
 
 
 def up_to_open_end(text: str) -> str:
-    """Return what a template wrote before the tag.
+    """Return the text that a template wrote before the tag.
 
     Raises:
         ChatTemplateError: it did not write the last message.

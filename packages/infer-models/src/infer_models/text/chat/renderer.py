@@ -31,7 +31,7 @@ class ChatRenderer:
     """Renders conversations. Immutable, and safe to use from any number of threads.
 
     Attributes:
-        knows_tools: whether the template tells the model about tools.
+        knows_tools: the template tells the model about tools.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ChatRenderer:
         raise next((each for each in failures if isinstance(each, ChatRefusedError)), failures[0])
 
     def _shapes(self, chat: Conversation) -> Iterator[Change]:
-        """Yield what changes the shape of tools and of the arguments of calls, but not what is said, and when."""
+        """Yield changes of the shape of tools and of calls' arguments that leave all texts and their order."""
         yield self._prepared
         arguments = arguments_rewritten(chat.messages) if chat.has_calls else ()
         changes: list[Change] = [partial(_with_arguments_in_shape, index) for index, _ in enumerate(arguments)]

@@ -1,7 +1,7 @@
 """Rewrites conversations that a chat template refuses, though APIs allow them: as little as helps.
 
-A rung is one small change, such as joining two turns of one author. `climb` tries them only after a refusal: what a
-template renders is never rewritten.
+A rung is one small change, such as joining two turns of one author. `climb` tries them only after a refusal: a
+conversation that a template renders is never rewritten.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ Rung = Callable[[Messages], list[Message]]
 
 
 def climb(messages: Messages, render: Callable[[Messages], str]) -> tuple[tuple[Rung, ...], str]:
-    """Return the fewest and least changes with which `render` takes `messages`, and what it returns.
+    """Return the fewest and least changes with which `render` takes `messages`, and its result.
 
     Rungs are added, the least change first, until the template takes the result; then those that were not needed are
     left out again, the largest change first.
@@ -139,7 +139,7 @@ def question_before_first_answer(messages: Messages) -> list[Message]:
 
 
 def answer_after_results(messages: Messages) -> list[Message]:
-    """Put an empty turn of the assistant between the results of tools and what the user says beside them."""
+    """Put an empty turn of the assistant between the results of tools and the user's words beside them."""
     written: list[Message] = []
     for message in messages:
         if written and written[-1].get("role") == "tool" and message.get("role") == "user":
@@ -149,7 +149,7 @@ def answer_after_results(messages: Messages) -> list[Message]:
 
 
 def words_in_results(messages: Messages) -> list[Message]:
-    """Put what the user says beside the results of tools into the last of them."""
+    """Put the user's words beside the results of tools into the last of them."""
     written: list[Message] = []
     for message in messages:
         if written and written[-1].get("role") == "tool" and message.get("role") == "user":
@@ -221,7 +221,7 @@ OF_SYSTEM: tuple[Rung, ...] = (
     later_system_messages_as_users,
     first_system_messages_as_users,
 )
-"""What keeps the words of system messages, under whatever name, where a template would leave them out."""
+"""Rungs that keep the words of system messages, under any role, where a template would leave them out."""
 
 
 def _num_first(messages: Messages) -> int:

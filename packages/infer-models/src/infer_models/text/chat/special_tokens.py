@@ -45,8 +45,8 @@ class SeenTexts:
 class MessageMarks:
     """Marks the characters of messages and tools that special tokens are made of, to tell them from the template's own.
 
-    Each is replaced by a rare character of its own: what still spells a special token after rendering was written by
-    the template. White space stays, and with it most of what templates do with their messages (trim, test, measure).
+    Each is replaced by a rare character of its own: special tokens that are there after rendering were written by the
+    template. White space stays, so templates can still trim, test and measure their messages.
     """
 
     def __init__(self, characters: Collection[str], values: Iterable[object], *, seen: SeenTexts | None = None) -> None:
@@ -116,7 +116,7 @@ class SpecialTokenScanner:
     """Finds special tokens in text.
 
     Attributes:
-        can_overlap: whether a special token may begin within another one.
+        can_overlap: a special token may begin within another one.
     """
 
     def __init__(self, special_tokens: Sequence[SpecialToken]) -> None:
@@ -184,9 +184,9 @@ def _can_overlap(texts: Collection[str]) -> bool:
 
 
 def _longest_of(texts: Collection[str]) -> str:
-    """Return a pattern for the longest of `texts` that fits; what they have in common is compared once.
+    """Return a pattern for the longest of `texts` that fits; common beginnings are compared once.
 
-    The first and the last of a group in alphabetical order have in common what all of the group have.
+    The first and the last of a group in alphabetical order have the common beginning of the whole group.
     """
     by_first_character: dict[str, list[str]] = {}
     for text in filter(None, texts):

@@ -37,7 +37,7 @@ class ChatTemplateMissingError(Exception):
     """The checkpoint has no chat template: it completes text but holds no conversations."""
 
     def __init__(self) -> None:
-        """Say what to do about it."""
+        """Make the message, which names the ways out."""
         super().__init__(
             "this checkpoint has no chat template; give it one in `chat_template.jinja`, or send a plain prompt."
         )
@@ -56,11 +56,11 @@ class ChatRefusedError(ChatRenderingError):
 
 
 class _RaisedByTemplateError(jinja2.TemplateError):
-    """What `raise_exception` raises."""
+    """Raised by `raise_exception` in a template."""
 
 
 class _GenerationBlock(Extension):
-    """Renders `{% generation %}...{% endgeneration %}`, which marks what a model said for training, as its body."""
+    """Renders `{% generation %}...{% endgeneration %}`, which marks a model's words for training, as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
 
@@ -108,7 +108,7 @@ class ChatTemplate:
 
         Args:
             messages: the conversation.
-            tools: what the model may call, as OpenAI's API describes it.
+            tools: functions that the model may call, as OpenAI's API describes them.
             variables: further variables of the template, such as `enable_thinking` and `documents`.
             add_generation_prompt: end the text where the answer begins.
 
@@ -211,7 +211,7 @@ class ChatTemplate:
 
 
 def _with_reasoning_by_all_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message` with what was thought under the name that templates read, and for gpt-oss's as `thinking`."""
+    """Return `message` with its reasoning under the name that templates read, and for gpt-oss's as `thinking`."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}

@@ -39,7 +39,7 @@ def with_tools_as_text(
 
 
 def complete(tool: Tool) -> Tool:
-    """Return `tool` with what templates may ask of every tool, though clients may leave it out."""
+    """Return `tool` with the fields that templates may read of every tool and clients may leave out."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool

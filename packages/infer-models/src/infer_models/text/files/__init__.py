@@ -1,1 +1,1 @@
-"""What the files of a tokenizer say, in every layout that `transformers` reads."""
+"""Reads the files of a tokenizer, in every layout that `transformers` reads."""

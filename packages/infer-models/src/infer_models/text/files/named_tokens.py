@@ -1,4 +1,4 @@
-"""Special tokens by name, such as `bos_token` and `image_token`: what the files say, and the classes where they do not.
+"""Special tokens by name, such as `bos_token` and `image_token`: from the files, or else from their classes.
 
 A name is in `tokenizer_config.json`, or in `special_tokens_map.json` beside a configuration of an older kind.
 """
@@ -44,7 +44,7 @@ def tokenizer_fields(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def listed_tokens(folder: Path, fields: Mapping[str, Any], known: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return `added_tokens_decoder`, or what the older `added_tokens.json` adds to the vocabulary `known`.
+    """Return `added_tokens_decoder`, or the tokens that the older `added_tokens.json` adds to the vocabulary `known`.
 
     Raises:
         CheckpointError: a file is no JSON object.

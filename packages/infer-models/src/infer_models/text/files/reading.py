@@ -41,5 +41,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error says, or its type."""
+    """Return the message of an error in one line, or its type where it has none."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -20,7 +20,7 @@ UNIGRAM, BPE = 1, 2
 
 
 class PieceKind(IntEnum):
-    """What a piece stands for."""
+    """Meaning of a piece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -41,15 +41,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentencePieceModel:
-    """What the file says.
+    """The contents of the file.
 
     Attributes:
         pieces: the vocabulary in order.
         kind: `UNIGRAM` or `BPE`, or another one that no tokenizer is made of.
         unknown_id: the id of the unknown token.
-        has_byte_fallback: whether characters that are not in the vocabulary become bytes.
+        has_byte_fallback: characters that are not in the vocabulary become bytes.
         normalization: the compiled table of how texts are normalized; empty where they are not.
-        adds_first_space: whether a space is put before a text.
+        adds_first_space: a space is put before a text.
     """
 
     pieces: tuple[Piece, ...]

@@ -1,4 +1,4 @@
-"""Reads the files of a tokenizer: `tokenizer.json` or what stands for it, `tokenizer_config.json`, chat templates."""
+"""Reads the files of a tokenizer: `tokenizer.json` or files in its place, `tokenizer_config.json`, chat templates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from infer_models.text.files.vocabulary_files import add_ends, build_tokenizer, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """What the files say.
+    """The contents of the files.
 
     Attributes:
         tokenizer: the `tokenizers` object, with every special token marked as such.
         named_tokens: special tokens by name, such as `bos_token`.
         chat_template: compiled; None where the checkpoint has none.
-        tool_template: that of conversations with tools, where it is another one.
+        tool_template: the template of conversations with tools, where it is another one.
     """
 
     tokenizer: tokenizers.Tokenizer
@@ -37,7 +37,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read the tokenizer of the checkpoint in `folder`: `tokenizer.json`, or the vocabulary that it is made of.
 
     Raises:
-        CheckpointError: a file is missing or is not what its name says; the message names it.
+        CheckpointError: a file is missing, or of another kind than its name says; the message names it.
     """
     path, config_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
     config = read_object(config_path) if config_path.exists() else {}

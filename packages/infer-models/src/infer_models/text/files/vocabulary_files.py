@@ -37,14 +37,14 @@ _CLASS_BY_MODEL_TYPE = {
     **dict.fromkeys(("gpt_neox", "olmo", "olmoe"), "GPTNeoXTokenizer"),
 }
 
-# Of these, `transformers` knows nothing but their files.
+# `transformers` has nothing but files for these classes.
 _ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")
 
 
 def tokenizer_class_of(folder: Path, fields: Mapping[str, Any]) -> str | None:
     """Return the class that the configurations name or the model's type has, without `Fast`; None for no certain one.
 
-    A folder without `tokenizer.json` has one in any case: what its files are usually made with.
+    A folder without `tokenizer.json` has one in any case: the class with which such files are usually made.
 
     Raises:
         CheckpointError: `config.json` is no JSON object.
