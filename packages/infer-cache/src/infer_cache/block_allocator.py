@@ -50,7 +50,7 @@ class BlockAllocator:
         """Allocate `count` blocks and return their ids.
 
         Args:
-            count: how many; 0 gives an empty list.
+            count: number of blocks; 0 gives an empty list.
             after: a block that the allocated ones should follow if possible, such as the last one of a sequence.
 
         Raises:
@@ -96,7 +96,7 @@ class BlockAllocator:
         ]
 
     def reclaim(self, reachable: Iterable[int]) -> int:
-        """Free what `audit(reachable)` finds and return how many blocks that were."""
+        """Free the blocks that `audit(reachable)` finds, and return their number."""
         leaked = self.audit(reachable)
         self.free(leaked)
         return len(leaked)

@@ -4,8 +4,8 @@
 
 Two blocks have the same hash only if all tokens before them are equal too, as their keys and values depend on those.
 The root comes from a salt and from the format of the cache. Tenants with different salts never share a block, and
-cannot tell by timing what others have sent. In another dtype, or with other scales, a block would be other bytes. The
-hash is a cryptographic one, because a collision would give one request another's context.
+cannot tell by timing whether others have sent a text. In another dtype, or with other scales, a block would be other
+bytes. The hash is a cryptographic one, because a collision would give one request another's context.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class BlockHashes:
         Args:
             block_size: tokens of a block.
             salt: only sequences with the same one have hashes in common.
-            kv_format: how the cache holds keys and values, from `KVPool.kv_format`; likewise.
+            kv_format: format of keys and values in the cache, from `KVPool.kv_format`; likewise.
         """
         self._block_size = block_size
         self._root = hashlib.sha256(f"{len(kv_format)} {kv_format}{salt}".encode()).digest()

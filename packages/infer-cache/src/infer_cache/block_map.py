@@ -10,9 +10,9 @@ class BlockMap:
 
     Attributes:
         num_blocks: blocks of the group.
-        ref_counts: for each of its first blocks, how many sequences reference it; -1 for an idle block, which no
+        ref_counts: number of sequences that reference each of its first blocks; -1 for an idle block, which no
             sequence references but which is kept for its content.
-        block_tables: by sequence, the ids of its blocks, in order.
+        block_tables: ids of each sequence's blocks, in order.
     """
 
     num_blocks: int

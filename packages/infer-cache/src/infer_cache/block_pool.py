@@ -20,7 +20,7 @@ from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
 class BlockPool:
     """Blocks with references and hashes. Idle blocks count as free.
 
-    A reference has a holder, by default nobody, who alone gives it back: a leaked block tells whose it was.
+    A reference has a holder, by default none, which alone gives it back: a leaked block tells its holders.
 
     Attributes:
         num_evictions: idle blocks that were evicted for an allocation, since the start.
@@ -166,7 +166,7 @@ class BlockPool:
         return self._allocator.audit({*reachable, *self._idle})
 
     def reclaim(self, reachable: Iterable[int]) -> int:
-        """Free what `audit(reachable)` finds and return how many blocks that were."""
+        """Free the blocks that `audit(reachable)` finds, and return their number."""
         leaked = self.audit(reachable)
         for block_id in leaked:
             self._holders.pop(block_id, None)

@@ -20,7 +20,7 @@ class BlockTable:
     """One sequence's blocks in one group.
 
     Attributes:
-        first_block: which of the sequence's blocks `block_ids[0]` is.
+        first_block: index, among the sequence's blocks, of `block_ids[0]`.
         block_ids: ids of the blocks from there on.
         num_cached: blocks of the sequence, from its beginning, that have been cached under their hashes.
     """

@@ -1,4 +1,4 @@
-"""`LayerGroups`: which layers share block tables, namely those of equal sliding window."""
+"""`LayerGroups`: layers that share block tables, because their sliding windows are equal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ class LayerGroups:
     """Layers in groups; the layers of a group share block tables and have equally many blocks.
 
     Attributes:
-        windows: by group, the sliding window of its layers in tokens; None keeps all blocks.
-        group_of_layer: by layer, its group.
+        windows: sliding window of each group's layers in tokens; None keeps all blocks.
+        group_of_layer: group of each layer.
     """
 
     windows: tuple[int | None, ...]
@@ -27,10 +27,10 @@ class LayerGroups:
 
     @classmethod
     def all_in_one(cls, num_layers: int) -> "LayerGroups":
-        """Put all layers into one group that keeps all blocks, whatever the layers' windows are."""
+        """Put all layers, with any windows, into one group that keeps all blocks."""
         return cls(windows=(None,), group_of_layer=(0,) * num_layers)
 
     @property
     def num_layers(self) -> tuple[int, ...]:
-        """By group, its number of layers."""
+        """Number of layers of each group."""
         return tuple(self.group_of_layer.count(group) for group in range(len(self.windows)))

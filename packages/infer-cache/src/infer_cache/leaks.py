@@ -1,4 +1,4 @@
-"""`LeakedBlock`: a block that is lost, and whose it was; found by `audit`, described for the log."""
+"""`LeakedBlock`: a block that is lost, with its last holders; found by `audit`, described for the log."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class LeakedBlock:
-    """A block that is allocated but in no block table, so that nobody will release it.
+    """A block that is allocated but in no block table, so that it is never released.
 
     Attributes:
         group: its group of layers.
         block_id: its id in that group.
         holders: the sequences that have not given back their references, one for each reference, in the order in which
             they took them; None where a reference was taken for no sequence.
-        is_cached: whether prefix caching finds it, so that sequences may still share its content.
+        is_cached: prefix caching finds it, so that sequences may still share its content.
     """
 
     group: int
@@ -24,7 +24,7 @@ class LeakedBlock:
 
 
 def describe_leaks(leaked: Sequence[LeakedBlock]) -> str:
-    """Return whose `leaked` blocks are and how many each holds, such as "2 of `a` (1 cached), 1 of no sequence"."""
+    """Return the holders of `leaked` blocks and the number of each, such as "2 of `a` (1 cached), 1 of no sequence"."""
     num_blocks: Counter[str | None] = Counter()
     num_cached: Counter[str | None] = Counter()
     for block in leaked:

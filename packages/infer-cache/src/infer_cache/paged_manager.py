@@ -1,4 +1,4 @@
-"""`PagedKVCacheManager`: which blocks each sequence has, in every group of layers.
+"""`PagedKVCacheManager`: the blocks of each sequence, in every group of layers.
 
 It allocates any free blocks on demand and finds cached ones by their hashes. `ContiguousKVCacheManager` has the same
 methods and gives each sequence a slot of consecutive blocks.
@@ -18,7 +18,7 @@ class UnknownSequenceError(KeyError):
     """A sequence was named that has no blocks."""
 
     def __init__(self, sequence_id: str) -> None:
-        """Say which sequence."""
+        """Make the error of the sequence `sequence_id`."""
         super().__init__(sequence_id)
         self.sequence_id = sequence_id
 
@@ -42,9 +42,9 @@ class PrefixHit:
 
     Attributes:
         num_tokens: tokens whose keys and values are cached, a multiple of the block size.
-        first_blocks: by group, the first block that the other tokens attend to.
-        block_ids: by group, the cached blocks from there on.
-        num_shared_tokens: by group, tokens of those blocks that other sequences reference: they cost no free memory.
+        first_blocks: the first block that the other tokens attend to, by group.
+        block_ids: the cached blocks from there on, by group.
+        num_shared_tokens: tokens of those blocks that other sequences reference, by group: they cost no free memory.
     """
 
     num_tokens: int
@@ -85,9 +85,9 @@ class PagedKVCacheManager:
         """Start with no sequences and all blocks free.
 
         Args:
-            num_blocks: by group, its blocks; at least one group.
+            num_blocks: blocks of each group; at least one group.
             block_size: tokens of a block.
-            windows: by group, the sliding window of its layers in tokens; None keeps all blocks of a sequence. Without
+            windows: sliding window of each group's layers in tokens; None keeps all blocks of a sequence. Without
                 this argument no group has a window.
             max_chunk: most tokens of a sequence that one step computes; a group with a window has room for these and
                 for the window. None: a sequence may be computed whole.
@@ -152,9 +152,9 @@ class PagedKVCacheManager:
         """Return the longest cached prefix of a sequence; it is valid until blocks are allocated or released.
 
         Args:
-            block_hashes: of the sequence's full blocks, from `BlockHashes`; an empty list finds nothing.
-            num_tokens: of the sequence. At least its last token will be computed, so the hit has the blocks that this
-                token attends to.
+            block_hashes: hashes of the sequence's full blocks, from `BlockHashes`; an empty list finds nothing.
+            num_tokens: tokens of the sequence. At least the last one will be computed, so the hit has the blocks that
+                it attends to.
         """
         found = [group.find(block_hashes) for group in self._groups]
         count = self._longest_hit(found, num_tokens)
@@ -172,7 +172,7 @@ class PagedKVCacheManager:
         return PrefixHit(count * self._block_size, first_blocks, block_ids, num_shared_tokens)
 
     def budget(self, reserve: float) -> AdmissionBudget:
-        """Return what one step's admissions may take: the free tokens, less the share `reserve` of them."""
+        """Return the tokens that one step's admissions may take: the free ones, less the share `reserve` of them."""
         return AdmissionBudget([int(group.num_free_tokens * (1 - reserve)) for group in self._groups])
 
     def costs(self, num_tokens: int, hit: PrefixHit) -> list[int]:
@@ -225,8 +225,8 @@ class PagedKVCacheManager:
     def try_extend(self, sequence_id: str, num_tokens: int, *, first_position: int) -> list[TableEdit] | None:
         """Make room for `num_tokens` tokens in total, of which those from `first_position` on are still to compute.
 
-        First releases the blocks that those tokens do not attend to. Returns what changed, or None where not enough
-        blocks are free; then nothing was added.
+        First releases the blocks that those tokens do not attend to. Returns the changes of the tables, or None where
+        not enough blocks are free; then nothing was added.
 
         Raises:
             UnknownSequenceError: the sequence has no table.
@@ -256,7 +256,7 @@ class PagedKVCacheManager:
 
         Args:
             sequence_id: the sequence.
-            block_hashes: of the sequence's full blocks.
+            block_hashes: hashes of the sequence's full blocks.
             num_computed: its computed tokens; where these end within a block, nothing is replaced.
 
         Raises:

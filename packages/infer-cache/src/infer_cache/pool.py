@@ -32,14 +32,14 @@ class KVPool:
         """Allocate the memory, once; groups of no blocks are legal.
 
         Args:
-            group_of_layer: by layer, which group it belongs to.
-            num_blocks: by group, the blocks of each of its layers.
+            group_of_layer: group of each layer.
+            num_blocks: blocks of each layer of a group, by group.
             kv_heads: key and value heads of a layer.
             block_size: tokens of a block.
             head_dim: elements of a head.
-            dtype: of keys and values: a float type, float8_e4m3fn, or int8 on a CPU.
-            device: of keys and values.
-            scales: by layer, what fp8 codes are multiplied by; None: 1.
+            dtype: dtype of keys and values: a float type, float8_e4m3fn, or int8 on a CPU.
+            device: device of keys and values.
+            scales: factors of fp8 codes, by layer; None: 1.
 
         Raises:
             ValueError: a size is out of range, a layer's group has no number of blocks, or there are not as many
@@ -108,23 +108,23 @@ class KVPool:
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
-        """By group, the blocks of each of its layers."""
+        """Blocks of each layer of a group, by group."""
         return self._num_blocks
 
     @property
     def kv_format(self) -> str:
-        """What the memory of a block depends on besides its tokens: the dtype, and scales that are not 1."""
+        """Properties on which a block's bytes depend besides its tokens: the dtype, and scales that are not 1."""
         name = str(self._dtype).removeprefix("torch.")
         if all(scales == KVScales() for scales in self._scales):
             return name
         return f"{name} {[(scales.keys, scales.values) for scales in self._scales]}"
 
     def group(self, layer: int) -> int:
-        """Return which group a layer belongs to."""
+        """Return the group of a layer."""
         return self._group_of_layer[layer]
 
     def scales(self, layer: int) -> KVScales:
-        """Return what a layer's fp8 codes are multiplied by."""
+        """Return the factors of a layer's fp8 codes."""
         return self._scales[layer]
 
     def key_cache(self, layer: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which blocks tokens attend to where attention has a sliding window.
+"""The blocks that tokens attend to where attention has a sliding window.
 
 blocks      0    1    2    3    4    5        tokens `>` from position p on attend to themselves
 tokens    ....|....|..<<|<<<<|>>>>|>>         and to the `window - 1` tokens `<` before p: blocks 0 and 1 can be freed

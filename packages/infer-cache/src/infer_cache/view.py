@@ -24,9 +24,9 @@ class PagedCacheView:
 
         Args:
             pool: keys and values of all layers.
-            slots: by group of layers, the slot where the keys and values of each of this step's tokens are stored.
-            plans: by group of layers, the rows and the blocks of each sequence, from `infer_kernels.plan_attention`
-                with lengths that include this step's tokens.
+            slots: slots where the keys and values of this step's tokens are stored, by group of layers.
+            plans: rows and blocks of each sequence, by group of layers, from `infer_kernels.plan_attention` with
+                lengths that include this step's tokens.
         """
         self._pool = pool
         self._slots = slots
