@@ -41,10 +41,10 @@ NUM_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 MAX_STEPS = 2000
 SLACK_BYTES, SLACK_SHARE = 32 * 2**20, 0.1
-"""How much more memory a step may take than was measured."""
+"""Memory that a step may take beyond the measured bytes: in bytes, and as a share of these."""
 
 Answers = Mapping[str, tuple[list[int], Tensor]]
-"""By name, the tokens of prompt and answer, and the logits [tokens, vocab] of the answer's."""
+"""Tokens of prompt and answer, and the logits [tokens, vocab] of the answer's, by name."""
 
 
 class RequestFailedError(RuntimeError):
@@ -150,7 +150,7 @@ class SmallModel:
 
 
 def examine_engine(reporter: Reporter) -> None:
-    """Report whether an engine on the device of the request answers what it should."""
+    """Report whether an engine on the device of the request answers as plain PyTorch does."""
     try:
         read = read_model(reporter)
         device = resolve_device(reporter.request.device)
@@ -314,4 +314,4 @@ DEVICE_CHECKS: Mapping[str, Sequence[Callable[[SmallModel, Answers], None]]] = M
         "cpu": (examine_captured_step,),
     }
 )
-"""By the device's type, checks of an engine that has answered; each gets the model and its first answers."""
+"""Checks of an engine that has answered, by its device's type; each gets the model and its first answers."""

@@ -38,7 +38,7 @@ _BUSY_SHARE = 0.1
 
 
 def examine_environment(reporter: Reporter) -> None:
-    """Report the machine; what needs torch comes last, because it may fail."""
+    """Report the machine; facts that need torch come last, because its import may fail."""
     limits = read_host_limits()
     reporter.details(
         versions=versions(),
@@ -51,7 +51,7 @@ def examine_environment(reporter: Reporter) -> None:
     driver = read_driver(os.environ.get(VISIBLE_DEVICES))
     reporter.details(driver=driver.as_json())
     began = time.monotonic()
-    import torch  # noqa: PLC0415 - what is known without it has been reported
+    import torch  # noqa: PLC0415 - facts that do not need it have been reported
 
     reporter.ok("torch", f"{torch.__version__} imported in {time.monotonic() - began:.1f} s")
     on_gpu = _examine_device(reporter, driver)
@@ -214,7 +214,7 @@ def _examine_folder(reporter: Reporter, what: str, folder: Path, *, variable: st
 
 
 def _examine_threads(reporter: Reporter, limits: HostLimits, num_threads: int) -> None:
-    """Report the threads; an engine lowers them to what a quota is worth, unless `OMP_NUM_THREADS` says how many."""
+    """Report the threads; an engine lowers them to its quota of processors, unless `OMP_NUM_THREADS` sets them."""
     worth = limits.threads()
     quota = "" if limits.quota is None else f", whose quota is {limits.quota.processors:g} ({limits.quota.file})"
     where = f"{limits.usable_processors} processors{quota}"

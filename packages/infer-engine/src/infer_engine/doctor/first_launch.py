@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from infer_engine.doctor.reporter import Reporter, describe
 
-if TYPE_CHECKING:  # `environment` imports torch itself, after what is known without it
+if TYPE_CHECKING:  # `environment` imports torch itself, after the facts that need none
     import torch
 
 FIXES: Mapping[str, str] = MappingProxyType(
@@ -26,7 +26,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "busy or unavailable": "end the other process that uses the GPU",
     }
 )
-"""By what a message contains, what to do about it."""
+"""Remedies by a part of a message."""
 _SIZE = 256
 
 
@@ -44,7 +44,7 @@ def examine_first_launches(reporter: Reporter) -> None:
 def examine_launch(
     reporter: Reporter, what: str, launch: Callable[["torch.device"], bool], device: "torch.device"
 ) -> None:
-    """Report what comes of `launch`, which returns whether the result is right."""
+    """Report the outcome of `launch`, which returns whether the result is right."""
     try:
         is_right = launch(device)
     except Exception as error:  # noqa: BLE001 - of Triton's compiler, its driver, torch: each has types of its own

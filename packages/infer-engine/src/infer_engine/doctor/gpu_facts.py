@@ -1,4 +1,4 @@
-"""What the system, the driver and torch say of NVIDIA GPUs, and why torch cannot use one."""
+"""Facts that the system, the driver and torch tell of NVIDIA GPUs, and the reason why torch cannot use one."""
 
 import ctypes
 import re
@@ -20,7 +20,7 @@ EXCLUSIVE = "Exclusive_Process"
 _SMI_FIELDS = "name,driver_version,compute_cap,memory.total,memory.used,compute_mode,mig.mode.current"
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 NO_GPU = "No CUDA GPUs are available"
-"""What torch says if the driver works and shows it no GPU."""
+"""Message of torch if the driver works and shows it no GPU."""
 FIXES: Mapping[str, str] = MappingProxyType(
     {
         "Error 802": "start `nvidia-fabricmanager`, of the driver's version, which connects the GPUs of this machine",
@@ -29,17 +29,17 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "Error 999": "see `dmesg`; after a suspend, `rmmod nvidia_uvm` and `modprobe nvidia_uvm` as root",
     }
 )
-"""By the number in torch's message, what to do about it."""
+"""Remedies by the number in torch's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFacts:
-    """What there is of a driver, without torch.
+    """Facts of the driver, read without torch.
 
     Attributes:
         node: the file by which the system shows a GPU; None: it shows none.
-        driver_version: of the kernel's driver; None: there is none, or it does not say.
-        driver_cuda: the newest CUDA that the driver knows, such as (13, 0); None if `libcuda_error` is set.
+        driver_version: version of the kernel's driver; None: there is none, or it does not say.
+        driver_cuda: the newest CUDA that the driver supports, such as (13, 0); None if `libcuda_error` is set.
         libcuda_error: why the driver's library cannot be used; empty if it can.
         visible_devices: the variable `CUDA_VISIBLE_DEVICES`; None: not set.
     """
@@ -65,7 +65,7 @@ class DriverFacts:
         return "no NVIDIA GPU" if self.node is None else describe_node(Path(self.node))
 
     def as_json(self) -> dict[str, Any]:
-        """What a bug report says."""
+        """Return the facts for a bug report."""
         return asdict(self)
 
 
@@ -90,13 +90,13 @@ def read_driver(visible_devices: str | None) -> DriverFacts:
 def explain_unusable(
     driver: DriverFacts, *, wheel_cuda: str | None, torch_says: str, has_mig: bool = False
 ) -> tuple[str, str]:
-    """Return why torch cannot use the GPU that is there, and what to do about it.
+    """Return the reason why torch cannot use the GPU that is there, and a remedy.
 
     Args:
-        driver: what there is.
+        driver: facts of the driver.
         wheel_cuda: the CUDA that torch was built for, such as `13.0`; None: it was built for CPUs.
         torch_says: the message with which its start of CUDA fails.
-        has_mig: whether a GPU is to be divided into slices.
+        has_mig: a GPU is to be divided into slices.
     """
     if wheel_cuda is None:
         return "torch was built for CPUs", "install a torch wheel for CUDA"
@@ -109,7 +109,7 @@ def explain_unusable(
             return found, "install NVIDIA's driver in Windows, and none in Linux; it is found in /usr/lib/wsl/lib"
         return found, "install the driver; start a container with `--gpus all`"
     major = int(wheel_cuda.partition(".")[0])
-    # Within a major version torch runs on a driver that knows an earlier minor one.
+    # Within a major version torch runs on a driver of an earlier minor one.
     if driver.driver_cuda is not None and driver.driver_cuda[0] < major:
         known = ".".join(map(str, driver.driver_cuda))
         of = f" {driver.driver_version}" if driver.driver_version else ""
@@ -128,12 +128,12 @@ def explain_unusable(
 
 
 def has_mig(told: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether a GPU is in MIG mode, by what `ask_nvidia_smi` returned."""
+    """Return whether a GPU is in MIG mode, by the answer of `ask_nvidia_smi`."""
     return any(gpu["mig.mode.current"] == "Enabled" for gpu in told)
 
 
 def is_exclusive(told: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether a GPU takes one process at a time, by what `ask_nvidia_smi` returned."""
+    """Return whether a GPU takes one process at a time, by the answer of `ask_nvidia_smi`."""
     return any(gpu["compute_mode"] == EXCLUSIVE for gpu in told)
 
 
@@ -143,7 +143,7 @@ def is_slice(name: str) -> bool:
 
 
 def ask_nvidia_smi() -> list[dict[str, str]]:
-    """Return what `nvidia-smi` says of each GPU, by the names of its fields; nothing if it does not answer."""
+    """Return the fields that `nvidia-smi` prints of each GPU, by their names; nothing if it does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -158,7 +158,7 @@ def ask_nvidia_smi() -> list[dict[str, str]]:
 
 
 def _ask_libcuda() -> tuple[tuple[int, int] | None, str]:
-    """Return (the newest CUDA that the driver knows, ""), or (None, why it does not say)."""
+    """Return (the newest CUDA that the driver supports, ""), or (None, the reason why it does not say)."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -15,7 +15,7 @@ from infer_engine.host_limits import HostLimits
 OUR_PACKAGES = ("infer-kernels", "infer-models", "infer-cache", "infer-engine", "infer-server", "infer-ray")
 OTHER_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface-hub", "msgspec", "litestar")
 INSTRUCTION_SETS = ("avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_bf16", "avx512_fp16", "amx_bf16")
-"""Of x86-64, as /proc/cpuinfo spells them; those that the C++ kernels or PyTorch use."""
+"""Instruction sets of x86-64 that the C++ kernels or PyTorch use, as /proc/cpuinfo spells them."""
 ARM_INSTRUCTION_SETS = ("asimd", "asimdhp", "bf16", "sve", "sve2")
 
 _VARIABLES = re.compile(
@@ -52,7 +52,7 @@ def describe_system() -> dict[str, Any]:
 
 
 def describe_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that change what our programs do; of secrets only that they are set."""
+    """Return the environment variables that change our programs; the values of secrets are hidden."""
     return {
         name: HIDDEN if SECRET_NAME.search(name) else value
         for name, value in sorted(environment.items())
@@ -75,7 +75,7 @@ def describe_processors(cpuinfo: str | None = None, *, limits: HostLimits) -> di
 
 
 def describe_memory(*, limits: HostLimits) -> dict[str, int | None]:
-    """Return bytes of memory: all, available, and what the cgroups of this process allow and leave free, or None."""
+    """Return bytes of memory: all, available, and the limit and the free rest of this process's cgroups, or None."""
     fields = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", _read(Path("/proc/meminfo")), re.MULTILINE))
     total, available = (int(fields[name]) * 1024 if name in fields else None for name in ("MemTotal", "MemAvailable"))
     limit = limits.memory
@@ -88,7 +88,7 @@ def describe_memory(*, limits: HostLimits) -> dict[str, int | None]:
 
 
 def describe_compilers(environment: Mapping[str, str] = os.environ) -> dict[str, str | bool | None]:
-    """Return where compilers and Python's headers are; None: not found."""
+    """Return the paths of compilers, None where not found, and whether Python's headers are there."""
     path = environment.get("PATH")
     found: dict[str, str | bool | None] = {
         name: shutil.which(name, path=path) for name in ("cc", "gcc", "clang", "c++", "g++", "clang++", "ptxas")

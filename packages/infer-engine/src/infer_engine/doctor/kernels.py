@@ -25,7 +25,7 @@ NUM_JOINS_ON_GPU, NUM_JOINS_ON_CPU = 1000, 20
 
 
 def examine_kernels(reporter: Reporter) -> None:
-    """Report whether the model's ops compute what they should on the device of the request."""
+    """Report whether the model's ops agree with their references on the device of the request."""
     try:
         read = read_model(reporter)
         device = resolve_device(reporter.request.device)
@@ -75,7 +75,7 @@ def share_of(checks: Sequence[SelfCheck], *, index: int, count: int) -> list[Sel
 
 
 def run_checks(reporter: Reporter, checks: Sequence[SelfCheck], device: torch.device) -> int:
-    """Run `checks` while there is time; report what is wrong and what was left out, and return how many agree."""
+    """Run `checks` while there is time; report wrong ones and those left out, and return the number that agree."""
     num_right = 0
     with torch.inference_mode():
         for index, check in enumerate(checks):
@@ -88,7 +88,7 @@ def run_checks(reporter: Reporter, checks: Sequence[SelfCheck], device: torch.de
 
 
 def _is_right(reporter: Reporter, check: SelfCheck, device: torch.device) -> bool:
-    """Run one check and report what is wrong with it."""
+    """Run one check, report a fault, and return whether it agrees."""
     try:
         check.run(device)
     except CheckImpossibleError as error:

@@ -13,7 +13,7 @@ from infer_kernels.checks import ModelOps
 from infer_kernels.checks.memory_rates import NUM_BYTES, MemoryRates, measure_memory_rates
 
 LEAST_SHARE = 0.5
-"""Of the card's rate: a copy reaches about nine tenths of it, decode attention about three quarters."""
+"""Share of the card's rate: a copy reaches about nine tenths of it, decode attention about three quarters."""
 _LEAST_BYTES_PER_S = 20e9
 """A lower rate of a card is none: its driver does not tell."""
 _MEMORY_SHARE = 0.25
@@ -44,14 +44,14 @@ def rate_of_card(properties: Any) -> float | None:
     and 5,120 bits has 3.35 TB/s.
 
     Args:
-        properties: of `torch.cuda.get_device_properties`: `memory_clock_rate` in kHz, `memory_bus_width` in bits.
+        properties: those of `torch.cuda.get_device_properties`: `memory_clock_rate` in kHz, `memory_bus_width` in bits.
     """
     rate = float(2 * properties.memory_clock_rate * 1e3 * properties.memory_bus_width / 8)
     return rate if rate >= _LEAST_BYTES_PER_S else None
 
 
 def judge_memory_rate(reporter: Reporter, rates: MemoryRates, *, card: float | None) -> None:
-    """Report `rates`, and whether one is less than half of the card's; None: that of the card is not known."""
+    """Report `rates`, and whether one is less than half of the card's; None: the card's rate is not known."""
     reporter.details(memory_rates={"copy": rates.copied, "decode_attention": rates.attended, "card": card})
     for what, rate in (("memory, copied", rates.copied), ("memory, read by decode attention", rates.attended)):
         found = f"{rate / 1e9:.0f} GB/s"

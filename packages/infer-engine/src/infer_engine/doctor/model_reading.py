@@ -32,11 +32,11 @@ class ReadModel:
     """A model whose configuration was read.
 
     Attributes:
-        name: as the user knows it.
+        name: name that the user gave it.
         folder: the checkpoint.
         config: its architecture.
-        engine_config: that of an engine with defaults but for what the request says.
-        dtype: of weights and activations.
+        engine_config: configuration of an engine with defaults, but for the fields of the request.
+        dtype: dtype of weights and activations.
     """
 
     name: str
@@ -58,7 +58,7 @@ def read_model(reporter: Reporter) -> ReadModel:
     folder = resolve_checkpoint(request.model)
     reporter.show_as(folder, name)
     config = ModelConfig.from_folder(folder)
-    with loading_warnings(), suppress(CheckpointError):  # the part `model` reports what is wrong with the weights
+    with loading_warnings(), suppress(CheckpointError):  # the part `model` reports faults of the weights
         config = read_checkpoint_config(folder)
     return ReadModel(
         name=name,
@@ -77,7 +77,7 @@ def read_model(reporter: Reporter) -> ReadModel:
 
 @contextmanager
 def loading_warnings() -> Iterator[list[str]]:
-    """Yield a list of what is warned of while a checkpoint is read inside, in place of its log lines."""
+    """Yield a list that gets the warnings of reading a checkpoint inside, in place of their log lines."""
     warnings: list[str] = []
 
     class Collector(logging.Handler):
@@ -101,7 +101,7 @@ def without_weights(read: ReadModel) -> CausalLM:
 
     Raises:
         CheckpointError: `quantization_config` has a value that is not supported.
-        ValueError: there is no such device, or none of its kernels multiplies what the request asks for.
+        ValueError: there is no such device, or none of its kernels multiplies by the weights that the request asks for.
     """
     config = replace(read.config, ropes=(None,) * read.config.num_layers)  # tables of angles would be computed
     factory = ParameterFactory(device=META, dtype=read.dtype, linear=linear)
@@ -113,7 +113,7 @@ def without_weights(read: ReadModel) -> CausalLM:
 
 
 def sized_rank(read: ReadModel, model: CausalLM) -> LoadedRank:
-    """Return what sizes the KV cache of `model`, as an engine with defaults would.
+    """Return a rank that sizes the KV cache of `model` as an engine with defaults would.
 
     Raises:
         ValueError: there is no such device, or it has no kernels for the cache's dtype.

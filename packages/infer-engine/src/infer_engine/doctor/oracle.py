@@ -1,4 +1,4 @@
-"""A small model with the user's heads and dtype, and what it must answer: plain PyTorch in fp32, without a cache.
+"""A small model with the user's heads and dtype, and its right answers: plain PyTorch in fp32, without a cache.
 
 The oracle computes whole texts by the gradients' path of every op, which has no kernel, and gives the logits of each
 token. An engine's logits of the same text must be close, and its greedy token the oracle's wherever the two best
@@ -31,12 +31,12 @@ LOGIT_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.35, torch.float16: 0.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How an engine's tokens and logits compare with the oracle's.
+    """Comparison of an engine's tokens and logits with the oracle's.
 
     Attributes:
-        num_tokens: compared.
-        num_decided: those whose margin exceeds rounding.
-        num_decided_same: those of them that are the same.
+        num_tokens: tokens that were compared.
+        num_decided: tokens whose margin exceeds rounding.
+        num_decided_same: the same tokens among `num_decided`.
         logit_error: the largest difference of a logit, in standard deviations; NaN if one is.
     """
 
@@ -57,7 +57,7 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
 
     Args:
         fields: a `config.json`.
-        config: what it says.
+        config: the architecture that it describes.
     """
     text = fields if config.wrapper is None else fields["text_config"]
     num_layers = min(NUM_LAYERS, config.num_layers)
@@ -128,7 +128,7 @@ class Oracle:
         self._model.requires_grad_(True)  # noqa: FBT003 - torch's own signature; a wanted gradient keeps kernels out
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits [tokens, vocab] of what follows each of `token_ids`."""
+        """Return the logits [tokens, vocab] of the token after each of `token_ids`."""
         ids = torch.tensor(token_ids, dtype=torch.int32)
         return self._model(ids, torch.arange(len(ids), dtype=torch.int32), CausalView()).detach()  # type: ignore[no-any-return]  # a module's call
 

@@ -1,4 +1,4 @@
-"""`Reporter`: writes what a part finds, as it finds it."""
+"""`Reporter`: writes the findings of a part, each at once."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Reporter:
     """Writes messages of a part, and counts its time.
 
     Attributes:
-        request: what the part was asked.
+        request: request to the part.
     """
 
     def __init__(self, request: DoctorRequest, write: Callable[[bytes], object]) -> None:
