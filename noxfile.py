@@ -292,6 +292,13 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation's site; a broken link or anchor fails. `nox -s docs -- serve` shows it while you write."""
+    sync(session, "--only-group", "docs")
+    session.run("mkdocs", *(session.posargs or ("build", "--strict", "--quiet")))
+
+
+@nox.session
 def alone(session: nox.Session) -> None:
     """The kernels as other projects take them: the built wheel with torch and triton, outside the workspace."""
     folder = Path(session.create_tmp()).resolve()

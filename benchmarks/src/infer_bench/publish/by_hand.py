@@ -25,7 +25,7 @@ _BY_HAND = "measured by hand, on the CPU and at the commit that it names"
 _LIMIT = "a limit, a goal or a bound, not a measurement"
 _ROUGH = "an order of magnitude, for operators"
 _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
-    _AMX: (("README.md", "## Measured"), ("docs/cpu.md", "## On which CPUs the comparisons hold")),
+    _AMX: (("docs/cpu.md", "## On which CPUs the comparisons hold"),),
     _BY_HAND: (
         ("docs/benchmarks.md", "## Kernels on a CPU"),
         ("docs/benchmarks.md", "## The host's time of a step"),
