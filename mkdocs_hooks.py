@@ -1,4 +1,4 @@
-"""Hooks of the documentation's site (`mkdocs.yml`): pages from outside of `docs/`, and links to files that are no pages.
+"""Hooks of the documentation's site (`mkdocs.yml`): pages from outside of `docs/`, and links to other files.
 
 The pages are written to be read in the repository, so that their links are paths there. On the site
 
@@ -57,6 +57,7 @@ def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
 def on_files(files: "Files", *, config: "MkDocsConfig") -> "Files":
     """Add the pages that are not in `docs/`."""
     from mkdocs.structure.files import File  # noqa: PLC0415 - only where the site is built: tests import this module
+
     for path, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
     return files

@@ -1,4 +1,4 @@
-"""`docs/changing.md` leads somewhere: the files that it names are there, what it calls by name is in them, tests run."""
+"""`docs/changing.md` leads somewhere: its files and tests are there, and what it calls by name is in them."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,7 @@ PAGE = ROOT / "docs" / "changing.md"
 SOURCES = ("packages/", "tests/", "benchmarks/", "examples/")
 ERRANDS = {
     heading: text
-    for heading, _, text in (
-        section.partition("\n") for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
-    )
+    for heading, _, text in (section.partition("\n") for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
 }
 
 
@@ -22,7 +20,7 @@ def named_paths(text: str) -> list[tuple[str, Path]]:
     return [(name.strip("`"), (PAGE.parent / target).resolve()) for name, target in links]
 
 
-def tests_of(text: str) -> list[Path]:
+def paths_run_by(text: str) -> list[Path]:
     """Return the files and folders of tests that the commands of an errand run."""
     commands = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     return [ROOT / word for word in commands.split() if word.startswith(SOURCES)]
@@ -30,7 +28,8 @@ def tests_of(text: str) -> list[Path]:
 
 def test_the_seven_errands_are_in_the_table_of_contents() -> None:
     head = PAGE.read_text(encoding="utf-8").split("\n## ")[0]
-    assert [title.lower() for title in ERRANDS] == re.findall(r"^\| \[([^]]+)\]", head, re.MULTILINE)
+    listed = re.findall(r"^\| \[([^]]+)\]", head, re.MULTILINE)
+    assert [title.lower() for title in ERRANDS] == [title.lower() for title in listed]
     assert len(ERRANDS) == 7
 
 
@@ -49,7 +48,7 @@ def test_a_link_says_the_path_that_it_leads_to(errand: str) -> None:
 
 @pytest.mark.parametrize("errand", ERRANDS)
 def test_every_errand_names_tests_that_exist(errand: str) -> None:
-    tests = tests_of(ERRANDS[errand])
+    tests = paths_run_by(ERRANDS[errand])
     assert tests
     assert [str(path) for path in tests if not path.exists()] == []
 

@@ -71,7 +71,8 @@ def test_every_program_for_tools_runs_on_the_demo_model(serve: Serve, document: 
 
 
 @pytest.mark.parametrize(
-    "document", ["docs/clients.md", "docs/structured-output.md", "docs/tools.md", "docs/agents.md", "docs/index.md", "README.md"]
+    "document",
+    ["docs/clients.md", "docs/structured-output.md", "docs/tools.md", "docs/agents.md", "docs/index.md", "README.md"],
 )
 def test_every_curl_snippet_is_answered(serve: Serve, document: str) -> None:
     """The commands are sent as curl would, without one: it need not be installed."""

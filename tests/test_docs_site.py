@@ -3,6 +3,7 @@
 `nox -s docs` builds it. Here nothing of mkdocs is needed.
 """
 
+import importlib
 import importlib.util
 import logging
 import re
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import infer_kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 URL = "https://example.org/infer"
@@ -71,3 +74,11 @@ def test_a_link_to_a_file_that_is_not_there_is_a_warning(hooks: ModuleType, capl
     assert [record.getMessage() for record in caplog.records] == [
         "gpu.md links to `packages/nothing.py`, which does not exist"
     ]
+
+
+def test_the_reference_of_kernels_has_each_public_name_by_the_path_that_it_is_defined_in() -> None:
+    page = (ROOT / "docs" / "reference" / "kernels.md").read_text(encoding="utf-8")
+    paths = [path.rsplit(".", 1) for path in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)]
+    assert sorted(name for _, name in paths) == sorted(infer_kernels.__all__)
+    for module, name in paths:
+        assert getattr(importlib.import_module(module), name) is getattr(infer_kernels, name)

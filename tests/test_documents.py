@@ -16,8 +16,15 @@ from infer_server.testing import FakeEngine
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["docs/clients.md", "docs/deployment.md", "docs/operations.md", "docs/playground.md", "docs/configuration.md"]
-PAGES += ["README.md", "docs/index.md", "packages/infer-server/README.md", "docs/doctor.md", "docs/agents.md", "docs/compatibility.md"]
-PAGES += ["docs/models.md", "docs/tools.md", "docs/structured-output.md", "docs/embedding.md"]
+PAGES += [
+    "README.md",
+    "docs/index.md",
+    "packages/infer-server/README.md",
+    "docs/doctor.md",
+    "docs/agents.md",
+    "docs/compatibility.md",
+]
+PAGES += ["docs/models.md", "docs/tools.md", "docs/structured-output.md", "docs/embedding.md", "docs/index.md"]
 # Flags of the other programs that these pages show.
 OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
 OTHERS |= {"--interval", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}

@@ -3,9 +3,7 @@
 The numbers of exceptions are what is there. They may fall, and then they are to be lowered here.
 """
 
-import subprocess
 from collections import Counter
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -13,40 +11,66 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = {".py", ".cpp", ".h", ".js", ".css", ".html"}
+NOT_OURS = {"__pycache__", ".venv", "build", "dist", "node_modules"}
 MAX_LINES = 400
 MAX_MODULES = 12
 
 LONG_FILES: dict[str, int] = {
+    "packages/infer-engine/src/infer_engine/core/engine_core.py": 401,
+    "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 406,
+    "tests/field/test_quantized_as_found.py": 412,
 }
 """Files of more lines than `MAX_LINES`, with their number."""
 
 LARGE_FOLDERS: dict[str, int] = {
+    "benchmarks/src/infer_bench/gpu": 16,
+    "benchmarks/src/infer_bench/kernels": 16,
+    "benchmarks/src/infer_bench/serving": 14,
+    "benchmarks/tests": 25,
+    "packages/infer-cache/src/infer_cache": 13,
+    "packages/infer-cache/tests": 15,
+    "packages/infer-engine/src/infer_engine/doctor": 17,
+    "packages/infer-engine/tests/scheduling": 13,
+    "packages/infer-kernels/src/infer_kernels/selftest": 14,
+    "packages/infer-kernels/src/infer_kernels/testing": 27,
+    "packages/infer-kernels/tests/interpreter": 36,
+    "packages/infer-models/tests": 14,
+    "packages/infer-models/tests/text": 17,
+    "packages/infer-server/tests/connections": 15,
+    "tests": 32,
+    "tests/field": 22,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
+    "packages/infer-kernels/src": 23_900,
+    "packages/infer-kernels/tests": 12_400,
+    "packages/infer-models/src": 12_300,
+    "packages/infer-models/tests": 6_500,
+    "packages/infer-cache/src": 1_580,
+    "packages/infer-cache/tests": 2_500,
+    "packages/infer-engine/src": 22_500,
+    "packages/infer-engine/tests": 17_500,
+    "packages/infer-server/src": 13_300,
+    "packages/infer-server/tests": 9_100,
+    "packages/infer-ray/src": 1_590,
+    "packages/infer-ray/tests": 1_170,
+    "benchmarks/src": 15_200,
+    "benchmarks/tests": 4_600,
+    "tests": 9_900,
+    "examples": 930,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""
 
 
 @cache
 def num_lines() -> dict[PurePosixPath, int]:
-    """Return the lines of each file of code: of the repository, or of the folder where there is no git."""
-    parts = ["packages", "benchmarks", "tests", "examples"]
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *parts],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    paths: Iterable[Path] = [ROOT / line for line in listed.stdout.splitlines()]
-    if listed.returncode:
-        paths = [path for part in parts for path in (ROOT / part).rglob("*") if "__pycache__" not in path.parts]
+    """Return the lines of each file of code."""
+    paths = (path for part in ("packages", "benchmarks", "tests", "examples") for path in (ROOT / part).rglob("*"))
     return {
         PurePosixPath(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
         for path in paths
-        if path.suffix in CODE and path.is_file()
+        if path.suffix in CODE and not NOT_OURS & set(path.parts)
     }
 
 
@@ -61,9 +85,7 @@ def num_modules() -> Counter[str]:
 
 def lines_of_parts() -> dict[str, int]:
     """Return the lines of code in each part that has a ceiling."""
-    return {
-        part: sum(lines for path, lines in num_lines().items() if path.is_relative_to(part)) for part in CEILINGS
-    }
+    return {part: sum(lines for path, lines in num_lines().items() if path.is_relative_to(part)) for part in CEILINGS}
 
 
 def test_a_file_has_at_most_400_lines() -> None:
