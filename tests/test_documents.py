@@ -25,6 +25,7 @@ PAGES += [
     "docs/compatibility.md",
 ]
 PAGES += ["docs/models.md", "docs/tools.md", "docs/structured-output.md", "docs/embedding.md", "docs/index.md"]
+PAGES += ["docs/changing.md", "SECURITY.md", ".github/ISSUE_TEMPLATE/bug.yml"]
 # Flags of the other programs that these pages show.
 OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
 OTHERS |= {"--interval", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}
