@@ -267,6 +267,12 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def coverage(session: nox.Session) -> None:
+    """Write `docs/coverage.md` and its parts from their rows and from the markers of tests."""
+    session.run("python", "-m", "scripts.coverage_pages")
+
+
+@nox.session
 def kernel_report(session: nox.Session) -> None:
     """Registers, shared memory and spills of every kernel that ships, compiled for three architectures."""
     sync(session, "--group", "bench")

@@ -1,115 +1,95 @@
-"""`docs/coverage.md` and its parts lead somewhere: the files are there, and so are the tests that they name."""
+"""`docs/coverage.md` and its parts are written from rows and from the markers of tests, which fit together."""
 
-import ast
 import re
-from functools import cache
+import sys
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-INDEX = DOCS / "coverage.md"
-PARTS = sorted((DOCS / "coverage").glob("*.md"))
-ROOT = DOCS.parent
-TESTS, BENCHMARKS, PACKAGES = ROOT / "tests", ROOT / "benchmarks" / "tests", ROOT / "packages"
-OTHER_SESSIONS = {
-    "benchmarks/tests": "tests_bench",
-    "packages/infer-ray/tests": "ray",
-    "tests/browser": "browser",
-    "tests/simulated_gpu": "simulated_gpu",
-}
-"""By folder whose tests `nox -s tests`, the README's command, leaves out: the session that runs them."""
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.coverage_pages.markers import OTHER_SESSIONS, covering_tests
+from scripts.coverage_pages.pages import written_pages
+from scripts.coverage_pages.rows import read_pages
+from scripts.coverage_pages.rules import faults
+
+ROOT = Path(__file__).resolve().parents[1]
+INDEX = ROOT / "docs" / "coverage.md"
+PARTS = sorted((ROOT / "docs" / "coverage").glob("*.md"))
 MAX_LINES = 400
 
-Row = tuple[str, str, str]
+ROWS = """\
+title = "Cache"
+
+[[section]]
+title = "Blocks"
+
+[section.row.reuse]
+what = "Blocks are used again, or `a|b`; [more](more.md)"
+code = ["src/blocks.py"]
+
+[section.row.speed]
+what = "In no time"
+code = ["src/blocks.py", "src/deep/blocks.py"]
+gap = "no test measures it"
+"""
+INDEX_HEAD = "# What is covered\n\nBy hand.\n\n"
+TESTS = """\
+import pytest
 
 
-def links(text: str) -> list[tuple[str, str]]:
-    """Return (text, target) of each link."""
-    return re.findall(r"\[([^]]+)\]\(([^)]+)\)", text)
+@pytest.mark.covers("cache/reuse")
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_block_is_used_again(size: int) -> None: ...
+"""
 
 
-def rows(page: Path) -> list[Row]:
-    """Return (what, code, test) of each row of the page's tables."""
-    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if not line.startswith("| what ")]
-    assert all(len(row) == 3 for row in cells)
-    return [(what.strip(), code.strip(), test.strip()) for what, code, test in cells]
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with a page of two rows and one test."""
+    files = {
+        "docs/coverage.md": INDEX_HEAD,
+        "docs/coverage/1-cache.toml": ROWS,
+        "src/blocks.py": "",
+        "src/deep/blocks.py": "",
+        "packages/infer-cache/tests/test_blocks.py": TESTS,
+        "benchmarks/tests/test_speed.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
 
 
-@cache
-def defined_in(path: Path) -> frozenset[str]:
-    """Return the tests that a file defines: functions, methods, and the cases of Hypothesis's machines."""
+def replace(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
-    found = re.findall(r"^ *(?:async )?def (test_\w+)|^(Test\w+) = ", text, re.MULTILINE)
-    return frozenset(function or machine for function, machine in found)
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-@cache
-def left_out_in(path: Path) -> frozenset[str]:
-    """Return the tests of a file all of whose cases are marked `full`, which `nox -s tests` leaves out."""
-    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    functions = [node for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return frozenset(node.name for node in functions if "pytest.mark.full" in map(ast.unparse, node.decorator_list))
+def faults_of(tree: Path) -> list[str]:
+    return faults(tree, read_pages(tree / "docs" / "coverage"), covering_tests(tree))
 
 
-def session_of(name: str, path: Path) -> str:
-    """Return the session of the noxfile that runs a test."""
-    for folder, session in OTHER_SESSIONS.items():
-        if path.is_relative_to(ROOT / folder):
-            return session
-    return "tests_full" if name in left_out_in(path) else "tests"
+def test_rows_and_markers_fit_together() -> None:
+    tests = covering_tests(ROOT)
+    assert len(tests) > 500
+    assert faults(ROOT, read_pages(ROOT / "docs" / "coverage"), tests) == []
 
 
-def test_index_has_every_part_with_its_rows_and_its_gaps() -> None:
-    table = re.findall(
-        r"^\| \[[^]]+\]\(([^)]+)\) \| (\d+) \| (\d+) \|$", INDEX.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    counted = {DOCS / target: (int(num_rows), int(num_gaps)) for target, num_rows, num_gaps in table}
-    assert counted == {part: (len(rows(part)), sum("**" in test for _, _, test in rows(part))) for part in PARTS}
-    num_rows, num_gaps = map(sum, zip(*counted.values(), strict=True))
-    assert num_rows > 200
-    assert f"\n| all | {num_rows} | {num_gaps} |\n" in INDEX.read_text(encoding="utf-8")
-
-
-def test_index_lists_every_gap_and_nothing_else() -> None:
-    listed = re.findall(
-        r"^\| (.+) \(\[[^]]+\]\(([^)]+)\)\) \| [^|]+ \|$", INDEX.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    gaps = [(what, f"coverage/{part.name}") for part in PARTS for what, _, test in rows(part) if "**" in test]
-    assert sorted(listed) == sorted(gaps)
+def test_pages_are_what_nox_s_coverage_writes() -> None:
+    written = written_pages(ROOT)
+    assert sorted(written) == sorted([INDEX, *PARTS])
+    assert [path.name for path, text in written.items() if path.read_text(encoding="utf-8") != text] == []
 
 
 @pytest.mark.parametrize("page", [INDEX, *PARTS], ids=lambda page: page.name)
 def test_page_is_of_readable_length_and_leads_to_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
-    assert [target for _, target in links(text) if not (page.parent / target).is_file()] == []
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_row_has_its_code_and_its_test_or_says_what_is_missing(part: Path) -> None:
-    for what, code, test in rows(part):
-        assert links(code) or (code == "none" and "**missing" in test), what
-        assert links(test) or "**" in test, what
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_named_tests_are_in_the_files_that_they_lead_to(part: Path) -> None:
-    named = [(name.strip("`"), part.parent / target) for _, _, test in rows(part) for name, target in links(test)]
-    assert named
-    assert [name for name, path in named if name not in defined_in(path.resolve())] == []
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_tests_named_without_a_link_exist_too(part: Path) -> None:
-    known = {
-        name
-        for path in (*TESTS.glob("**/test_*.py"), *BENCHMARKS.glob("test_*.py"), *PACKAGES.glob("*/tests/**/test_*.py"))
-        for name in defined_in(path)
-    }
-    assert known
-    assert set(re.findall(r"`(test_\w+)`", part.read_text(encoding="utf-8"))) <= known
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert targets
+    assert [target for target in targets if not (page.parent / target).is_file()] == []
 
 
 def test_sessions_are_those_of_the_noxfile_and_the_readme() -> None:
@@ -123,11 +103,109 @@ def test_sessions_are_those_of_the_noxfile_and_the_readme() -> None:
     assert not any(folder in of_tests for folder in OTHER_SESSIONS)
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_row_has_a_test_that_the_readmes_command_runs_or_says_which_session_does(part: Path) -> None:
-    head = part.read_text(encoding="utf-8").split("\n| what ")[0]
-    for what, _, test in rows(part):
-        sessions = {session_of(name.strip("`"), (part.parent / target).resolve()) for name, target in links(test)}
-        if sessions and "tests" not in sessions:
-            bold = "".join(re.findall(r"\*\*(.*?)\*\*", test))
-            assert any(f"`nox -s {session}`" in bold + head for session in sessions), what
+def test_page_has_a_line_for_each_row_with_its_code_and_its_tests(tree: Path) -> None:
+    page = written_pages(tree)[tree / "docs" / "coverage" / "1-cache.md"]
+    code = "[`src/blocks.py`](../../src/blocks.py)"
+    test = "[`test_a_block_is_used_again`](../../packages/infer-cache/tests/test_blocks.py)"
+    assert [line for line in page.splitlines() if line.startswith("| ")] == [
+        "| what | code | test that would fail without it |",
+        rf"| Blocks are used again, or `a\|b`; [more](../more.md) | {code} | {test} |",
+        f"| In no time | {code}, [`deep/blocks.py`](../../src/deep/blocks.py) | **no test measures it** |",
+    ]
+
+
+def test_index_keeps_what_is_written_by_hand_and_counts_rows_and_gaps(tree: Path) -> None:
+    for _ in range(2):
+        index = written_pages(tree)[tree / "docs" / "coverage.md"]
+        assert index.startswith(INDEX_HEAD)
+        assert [line for line in index.splitlines() if line.startswith("| ")] == [
+            "| section | rows | with a gap |",
+            "| [Cache](coverage/1-cache.md) | 2 | 1 |",
+            "| all | 2 | 1 |",
+            "| what | where it stands |",
+            "| In no time ([Cache](coverage/1-cache.md)) | no test measures it |",
+        ]
+        (tree / "docs" / "coverage.md").write_text(index, encoding="utf-8")
+
+
+def test_every_form_of_a_test_is_found(tree: Path) -> None:
+    path = tree / "tests" / "field" / "test_more.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "class TestBlocks:\n"
+        '    @pytest.mark.covers("cache/reuse")\n'
+        "    async def test_of_a_class(self) -> None: ...\n"
+        'TestMachine = pytest.mark.covers("cache/reuse", "cache/speed")(Machine.TestCase)\n',
+        encoding="utf-8",
+    )
+    assert [(test.name, test.keys) for test in covering_tests(tree)] == [
+        ("test_a_block_is_used_again", ("cache/reuse",)),
+        ("test_of_a_class", ("cache/reuse",)),
+        ("TestMachine", ("cache/reuse", "cache/speed")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("def test_a_block", "def block", id="no test"),
+        pytest.param('@pytest.mark.covers("cache/reuse")', 'reuses = pytest.mark.covers("cache/reuse")', id="a name"),
+        pytest.param('@pytest.mark.covers("cache/reuse")', "@pytest.mark.covers(KEY)", id="no text"),
+        pytest.param('@pytest.mark.covers("cache/reuse")', "@pytest.mark.covers()", id="no row"),
+    ],
+)
+def test_a_marker_that_cannot_be_read_is_an_error(tree: Path, old: str, new: str) -> None:
+    replace(tree / "packages" / "infer-cache" / "tests" / "test_blocks.py", old, new)
+    with pytest.raises(ValueError, match=r"`packages/infer-cache/tests/test_blocks.py`.* `covers`"):
+        covering_tests(tree)
+
+
+def test_a_marker_names_a_row_and_a_row_has_a_test_or_a_gap(tree: Path) -> None:
+    replace(tree / "packages" / "infer-cache" / "tests" / "test_blocks.py", "cache/reuse", "cache/other")
+    stray, untested = faults_of(tree)
+    assert stray.endswith(
+        "line 6: `test_a_block_is_used_again` covers `cache/other`, which is no row in `docs/coverage`."
+    )
+    assert untested == "`cache/reuse` has no test; mark one with `covers`, or say in `gap` why there is none."
+    with pytest.raises(ValueError, match="covers `cache/other`"):
+        written_pages(tree)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('code = ["src/blocks.py"]', 'code = ["src/none.py"]', "`cache/reuse` has the code `src/none.py`, which is no"),
+        ('code = ["src/blocks.py"]', "code = []", "`cache/reuse` has no code"),
+        ("no test measures it", "but `test_speed`", "`cache/speed` names `test_speed`; mark that test"),
+    ],
+)
+def test_a_row_has_its_code_and_names_no_test_by_hand(tree: Path, old: str, new: str, fault: str) -> None:
+    replace(tree / "docs" / "coverage" / "1-cache.toml", old, new)
+    [found] = faults_of(tree)
+    assert found.startswith(fault)
+
+
+@pytest.mark.parametrize("session", ["tests_full", "tests_bench"])
+def test_a_row_has_a_test_that_the_readmes_command_runs_or_says_which_session_does(tree: Path, session: str) -> None:
+    path = tree / "packages" / "infer-cache" / "tests" / "test_blocks.py"
+    if session == "tests_full":
+        replace(path, "@pytest.mark.param", "@pytest.mark.full\n@pytest.mark.param")
+    else:
+        path.rename(tree / "benchmarks" / "tests" / "test_blocks.py")
+    [fault] = faults_of(tree)
+    assert fault == f"`cache/reuse` has no test that `nox -s tests` runs; name one of ['{session}'] in `note` or `gap`."
+    replace(tree / "docs" / "coverage" / "1-cache.toml", 'py"]\n\n', f'py"]\nnote = "`nox -s {session}` runs it"\n\n')
+    assert faults_of(tree) == []
+
+
+def test_a_file_of_rows_with_a_wrong_field_is_an_error(tree: Path) -> None:
+    replace(tree / "docs" / "coverage" / "1-cache.toml", "gap = ", "gaps = ")
+    with pytest.raises(ValueError, match=r"`cache/speed` has the wrong fields \['gaps'\]"):
+        read_pages(tree / "docs" / "coverage")
+
+
+def test_a_row_of_a_page_has_a_name_of_its_own(tree: Path) -> None:
+    path = tree / "docs" / "coverage" / "1-cache.toml"
+    path.write_text(f"{ROWS}\n[[section]]\n[section.row.reuse]\nwhat = 'Again'\ncode = ['src/blocks.py']\n")
+    with pytest.raises(ValueError, match="has the row `cache/reuse` 2 times"):
+        read_pages(path.parent)

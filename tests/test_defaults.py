@@ -107,19 +107,40 @@ SERVER: dict[str, Any] = {
 }
 
 
+@pytest.mark.covers(
+    "configuration/max-waiting-requests-default",
+    "configuration/seed-default",
+    "configuration/batch-wait-timeout-default",
+    "configuration/gpu-memory-utilization",
+    "configuration/kv-reserve-default",
+    "configuration/batch-invariant",
+)
 def test_engine_left_alone_has_the_promised_defaults() -> None:
     assert asdict(EngineConfig()) == ENGINE
 
 
+@pytest.mark.covers("requests/temperature", "requests/top-p-top-k-min-p")
 def test_request_left_alone_has_the_promised_defaults() -> None:
     assert msgspec.structs.asdict(SamplingParams()) == REQUEST
 
 
+@pytest.mark.covers(
+    "http/stream-ping",
+    "http/max-body-size",
+    "http/shutdown-timeout-default",
+    "command-line-and-library/address",
+    "command-line-and-library/receive-timeout",
+    "command-line-and-library/write-timeout",
+    "command-line-and-library/max-connections",
+    "command-line-and-library/engine-process",
+    "command-line-and-library/log-level-and-format",
+)
 def test_server_left_alone_has_the_promised_defaults() -> None:
     assert asdict(ServerSettings()) == SERVER
     assert ServerSettings().max_body_bytes == 10_000_000
 
 
+@pytest.mark.covers("configuration/max-num-batched-tokens-gpu")
 @pytest.mark.parametrize(("device", "num_tokens"), [("cpu", 2048), ("cuda", 8192)])
 def test_step_left_alone_takes_as_many_tokens_as_its_device_likes(device: str, num_tokens: int) -> None:
     sizes = size_step(EngineConfig(), device=torch.device(device), model_max_seq_len=1000)
@@ -140,6 +161,7 @@ def test_help_and_guides_say_how_many_prompt_tokens_are_computed_beside_decodes(
     assert f"share {usual} tokens of each step ({in_tiles} in bf16 with AMX)" in (DOCS / "cpu.md").read_text()
 
 
+@pytest.mark.covers("configuration/dtype")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtype_left_alone_is_the_checkpoints(tmp_path: Path, dtype: str) -> None:
     save_tiny_llama(tmp_path, dtype=getattr(torch, dtype))
@@ -150,6 +172,7 @@ def test_dtype_left_alone_is_the_checkpoints(tmp_path: Path, dtype: str) -> None
     assert (llm.info.dtype, len(completion.token_ids)) == (dtype, 4)
 
 
+@pytest.mark.covers("configuration/seed-default")
 def test_seed_left_alone_is_drawn_anew_at_every_start() -> None:
     request = GenerateRequest(prompt=[5], params=SamplingParams())
     fronts = [InputProcessor(dummy_tokenizer(300), InputLimits(vocab_size=300, max_seq_len=512)) for _ in range(4)]

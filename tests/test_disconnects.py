@@ -39,6 +39,7 @@ async def settled(engine: Engine) -> bool:
     return False
 
 
+@pytest.mark.covers("http/abort-without-streaming")
 @pytest.mark.parametrize("num_replicas", [1, 2])
 async def test_random_disconnects_under_load_leave_nothing_behind(folder: Path, num_replicas: int) -> None:
     config = EngineConfig(

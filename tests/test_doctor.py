@@ -53,6 +53,7 @@ def doctor(tmp_path: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:
     return completed.returncode, completed.stdout, json.loads(out.read_text())
 
 
+@pytest.mark.covers("command-line-and-library/doctor")
 def test_everything_works_here_and_the_report_has_what_a_bug_report_needs(tmp_path: Path) -> None:
     began = time.monotonic()
     code, table, report = doctor(tmp_path)

@@ -114,11 +114,13 @@ def check_left_out(text: str, name: str) -> None:
             assert f"{number:.0f} on a {device}" in text.replace(",", "") + " ", text
 
 
+@pytest.mark.covers("command-line-and-library/help-agrees")
 def test_every_flag_has_its_help_and_its_row_and_every_row_its_flag() -> None:
     assert {flag(name) for name in DEFAULTS} == set(shown()) - {"--help", "--version"}
     assert set(documented()) == set(DEFAULTS)
 
 
+@pytest.mark.covers("command-line-and-library/help-agrees")
 @pytest.mark.parametrize("name", SET)
 def test_a_default_is_the_same_in_help_page_and_code(name: str) -> None:
     default = DEFAULTS[name]
@@ -132,6 +134,7 @@ def test_a_default_is_the_same_in_help_page_and_code(name: str) -> None:
         assert said == default
 
 
+@pytest.mark.covers("command-line-and-library/help-agrees")
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_is_chosen_where_a_flag_is_left_out_is_the_same_in_help_page_and_code(name: str) -> None:
     _, _, left_out = shown()[flag(name)].partition("Left out: ")

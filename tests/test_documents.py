@@ -94,6 +94,7 @@ async def test_every_field_for_which_vllm_users_are_sent_here_is_as_said(client:
             assert reply.status_code == status, (name, reply.text)
 
 
+@pytest.mark.covers("http/metric-names")
 async def test_metrics_are_those_that_the_documents_list(client: httpx.AsyncClient) -> None:
     families = text_string_to_metric_families((await client.get("/metrics")).text)
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}

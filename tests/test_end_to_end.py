@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 Serve = Callable[..., AbstractContextManager[Any]]
 
 
+@pytest.mark.covers("http/model-id", "command-line-and-library/serves-demo")
 def test_the_demo_model_is_served_without_any_flag_and_ends_cleanly(serve: Serve) -> None:
     with serve() as server:
         assert "infer-demo" in server.banner

@@ -52,6 +52,7 @@ def all_streaming(url: str, pool: ThreadPoolExecutor, *, max_tokens: int) -> lis
     return readers
 
 
+@pytest.mark.covers("http/sigterm-drains")
 def test_sigterm_during_eight_streams_lets_all_of_them_complete(serve: Serve, place: str) -> None:
     with serve(place) as server, ThreadPoolExecutor(NUM_STREAMS) as pool:
         readers = all_streaming(server.url, pool, max_tokens=300)
@@ -63,6 +64,7 @@ def test_sigterm_during_eight_streams_lets_all_of_them_complete(serve: Serve, pl
         assert server.process.wait(timeout=30) == 0
 
 
+@pytest.mark.covers("http/dead-engine")
 def test_a_killed_core_ends_all_streams_within_two_seconds_and_the_server_with_an_error(serve: Serve) -> None:
     with serve("--engine-process") as server, ThreadPoolExecutor(NUM_STREAMS) as pool:
         readers = all_streaming(server.url, pool, max_tokens=800)
@@ -90,6 +92,7 @@ def test_a_killed_server_leaves_no_core_behind(serve: Serve, folder: Path, num_r
         assert not psutil.wait_procs(cores, timeout=10)[1]
 
 
+@pytest.mark.covers("command-line-and-library/engine-process")
 def test_where_the_engine_computes_makes_no_difference(serve: Serve, folder: Path) -> None:
     texts = []
     for flag in ("--engine-process", "--no-engine-process"):

@@ -64,16 +64,19 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+@pytest.mark.covers("configuration/names-on-the-command-line", "command-line-and-library/flags")
 def test_no_field_is_left_out_here() -> None:
     assert {field.name for field in fields(EngineConfig)} == {*WORDS, *SWITCHES, WITH_STATIC_BATCHES}
 
 
+@pytest.mark.covers("configuration/names-on-the-command-line", "command-line-and-library/flags")
 @pytest.mark.parametrize("field", WORDS)
 def test_flag_sets_its_field_and_no_other(field: str) -> None:
     word, value = WORDS[field]
     assert config_of(flag(field), word) == EngineConfig(**{field: value})
 
 
+@pytest.mark.covers("command-line-and-library/boolean-flags")
 @pytest.mark.parametrize("field", SWITCHES)
 def test_switch_has_a_flag_for_on_and_one_for_off(field: str) -> None:
     assert getattr(config_of(flag(field)), field) is True

@@ -83,9 +83,7 @@ def test_tools_calls_the_function_and_answers(run: Run) -> None:
 def test_structured_prints_what_was_asked_for(run: Run) -> None:
     king, choice, time = run("structured").splitlines()
     daughters = "'(?:Goneril|Regan|Cordelia)'"
-    assert re.fullmatch(
-        rf"JSON: (?:Lear|Duncan|Macbeth) [1-9]\d? \[(?:{daughters}(?:, {daughters}){{0,2}})?\]", king
-    )
+    assert re.fullmatch(rf"JSON: (?:Lear|Duncan|Macbeth) [1-9]\d? \[(?:{daughters}(?:, {daughters}){{0,2}})?\]", king)
     assert choice in {"choice: To be", "choice: Not to be"}
     assert re.fullmatch(r"regex: (?:[01]\d|2[0-3]):[0-5]\d", time)
 

@@ -105,6 +105,7 @@ def check_chat(url: str, twin: Any, family: str, folder: Path) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == answer
 
 
+@pytest.mark.covers("models/safetensors-and-shards", "models/parity-sharded")
 @pytest.mark.parametrize(("family", "saved"), list(cases()))
 def test_a_checkpoint_saved_by_transformers_gives_its_greedy_tokens_over_http(
     family: str, saved: Saved, tmp_path: Path, serve: Serve

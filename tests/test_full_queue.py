@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from infer_engine import EngineConfig, build_engine
 from infer_engine.testing.faults import Fault, FaultPlan
@@ -34,6 +35,7 @@ def whole_text(reply: httpx.Response) -> str:
     return "".join(event["choices"][0]["text"] for event in events)
 
 
+@pytest.mark.covers("http/queue-limit-under-load")
 async def test_of_max_waiting_requests_plus_ten_at_once_ten_are_refused_and_the_others_answered_whole(
     folder: Path,
 ) -> None:

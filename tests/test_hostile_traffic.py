@@ -97,6 +97,7 @@ def test_body_that_is_no_json_object_is_refused(client: httpx.Client) -> None:
             assert status(client, path, body) in ({413} if "limit" in name else {400}), (name, path)
 
 
+@pytest.mark.covers("http/max-body-size")
 def test_body_as_large_as_the_limit_is_read(client: httpx.Client) -> None:
     for path, fields in SOUND.items():
         sound = json.dumps(fields).encode()
@@ -112,6 +113,7 @@ def test_body_as_large_as_the_limit_is_read(client: httpx.Client) -> None:
 FOREIGN = {field.encode_name for field in msgspec.structs.fields(ForeignFields)}
 
 
+@pytest.mark.covers("http/error-object")
 def test_any_field_with_any_odd_value_is_answered_or_refused(client: httpx.Client) -> None:
     paths = client.get("/schema/openapi.json").json()["paths"]
     for path in SOUND:
@@ -162,6 +164,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.covers("http/body-sampling")
 @pytest.mark.parametrize("place", ["--engine-process", "--no-engine-process"])
 def test_every_field_is_taken_to_its_ends_and_refused_beyond(client: httpx.Client) -> None:
     sent = [(200, name, raw) for name in TAKEN for raw in TAKEN[name]]

@@ -112,6 +112,7 @@ def test_layer_takes_few_launches_and_mixed_steps_one_more(
     assert launches_of_a_layer(partial(save_tiny, family), tmp_path, rows, **FIELDS.get(family, {})) == expected
 
 
+@pytest.mark.covers("configuration/use-fused-products")
 @pytest.mark.parametrize("family", ["llama", pytest.param("gpt_oss", marks=pytest.mark.full)])
 @pytest.mark.parametrize("options", [{"fuse_products": False}, {"batch_invariant": True}])
 def test_products_are_launches_of_their_own_where_they_are_not_to_be_fused(

@@ -131,6 +131,7 @@ def memory_mib(server: psutil.Process) -> float:
     return float(sum(process.memory_info().rss for process in [server, *server.children()])) / 2**20
 
 
+@pytest.mark.covers("kv-cache/audit-is-empty")
 @pytest.mark.full
 def test_a_minute_of_mixed_load_leaves_the_server_as_it_was(serve: Serve, folder: Path) -> None:
     with serve("--model", str(folder), "--dtype", "float32", *POOL, *LIMITS) as server:

@@ -31,6 +31,7 @@ def asked(part: dict[str, Any], *, text: str = "text") -> list[Any]:
     return [{"role": "user", "content": [part, {"type": text, "text": "What is this?"}]}]
 
 
+@pytest.mark.covers("http/parts-that-are-no-text")
 def test_images_are_refused_and_texts_in_parts_are_answered(url: str) -> None:
     image_url = {"type": "image_url", "image_url": {"url": IMAGE}}
     input_image = {"type": "input_image", "image_url": IMAGE, "detail": "auto"}

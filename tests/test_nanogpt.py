@@ -54,6 +54,7 @@ def simulation(trained: Trained) -> Simulation:
     return simulate(trained.folder)
 
 
+@pytest.mark.covers("experiments/nanogpt-training")
 def test_training_lowers_both_losses_from_those_of_a_uniform_guess(trained: Trained) -> None:
     before, after = trained.evaluations[0], trained.evaluations[-1]
     assert [each.step for each in trained.evaluations] == [0, 50, 100]
@@ -74,6 +75,7 @@ def test_training_refuses_a_text_with_too_little_to_hold_out(tmp_path: Path) -> 
         train_checkpoint("To be or not" * 10, tmp_path, RECIPE)
 
 
+@pytest.mark.covers("experiments/nanogpt-size")
 def test_a_model_of_65_characters_has_209729_parameters_in_the_engine(trained: Trained) -> None:
     info = LLM(str(trained.folder)).info
     assert (info.architecture, info.num_parameters, info.max_seq_len) == ("nanogpt", 209_729, 32)
@@ -92,12 +94,14 @@ def test_rows_of_one_length_attend_as_they_do_one_by_one(trained: Trained) -> No
     assert (together - one_by_one).abs().max() <= 1e-5
 
 
+@pytest.mark.covers("experiments/nanogpt-simulation")
 def test_the_simulation_admits_at_steps_0_0_3_and_completes_at_15_20_16(simulation: Simulation) -> None:
     assert [outcome.admitted_at for outcome in simulation.outcomes] == [0, 0, 3]
     assert [outcome.completed_at for outcome in simulation.outcomes] == [15, 20, 16]
     assert len(simulation.steps) == 21
 
 
+@pytest.mark.covers("experiments/nanogpt-positions")
 def test_each_simulated_request_has_a_cache_of_prompt_and_generated_less_one_positions(simulation: Simulation) -> None:
     assert [outcome.cache_positions for outcome in simulation.outcomes] == [25, 30, 26]
     for outcome, asked in zip(simulation.outcomes, ARRIVALS, strict=True):

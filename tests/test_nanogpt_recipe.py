@@ -111,6 +111,7 @@ def seen(folder: Path) -> Seen:
     return seen
 
 
+@pytest.mark.covers("experiments/nanogpt-training")
 def test_each_update_is_of_16_rows_of_32_characters(seen: Seen) -> None:
     assert len(seen.trained) == 2
     for ids, positions in zip(seen.trained, seen.positions, strict=True):
@@ -120,6 +121,7 @@ def test_each_update_is_of_16_rows_of_32_characters(seen: Seen) -> None:
         assert len(set(rows[:, 0].tolist())) > 8
 
 
+@pytest.mark.covers("experiments/nanogpt-training")
 def test_the_first_nine_tenths_are_trained_on_and_the_last_tenth_is_held_out(seen: Seen) -> None:
     cut = NUM_CHARACTERS * 9 // 10
     assert max(int(ids.max()) for ids in seen.trained) < cut
@@ -133,6 +135,7 @@ def test_the_first_nine_tenths_are_trained_on_and_the_last_tenth_is_held_out(see
     assert int(evaluated[~is_held_out.all(dim=1)].max()) == cut - 2
 
 
+@pytest.mark.covers("experiments/nanogpt-training")
 def test_adamw_updates_all_parameters_at_a_rate_of_one_thousandth(seen: Seen, folder: Path) -> None:
     fields = json.loads((folder / "out" / "config.json").read_text())
     assert [fields[name] for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")] == [4, 4, 64]
@@ -146,6 +149,7 @@ def test_adamw_updates_all_parameters_at_a_rate_of_one_thousandth(seen: Seen, fo
         assert sum(parameter.numel() for parameter in group["params"]) == 209_729 + more
 
 
+@pytest.mark.covers("experiments/nanogpt-training")
 def test_the_loop_makes_5000_updates_at_one_rate() -> None:
     ids = torch.arange(650) % 65
     recipe = replace(program.Recipe(), evaluation_rows=16)
@@ -158,6 +162,7 @@ def test_the_loop_makes_5000_updates_at_one_rate() -> None:
     assert evaluations[-1].held_out_loss < 0.1 < evaluations[0].held_out_loss
 
 
+@pytest.mark.covers("experiments/nanogpt-training")
 def test_the_command_trains_by_the_recipe_unless_it_is_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def assert_true(holds: bool) -> None:  # noqa: FBT001 - what is asserted
     assert holds
 
 
+@pytest.mark.covers("scheduling/short-requests-first")
 @pytest.mark.parametrize("mode", ["continuous", "contiguous"])
 async def test_short_requests_finish_first_and_give_way_at_once(
     long_folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -119,6 +120,7 @@ async def test_short_requests_finish_first_and_give_way_at_once(
     assert min(map(log.last, NEWCOMERS)) < log.last(by_length[1])
 
 
+@pytest.mark.covers("scheduling/static-runs-to-the-end")
 async def test_static_batches_give_way_to_nobody_before_their_last_request_has_finished(
     long_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_light_module_imports_no_torch(module: str, tmp_path: Path) -> None:
     assert run_python(f"import sys, {module}; sys.exit('torch' in sys.modules)", tmp_path).returncode == 0
 
 
+@pytest.mark.covers("command-line-and-library/imports")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_names_its_public_surface_and_ships_its_types(package: str) -> None:
     module = importlib.import_module(f"infer_{package}")
@@ -61,6 +62,7 @@ def test_a_package_names_its_public_surface_and_ships_its_types(package: str) ->
     assert (importlib.resources.files(module) / "py.typed").is_file()
 
 
+@pytest.mark.covers("replicas/no-dependence-on-ray")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_needs_ray(package: str) -> None:
     required = [re.split(r"[^\w-]", each)[0] for each in importlib.metadata.requires(f"infer-{package}") or []]
@@ -74,6 +76,7 @@ def test_the_server_needs_only_what_a_web_server_needs() -> None:
     assert always == {"infer-engine", *web, "prometheus-client", "python-json-logger"}
 
 
+@pytest.mark.covers("command-line-and-library/generate")
 @pytest.mark.parametrize("body", SNIPPETS)
 def test_a_pages_snippet_runs(body: str, tmp_path: Path) -> None:
     completed = run_python(body, tmp_path)
@@ -86,6 +89,7 @@ def test_a_pages_links_to_files_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.covers("models/no-pickle")
 def test_no_file_imports_pickle_or_runs_remote_code() -> None:
     sources = list((ROOT / "packages").glob("*/src/**/*.py"))
     assert sources

@@ -57,6 +57,7 @@ def check_first_token(url: str, twin: Any, *, within: float) -> None:
     assert abs(told - expected) <= within
 
 
+@pytest.mark.covers("quantization/over-http")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantized_checkpoint_is_served(kind: str, tmp_path: Path, serve: Serve) -> None:
     folder = tmp_path / "checkpoint"

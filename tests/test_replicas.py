@@ -34,6 +34,7 @@ def until(condition: Callable[[], bool], *, within_s: float) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.covers("replicas/lost-core", "replicas/replaced-core")
 @pytest.mark.parametrize("num_rounds", [1, pytest.param(20, marks=pytest.mark.full)])
 @pytest.mark.timeout(1800)
 def test_killed_cores_cost_32_streams_nothing_but_time(serve: Serve, num_rounds: int) -> None:
@@ -88,6 +89,7 @@ def test_replicas_without_processes_are_a_clear_error(serve: Serve) -> None:
         pass
 
 
+@pytest.mark.covers("replicas/data-parallel")
 def test_replicas_are_seen_by_operators(serve: Serve) -> None:
     with serve("--data-parallel-size", "2") as server:
         assert sample(server.url, "replica_up") == 2

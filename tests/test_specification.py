@@ -61,6 +61,7 @@ def cached_tokens(client: httpx.Client, key: str, **fields: object) -> int:
     return int(details["cached_tokens"]) if details else 0
 
 
+@pytest.mark.covers("kv-cache/cache-salt", "http/prompt-logprobs-read-no-cache")
 def test_prefixes_are_shared_by_key_and_salt_and_never_read_for_prompt_logprobs(serve: Serve, folder: Path) -> None:
     flags = ("--model", str(folder), "--block-size", "16", "--api-key", "ann", "--api-key", "bob")
     with serve(*flags) as server, httpx.Client(base_url=server.url, timeout=60) as client:
@@ -73,6 +74,7 @@ def test_prefixes_are_shared_by_key_and_salt_and_never_read_for_prompt_logprobs(
         assert client.get("/playground/batch").status_code == 401
 
 
+@pytest.mark.covers("http/error-no-template")
 def test_conversation_for_a_model_without_a_template_is_400_and_texts_go_on(serve: Serve, tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "model")
     save_tiny_tokenizer(tmp_path / "model", chat_template=None)
@@ -122,6 +124,7 @@ def listens(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
+@pytest.mark.covers("http/stuck-engine", "http/ready-while-draining")
 def test_stuck_core_ends_its_streams_turns_health_red_and_exits_with_1(serve: Serve) -> None:
     with serve("--engine-process", "--step-timeout-s", "1") as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60) as reply:
@@ -139,6 +142,7 @@ def test_stuck_core_ends_its_streams_turns_health_red_and_exits_with_1(serve: Se
         core.wait(timeout=10)
 
 
+@pytest.mark.covers("requests/aborted", "http/abort-within-a-step")
 def test_clients_that_leave_in_any_state_leave_nothing_and_no_warning(serve: Serve, tmp_path: Path) -> None:
     with serve("--max-batch-size", "1") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as running:
@@ -159,6 +163,7 @@ def test_clients_that_leave_in_any_state_leave_nothing_and_no_warning(serve: Ser
     assert not {"WARNING", "ERROR", "Traceback"} & set(log.split())
 
 
+@pytest.mark.covers("http/tokenizing-off-the-loop")
 def test_health_is_told_while_five_megabytes_are_tokenized(serve: Serve) -> None:
     with serve() as server, httpx.Client(base_url=server.url, timeout=120) as client, ThreadPoolExecutor(1) as pool:
         text = "To be, or not to be. " * 240_000
@@ -173,6 +178,7 @@ def test_health_is_told_while_five_megabytes_are_tokenized(serve: Serve) -> None
         assert max(waits_s) < 1
 
 
+@pytest.mark.covers("command-line-and-library/first-curl")
 def test_first_request_that_the_server_suggests_is_answered(serve: Serve) -> None:
     with serve("--api-key", "secret") as server:
         words = shlex.split(server.banner.split("Try it:")[1])

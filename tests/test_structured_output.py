@@ -36,6 +36,7 @@ HOSTILE: list[dict[str, Any]] = [
 Serve = Callable[..., AbstractContextManager[Any]]
 
 
+@pytest.mark.covers("structured-tools-agents/response-format")
 def test_the_openai_client_gets_what_it_asks_for(serve: Serve) -> None:
     with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
         wanted: Any = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
@@ -64,6 +65,7 @@ def test_the_openai_client_gets_what_it_asks_for(serve: Serve) -> None:
         assert refusal.value.param == "response_format"
 
 
+@pytest.mark.covers("structured-tools-agents/hostile-grammars-hold-up-nobody")
 def test_hostile_grammars_hold_up_nobody(serve: Serve, folder: Path) -> None:
     """Others' gaps and `/health` are bounded generously here, for busy machines."""
     with (

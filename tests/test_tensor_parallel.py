@@ -22,6 +22,7 @@ LONG = ("v1/completions", {"prompt": "To be, or not to be? " * 20, "temperature"
 IN_FP32 = ("--dtype", "float32")  # so that sums in another order round to no other token
 
 
+@pytest.mark.covers("replicas/ranks")
 def test_two_ranks_answer_greedy_requests_as_one(serve: Serve) -> None:
     with serve(*IN_FP32) as server:
         expected = read_streams(server.url, GREEDY)
@@ -34,6 +35,7 @@ def test_two_ranks_answer_greedy_requests_as_one(serve: Serve) -> None:
         assert "requests at once over 2 ranks\n" in server.banner
 
 
+@pytest.mark.covers("replicas/rank-dies")
 def test_a_killed_rank_is_an_unhealthy_server_with_the_cause_in_its_log(serve: Serve, tmp_path: Path) -> None:
     with serve("--tensor-parallel-size", "2") as server:
         whole = psutil.Process(server.process.pid)
@@ -49,6 +51,7 @@ def test_a_killed_rank_is_an_unhealthy_server_with_the_cause_in_its_log(serve: S
     assert f"The process of rank 1, {rank.pid}, ended with exit code -9" in (tmp_path / "server.log").read_text()
 
 
+@pytest.mark.covers("replicas/ranks-sizes")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

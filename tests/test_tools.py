@@ -53,6 +53,7 @@ def check_weather(arguments: str) -> str:
     return CITIES[given["city"]]
 
 
+@pytest.mark.covers("structured-tools-agents/calls-and-results")
 def test_an_agents_loop_of_two_calls_on_the_demo_model(serve: Serve) -> None:
     with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
         model = client.models.list().data[0].id
@@ -74,6 +75,7 @@ def test_an_agents_loop_of_two_calls_on_the_demo_model(serve: Serve) -> None:
         assert last.message.content
 
 
+@pytest.mark.covers("structured-tools-agents/openai-deltas")
 def test_a_streamed_call_is_the_whole_one(serve: Serve) -> None:
     with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
         model = client.models.list().data[0].id
@@ -124,6 +126,7 @@ def check_answer(choice: Any, *, must_call: bool) -> str:
     return reason
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-switches")
 def test_thinking_is_apart_from_the_answer_and_can_be_switched_off(serve: Serve, thinker: Path) -> None:
     with (
         serve("--model", str(thinker), "--max-seq-len", "512") as server,
@@ -142,6 +145,7 @@ def test_thinking_is_apart_from_the_answer_and_can_be_switched_off(serve: Serve,
         assert "completion_tokens_details" not in decided["usage"]
 
 
+@pytest.mark.covers("structured-tools-agents/calls-with-every-model")
 def test_a_model_whose_template_knows_no_tools_may_choose_too(serve: Serve) -> None:
     messages: Any = [{"role": "user", "content": "Weather?"}]
     with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:

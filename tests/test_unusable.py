@@ -65,6 +65,7 @@ def damage_processor(folder: Path) -> None:
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{% for m in messages %}"}))
 
 
+@pytest.mark.covers("models/errors-on-the-command-line")
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -101,6 +102,7 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(
     assert all(word in line for word in words), line
 
 
+@pytest.mark.covers("models/port-bound-first")
 def test_a_port_in_use_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -118,6 +120,7 @@ def test_a_quantization_without_a_kernel_is_one_line_that_says_what_to_use(folde
     assert "`quantization` is `fp8`, but no kernel for cpu" in line
 
 
+@pytest.mark.covers("models/errors-on-the-command-line")
 def test_a_folder_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     completed = run_server("--model", str(tmp_path / "nowhere"), "--port", "0")
     assert completed.returncode == 2
@@ -125,6 +128,7 @@ def test_a_folder_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) 
     assert "nowhere" in completed.stderr
 
 
+@pytest.mark.covers("configuration/max-seq-len-too-long")
 def test_a_context_longer_than_the_cache_is_one_line_that_names_the_largest(folder: Path) -> None:
     completed = run_server(
         "--model", str(folder), "--port", "0", "--num-gpu-blocks", "2", "--block-size", "64", "--max-seq-len", "200"

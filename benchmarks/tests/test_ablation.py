@@ -44,6 +44,7 @@ def switched(before: Options, after: Options) -> set[str]:
     return {name for name in before | after if before.get(name) != after.get(name)}
 
 
+@pytest.mark.covers("experiments/ladder-steps")
 @each_case
 def test_steps_differ_from_the_one_before_by_one_switch(profile: Profile, shape: str) -> None:
     options = server_options(profile, shape)
@@ -62,6 +63,7 @@ def test_steps_differ_from_the_one_before_by_one_switch(profile: Profile, shape:
     assert all(switched(options["chunked"], options[name]) == {ONLY_CHUNKED} for name in OF_CHUNK)
 
 
+@pytest.mark.covers("experiments/ladder-names-every-field")
 @each_case
 def test_every_step_names_every_field_that_bears_on_it(profile: Profile, shape: str) -> None:
     known = {field.name for field in fields(EngineConfig)}
@@ -72,6 +74,7 @@ def test_every_step_names_every_field_that_bears_on_it(profile: Profile, shape: 
         assert None not in options.values(), step
 
 
+@pytest.mark.covers("experiments/by-chunk-size", "workloads/chunk-size-scales", "workloads/one-chunk-per-step")
 @pytest.mark.parametrize("profile", [CPU, GPU], ids=lambda profile: profile.name)
 def test_chunks_scale_with_the_lengths_and_are_one_a_step(profile: Profile) -> None:
     options = server_options(profile, profile.shapes[0])
@@ -81,6 +84,7 @@ def test_chunks_scale_with_the_lengths_and_are_one_a_step(profile: Profile) -> N
     assert sizes == [size * profile.scale for size in (128, 256, 512, 1024, 2048)]
 
 
+@pytest.mark.covers("workloads/chunks-cut-by-size")
 @pytest.mark.parametrize("profile", [CPU, GPU], ids=lambda profile: profile.name)
 def test_a_chunk_is_cut_by_nothing_but_its_size_until_the_last_step(profile: Profile) -> None:
     options = server_options(profile, profile.shapes[0])
@@ -90,6 +94,7 @@ def test_a_chunk_is_cut_by_nothing_but_its_size_until_the_last_step(profile: Pro
         assert chunk <= options[step]["max_num_batched_tokens"]
 
 
+@pytest.mark.covers("experiments/ladder-steps")
 @each_case
 def test_steps_are_configurations_of_equal_memory_that_do_what_they_are_called(
     profile: Profile, shape: str, tmp_path: Path
@@ -121,6 +126,7 @@ def test_the_last_steps_run_every_workload_and_claims_find_theirs() -> None:
         assert not expected.before or (expected.other or expected.workload) in RUNS[expected.before]
 
 
+@pytest.mark.covers("workloads/scaling")
 def test_requests_of_the_batching_workload_arrive_faster_and_are_the_same() -> None:
     name = "continuous_batching"
     slow, fast = (plan(replace(CPU, hurry=hurry), "llama-30m", name) for hurry in ({}, {name: 4.0}))

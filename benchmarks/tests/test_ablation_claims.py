@@ -80,6 +80,15 @@ def test_claims_hold_on_numbers_that_bear_them_out() -> None:
     assert set(steps) == {*STEPS, "uncapped"} - {"one", "capped"}
 
 
+@pytest.mark.covers(
+    "experiments/static-beats-one-by-one",
+    "experiments/continuous-beats-static",
+    "experiments/paged-beats-slots",
+    "experiments/chunks-halve-itl",
+    "experiments/prefix-caching-lowers-ttft",
+    "experiments/baseline-not-slower",
+    "experiments/concurrent-beats-one-by-one",
+)
 @pytest.mark.parametrize(("step", "workload", "metric", "value"), WORSE)
 def test_claim_is_not_held_where_its_number_is_no_better(step: str, workload: str, metric: str, value: float) -> None:
     claims = judge(changed(step, workload, metric, value), capacities=FITTING)
@@ -87,6 +96,14 @@ def test_claim_is_not_held_where_its_number_is_no_better(step: str, workload: st
     assert workload in failed.evidence
 
 
+@pytest.mark.covers(
+    "experiments/static-beats-one-by-one",
+    "experiments/continuous-beats-static",
+    "experiments/paged-beats-slots",
+    "experiments/chunks-halve-itl",
+    "experiments/prefix-caching-lowers-ttft",
+    "experiments/concurrent-beats-one-by-one",
+)
 @pytest.mark.parametrize("expected", EXPECTATIONS, ids=lambda expected: expected.text)
 def test_every_claim_can_fail(expected: Any) -> None:
     is_less = expected.compare(0.0, 1.0)
@@ -102,6 +119,7 @@ def test_only_claims_whose_steps_were_measured_are_judged() -> None:
     assert [claim.step for claim in first] == ["matched"]
 
 
+@pytest.mark.covers("experiments/paged-beats-slots")
 def test_a_faster_burst_is_judged_beside_slots_and_beside_blocks_of_the_same_batch() -> None:
     slower = broken(changed("paged", "paged_attention", "output_tokens_per_s", 100.0))
     assert [text.partition(",")[0] for text in slower] == [
@@ -110,17 +128,20 @@ def test_a_faster_burst_is_judged_beside_slots_and_beside_blocks_of_the_same_bat
     ]
 
 
+@pytest.mark.covers("experiments/chunks-halve-itl")
 def test_chunks_are_judged_beside_whole_prompts_with_and_without_the_cap() -> None:
     assert len(broken(changed("chunked", "chunked_prefill", "itl_p99_s", 0.51))) == 2
     assert len(broken(changed("paged", "chunked_prefill", "itl_p99_s", 0.99))) == 2
 
 
+@pytest.mark.covers("experiments/paged-holds-more")
 def test_capacity_counts_sixteen_to_one_times_as_many_sequences() -> None:
     assert count_capacities() == FITTING
     assert [SLOTS * 4096 // length for length in LENGTHS] == [each.in_blocks for each in FITTING]
     assert count_capacities([512], max_seq_len=512) == [Capacity(512, SLOTS, SLOTS)]
 
 
+@pytest.mark.covers("experiments/paged-holds-more")
 @pytest.mark.parametrize("index", range(len(FITTING)))
 def test_claim_about_capacity_is_not_held_where_one_sequence_less_fits(index: int) -> None:
     fewer = [each._replace(in_blocks=each.in_blocks - (index == at)) for at, each in enumerate(FITTING)]
@@ -140,6 +161,7 @@ def test_report_is_made_of_a_saved_result_and_says_what_did_not_hold() -> None:
     assert "| 4096 | 8 | 8 | 1 |" in text
 
 
+@pytest.mark.covers("experiments/by-chunk-size", "workloads/latency")
 def test_tables_have_p50_and_p99_of_every_workload_chunk_and_cap() -> None:
     result = as_saved(GOOD)
     latencies = latency_table(result)

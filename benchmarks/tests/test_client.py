@@ -67,6 +67,7 @@ async def answers_of(*pieces: str, length: int | None = None) -> list[RequestRes
 # Workloads
 
 
+@pytest.mark.covers("workloads/workloads")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workload_has_the_numbers_of_the_specification(name: str) -> None:
     count, prompts, answers = SIZES[name]
@@ -78,6 +79,7 @@ def test_workload_has_the_numbers_of_the_specification(name: str) -> None:
     assert workload.is_closed_loop == (name == "baseline")
 
 
+@pytest.mark.covers("workloads/arrivals")
 def test_arrivals_are_a_burst_even_or_poisson() -> None:
     times = {name: [r.arrival_s for r in make_workload(name, vocab_size=9).requests] for name in WORKLOADS}
     assert set(times["mixed"]) == set(times["paged_attention"]) == {0.0}
@@ -88,12 +90,14 @@ def test_arrivals_are_a_burst_even_or_poisson() -> None:
     assert many[-1].arrival_s == pytest.approx(4000 / 6, rel=0.1)
 
 
+@pytest.mark.covers("workloads/workloads")
 def test_chunked_prefill_has_three_long_prompts_to_a_short_one() -> None:
     lengths = [len(r.prompt) for r in make_workload("chunked_prefill", vocab_size=9, num_requests=1000).requests]
     assert all(64 <= length <= 128 or 1024 <= length <= 2048 for length in lengths)
     assert sum(length > 128 for length in lengths) / 1000 == pytest.approx(0.75, abs=0.05)
 
 
+@pytest.mark.covers("workloads/workloads")
 def test_prefix_caching_shares_exactly_its_prefix() -> None:
     first, second = make_workload("prefix_caching", vocab_size=50_000).requests[:2]
     assert first.prompt[:1024] == second.prompt[:1024]
@@ -112,6 +116,7 @@ def test_the_same_arguments_give_the_same_workload_and_other_contents_the_same_w
         assert one.prompt[:16] != other.prompt[:16]
 
 
+@pytest.mark.covers("workloads/scaling")
 def test_scale_shortens_and_rate_scale_hurries_and_counts_stay() -> None:
     whole = make_workload("continuous_batching", vocab_size=99)
     scaled = make_workload("continuous_batching", vocab_size=99, scale=0.25, rate_scale=2)
@@ -132,6 +137,7 @@ def test_workload_names_what_is_wrong(wrong: dict[str, object]) -> None:
 # Requests and their streams
 
 
+@pytest.mark.covers("workloads/latency")
 async def test_every_token_of_our_server_is_timed_and_counted() -> None:
     async with running_server(FakeEngine(Script(num_cached_tokens=2))) as url:
         results = await run_workload(url, planned(0, 0.01, 0.02), progress=False)
@@ -150,6 +156,7 @@ async def test_requests_are_as_planned() -> None:
     assert (exact.params.max_tokens, exact.params.temperature, exact.params.ignore_eos) == (3, 0, True)
 
 
+@pytest.mark.covers("workloads/arrivals")
 async def test_open_loop_sends_all_while_none_has_ended() -> None:
     engine = FakeEngine(Script(pause_after=1))
     async with running_server(engine) as url, asyncio.TaskGroup() as group:
@@ -168,6 +175,7 @@ async def test_a_closed_loop_is_limited(limit: int) -> None:
     assert max(overlaps) == limit
 
 
+@pytest.mark.covers("workloads/errors")
 async def test_refusals_lost_servers_and_broken_streams_are_errors() -> None:
     engine = FakeEngine()
     engine.refusal = RuntimeError("a bug")
@@ -184,6 +192,7 @@ async def test_refusals_lost_servers_and_broken_streams_are_errors() -> None:
     assert (summary["num_errors"], summary["output_tokens_per_s"]) == (5, None)
 
 
+@pytest.mark.covers("workloads/errors")
 async def test_a_request_that_takes_too_long_has_failed() -> None:
     async with running_server(FakeEngine(Script(pause_after=1))) as url:
         [one] = await run_workload(url, planned(0), progress=False, timeout_s=0.2)
@@ -221,6 +230,7 @@ async def test_a_body_that_breaks_off_is_no_reply() -> None:
 # What a server tells
 
 
+@pytest.mark.covers("workloads/queue-and-occupancy")
 def test_metrics_give_peaks_and_growth_whatever_their_prefix() -> None:
     watch = MetricsWatch()
     for usage, preempted, queued_s, queued in ((0.2, 3, 1.0, 5), (0.9, 4, 4.0, 7), (0.1, 6, 9.0, 9)):
@@ -234,6 +244,7 @@ def test_metrics_give_peaks_and_growth_whatever_their_prefix() -> None:
     assert watch.facts["mean_queue_time_s"] == 2.0
 
 
+@pytest.mark.covers("workloads/queue-and-occupancy")
 async def test_what_a_server_tells_is_kept_and_what_it_lacks_is_left_out() -> None:
     async with running_server(FakeEngine()) as url:
         told = await describe(url, headers={})

@@ -20,6 +20,7 @@ def test_a_limit_holds_between_its_bounds(value: float, holds: bool) -> None:  #
     assert Limit(what="x", value=value, least=1, most=2).holds is holds
 
 
+@pytest.mark.covers("workloads/limits")
 def test_a_missed_limit_is_named_and_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     held = Limit(what="fine", value=1.0, most=2)
     assert judge([held]) == 0
@@ -33,6 +34,7 @@ def test_steps_are_judged_without_choosing_tokens() -> None:
     assert judge(engine.limits([row | {"choose_ms": 2.2}])) == 1
 
 
+@pytest.mark.covers("workloads/limits")
 @pytest.mark.parametrize(("limit_ms", "code"), [(1000.0, 0), (0.0, 1)])
 def test_the_engine_benchmark_fails_where_a_step_is_too_slow(
     limit_ms: float, code: int, monkeypatch: pytest.MonkeyPatch
@@ -47,6 +49,7 @@ def test_requests_together_must_be_as_fast_as_one_by_one() -> None:
     assert judge([concurrency.limit(0.99)]) == 1
 
 
+@pytest.mark.covers("workloads/limits")
 @pytest.mark.parametrize(
     ("worse", "missed"),
     [
@@ -67,6 +70,7 @@ def test_a_long_prompt_may_silence_streams_for_50_ms_more_than_none() -> None:
     assert judge(streaming.limits(FAST, [QUIET[0], QUIET[1] | {"longest_gap_ms": 60.1}])) == 1
 
 
+@pytest.mark.covers("workloads/limits")
 def test_requests_that_failed_are_counted_in_all_runs() -> None:
     load = {"runs": [{"num_errors": 0}, {"num_errors": 2}]}
     assert workloads.count_errors({"runs": [load, load]}) == 4

@@ -16,6 +16,7 @@ ROUNDS = [
 ]
 
 
+@pytest.mark.covers("workloads/over-http")
 def test_the_ratio_is_the_median_of_the_rounds_ratios() -> None:
     summary = summary_of(ROUNDS)
     assert summary["ratio"] == {"median": pytest.approx(1.1), "min": 1.0, "max": 1.5}
@@ -37,6 +38,7 @@ def _noting(found: list[str], name: str, ask: Callable[..., Any]) -> Callable[..
     return noted
 
 
+@pytest.mark.covers("workloads/over-http")
 def test_both_sides_are_asked_in_turns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,18 +28,22 @@ RATES = """# Rates
 """
 
 
+@pytest.mark.covers("workloads/published-commits")
 def test_every_result_is_there_and_of_a_commit_in_the_history() -> None:
     assert list(result_problems()) == []
 
 
+@pytest.mark.covers("workloads/published-numbers")
 def test_every_marked_text_is_what_its_results_give() -> None:
     assert list(page_problems(render.pages())) == []
 
 
+@pytest.mark.covers("workloads/published-commits")
 def test_every_picture_shows_the_result_that_is_there() -> None:
     assert list(picture_problems()) == []
 
 
+@pytest.mark.covers("workloads/published-numbers")
 def test_every_typed_number_has_a_reason() -> None:
     assert list(typed_problems(render.pages())) == []
     assert all(TYPED.values())
@@ -59,6 +63,7 @@ def problems_of(page: Path) -> list[str]:
     return [line for line in page_problems([page]) if "no page has" not in line]
 
 
+@pytest.mark.covers("workloads/published-numbers")
 def test_a_digit_that_somebody_changes_is_found(page: Path) -> None:
     text = page.read_text()
     assert "| one by one | " in text
@@ -86,6 +91,7 @@ def test_sections_are_divided_at_headings() -> None:
     assert list(sections_of("a\n# B\nc\n## D\n")) == [("", "a\n"), ("# B", "\nc\n"), ("## D", "\n")]
 
 
+@pytest.mark.covers("workloads/published-commits")
 @pytest.mark.parametrize(
     ("facts", "wanted"),
     [

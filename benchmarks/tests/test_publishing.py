@@ -133,6 +133,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.covers("workloads/published-numbers")
 def test_a_command_that_fails_loses_nothing_of_the_others(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (results / "engine.json").write_text("kept")
     assert run.publish([BAD, GOOD]) == 1
@@ -173,6 +174,7 @@ def test_a_result_is_not_published_when_the_tree_changed_meanwhile(
     assert "not published, as packages/x.py changed meanwhile" in capsys.readouterr().err
 
 
+@pytest.mark.covers("workloads/published-commits")
 def test_a_tree_with_changes_is_refused(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

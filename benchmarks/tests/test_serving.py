@@ -28,12 +28,14 @@ def result(*token_times_s: float, arrival_s: float = 0.0, error: str | None = No
     )
 
 
+@pytest.mark.covers("workloads/latency")
 def test_percentiles_are_interpolated_between_ranks() -> None:
     assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
     assert percentile([1.0, 2.0], 99) == pytest.approx(1.99)
     assert math.isnan(percentile([], 50))
 
 
+@pytest.mark.covers("workloads/throughput")
 def test_summary_adds_up() -> None:
     summary = summarize(
         [result(1, 2, 4), result(2.5, 3, arrival_s=2), result(1, error="HTTP 503"), result(arrival_s=1)]
@@ -47,6 +49,7 @@ def test_summary_adds_up() -> None:
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
+@pytest.mark.covers("workloads/decoding-at-once")
 def test_decoding_at_once_counts_requests_between_their_first_and_last_token() -> None:
     summary = summarize([result(1, 3), result(2, 2.5, 4), result(3.5, 5, arrival_s=1), result(9, error="x")])
     assert (summary["num_decoding_mean"], summary["num_decoding_peak"]) == ((2 + 2 + 1.5) / 5, 2)
@@ -67,6 +70,7 @@ def test_a_request_is_good_while_99_percent_of_its_gaps_are(num_stalls: int, sha
     assert summary["goodput_requests_per_s"] == share * summary["requests_per_s"]
 
 
+@pytest.mark.covers("workloads/report-forms")
 def test_table_shows_the_median_and_the_spread_of_repeated_runs() -> None:
     summaries = [summarize([result(at_s, at_s + 0.5)]) for at_s in (0.5, 1.5, 3.5)]
     assert combine(summaries)["TTFT P50, ms"] == {"median": 1500, "min": 500, "max": 3500}
@@ -78,6 +82,7 @@ def test_table_shows_the_median_and_the_spread_of_repeated_runs() -> None:
     assert spread_words({"median": None, "min": None, "max": None}) == "-"
 
 
+@pytest.mark.covers("workloads/report-forms")
 def test_a_sweep_is_a_small_picture(tmp_path: Path) -> None:
     points = {load: summarize([result(0.5, 0.6, 0.8 * load)]) for load in (1.0, 2.0, 4.0)}
     plot_sweep(points, tmp_path / "sweep.png", title="mixed", unit="requests at once")
@@ -85,6 +90,7 @@ def test_a_sweep_is_a_small_picture(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.png").stat().st_size < 150_000
 
 
+@pytest.mark.covers("workloads/report-carries")
 def test_report_of_our_server_has_its_configuration_and_its_numbers_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +131,7 @@ async def test_several_loads_are_the_points_of_a_sweep(tmp_path: Path, capsys: p
     assert load_table(report) in printed
 
 
+@pytest.mark.covers("workloads/all-workloads")
 async def test_all_workloads_run_in_turn_and_are_rows_of_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

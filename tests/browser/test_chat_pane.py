@@ -29,6 +29,7 @@ def send(page: Page, text: str) -> None:
     page.get_by_label("Message").press("Enter")
 
 
+@pytest.mark.covers("http/playground")
 def test_message_is_answered_with_its_numbers(visit: Visit, tiny_url: str) -> None:
     page = visit(tiny_url)
     page.get_by_label("Max tokens").fill("12")
@@ -177,6 +178,7 @@ def card(page: Page, name: str) -> Locator:
     return page.get_by_role("region", name=f"Call of {name}")
 
 
+@pytest.mark.covers("structured-tools-agents/playground-cards")
 def test_thinking_is_folded_and_apart_from_the_answer(visit: Visit, tiny_url: str) -> None:
     page = visit(tiny_url)
     answer_with(page, events({"reasoning_content": f"Hm, {MARKUP}"}, {"reasoning_content": " so"}, {"content": "Yes."}))
@@ -208,6 +210,7 @@ def test_answer_without_thinking_shows_none(visit: Visit, tiny_url: str) -> None
     expect(page.locator(".thinking").last).to_be_hidden()
 
 
+@pytest.mark.covers("structured-tools-agents/playground-cards")
 def test_calls_are_cards_whose_results_are_sent_in_order(visit: Visit, tiny_url: str) -> None:
     page = visit(tiny_url)
     give_tools(page, CITY, TIME)

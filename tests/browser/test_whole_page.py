@@ -9,6 +9,7 @@ Visit = Callable[..., Page]
 TABS = ("chat", "completion", "batch")
 
 
+@pytest.mark.covers("http/api-keys-playground")
 def test_server_with_a_key_asks_for_it_and_goes_on(visit: Visit, guarded_url: str) -> None:
     page = visit(guarded_url, expects="401")
     key = page.get_by_label("This server asks for an API key")

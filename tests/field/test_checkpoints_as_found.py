@@ -56,6 +56,7 @@ def edit_config(folder: Path, **fields: Any) -> None:
 # Files
 
 
+@pytest.mark.covers("models/safetensors-and-shards")
 def test_shards_are_read_without_their_index(tmp_path: Path) -> None:
     twin = save_tiny("llama", tmp_path, max_shard_size="40KB")
     (tmp_path / INDEX).unlink()
@@ -314,6 +315,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.covers("models/spare-tensors")
 @pytest.mark.parametrize("what", HARMLESS)
 def test_tensors_that_change_nothing_are_passed_over(tmp_path: Path, what: str) -> None:
     twin = save_tiny("llama", tmp_path)

@@ -248,6 +248,7 @@ def test_each_request_of_longrope_has_the_factors_of_its_length(tmp_path: Path, 
     assert together[2].token_ids == alone.token_ids != together[0].token_ids[:6] + alone.token_ids[6:]
 
 
+@pytest.mark.covers("models/tied-heads")
 def test_a_head_that_differs_is_used_although_the_file_says_tied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

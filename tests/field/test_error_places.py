@@ -104,6 +104,7 @@ BODIES: list[tuple[str, dict[str, Any], str]] = [
 
 
 # From openai/codex#8829 and openai/codex#36048.
+@pytest.mark.covers("http/error-places")
 @pytest.mark.parametrize(("path", "body", "place"), BODIES, ids=lambda value: value if isinstance(value, str) else "")
 async def test_an_error_names_the_place_of_its_cause(path: str, body: dict[str, Any], place: str) -> None:
     async with client_of(FakeEngine()) as client:

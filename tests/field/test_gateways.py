@@ -98,6 +98,7 @@ async def test_a_compressed_body_without_the_header_is_told_so(body: bytes, codi
     assert message == f"The body is not JSON, but compressed with {coding}; say so in `Content-Encoding`."
 
 
+@pytest.mark.covers("command-line-and-library/root-path")
 @pytest.mark.parametrize("root", ["/llm", "llm/", "/a/b-c/"])
 async def test_routes_answer_below_the_root_and_without_it(root: str) -> None:
     prefix = "/" + root.strip("/")
@@ -124,6 +125,7 @@ async def test_keys_are_asked_for_below_the_root_as_above_it() -> None:
         assert (refused.status_code, refused.json()["type"]) == (401, "error")
 
 
+@pytest.mark.covers("command-line-and-library/root-path")
 async def test_links_metrics_and_logs_know_the_root(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "infer_server.access")
     async with client_of(FakeEngine(), ServerSettings(root_path="/llm")) as client:
@@ -160,6 +162,7 @@ def client() -> httpx.AsyncClient:
     return client_of(FakeEngine())
 
 
+@pytest.mark.covers("http/served-model-name")
 async def test_every_name_is_listed_answered_and_repeated() -> None:
     async with client_of(FakeEngine(), ServerSettings(served_model_name=NAMES)) as client:
         listed = (await client.get("/v1/models")).json()["data"]

@@ -100,6 +100,7 @@ def test_a_call_without_params_takes_them_and_params_are_taken_as_they_are(
     assert llm.generate([long], use_tqdm=False)[0].token_ids, "the recommended length is cut to what the context leaves"
 
 
+@pytest.mark.covers("configuration/generation-config")
 @pytest.mark.parametrize("word", ["none", "vllm"])
 def test_a_switch_leaves_them_out(recommending: Path, caplog: pytest.LogCaptureFixture, word: Any) -> None:
     assert sampling_defaults(EngineConfig(generation_config=word), recommending) == SamplingDefaults()
@@ -115,6 +116,7 @@ async def sampled(path: str, body: dict[str, Any], recommended: SamplingDefaults
     return engine.requests[-1].params
 
 
+@pytest.mark.covers("configuration/generation-config")
 @pytest.mark.parametrize("path", ROUTES)
 async def test_a_request_that_leaves_them_out_takes_them(path: str) -> None:
     for unset in ({}, {"temperature": None, "top_p": None}):

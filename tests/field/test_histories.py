@@ -42,6 +42,7 @@ def post(client: httpx.Client, path: str, **body: Any) -> Any:
 
 # From vllm-project/vllm#43995 and #48922, justrach/codegraff#752, windmill-labs/windmill#9902 and, for responses,
 # local-inference-lab/vllm#684.
+@pytest.mark.covers("structured-tools-agents/history-not-judged")
 @pytest.mark.parametrize("template", [HERMES, PER_ARGUMENT], ids=["as JSON", "one by one"])
 def test_a_call_that_max_tokens_cut_off_can_be_sent_back(serve_script: ServeScript, template: str) -> None:
     with serve_script(CUT_OFF, chat_template=template, added_tokens=MARKS) as client:

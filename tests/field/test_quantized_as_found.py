@@ -80,6 +80,7 @@ STALE = [
 ]
 
 
+@pytest.mark.covers("quantization/which-layers")
 @pytest.mark.parametrize("config", STALE)
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_plain_weights_are_read_as_they_are(tmp_path: Path, family: str, config: dict[str, Any], caplog: Any) -> None:
@@ -103,6 +104,7 @@ def test_a_scheme_of_the_cache_alone_leaves_weights_plain(tmp_path: Path, groups
 # Configurations elsewhere
 
 
+@pytest.mark.covers("quantization/which-layers")
 @pytest.mark.parametrize(
     ("kind", "file", "fields"),
     [
@@ -145,6 +147,7 @@ def test_a_method_that_is_not_read_is_named(tmp_path: Path) -> None:
     assert "`quantization_config.quant_method` is 'hqq'; it must be one of" in refusal_of(tmp_path)
 
 
+@pytest.mark.covers("quantization/bitsandbytes-and-others")
 @pytest.mark.parametrize(
     ("packing", "quantize"),
     [
@@ -270,6 +273,7 @@ def fp8_by_tensor(weight: Tensor) -> tuple[Any, Tensor]:
     return dict(parts) | {"weight_scale": parts["weight_scale"].reshape(1, 1)}, worth
 
 
+@pytest.mark.covers("quantization/bitsandbytes-and-others")
 @pytest.mark.parametrize(
     ("config", "quantize"),
     [
@@ -355,6 +359,7 @@ def int8_rows(weight: Tensor) -> tuple[Any, Tensor]:
     ] / 127
 
 
+@pytest.mark.covers("quantization/bitsandbytes-and-others")
 @pytest.mark.parametrize(
     ("config", "quantize"),
     [

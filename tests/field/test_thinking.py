@@ -54,6 +54,7 @@ MARKS = {
 
 
 # ggml-org/llama.cpp#25292, vllm-project/vllm#14841: the template opens the thinking and names its end nowhere
+@pytest.mark.covers("structured-tools-agents/reasoning-marks")
 @pytest.mark.parametrize("begin", MARKS)
 @pytest.mark.parametrize("kind", ["special_tokens", "added_tokens", "spelled"])
 def test_a_template_that_only_opens_thinking_is_enough(begin: str, kind: str, tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_a_template_that_only_opens_thinking_is_enough(begin: str, kind: str, tm
 
 
 # mudler/LocalAI#4761, vllm-project/vllm#13125: only the end of the thinking comes
+@pytest.mark.covers("structured-tools-agents/reasoning-marks")
 @pytest.mark.parametrize("begin", MARKS)
 def test_thinking_that_only_ends_is_reasoning(begin: str, tmp_path: Path) -> None:
     script = ["Okay, the", " sky.", f"\n{MARKS[begin]}", "\n\nIt is", " blue."]
@@ -94,6 +96,7 @@ def test_thinking_may_be_opened_twice_or_again(
 LOOK = Tool(name="look", parameters={"type": "object", "properties": {"at": {"type": "string"}}})
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-marks")
 def test_channels_are_split_and_their_headers_are_no_text(tmp_path: Path) -> None:
     start = ["<|channel|>", "analysis", "<|message|>", "The sky", "<|end|><|start|>assistant<|channel|>"]
     says = ["commentary<|message|>", "I look.", "<|end|><|start|>assistant<|channel|>commentary to="]

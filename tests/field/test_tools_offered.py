@@ -69,6 +69,7 @@ WITHOUT_CALLS = {
 }
 
 
+@pytest.mark.covers("structured-tools-agents/auto-is-free")
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 def test_an_answer_without_a_call_is_the_same_with_tools_and_without(template: str, tmp_path: Path) -> None:
     for number, (what, script) in enumerate(WITHOUT_CALLS.items()):

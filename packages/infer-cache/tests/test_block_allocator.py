@@ -19,6 +19,7 @@ def test_allocating_no_blocks_gives_an_empty_list_even_from_a_full_pool() -> Non
     assert allocator.allocate(0, after=0) == []
 
 
+@pytest.mark.covers("kv-cache/all-or-nothing")
 def test_exhaustion_is_an_error_that_leaves_nothing_changed() -> None:
     allocator = BlockAllocator(4)
     block_ids = allocator.allocate(3)
@@ -55,6 +56,7 @@ def test_a_freed_block_can_be_allocated_again() -> None:
     assert allocator.allocate(1) == [0]
 
 
+@pytest.mark.covers("kv-cache/wrong-free")
 def test_a_double_free_is_refused() -> None:
     allocator = BlockAllocator(4)
     block_ids = allocator.allocate(2)
@@ -64,6 +66,7 @@ def test_a_double_free_is_refused() -> None:
     assert allocator.num_free == 4
 
 
+@pytest.mark.covers("kv-cache/wrong-free")
 def test_the_same_id_twice_in_one_free_is_refused_and_frees_nothing() -> None:
     allocator = BlockAllocator(4)
     first, second = allocator.allocate(2)
@@ -73,6 +76,7 @@ def test_the_same_id_twice_in_one_free_is_refused_and_frees_nothing() -> None:
     assert allocator.audit([]) == sorted([first, second])
 
 
+@pytest.mark.covers("kv-cache/wrong-free")
 @pytest.mark.parametrize("unknown", [-1, 4, 1000])
 def test_an_unknown_id_is_refused_and_frees_nothing(unknown: int) -> None:
     allocator = BlockAllocator(4)
@@ -91,6 +95,7 @@ def test_a_free_block_among_allocated_ones_is_refused_and_frees_nothing() -> Non
     assert allocator.num_free == 1
 
 
+@pytest.mark.covers("kv-cache/audit")
 def test_audit_returns_allocated_blocks_that_are_not_reachable() -> None:
     allocator = BlockAllocator(8)
     leaked = allocator.allocate(3)
@@ -99,6 +104,7 @@ def test_audit_returns_allocated_blocks_that_are_not_reachable() -> None:
     assert allocator.audit(kept + leaked) == []
 
 
+@pytest.mark.covers("kv-cache/reclaim")
 def test_reclaim_frees_leaked_blocks_and_nothing_else() -> None:
     allocator = BlockAllocator(8)
     allocator.allocate(3)

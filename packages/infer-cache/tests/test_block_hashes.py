@@ -1,5 +1,6 @@
 """`BlockHashes`: equal where all tokens up to the block's end are equal, and nowhere else."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ def test_only_full_blocks_have_hashes() -> None:
     assert [len(hashes_of(list(range(count)))) for count in (0, 3, 4, 7, 8, 9)] == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.covers("kv-cache/shared-prefixes")
 def test_equal_tokens_have_equal_hashes() -> None:
     assert hashes_of([5, 6, 7, 8] * 3) == hashes_of([5, 6, 7, 8] * 3)
 
@@ -34,6 +36,7 @@ def test_the_order_of_tokens_counts() -> None:
     assert hashes_of([1, 2, 3, 4]) != hashes_of([2, 1, 3, 4])
 
 
+@pytest.mark.covers("kv-cache/cache-salt")
 def test_salts_have_no_hash_in_common() -> None:
     tokens = list(range(16))
     assert not set(hashes_of(tokens)) & set(hashes_of(tokens, salt="tenant"))

@@ -1,5 +1,7 @@
 """`BlockMap`: block tables and reference counts, as shown to people."""
 
+import pytest
+
 from infer_cache import BlockHashes, ContiguousKVCacheManager, PagedKVCacheManager
 
 
@@ -15,6 +17,7 @@ def admit(manager: PagedKVCacheManager, sequence_id: str, token_ids: list[int]) 
     manager.cache_blocks(sequence_id, hashes, len(token_ids))
 
 
+@pytest.mark.covers("kv-cache/owners")
 def test_a_block_table_has_the_sequences_blocks_with_one_reference_each() -> None:
     manager = manager_of(8)
     admit(manager, "a", [1, 2, 3])
@@ -25,6 +28,7 @@ def test_a_block_table_has_the_sequences_blocks_with_one_reference_each() -> Non
     assert (shown.num_blocks, len(shown.ref_counts), sum(shown.ref_counts)) == (8, 8, 3)
 
 
+@pytest.mark.covers("kv-cache/owners")
 def test_a_shared_block_has_a_reference_of_each_sequence() -> None:
     manager = manager_of(8)
     for sequence_id in "abc":

@@ -20,6 +20,7 @@ def found(pool: BlockPool, hashes: bytes) -> bytes:
     return bytes(letter for letter in hashes if pool.find(bytes([letter])) is not None)
 
 
+@pytest.mark.covers("kv-cache/shared-prefixes")
 def test_a_block_is_free_once_its_last_reference_is_released() -> None:
     pool = BlockPool(4, keeps_idle=True)
     block_ids = pool.allocate(2)
@@ -38,6 +39,7 @@ def test_releasing_a_block_without_references_is_refused() -> None:
         pool.release(block_ids)
 
 
+@pytest.mark.covers("kv-cache/owners")
 def test_a_reference_is_given_back_by_its_holder_alone() -> None:
     pool = BlockPool(4, keeps_idle=False)
     (block_id,) = pool.allocate(1, holder="a")
@@ -118,6 +120,7 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
         assert pool.num_evictions == num_evictions
 
 
+@pytest.mark.covers("kv-cache/eviction-order")
 def test_the_least_recently_used_block_is_evicted_first() -> None:
     pool, (first, second, third) = pool_with_cached(b"uvw")
     for block_id in (second, first, third):
@@ -139,6 +142,7 @@ def test_an_evicted_block_is_allocated_without_its_hash() -> None:
     assert pool.num_idle == 0
 
 
+@pytest.mark.covers("kv-cache/eviction-order")
 def test_referenced_blocks_are_never_evicted_and_exhaustion_changes_nothing() -> None:
     pool, block_ids = pool_with_cached(b"uvw", num_blocks=4)
     pool.release(block_ids[1:])
@@ -182,6 +186,7 @@ def test_idle_blocks_are_no_leak() -> None:
     assert pool.audit([]) == block_ids[1:]
 
 
+@pytest.mark.covers("kv-cache/reclaim")
 def test_reclaim_frees_leaked_blocks_with_their_hashes_and_references() -> None:
     pool, block_ids = pool_with_cached(b"uvw")
     pool.release(block_ids[:1])

@@ -270,7 +270,7 @@ class PagedMachine(RuleBasedStateMachine):
         return self.memory[group, sequence.rows[group][column], offset]
 
 
-TestPagedConservation = PagedMachine.TestCase
+TestPagedConservation = pytest.mark.covers("kv-cache/owners", "kv-cache/audit-is-empty")(PagedMachine.TestCase)
 TestPagedConservation.settings = settings(stateful_step_count=40)
 
 

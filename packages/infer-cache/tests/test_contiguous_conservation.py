@@ -1,5 +1,6 @@
 """No interleaving of calls loses a slot or gives it twice: `ContiguousKVCacheManager` against a plain dictionary."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -59,5 +60,5 @@ class SlotMachine(RuleBasedStateMachine):
         assert (self.manager.audit(), self.manager.reclaim()) == ([], 0)
 
 
-TestSlotConservation = SlotMachine.TestCase
+TestSlotConservation = pytest.mark.covers("kv-cache/contiguous-slots", "kv-cache/audit-is-empty")(SlotMachine.TestCase)
 TestSlotConservation.settings = settings(stateful_step_count=25)

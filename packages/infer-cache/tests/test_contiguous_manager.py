@@ -17,6 +17,7 @@ def admit(manager: ContiguousKVCacheManager, sequence_id: str, num_tokens: int =
     return tuple(edit.block_ids)
 
 
+@pytest.mark.covers("kv-cache/contiguous-slots")
 def test_a_slot_is_a_fixed_range_of_consecutive_blocks() -> None:
     manager = manager_of()
     slots = [admit(manager, sequence_id) for sequence_id in "abc"]
@@ -24,6 +25,7 @@ def test_a_slot_is_a_fixed_range_of_consecutive_blocks() -> None:
     assert [manager.blocks(sequence_id) for sequence_id in "abc"] == slots
 
 
+@pytest.mark.covers("kv-cache/contiguous-slots")
 def test_a_slot_has_room_for_all_of_a_sequence_from_the_start() -> None:
     manager = manager_of()
     admit(manager, "a")
@@ -32,6 +34,7 @@ def test_a_slot_has_room_for_all_of_a_sequence_from_the_start() -> None:
     assert manager.try_extend("a", 9, first_position=8) is None
 
 
+@pytest.mark.covers("kv-cache/slot-reuse")
 def test_a_freed_slot_is_used_again_from_its_first_block() -> None:
     manager = manager_of(1)
     first = admit(manager, "a", 8)
@@ -59,6 +62,7 @@ def test_a_sequence_longer_than_a_slot_does_not_fit(num_tokens: int, fits: bool)
         assert manager.num_free_blocks == 12
 
 
+@pytest.mark.covers("scheduling/admission-slots")
 def test_the_budget_is_slots_and_reserves_none() -> None:
     manager = manager_of()
     admit(manager, "a")

@@ -42,6 +42,7 @@ def test_a_block_that_was_not_given_back_has_its_group_and_its_sequence() -> Non
     assert manager.audit() == [LeakedBlock(1, lost, ("a",))]
 
 
+@pytest.mark.covers("kv-cache/leaks-are-named")
 @pytest.mark.parametrize("forgets", ["first", "second"])
 @pytest.mark.parametrize("released_last", ["first", "second"])
 def test_of_a_shared_block_the_sequence_that_kept_it_is_named_whoever_ended_last(
@@ -84,6 +85,7 @@ def test_blocks_kept_for_their_prefix_are_no_leak_and_reclaimed_ones_are_nobodys
     assert all(manager.groups[0].block_pool.holders(block_id) == ("b",) for block_id in manager.blocks("b"))
 
 
+@pytest.mark.covers("kv-cache/leaks-are-named")
 def test_a_leaked_slot_has_the_sequence_it_was_given_to(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = ContiguousKVCacheManager(3, 2, BLOCK_SIZE)
     for sequence_id in "ab":

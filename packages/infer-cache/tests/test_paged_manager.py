@@ -15,6 +15,7 @@ def admit(manager: PagedKVCacheManager, sequence_id: str, num_tokens: int) -> li
     return manager.admit(sequence_id, num_tokens, manager.find([], num_tokens))
 
 
+@pytest.mark.covers("scheduling/prompt-reserved-whole")
 def test_a_prompt_is_reserved_whole() -> None:
     manager = manager_of(10)
     (edit,) = admit(manager, "a", 9)
@@ -24,6 +25,7 @@ def test_a_prompt_is_reserved_whole() -> None:
     assert manager.holds("a")
 
 
+@pytest.mark.covers("scheduling/grows-by-block", "kv-cache/block-tables")
 @pytest.mark.parametrize("block_size", [1, 2, 5, 16])
 def test_decode_grows_by_a_block_exactly_at_block_boundaries(block_size: int) -> None:
     manager = manager_of(4, block_size=block_size)
@@ -32,6 +34,7 @@ def test_decode_grows_by_a_block_exactly_at_block_boundaries(block_size: int) ->
     assert grown == [block_size + 1, 2 * block_size + 1]
 
 
+@pytest.mark.covers("kv-cache/block-tables")
 def test_an_edit_says_where_in_the_row_the_added_blocks_belong() -> None:
     manager = manager_of(8, 8)
     admit(manager, "a", 5)
@@ -41,6 +44,7 @@ def test_an_edit_says_where_in_the_row_the_added_blocks_belong() -> None:
     assert [edit.block_ids for edit in edits] == [list(manager.blocks("a", group)[2:]) for group in (0, 1)]
 
 
+@pytest.mark.covers("kv-cache/block-tables")
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
 def test_a_sequence_takes_as_many_blocks_as_its_tokens_need(num_tokens: int, num_blocks: int) -> None:
     manager = manager_of(8, block_size=16)
@@ -73,6 +77,7 @@ def test_refused_admission_leaves_the_sequence_unknown() -> None:
     assert (manager.num_free_blocks, manager.audit()) == (2, [])
 
 
+@pytest.mark.covers("kv-cache/all-or-nothing")
 @pytest.mark.parametrize("num_blocks", [(2, 9, 9), (9, 2, 9), (9, 9, 2)])
 def test_admission_takes_blocks_in_all_groups_or_in_none(num_blocks: tuple[int, ...]) -> None:
     manager = manager_of(*num_blocks)
@@ -196,6 +201,7 @@ def test_a_budget_leaves_the_reserved_share_of_every_groups_tokens() -> None:
     assert [budget.take(costs) for _ in range(3)] == [True, True, False]
 
 
+@pytest.mark.covers("scheduling/admission-budget")
 def test_prompts_of_100_200_and_300_tokens_are_admitted_as_free_tokens_allow() -> None:
     for num_tokens, admitted in ((250, [True, False, False]), (625, [True, True, False]), (750, [True, True, True])):
         manager = manager_of(num_tokens, block_size=1)
@@ -234,6 +240,7 @@ def test_a_sequence_is_released_once() -> None:
         manager.release("a")
 
 
+@pytest.mark.covers("kv-cache/audit")
 def test_a_leak_is_found_with_its_group_and_reclaimed() -> None:
     manager = manager_of(8, 8)
     admit(manager, "alive", 8)

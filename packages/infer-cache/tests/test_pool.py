@@ -29,6 +29,7 @@ def pool(
     )
 
 
+@pytest.mark.covers("kv-cache/block-pool")
 def test_a_layers_cache_is_blocks_by_heads_by_tokens_and_starts_at_zero() -> None:
     cache = pool(dtype=torch.bfloat16)
     for tensor in (cache.key_cache(1), cache.value_cache(1)):
@@ -54,6 +55,7 @@ def test_layers_keys_and_values_share_no_memory() -> None:
     assert (cache.key_cache(0) == 1).all()
 
 
+@pytest.mark.covers("kv-cache/block-pool")
 def test_bytes_per_block_is_what_a_block_takes_of_the_storage() -> None:
     cache = pool(dtype=torch.float16, num_blocks=[7])
     layers = range(cache.num_layers)

@@ -125,6 +125,7 @@ def test_an_admitted_hit_is_written_into_the_table_from_the_first_block_in_the_w
     assert manager.blocks("b", 1) == tuple(windowed.block_ids)
 
 
+@pytest.mark.covers("scheduling/cached-counted-once")
 def test_blocks_that_other_sequences_reference_cost_no_free_tokens() -> None:
     manager = manager_of(None)
     compute(manager, "a", 20)
@@ -135,6 +136,7 @@ def test_blocks_that_other_sequences_reference_cost_no_free_tokens() -> None:
     assert num_free - manager.num_free_blocks == 2
 
 
+@pytest.mark.covers("kv-cache/idle-blocks-are-free")
 def test_idle_blocks_count_as_free_and_cost_as_much_as_others() -> None:
     manager = manager_of(None)
     compute(manager, "a", 20)

@@ -148,6 +148,7 @@ def test_chunked_prefill_is_dense_attention(block_size: int, device: str) -> Non
     sequences.assert_equal_to_dense()
 
 
+@pytest.mark.covers("scheduling/one-forward-pass")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
 def test_decode_beside_a_prompt_is_dense_attention(block_size: int, device: str) -> None:
@@ -160,6 +161,7 @@ def test_decode_beside_a_prompt_is_dense_attention(block_size: int, device: str)
     sequences.assert_equal_to_dense()
 
 
+@pytest.mark.covers("kv-cache/shuffled-tables")
 @pytest.mark.parametrize("block_size", [1, 5, 16])
 def test_consecutive_blocks_give_what_shuffled_ones_give(block_size: int) -> None:
     for shuffled in (True, False):
@@ -271,6 +273,7 @@ def test_layers_of_two_groups_attend_through_tables_of_their_own(block_size: int
     sequences.assert_equal_to_dense()
 
 
+@pytest.mark.covers("kv-cache/window-reads")
 @pytest.mark.parametrize("windows", [[6, None], [9, 3]])
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 def test_what_left_the_window_is_not_read_again(block_size: int, windows: list[int | None]) -> None:

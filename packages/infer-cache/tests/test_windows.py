@@ -78,6 +78,7 @@ def test_a_sequence_has_what_it_attends_to_and_never_more_than_max_blocks_in_win
         assert len(manager.blocks("a")) <= most
 
 
+@pytest.mark.covers("scheduling/prompt-reserved-whole")
 def test_a_prompt_longer_than_the_window_reserves_what_one_chunk_attends_to() -> None:
     manager = admitted(40, window=5, max_chunk=8, block_size=4)
     assert len(manager.blocks("a")) == 4
@@ -103,6 +104,7 @@ def test_capacity_is_what_the_group_of_the_shortest_window_has_room_for() -> Non
     assert (len(full.block_ids), len(windowed.block_ids), manager.capacity("a")) == (10, 4, 16)
 
 
+@pytest.mark.covers("kv-cache/window-blocks")
 def test_blocks_outside_the_window_are_free_at_once() -> None:
     manager = admitted(40, window=5, max_chunk=None, block_size=4)
     assert manager.num_free_blocks == 40 - 10

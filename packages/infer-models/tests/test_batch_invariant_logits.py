@@ -129,6 +129,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.covers("scheduling/chunked-bits")
 @torch.inference_mode()
 @pytest.mark.parametrize(("family", "dtype", "prepacked"), WAYS)
 def test_logits_are_the_same_bits_in_chunks_in_company_and_in_any_blocks(

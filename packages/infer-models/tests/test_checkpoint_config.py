@@ -53,6 +53,7 @@ def refusal_of(folder: Path, fields: object) -> str:
     return message
 
 
+@pytest.mark.covers("models/config-json")
 def test_an_architecture_is_read(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA | {"dtype": "bfloat16"})
     assert (config.model_type, config.dtype, config.max_position_embeddings) == ("llama", "bfloat16", 131072)
@@ -63,6 +64,7 @@ def test_an_architecture_is_read(tmp_path: Path) -> None:
     assert len(config.attention_specs) == 16
 
 
+@pytest.mark.covers("models/llama3-frequencies")
 @pytest.mark.parametrize(
     "rope",
     [{"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}, {"rope_scaling": LLAMA3, "rope_theta": 5e5}],
@@ -75,6 +77,7 @@ def test_llama3_scaling_is_read_in_both_dialects(tmp_path: Path, rope: dict[str,
     assert read(tmp_path, LLAMA | rope).ropes == (RopeParameters(theta=5e5, scaling=scaling),) * 16
 
 
+@pytest.mark.covers("configuration/dtype")
 @pytest.mark.parametrize(
     "dialect", [{"dtype": "float16"}, {"torch_dtype": "float16"}, {"torch_dtype": "torch.float16"}]
 )
@@ -82,6 +85,7 @@ def test_the_dtype_is_read_in_both_dialects(tmp_path: Path, dialect: dict[str, A
     assert read(tmp_path, LLAMA | dialect).dtype == "float16"
 
 
+@pytest.mark.covers("models/gemma3-rope-tables")
 @pytest.mark.parametrize(
     "rope",
     [
@@ -102,6 +106,7 @@ def test_gemma_has_two_tables_in_both_dialects(tmp_path: Path, rope: dict[str, A
     assert config.ropes == (*[sliding] * 5, full, sliding)
 
 
+@pytest.mark.covers("models/gemma3-window-layers")
 @pytest.mark.parametrize(
     "layers",
     [
@@ -127,6 +132,7 @@ def test_a_model_without_a_type_is_refused(tmp_path: Path) -> None:
     assert "`model_type` is missing" in refusal_of(tmp_path, fields)
 
 
+@pytest.mark.covers("models/unknown-model-type")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -260,6 +266,7 @@ def test_longrope_is_read_under_its_early_names_too(tmp_path: Path, name: str, *
     )
 
 
+@pytest.mark.covers("models/gemma3-window-layers")
 def test_layer_types_must_fit_the_layers(tmp_path: Path) -> None:
     assert "`layer_types`" in refusal_of(tmp_path, GEMMA | {"layer_types": ["full_attention"] * 6})
     assert "`layer_types`" in refusal_of(tmp_path, GEMMA | {"layer_types": ["chunked_attention"] * 7})
@@ -272,11 +279,13 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
         ModelConfig.from_folder(tmp_path)
 
 
+@pytest.mark.covers("models/config-json")
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         ModelConfig.from_folder(tmp_path)
 
 
+@pytest.mark.covers("models/eos-ids")
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
@@ -296,6 +305,7 @@ def test_eos_ids_come_from_the_generation_config_first(
     assert GenerationConfig.from_folder(tmp_path).eos_token_ids == expected
 
 
+@pytest.mark.covers("models/eos-ids")
 @pytest.mark.parametrize("eos", ["</s>", [1, "2"], -1, 1.5, True])
 def test_an_eos_that_is_no_token_id_is_an_error(tmp_path: Path, eos: object) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))

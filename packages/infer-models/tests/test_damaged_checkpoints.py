@@ -66,22 +66,26 @@ def test_a_whole_checkpoint_is_found_whole_without_reading_weights(save: Callabl
     assert check_weights(without_weights(tmp_path), tmp_path) == 1
 
 
+@pytest.mark.covers("models/missing-tensor")
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     rewrite(folder, model__layers__1__self_attn__k_proj__weight=None)
     message = refusal_of(folder)
     assert "model.safetensors: tensor `model.layers.1.self_attn.k_proj.weight` is missing" in message
 
 
+@pytest.mark.covers("models/missing-tensor")
 def test_many_missing_tensors_are_counted(folder: Path) -> None:
     save_file({"lm_head.bias": torch.zeros(65)}, folder / "model.safetensors")
     assert re.search(r"tensors `.*`, `.*`, `.*` and 54 more are missing", refusal_of(folder))
 
 
+@pytest.mark.covers("models/unexpected-tensor")
 def test_an_unexpected_tensor_is_named(folder: Path) -> None:
     rewrite(folder, model__layers__0__self_attn__q_proj__bias=torch.ones(64))
     assert "tensor `model.layers.0.self_attn.q_proj.bias` is unexpected" in refusal_of(folder)
 
 
+@pytest.mark.covers("models/misshaped-tensor")
 @pytest.mark.parametrize("shape", [(65, 63), (65 * 64,), (64, 65)])
 def test_a_misshaped_tensor_is_named_with_both_shapes(folder: Path, shape: tuple[int, ...]) -> None:
     rewrite(folder, lm_head__weight=torch.zeros(shape))
@@ -89,11 +93,13 @@ def test_a_misshaped_tensor_is_named_with_both_shapes(folder: Path, shape: tuple
     assert f"tensor `lm_head.weight` has shape {list(shape)} but `config.json` makes it [65, 64]" in message
 
 
+@pytest.mark.covers("models/misshaped-tensor")
 def test_a_tensor_that_is_not_of_floats_is_named(folder: Path) -> None:
     rewrite(folder, lm_head__bias=torch.zeros(65, dtype=torch.int8))
     assert "tensor `lm_head.bias` is I8" in refusal_of(folder)
 
 
+@pytest.mark.covers("models/truncated-file")
 @pytest.mark.parametrize("kept", [0.0, 1e-5, 1e-3, 0.5, 0.99999])
 def test_a_truncated_file_is_an_error(folder: Path, kept: float) -> None:
     path = folder / "model.safetensors"
@@ -102,6 +108,7 @@ def test_a_truncated_file_is_an_error(folder: Path, kept: float) -> None:
     assert "truncated" in refusal_of(folder)
 
 
+@pytest.mark.covers("models/truncated-file")
 def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, max_shard_size="100KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[2]
@@ -109,12 +116,14 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
     assert f"{shard} is truncated" in refusal_of(tmp_path)
 
 
+@pytest.mark.covers("models/truncated-file")
 @pytest.mark.parametrize("garbage", [b"\xff" * 100, b"not a page" * 20, struct.pack("<Q", 2) + b"[]"])
 def test_garbage_is_no_safetensors_file(folder: Path, garbage: bytes) -> None:
     (folder / "model.safetensors").write_bytes(garbage)
     assert "no safetensors file" in refusal_of(folder)
 
 
+@pytest.mark.covers("models/truncated-file")
 @pytest.mark.parametrize(
     "entry",
     [
@@ -141,6 +150,7 @@ def test_a_tensor_in_two_shards_is_an_error_where_nothing_says_which_is_meant(tm
     assert f"is also in {first.name}, with other numbers" in refusal_of(tmp_path)
 
 
+@pytest.mark.covers("models/missing-tensor")
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, max_shard_size="100KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
@@ -155,6 +165,7 @@ def test_a_shard_outside_the_folder_is_refused(folder: Path, name: str) -> None:
     assert "is not the name of a safetensors file in this folder" in refusal_of(folder)
 
 
+@pytest.mark.covers("models/truncated-file")
 @pytest.mark.parametrize("index", ["{}", '{"weight_map": {}}', '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', "{"])
 def test_a_damaged_index_is_an_error(folder: Path, index: str) -> None:
     (folder / "model.safetensors").unlink()
@@ -162,6 +173,7 @@ def test_a_damaged_index_is_an_error(folder: Path, index: str) -> None:
     assert "model.safetensors.index.json" in refusal_of(folder)
 
 
+@pytest.mark.covers("models/no-pickle")
 def test_a_pickle_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "pytorch_model.bin, a pickle" in refusal_of(folder)

@@ -48,6 +48,7 @@ def plain(weight: Tensor | QuantizedWeight) -> Tensor:
     return weight
 
 
+@pytest.mark.covers("replicas/ranks-every-family")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("save", CASES.values(), ids=CASES.keys())
 def test_logits_in_fp32_differ_by_at_most_one_ten_thousandth(tmp_path: Path, save: Any, size: int) -> None:
@@ -62,6 +63,7 @@ def test_logits_in_fp32_differ_by_at_most_one_ten_thousandth(tmp_path: Path, sav
     assert held < 1.35 * whole.num_parameters  # norms, and KV heads that there are too few of, are there twice
 
 
+@pytest.mark.covers("replicas/ranks-packed-weights")
 @pytest.mark.parametrize("family", ["llama", "gemma3", "phi3", "olmo3", "qwen3_moe", "gpt_oss"])
 def test_a_prepacked_rank_computes_the_same(tmp_path: Path, family: str) -> None:
     save_tiny(family, tmp_path)
@@ -85,6 +87,7 @@ def test_every_rank_attends_with_its_own_heads(tmp_path: Path) -> None:
         assert {(spec.q_heads, spec.kv_heads) for of_rank in specs for spec in of_rank} == {(q_heads, kv_heads)}
 
 
+@pytest.mark.covers("replicas/ranks-read-their-part")
 @pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe", "gpt_oss"])
 def test_parts_of_a_checkpoint_are_read_in_any_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -98,6 +101,7 @@ def test_parts_of_a_checkpoint_are_read_in_any_pieces(
                 assert torch.equal(plain(part.target), part.of(expected[name].stored())), name
 
 
+@pytest.mark.covers("replicas/ranks-dummy-weights")
 @pytest.mark.parametrize("family", ["qwen3", "phi3", "olmo2", "qwen3_moe", "gpt_oss"])
 def test_ranks_draw_the_random_weights_of_the_whole_model(tmp_path: Path, family: str) -> None:
     save_tiny(family, tmp_path, num_key_value_heads=1)
@@ -107,6 +111,7 @@ def test_ranks_draw_the_random_weights_of_the_whole_model(tmp_path: Path, family
             assert torch.equal(plain(part.target), part.of(whole[name].stored())), name
 
 
+@pytest.mark.covers("replicas/ranks-sizes")
 def test_sizes_that_do_not_divide_the_model_are_refused_with_those_that_do(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     config = ModelConfig.from_folder(tmp_path)

@@ -126,6 +126,7 @@ def test_a_text_model_that_is_not_supported_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.covers("models/multimodal-wrappers", "models/config-json")
 @pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.defaults])
 def test_what_a_file_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_type: str) -> None:
     defaults = AutoConfig.for_model(model_type)
@@ -148,6 +149,7 @@ def test_what_a_file_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_
     assert config.tie_word_embeddings == defaults.tie_word_embeddings
 
 
+@pytest.mark.covers("models/multimodal-wrappers")
 def test_gemma_as_the_hub_has_it_is_read(tmp_path: Path) -> None:
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
@@ -193,6 +195,7 @@ def test_queries_do_not_grow_where_no_position_is_reached_that_makes_them(tmp_pa
     assert len({each.data_ptr() for each in scales}) == 1
 
 
+@pytest.mark.covers("models/mxfp4-experts")
 def test_mxfp4_is_what_transformers_makes_of_it() -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (3, 6, 2, 16), dtype=torch.uint8, generator=generator)
@@ -253,6 +256,7 @@ def test_mxfp4_is_read_of_one_family_alone(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.covers("models/mxfp4-experts")
 def test_experts_in_mxfp4_are_dequantized_on_every_rank(tmp_path: Path) -> None:
     twin = save_mxfp4(tmp_path)
     model = load(tmp_path, quantization="none")

@@ -28,6 +28,7 @@ def logits_of(model: CausalLM) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.covers("models/safetensors-and-shards", "models/parity-sharded")
 def test_shards_load_like_one_file(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "one")
     save_tiny_llama(tmp_path / "many", max_shard_size="100KB")
@@ -35,6 +36,7 @@ def test_shards_load_like_one_file(tmp_path: Path) -> None:
     assert torch.equal(logits_of(load(tmp_path / "one")), logits_of(load(tmp_path / "many")))
 
 
+@pytest.mark.covers("models/tied-heads")
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, tie_word_embeddings=True)
     model = load(tmp_path)
@@ -49,6 +51,7 @@ def test_parameters_are_counted_once(tmp_path: Path) -> None:
     assert load(tmp_path / "untied").num_parameters == untied.num_parameters() == tied.num_parameters() + 320 * 64
 
 
+@pytest.mark.covers("models/weights-to-dtype")
 def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, dtype=torch.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")
@@ -58,6 +61,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
         assert all(torch.equal(weights[name], stored[name].to(dtype)) for name in stored)
 
 
+@pytest.mark.covers("models/spare-tensors")
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"])
 def test_what_checkpoints_carry_needlessly_is_ignored(tmp_path: Path, name: str) -> None:
     save_tiny_llama(tmp_path, tie_word_embeddings=True)
@@ -68,6 +72,7 @@ def test_what_checkpoints_carry_needlessly_is_ignored(tmp_path: Path, name: str)
     assert torch.equal(logits_of(load(tmp_path)), expected)
 
 
+@pytest.mark.covers("models/gemma3")
 def test_each_layer_says_how_it_attends(tmp_path: Path) -> None:
     save_tiny_gemma3(tmp_path, attn_logit_softcapping=30.0)
     model = load(tmp_path)
@@ -108,6 +113,7 @@ def test_a_moved_model_uses_its_moved_weights(tmp_path: Path, save: object) -> N
     assert torch.equal(logits_of(model), logits_of(load(tmp_path)))
 
 
+@pytest.mark.covers("models/dummy-weights")
 @pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3, save_tiny_nanogpt])
 def test_dummy_weights_need_a_config_alone(tmp_path: Path, save: object) -> None:
     assert callable(save)
@@ -120,6 +126,7 @@ def test_dummy_weights_need_a_config_alone(tmp_path: Path, save: object) -> None
     assert torch.equal(logits, logits_of(second))
 
 
+@pytest.mark.covers("configuration/load-format")
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
     save_tiny_nanogpt(tmp_path)
     with pytest.raises(ValueError, match="`load_format` is 'pickle'; it must be `auto` or `dummy`"):
@@ -156,6 +163,7 @@ def enlarge_vocabulary(folder: Path, vocab_size: int) -> None:
     (folder / "config.json").write_text(json.dumps(fields))
 
 
+@pytest.mark.covers("models/loading-memory")
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     save_tiny_nanogpt(small)

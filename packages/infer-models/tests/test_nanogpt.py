@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -43,10 +44,12 @@ def plain_norm(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return functional.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
+@pytest.mark.covers("models/nanogpt-size")
 def test_nanogpt_has_209729_parameters(tmp_path: Path) -> None:
     assert save_tiny_nanogpt(tmp_path).num_parameters == 209_729
 
 
+@pytest.mark.covers("models/nanogpt", "models/parity-nanogpt")
 def test_nanogpt_equals_its_plain_rendering(tmp_path: Path) -> None:
     save_tiny_nanogpt(tmp_path)
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)

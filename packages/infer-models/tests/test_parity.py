@@ -91,6 +91,28 @@ def our_logits(model: CausalLM, ids: Tensor) -> Tensor:
     return logits
 
 
+@pytest.mark.covers(
+    "models/llama",
+    "models/llama3-frequencies",
+    "models/tied-heads",
+    "models/qwen3",
+    "models/gemma3",
+    "models/gemma3-rope-tables",
+    "models/mistral",
+    "models/ministral3",
+    "models/qwen2",
+    "models/qwen3-moe",
+    "models/smollm3",
+    "models/granite",
+    "models/phi3",
+    "models/olmo",
+    "models/gpt-oss",
+    "models/frequency-scaling",
+    "models/multimodal-wrappers",
+    "models/parity-fp32",
+    "models/parity-window-boundary",
+    "models/parity-scaling-and-heads",
+)
 @torch.no_grad()
 @every_case
 def test_logits_in_fp32_differ_by_at_most_one_ten_thousandth(tmp_path: Path, save: Save) -> None:
@@ -129,6 +151,22 @@ def test_logits_of_some_rows_of_the_hidden_states_are_those_of_the_whole(tmp_pat
     torch.testing.assert_close(model.logits(hidden), our_logits(model, token_ids()))
 
 
+@pytest.mark.covers(
+    "models/llama",
+    "models/qwen3",
+    "models/mistral",
+    "models/ministral3",
+    "models/qwen2",
+    "models/qwen3-moe",
+    "models/smollm3",
+    "models/granite",
+    "models/phi3",
+    "models/olmo",
+    "models/gpt-oss",
+    "models/multimodal-wrappers",
+    "models/parity-by-layer",
+    "models/parity-window-boundary",
+)
 @torch.no_grad()
 @every_case
 def test_hidden_states_in_fp32_agree_layer_by_layer(tmp_path: Path, save: Save) -> None:
@@ -143,6 +181,7 @@ def test_hidden_states_in_fp32_agree_layer_by_layer(tmp_path: Path, save: Save) 
         assert (ours[layer] * scale - expected[layer]).abs().max() <= bound, f"layer {layer}"
 
 
+@pytest.mark.covers("models/parity-bf16")
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*TINY_FAMILIES, "llama_llama3_scaling", "gemma3_untied"])
 def test_logits_in_bf16_differ_by_rounding_only(tmp_path: Path, name: str) -> None:

@@ -64,6 +64,7 @@ def logits_of(model: CausalLM) -> Tensor:
     return logits
 
 
+@pytest.mark.covers("models/gpt-oss")
 @pytest.mark.parametrize("window", [None, 1, 5])
 @pytest.mark.parametrize("shift", [-20.0, 0.0, 20.0])
 def test_attention_without_a_cache_is_that_of_transformers(window: int | None, shift: float) -> None:

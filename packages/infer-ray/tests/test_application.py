@@ -50,6 +50,7 @@ def test_replicas_that_are_taken_away_have_as_long_as_a_drain() -> None:
         assert deployment._deployment_config.graceful_shutdown_timeout_s == 7  # noqa: SLF001
 
 
+@pytest.mark.covers("replicas/ray-autoscaling")
 def test_autoscaling_counts_requests_and_not_the_streams_of_ingresses() -> None:
     options = ClusterOptions(replicas=2, max_replicas=5, ingresses=3, upscale_delay=1, downscale_delay=2)
     _, replicas = deployments(EngineConfig(max_batch_size=10), cluster=options)
@@ -72,6 +73,7 @@ def test_replicas_reserve_a_gpu_if_they_compute_on_one(
     assert reserved(replicas) == (1, expected)
 
 
+@pytest.mark.covers("replicas/ranks-on-ray")
 @pytest.mark.parametrize(("device", "gpus_there", "expected"), [("auto", 8, 4), ("auto", 0, 0), ("cpu", 8, 0)])
 def test_replicas_reserve_a_gpu_for_each_rank(
     resources: dict[str, float], device: str, gpus_there: int, expected: float
@@ -120,6 +122,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.covers("replicas/ray-application")
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
 def test_wrong_arguments_of_a_file_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -224,6 +224,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+@pytest.mark.covers("replicas/ray-clients-that-go")
 async def test_the_requests_of_a_silent_ingress_are_aborted(
     clock: Clock, cluster: FakeCluster, replica: ScriptedReplica
 ) -> None:
@@ -254,6 +255,7 @@ async def test_an_ingress_that_lives_is_heard(
     assert ingress.lost == []
 
 
+@pytest.mark.covers("replicas/ray-stuck-replica")
 async def test_a_replica_with_a_stuck_step_ends(cluster: FakeCluster) -> None:
     replica = cluster.add("one", EngineConfig(step_timeout_s=0.01))
     ingress = await connected(cluster)
@@ -291,6 +293,7 @@ async def test_what_cannot_be_encoded_is_the_requests_error(cluster: FakeCluster
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
 
 
+@pytest.mark.covers("replicas/ray-addressing")
 async def test_calls_have_no_context_of_the_request_that_they_are_made_for(
     cluster: FakeCluster, replica: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +315,7 @@ async def test_calls_have_no_context_of_the_request_that_they_are_made_for(
     assert seen == ["none"]
 
 
+@pytest.mark.covers("replicas/ray-addressing")
 async def test_a_call_for_another_replica_is_an_error_and_never_lost(replica: ScriptedReplica) -> None:
     for call in (replica.run, replica.tell):
         with pytest.raises(RuntimeError, match="A call for the Ray replica two has reached one"):

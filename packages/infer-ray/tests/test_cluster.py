@@ -55,6 +55,7 @@ def the_replica(running: RunningCluster) -> psutil.Process:
 VICTIMS = [the_core, the_newest_core, the_replica]
 
 
+@pytest.mark.covers("replicas/ray-killed-cores")
 @pytest.mark.parametrize(("num_rounds", "within_s"), [(1, GIVE_UP_S), pytest.param(20, 30, marks=pytest.mark.full)])
 @pytest.mark.timeout(3600)
 def test_killed_cores_and_replicas_cost_32_streams_nothing_but_time(
@@ -96,6 +97,7 @@ def is_replaced(running: RunningCluster, lost: psutil.Process) -> bool:
     return lost not in running.cores() and sample(running.url, "replica_up") == 2
 
 
+@pytest.mark.covers("replicas/ray-serve")
 def test_wrong_requests_and_right_ones_are_answered_as_without_ray(url: str) -> None:
     wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": -2})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "max_tokens")
@@ -106,6 +108,7 @@ def test_wrong_requests_and_right_ones_are_answered_as_without_ray(url: str) -> 
     assert len(snapshot["stats"]["replicas"]) == 2
 
 
+@pytest.mark.covers("replicas/ray-clients-that-go")
 def test_a_client_that_goes_frees_its_place(url: str) -> None:
     """Eight choices of 900 tokens take seconds; the abort may be late, for a replica may still be starting."""
     num_aborted = sample(url, "num_aborted_requests_total")
@@ -118,6 +121,7 @@ def test_a_client_that_goes_frees_its_place(url: str) -> None:
     assert sample(url, "num_aborted_requests_total") == num_aborted + 8
 
 
+@pytest.mark.covers("replicas/ray-shutdown")
 def test_a_request_that_runs_when_the_command_is_ended_is_answered_whole(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as reader, running_cluster(tmp_path / "log") as running:
         url = f"{running.url}/v1/completions"
@@ -129,6 +133,7 @@ def test_a_request_that_runs_when_the_command_is_ended_is_answered_whole(tmp_pat
             httpx.get(url)
 
 
+@pytest.mark.covers("replicas/ranks-and-replicas")
 @pytest.mark.timeout(900)
 def test_a_replica_of_two_ranks_answers_as_one_process_and_is_replaced_when_a_rank_is_lost(
     tmp_path: Path,

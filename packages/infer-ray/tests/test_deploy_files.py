@@ -77,6 +77,7 @@ def manifest_config() -> Any:
     return yaml.safe_load(read("rayservice.yaml")["spec"]["serveConfigV2"])
 
 
+@pytest.mark.covers("replicas/ray-deploy-files")
 def test_the_manifest_is_a_ray_service() -> None:
     manifest = read("rayservice.yaml")
     jsonschema.Draft202012Validator(RAY_SERVICE).validate(manifest)
@@ -99,6 +100,7 @@ def test_every_volume_is_mounted_and_every_replica_fits_a_worker() -> None:
     assert (workers["minReplicas"], workers["maxReplicas"]) == (cluster["replicas"], cluster["max_replicas"])
 
 
+@pytest.mark.covers("replicas/ray-deploy-files")
 @pytest.mark.usefixtures("resources")
 @pytest.mark.parametrize("read_config", [lambda: read("serve.yaml"), manifest_config], ids=["serve", "rayservice"])
 def test_ray_serve_and_this_package_take_the_configuration(read_config: Any) -> None:

@@ -103,6 +103,7 @@ async def test_a_replica_that_is_taken_away_ends_its_requests_and_gets_no_more(c
         assert engine.stats.num_replaced == 0
 
 
+@pytest.mark.covers("replicas/ray-killed-cores")
 async def test_the_requests_of_a_dead_replica_go_on_elsewhere_and_it_comes_back(cluster: FakeCluster) -> None:
     first, second = cluster.add("one"), cluster.add("two")
     async with ingress(cluster) as engine:

@@ -89,6 +89,7 @@ def deployer(tmp_path: Path) -> Iterator[Deployer]:
     deployer.end()
 
 
+@pytest.mark.covers("replicas/ray-application", "replicas/ray-autoscaling")
 @pytest.mark.timeout(900)
 def test_replicas_come_with_requests_and_leave_without_and_a_redeployment_loses_none(deployer: Deployer) -> None:
     grows = {"max_replicas": 2, "target_ongoing_requests": 2, "upscale_delay": 0, "downscale_delay": 1}

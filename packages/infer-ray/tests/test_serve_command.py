@@ -26,6 +26,7 @@ def refusal(*flags: str) -> str:
     return lines[0]
 
 
+@pytest.mark.covers("replicas/ray-wrong-use")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -55,6 +56,7 @@ def test_a_cluster_without_room_for_the_replicas_is_refused_with_numbers_and_fla
     assert message.endswith("lower `--replicas` or `--num-cpus`.")
 
 
+@pytest.mark.covers("replicas/ray-wrong-use")
 def test_a_cluster_that_cannot_be_reached_is_one_line() -> None:
     assert "The Ray cluster `127.0.0.1:1` cannot be reached: " in refusal("--address", "127.0.0.1:1")
     assert "The Ray cluster `auto` cannot be reached: " in refusal("--address", "auto")

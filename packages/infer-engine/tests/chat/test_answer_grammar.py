@@ -105,6 +105,7 @@ def calls_of(calls: ToolCallFormat, *named: tuple[str, str]) -> str:
 ROME, NOTHING = ("get_weather", '{"city": "Rome"}'), ("get", "{}")
 
 
+@pytest.mark.covers("structured-tools-agents/formats")
 @pytest.mark.parametrize("vocabulary", TOKENIZERS)
 @pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
 def test_calls_of_each_format(calls: ToolCallFormat, vocabulary: str) -> None:
@@ -222,6 +223,7 @@ SCHEMAS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(LEAVES), min_s
 )
 
 
+@pytest.mark.covers("structured-tools-agents/arguments-match")
 @given(
     schemas=st.lists(SCHEMAS, min_size=1, max_size=2),
     calls=st.sampled_from(FORMATS),

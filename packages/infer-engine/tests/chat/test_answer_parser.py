@@ -61,6 +61,7 @@ ARGUMENTS = json.dumps({"a": '}"\\ <tool_call> </think> [ARGS] {"name": "', "b":
 CALLS = (("f", ARGUMENTS), ("get_weather", "{}"))
 
 
+@pytest.mark.covers("structured-tools-agents/cuts-in-linear-time")
 @pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
 def test_an_answer_is_the_same_wherever_it_is_cut(calls: ToolCallFormat) -> None:
     text = f"<think>\nHm <b> </thin\n</think>\n\n{'Well. ' if calls.is_anywhere else ''}{call(calls, *CALLS)}"
@@ -117,6 +118,7 @@ def test_text_without_marks_comes_out_as_it_is(state: ReasoningState) -> None:
     assert parse(list(text), HERMES, state) == [("content", text)]
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-begins")
 def test_the_state_of_the_prompt_says_whether_an_answer_begins_with_reasoning() -> None:
     text = "a</think>b"
     assert parse([text], None, ReasoningState.OPEN) == [("reasoning", "a"), ("content", "b")]
@@ -276,6 +278,7 @@ ADVERSARIAL = {
 }
 
 
+@pytest.mark.covers("structured-tools-agents/cuts-in-linear-time")
 @pytest.mark.parametrize(
     "piece", [*ADVERSARIAL.values(), "escapes", "brackets"], ids=[*ADVERSARIAL, "escapes", "brackets"]
 )

@@ -98,6 +98,7 @@ FREE = [
 ]
 
 
+@pytest.mark.covers("structured-tools-agents/auto-is-free")
 @pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
 @pytest.mark.parametrize("text", FREE)
 def test_an_answer_without_a_call_is_never_masked(text: str, calls: ToolCallFormat) -> None:
@@ -174,6 +175,7 @@ LEAVES: list[dict[str, Any]] = [
 SCHEMAS = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(LEAVES), min_size=1, max_size=6)
 
 
+@pytest.mark.covers("structured-tools-agents/auto-is-free")
 @given(
     properties=SCHEMAS,
     calls=st.sampled_from(FORMATS),

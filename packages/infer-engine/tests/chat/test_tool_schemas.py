@@ -60,6 +60,7 @@ def test_a_schema_of_anything_else_is_refused(parameters: Any, *, strict: bool) 
         schema_of(parameters, strict=strict)
 
 
+@pytest.mark.covers("structured-tools-agents/arguments-match")
 def test_a_strict_schema_that_cannot_be_kept_is_refused_by_tool_and_keyword() -> None:
     with pytest.raises(ValueError, match=r"^`tools`.*`book`.*uniqueItems"):
         schema_of({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, strict=True)

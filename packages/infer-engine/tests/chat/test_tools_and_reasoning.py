@@ -126,6 +126,7 @@ def test_the_parts_of_an_answer_come_in_order_and_its_text_is_the_content(tokens
     assert "".join(output.text for output in outputs) == "Well. Now"
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-left-alone")
 def test_stop_strings_are_looked_for_in_the_content_only() -> None:
     outputs = run(processor(stops=("END",)), ANSWER)
     assert (parts(outputs), outputs[-1].finish_reason) == (PARTS, FinishReason.LENGTH)
@@ -145,6 +146,7 @@ def test_tokens_that_must_come_hide_stop_strings() -> None:
     assert parts(outputs) == PARTS
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-tokens")
 def test_tokens_of_reasoning_are_counted() -> None:
     thought = len(BYTES.encode("<think>so END it</think>", add_special_tokens=False))
     counted = run(processor(), ANSWER)[-1].num_reasoning_tokens
@@ -206,6 +208,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.covers("structured-tools-agents/tool-fields")
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=str)
 def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as refusal:
@@ -219,6 +222,7 @@ def test_a_model_without_a_chat_template_has_no_tools() -> None:
         submitted(inputs)
 
 
+@pytest.mark.covers("structured-tools-agents/format-flags")
 @pytest.mark.parametrize("calls", ["auto", "json", "hermes"])
 def test_any_model_may_choose_and_only_arguments_follow_a_grammar(calls: str) -> None:
     submission = submitted(input_processor(tool_call_format=calls), tool_choice="auto")
@@ -281,6 +285,7 @@ def chat(llm: LLM, params: SamplingParams, **fields: Any) -> list[Completion]:
     return llm.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False, **fields)
 
 
+@pytest.mark.covers("structured-tools-agents/calls-with-every-model")
 def test_forced_calls_validate_or_are_cut_by_max_tokens(llm: LLM) -> None:
     num_whole, tools = 0, [WEATHER, NOTHING]
     for temperature in (0.0, 1.0, 5.0):
@@ -298,6 +303,7 @@ def test_forced_calls_validate_or_are_cut_by_max_tokens(llm: LLM) -> None:
     assert num_whole > 4
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-left-alone")
 def test_structured_output_leaves_thinking_alone_and_binds_the_answer(llm: LLM) -> None:
     wanted = StructuredOutputs(choice=("yes", "no"))
     params = SamplingParams(max_tokens=20, seed=1, structured_outputs=wanted)

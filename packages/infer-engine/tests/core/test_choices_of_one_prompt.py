@@ -39,6 +39,7 @@ def load(folder: Path, **switches: Any) -> LLM:
     return LLM(str(folder), dtype="float32", **config)
 
 
+@pytest.mark.covers("requests/n")
 @parametrize_each_value(family=list(FAMILIES), mode=list(MODES))
 def test_choices_differ_and_each_is_what_its_seed_gives_alone(folder: Path, mode: str) -> None:
     found = choices(load(folder, **MODES[mode]), drawn(n=4))

@@ -12,6 +12,7 @@ from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_
 LIMITS = SchedulerLimits(max_batch_size=4, max_num_batched_tokens=16, prefill_chunk_size=4)
 
 
+@pytest.mark.covers("requests/ends-with-length")
 def test_a_request_ends_with_length_after_max_tokens() -> None:
     engine = FormulaEngine(num_blocks=64, limits=LIMITS)
     engine.submit("a", [1, 2, 3], max_tokens=5)
@@ -20,6 +21,7 @@ def test_a_request_ends_with_length_after_max_tokens() -> None:
     assert [output.finish_reason for output in outputs] == [None] * 4 + [FinishReason.LENGTH]
 
 
+@pytest.mark.covers("requests/ends-with-eos", "requests/eos-counts")
 def test_an_eos_token_ends_a_request_with_eos_and_counts() -> None:
     tokens = expected_tokens([1, 2, 3], 5)
     engine = FormulaEngine(num_blocks=64, limits=LIMITS, eos_token_ids=frozenset({tokens[2]}))
@@ -34,6 +36,7 @@ def test_an_eos_token_first_of_all_ends_a_request_after_one_token() -> None:
     assert [output.finish_reason for output in engine.run()["a"]] == [FinishReason.EOS]
 
 
+@pytest.mark.covers("requests/ignore-eos")
 def test_ignore_eos_goes_on_to_the_length() -> None:
     tokens = expected_tokens([1, 2, 3], 5)
     engine = FormulaEngine(num_blocks=64, limits=LIMITS, eos_token_ids=frozenset(tokens))
@@ -41,6 +44,7 @@ def test_ignore_eos_goes_on_to_the_length() -> None:
     assert engine.run()["a"][-1].finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.covers("requests/stop-token-ids", "requests/ends-with-stop-token")
 def test_a_stop_token_id_ends_a_request_with_stop() -> None:
     tokens = expected_tokens([1, 2, 3], 5)
     engine = FormulaEngine(num_blocks=64, limits=LIMITS)
@@ -63,6 +67,7 @@ def test_an_abort_of_an_unknown_id_changes_nothing() -> None:
     assert tokens_of(engine.run()["a"]) == expected_tokens([1], 2)
 
 
+@pytest.mark.covers("requests/aborted")
 @pytest.mark.parametrize("num_steps", range(8))
 def test_an_abort_in_any_state_frees_the_memory_at_once(num_steps: int) -> None:
     engine = FormulaEngine(num_blocks=64, limits=LIMITS)
@@ -83,6 +88,7 @@ def test_a_request_that_arrives_during_anothers_prefill_joins_its_next_step() ->
     assert engine.runner.schedules[1] == [("long", 4), ("short", 1)]
 
 
+@pytest.mark.covers("requests/states")
 def test_cached_positions_are_the_prefills_progress_after_every_chunk() -> None:
     prompt = list(range(11))
     engine = FormulaEngine(num_blocks=64, block_size=2, limits=LIMITS, use_prefix_caching=True)
@@ -109,6 +115,7 @@ def test_a_request_of_one_token_costs_its_prompt_alone(length: int) -> None:
     assert (output.finish_reason, engine.step().stats.num_computed_tokens) == (FinishReason.LENGTH, length)
 
 
+@pytest.mark.covers("requests/ends-with-eos")
 def test_an_eos_token_at_max_tokens_is_eos() -> None:
     engine = FormulaEngine(num_blocks=64, limits=LIMITS, eos_token_ids=frozenset(expected_tokens([9], 1)))
     engine.submit("a", [9], max_tokens=1)
@@ -122,6 +129,7 @@ def test_an_id_can_be_used_again_once_its_request_has_ended() -> None:
         assert tokens_of(engine.run()["a"]) == expected_tokens([1], 2)
 
 
+@pytest.mark.covers("scheduling/deterministic")
 def test_the_same_messages_give_the_same_steps() -> None:
     def run() -> list[StepResult]:
         engine = FormulaEngine(num_blocks=40, limits=LIMITS)

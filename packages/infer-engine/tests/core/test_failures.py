@@ -49,6 +49,7 @@ def assert_served(outputs: dict[str, list[TokenOutput]], names: str, *, max_toke
     assert {name: tokens_of(outputs[name]) for name in names} == expected
 
 
+@pytest.mark.covers("scheduling/failing-step")
 @pytest.mark.parametrize("stage", ["forward", "sample"])
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first"])
 def test_a_step_that_fails_by_one_request_fails_that_one_alone(stage: Any, policy: str) -> None:
@@ -72,12 +73,14 @@ def test_two_requests_that_fail_are_found_both(stage: Any) -> None:
     assert_served(outputs, "bcdegh")
 
 
+@pytest.mark.covers("scheduling/no-culprit")
 def test_sampling_that_fails_for_all_fails_all_and_the_next_are_served() -> None:
     failing = engine(Fault(stage="sample", times=8 + 7))  # the batch, its parts, and each alone
     assert codes(serve(failing)) == dict.fromkeys(NAMES, "step_failed")
     assert_served(serve(failing, "ijkl"), "ijkl")
 
 
+@pytest.mark.covers("scheduling/no-culprit")
 def test_a_model_that_fails_without_a_request_ends_the_engine() -> None:
     failing = engine(Fault(stage="forward"))
     failing.submit("a", [1], max_tokens=1)
@@ -85,6 +88,7 @@ def test_a_model_that_fails_without_a_request_ends_the_engine() -> None:
         failing.core.step()
 
 
+@pytest.mark.covers("scheduling/goes-on-after-failure")
 def test_the_engine_goes_on_after_a_failure_with_all_its_rows_and_blocks() -> None:
     failing = engine(Fault(stage="forward", request_id="b"), Fault(stage="sample", request_id="h"))
     serve(failing)
@@ -93,6 +97,7 @@ def test_the_engine_goes_on_after_a_failure_with_all_its_rows_and_blocks() -> No
     assert len(failing.runner.schedules[-1]) == 8
 
 
+@pytest.mark.covers("requests/failed")
 def test_a_failure_in_a_later_chunk_of_a_prompt_fails_that_prompt_alone_and_leaks_nothing() -> None:
     failing = engine(Fault(stage="forward", request_id="long", step=1))
     failing.submit("long", list(range(16)), max_tokens=2)
@@ -103,6 +108,7 @@ def test_a_failure_in_a_later_chunk_of_a_prompt_fails_that_prompt_alone_and_leak
     assert tokens_of(outputs["other"]) == expected_tokens(prompt_of("x"), 6)
 
 
+@pytest.mark.covers("requests/step-output")
 def test_a_failed_requests_last_output_has_the_error_and_no_token() -> None:
     failing = engine(Fault(stage="forward", request_id="a", step=4))
     *_, last = serve(failing, "ab")["a"]
@@ -120,6 +126,7 @@ def test_a_row_that_is_not_finite_fails_alone_and_costs_no_second_pass() -> None
     assert len(outputs["d"]) == 3
 
 
+@pytest.mark.covers("scheduling/no-culprit")
 def test_rows_that_are_all_not_finite_fail_all() -> None:
     outputs = serve(engine(Fault(stage="sample", action="nan", step=1)))
     assert codes(outputs) == dict.fromkeys(NAMES, "not_finite")
@@ -147,6 +154,7 @@ def test_a_request_without_memory_even_alone_fails_with_out_of_memory() -> None:
     assert codes(serve(failing, "ab")) == {"a": "out_of_memory", "b": "out_of_memory"}
 
 
+@pytest.mark.covers("scheduling/failing-step")
 def test_one_culprit_among_64_is_found_in_a_logarithm_of_passes() -> None:
     failing = engine(Fault(stage="sample", request_id="37", step=2), batch=64)
     for i in range(64):

@@ -54,6 +54,7 @@ def failed(outputs: dict[str, list[TokenOutput]]) -> str:
 ONCE, ALWAYS = 1, None
 
 
+@pytest.mark.covers("requests/failed")
 @pytest.mark.parametrize(
     ("stage", "request_id", "times", "expected"),
     [
@@ -184,6 +185,7 @@ def test_an_empty_plan_wraps_nothing() -> None:
     assert FaultPlan().wrap_parts(parts) is parts
 
 
+@pytest.mark.covers("kv-cache/leaks-are-named")
 def test_starting_over_reclaims_memory_that_no_request_holds(caplog: pytest.LogCaptureFixture) -> None:
     failing = engine(Fault(stage="schedule", times=1))
     failing.paged_manager.groups[0].block_pool.allocate(3, holder="gone")

@@ -68,6 +68,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 """Faults by name, each with the code that its request ends with."""
 
 
+@pytest.mark.covers("scheduling/failing-step")
 @parametrize_pairwise(family=list(FAMILIES), switches=list(SWITCHES), fault=list(FAULTS))
 def test_a_fault_of_one_request_ends_it_alone(
     folder: Path, expected: dict[str, list[int]], fault: str, switches: str
@@ -103,6 +104,7 @@ def test_a_failure_that_passes_changes_no_token(
     assert sound_tokens(run(engine)) == expected
 
 
+@pytest.mark.covers("scheduling/goes-on-after-failure")
 def test_an_engine_serves_on_after_failures(folder: Path, expected: dict[str, list[int]]) -> None:
     engine = ModelEngine(folder, block_size=4, faults=[Fault(stage="forward", request_id="two", times=4)])
     assert error_codes(run(engine)) == {"two": "step_failed"}

@@ -108,11 +108,15 @@ def generate(engine: ModelEngine, prompts: dict[str, list[int]]) -> dict[str, li
     return {ids[request_id]: tokens for request_id, tokens in sound_tokens(engine.run()).items()}
 
 
+@pytest.mark.covers(
+    "models/every-mode", "configuration/batching-mode", "configuration/block-size", "requests/seed-in-any-mode"
+)
 @parametrize_one_in_all_ways(whole="gemma3", family=ALL_FAMILIES, mode=list(MODES))
 def test_greedy_tokens_are_those_of_transformers_in_every_mode(reference: Reference, mode: str) -> None:
     assert generate(ModelEngine(reference.folder, **MODES[mode]), reference.prompts) == reference.expected
 
 
+@pytest.mark.covers("requests/same-tokens-without-batch-invariant", "requests/same-when-preempted")
 @parametrize_each_value(family=ALL_FAMILIES, pool=list(TINY_POOLS))
 def test_a_pool_too_small_for_all_preempts_and_changes_no_token(reference: Reference, family: str, pool: str) -> None:
     engine = ModelEngine(reference.folder, **TINY_POOLS[pool], kv_reserve=0.0, max_seq_len=60)
@@ -121,6 +125,7 @@ def test_a_pool_too_small_for_all_preempts_and_changes_no_token(reference: Refer
         assert engine.core.stats.num_preemptions > 0
 
 
+@pytest.mark.covers("requests/same-for-hit-and-miss", "kv-cache/caching-changes-nothing")
 @parametrize_pairwise(family=ALL_FAMILIES, block_size=[1, 5, 16], chunk=[3, CHUNK, 512])
 def test_cached_prefixes_change_no_token(reference: Reference, block_size: int, chunk: int) -> None:
     engine = ModelEngine(reference.folder, block_size=block_size, prefill_chunk_size=chunk, use_prefix_caching=True)
@@ -130,6 +135,7 @@ def test_cached_prefixes_change_no_token(reference: Reference, block_size: int, 
     assert engine.core.stats.num_cached_tokens > before
 
 
+@pytest.mark.covers("kv-cache/fully-cached-prompt")
 @parametrize_each_value(family=FAMILIES, block_size=[1, 5, 16])
 def test_a_prompt_that_comes_again_is_found_but_for_its_last_block(reference: Reference, block_size: int) -> None:
     engine = ModelEngine(reference.folder, block_size=block_size, use_prefix_caching=True)
@@ -153,6 +159,7 @@ def test_a_turn_finds_the_answer_of_the_turn_before(reference: Reference) -> Non
     assert tokens == plain.complete(following, max_tokens=NUM_TOKENS)
 
 
+@pytest.mark.covers("kv-cache/caching-changes-nothing")
 def test_prefixes_that_are_evicted_change_no_token(reference: Reference) -> None:
     engine = ModelEngine(reference.folder, block_size=4, num_kv_blocks=16, max_seq_len=60, max_batch_size=2)
     for _ in range(2):
@@ -192,6 +199,7 @@ def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(folder=folder, prompts=prompts, expected=expected)
 
 
+@pytest.mark.covers("models/every-mode")
 @pytest.mark.parametrize("mode", NANOGPT_MODES)
 def test_a_nanogpt_gives_the_tokens_that_it_gives_without_a_cache(nanogpt: Reference, mode: str) -> None:
     engine = ModelEngine(nanogpt.folder, max_seq_len=64, **NANOGPT_MODES[mode])

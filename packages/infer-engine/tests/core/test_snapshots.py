@@ -41,6 +41,7 @@ def test_an_idle_step_shows_an_engine_without_requests() -> None:
     assert shown.stats.num_blocks == 16
 
 
+@pytest.mark.covers("requests/states")
 def test_it_is_of_the_moment_after_the_step() -> None:
     served = engine()
     served.submit("a", [5, 6, 7], max_tokens=4)

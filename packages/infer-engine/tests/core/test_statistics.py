@@ -149,6 +149,7 @@ class ForgetfulPool(BlockPool):
         super().release(block_ids[:-1], holder=holder)
 
 
+@pytest.mark.covers("kv-cache/leaks-are-named")
 def test_the_log_names_the_requests_whose_blocks_were_leaked_once(caplog: pytest.LogCaptureFixture) -> None:
     served = engine(use_prefix_caching=True)
     for name, max_tokens in (("a", 1), ("b", 5)):

@@ -166,6 +166,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.covers("scheduling/no-io")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_does_no_io_whatever_it_does(mode: str) -> None:
     engine = TrappedEngine(**MODES[mode])
@@ -188,6 +189,7 @@ def test_a_step_does_no_io_whatever_it_does(mode: str) -> None:
     assert engine.contacts == []
 
 
+@pytest.mark.covers("scheduling/no-io")
 @pytest.mark.parametrize("stage", ["schedule", "grow", "allocate", "forward", "sample", "execute", "wait"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_step_that_fails_logs_and_does_no_other_io(
@@ -203,6 +205,7 @@ def test_a_step_that_fails_logs_and_does_no_other_io(
     assert [contact for contact in engine.contacts if not contact.is_logging] == []
 
 
+@pytest.mark.covers("scheduling/no-io")
 @pytest.mark.parametrize("mode", ["continuous", "prompts first", "prefixes are cached", "scheduled ahead"])
 def test_the_clock_changes_nothing_but_the_seconds_that_are_counted(mode: str) -> None:
     def steps(clock: Callable[[], float]) -> list[tuple[Any, list[str], int]]:
@@ -236,6 +239,7 @@ def model_engine(folder_of: Callable[[str], Path], family: str) -> ModelEngine:
     return engine
 
 
+@pytest.mark.covers("scheduling/no-io")
 def test_a_step_of_a_model_sees_only_the_clock_by_which_it_counts_its_seconds(model_engine: ModelEngine) -> None:
     contacts: list[Contact] = []
     for number in range(100):
@@ -248,6 +252,7 @@ def test_a_step_of_a_model_sees_only_the_clock_by_which_it_counts_its_seconds(mo
     assert [contact for contact in contacts if untrusted(contact)] == []
 
 
+@pytest.mark.covers("scheduling/no-io")
 @pytest.mark.skipif(not COUNTERS.exists(), reason="the operating system does not count the reads of a thread")
 def test_a_step_of_a_model_reads_and_writes_nothing_in_cpp_either(model_engine: ModelEngine) -> None:
     def steps() -> None:

@@ -44,6 +44,7 @@ def test_a_model_with_learned_positions_agrees_too(tmp_path: Path) -> None:
     assert examined(examine_engine, model=str(tmp_path)).named("failed") == set()
 
 
+@pytest.mark.covers("command-line-and-library/doctor-finds-faults")
 def test_wrong_attention_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infer_cache.view.paged_attention", half_windows)
     found = examined(examine_engine)

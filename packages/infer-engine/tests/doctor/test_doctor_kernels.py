@@ -157,6 +157,7 @@ def resolve_to_zeros(input_ids: torch.Tensor, latest_tokens: torch.Tensor) -> No
     input_ids.clamp_(min=0)
 
 
+@pytest.mark.covers("command-line-and-library/doctor-on-gpu")
 @pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_the_checks_compile_every_kernel_that_the_start_of_an_engine_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

@@ -59,6 +59,7 @@ def test_the_demo_model_is_fine_and_its_path_is_not_shown() -> None:
     assert found.summaries[0].startswith("infer-demo: llama")
 
 
+@pytest.mark.covers("command-line-and-library/doctor-finds-faults")
 def test_a_truncated_file_is_a_failure_and_the_rest_is_looked_at(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -276,6 +277,7 @@ def test_any_traffic_ends_as_if_each_were_alone_with_failures_only_where_planned
         assert first == sorted(first, key=int)
 
 
+@pytest.mark.covers("scheduling/deterministic")
 @given(setup=setups(), arrivals=ARRIVALS, faults=FAULTS)
 def test_the_same_script_gives_the_same_steps(
     setup: Setup, arrivals: list[Arrival], faults: tuple[dict[str, Any], ...]

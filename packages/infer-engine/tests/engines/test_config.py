@@ -33,6 +33,7 @@ def refusal_of(**values: Any) -> str:
     return str(raised.value)
 
 
+@pytest.mark.covers("configuration/invalid-value", "configuration/dtype")
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
@@ -72,18 +73,21 @@ def test_an_invalid_value_is_refused_by_name(field: str, value: object, allowed:
     assert allowed in message
 
 
+@pytest.mark.covers("configuration/invalid-value")
 @pytest.mark.parametrize("field", COUNTS)
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, NAN, INF, "5", "", [5], b"5"])
 def test_a_count_is_a_whole_number_of_at_least_1(field: str, value: object) -> None:
     assert refusal_of(**{field: value}) == f"`{field}` is {value!r}; it must be a whole number of at least 1."
 
 
+@pytest.mark.covers("configuration/invalid-value")
 @pytest.mark.parametrize("field", FRACTIONS)
 @pytest.mark.parametrize("value", [NAN, INF, -INF, True, "0.5", None, [0.5], 10**400])
 def test_a_fraction_or_a_time_is_a_finite_number(field: str, value: object) -> None:
     assert f"`{field}` is {value!r}" in refusal_of(**{field: value})
 
 
+@pytest.mark.covers("configuration/invalid-value")
 @pytest.mark.parametrize("field", SWITCHES)
 @pytest.mark.parametrize("value", [1, 0, "true", "auto", 1.0])
 def test_a_switch_is_true_or_false(field: str, value: object) -> None:
@@ -96,6 +100,7 @@ def test_a_word_of_another_type_is_refused(field: str, value: object) -> None:
     assert f"`{field}` is {value!r}" in refusal_of(**{field: value})
 
 
+@pytest.mark.covers("configuration/device")
 @pytest.mark.parametrize(
     "values",
     [
@@ -111,6 +116,7 @@ def test_values_at_the_edge_of_what_is_allowed_are_taken(values: dict[str, Any])
     assert {name: getattr(config, name) for name in values} == values
 
 
+@pytest.mark.covers("configuration/kv-cache-memory")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -133,6 +139,14 @@ STATIC, CONTIGUOUS, WHOLE = (
 )
 
 
+@pytest.mark.covers(
+    "configuration/conflict",
+    "configuration/scheduler-policy",
+    "configuration/kv-cache-backend",
+    "configuration/num-gpu-blocks",
+    "configuration/use-chunked-prefill",
+    "configuration/use-prefix-caching",
+)
 @pytest.mark.parametrize(
     ("field", "value", "other", "way_out"),
     [
@@ -169,6 +183,7 @@ def test_a_conflict_names_both_fields_their_values_and_the_way_out(
     assert way_out in message
 
 
+@pytest.mark.covers("configuration/num-gpu-blocks")
 def test_num_gpu_blocks_is_another_name_of_num_kv_blocks() -> None:
     config = EngineConfig(num_gpu_blocks=5)
     assert config.num_kv_blocks == 5
@@ -182,6 +197,13 @@ def resolved(**values: Any) -> tuple[str, bool, bool]:
     return config.resolved_kv_cache_backend, config.chunks_prefill, config.caches_prefixes
 
 
+@pytest.mark.covers(
+    "configuration/auto",
+    "configuration/batching-mode",
+    "configuration/kv-cache-backend",
+    "configuration/use-chunked-prefill",
+    "configuration/use-prefix-caching",
+)
 def test_auto_is_on_where_the_other_choices_allow_it() -> None:
     assert resolved() == ("paged", True, True)
     assert resolved(**STATIC) == ("contiguous", False, False)
@@ -189,6 +211,7 @@ def test_auto_is_on_where_the_other_choices_allow_it() -> None:
     assert resolved(**WHOLE) == ("paged", False, False)
 
 
+@pytest.mark.covers("configuration/use-async-scheduling")
 @pytest.mark.parametrize(
     ("values", "on_gpu", "expected"),
     [
@@ -221,6 +244,7 @@ def test_a_default_chunk_size_contradicts_no_smaller_step() -> None:
     assert EngineConfig(max_num_batched_tokens=64).chunks_prefill
 
 
+@pytest.mark.covers("configuration/contiguous-ignores-blocks")
 @pytest.mark.parametrize("choice", [STATIC, CONTIGUOUS])
 def test_the_contiguous_cache_ignores_the_size_of_a_pool(choice: dict[str, Any]) -> None:
     assert resolved(**choice, block_size=7, num_kv_blocks=5, kv_cache_memory="1GiB")[0] == "contiguous"
@@ -264,6 +288,7 @@ def attempt(values: dict[str, Any]) -> tuple[EngineConfig | None, str]:
         return None, str(error)
 
 
+@pytest.mark.covers("configuration/one-object")
 @given(some_of(POSSIBLE) | some_of({name: choices + WRONG for name, choices in POSSIBLE.items()}))
 def test_any_values_make_a_consistent_configuration_or_a_clear_refusal(values: dict[str, object]) -> None:
     config, refusal = attempt(values)
@@ -294,6 +319,7 @@ LEFT_TO_THE_ENGINE: dict[str, list[object]] = {
 }
 
 
+@pytest.mark.covers("configuration/auto")
 @given(some_of(LEFT_TO_THE_ENGINE))
 def test_what_is_left_to_the_engine_never_conflicts(values: dict[str, object]) -> None:
     assert attempt(values)[1] == ""

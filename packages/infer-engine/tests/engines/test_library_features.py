@@ -67,6 +67,7 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
+@pytest.mark.covers("requests/logprobs")
 @parametrize_each_value(family=list(FAMILIES), temperature=[0.0, 1.3])
 def test_logprobs_are_those_of_transformers(twin: Twin, llm: LLM, temperature: float) -> None:
     params = greedy(temperature=temperature, seed=3, logprobs=4, repetition_penalty=1.4, logit_bias={9: 5.0})
@@ -105,6 +106,7 @@ def test_prompt_logprobs_are_there_where_they_were_asked_for(llm: LLM) -> None:
     assert does_not.prompt_logprobs is None
 
 
+@pytest.mark.covers("requests/seed", "requests/seed-in-any-mode")
 @parametrize_each_value(family=list(FAMILIES), setting=list(SETTINGS))
 def test_a_seed_gives_the_same_tokens_in_every_setting(twin: Twin, setting: str) -> None:
     params = [greedy(temperature=0.9, top_p=0.95, seed=number) for number in range(len(PROMPTS))]
@@ -144,6 +146,7 @@ PENALTIES: dict[str, dict[str, float]] = {
 }
 
 
+@pytest.mark.covers("requests/penalties")
 @parametrize_each_value(
     family=list(FAMILIES), setting=["in a batch", "in chunks", "preempted"], penalties=list(PENALTIES)
 )
@@ -155,6 +158,7 @@ def test_penalties_give_the_tokens_of_transformers(twin: Twin, setting: str, pen
     assert tokens(run(engine, greedy())) != expected
 
 
+@pytest.mark.covers("requests/logit-bias")
 def test_a_bias_of_100_forces_a_token_and_of_minus_100_forbids_one(llm: LLM) -> None:
     [free] = run(llm, greedy(), [PROMPTS[1]])
     [forced, forbidden] = run(
@@ -173,6 +177,7 @@ def test_an_eos_ends_a_request_and_min_tokens_holds_it_back(llm: LLM) -> None:
     assert [c.finish_reason for c in run(llm, greedy(logit_bias={EOS: 100.0}))] == [FinishReason.LENGTH] * len(PROMPTS)
 
 
+@pytest.mark.covers("requests/stop-token-ids")
 def test_stop_token_ids_end_a_request_and_min_tokens_holds_them_back(llm: LLM) -> None:
     [free] = run(llm, greedy(), [PROMPTS[2]])
     stop = free.token_ids[4]
@@ -185,6 +190,7 @@ def test_stop_token_ids_end_a_request_and_min_tokens_holds_them_back(llm: LLM) -
     assert len(later.token_ids) >= first + 2
 
 
+@pytest.mark.covers("requests/top-p-top-k-min-p")
 def test_filters_draw_from_the_best_tokens_alone(twin: Twin, llm: LLM) -> None:
     for completion, prompt in zip(run(llm, greedy(temperature=1.5, top_k=3, seed=1)), PROMPTS, strict=True):
         for index, token_id in enumerate(completion.token_ids):

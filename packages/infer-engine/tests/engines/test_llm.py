@@ -58,6 +58,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.covers("command-line-and-library/generate")
 @parametrize_each_value(family=list(FAMILIES), switches=list(SWITCHES))
 def test_greedy_tokens_are_those_of_transformers_with_every_switch(
     twin: Twin, expected: list[list[int]], switches: str
@@ -66,6 +67,7 @@ def test_greedy_tokens_are_those_of_transformers_with_every_switch(
     assert token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
+@pytest.mark.covers("scheduling/preempted-output")
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(twin: Twin, expected: list[list[int]]) -> None:
     llm = LLM(str(twin.folder), dtype="float32", block_size=4, num_kv_blocks=15, kv_reserve=0.0, max_seq_len=60)
     assert token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
@@ -74,6 +76,7 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(twin: Twin, expec
     assert (stats.num_free_blocks, stats.num_leaked_blocks) == (stats.num_blocks, 0)
 
 
+@pytest.mark.covers("requests/seed-in-any-batch")
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(folder: Path) -> None:
     llm = LLM(str(folder), dtype="float32")
     params = [SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_tokens=12) for seed in range(len(PROMPTS))]
@@ -85,6 +88,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(folder: Path) -> None
     assert together == alone
 
 
+@pytest.mark.covers("configuration/seed")
 def test_the_base_seed_makes_requests_without_their_own_reproducible(folder: Path) -> None:
     def run(seed: int) -> list[list[int]]:
         llm = LLM(str(folder), dtype="float32", seed=seed)
@@ -110,6 +114,7 @@ def test_texts_are_the_decoded_tokens_and_a_stop_string_cuts_them(folder: Path) 
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
 
 
+@pytest.mark.covers("command-line-and-library/chat")
 def test_chat_renders_the_checkpoints_template(folder: Path) -> None:
     llm = LLM(str(folder), dtype="float32")
     messages = [{"role": "user", "content": "hi"}]
@@ -130,6 +135,7 @@ def test_a_refused_prompt_leaves_nothing_behind(folder: Path) -> None:
     assert llm.stats.num_running == llm.stats.num_waiting == 0
 
 
+@pytest.mark.covers("command-line-and-library/progress-bar")
 def test_a_progress_bar_goes_to_standard_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     LLM(str(folder), dtype="float32").generate(PROMPTS[:2], GREEDY)
     captured = capsys.readouterr()
@@ -137,6 +143,7 @@ def test_a_progress_bar_goes_to_standard_error(folder: Path, capsys: pytest.Capt
     assert captured.out == ""
 
 
+@pytest.mark.covers("models/dummy-weights", "configuration/load-format")
 def test_dummy_weights_need_nothing_but_a_config(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     llm = LLM(str(tmp_path), load_format="dummy")
@@ -175,6 +182,7 @@ def test_prompts_may_be_tuples_of_ids(folder: Path) -> None:
     )
 
 
+@pytest.mark.covers("configuration/model")
 def test_the_demo_model_writes_text() -> None:
     llm = LLM()
     [completion] = llm.generate("ROMEO:\n", SamplingParams(max_tokens=20, seed=1), use_tqdm=False)

@@ -34,6 +34,7 @@ def tokens(outputs: list[StepOutput]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
 
 
+@pytest.mark.covers("requests/n")
 def test_n_choices_come_one_after_another_each_with_its_index(llm: LLM) -> None:
     completions = llm.generate([PROMPT, [7]], [params(n=3), params()], use_tqdm=False)
     assert [(c.prompt, c.index) for c in completions] == [(PROMPT, 0), (PROMPT, 1), (PROMPT, 2), ([7], 0)]

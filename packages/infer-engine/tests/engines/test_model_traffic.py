@@ -182,6 +182,7 @@ def logprobs_of(outputs: list[TokenOutput]) -> list[TokenLogprob]:
     return [logprob for output in outputs for logprob in output.logprobs or ()]
 
 
+@pytest.mark.covers("requests/same-tokens-without-batch-invariant")
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=max(2, settings().max_examples // 10))
 @given(config=configs(), script=st.lists(arrivals(), min_size=1, max_size=8))
@@ -208,6 +209,7 @@ def test_any_traffic_gives_every_request_what_it_gets_alone(
     assert (stats.num_free_blocks, stats.num_running, stats.num_waiting) == (stats.num_blocks, 0, 0)
 
 
+@pytest.mark.covers("scheduling/deterministic")
 def test_a_script_played_twice_gives_the_same_outputs(folder: Path) -> None:
     script = [
         Arrival(

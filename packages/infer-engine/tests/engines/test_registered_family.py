@@ -64,6 +64,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
     return Twin(folder=folder, model=model)
 
 
+@pytest.mark.covers("models/family-plug-ins")
 @pytest.mark.parametrize("mode", MODES)
 def test_its_tokens_are_those_of_transformers_in_every_mode(mode: str, twin: Twin) -> None:
     engine = ModelEngine(twin.folder, **MODES[mode])

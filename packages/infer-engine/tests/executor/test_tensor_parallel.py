@@ -96,6 +96,7 @@ def answers_of(engine: ModelEngine) -> dict[str, Any]:
     return seen(engine.run())
 
 
+@pytest.mark.covers("replicas/ranks", "replicas/ranks-with-everything")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 @pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.full)])
 def test_two_ranks_answer_as_one(folder_of: Callable[[str], Path], name: str, config: dict[str, Any]) -> None:
@@ -120,6 +121,7 @@ def compare_ranks(folder: Path, config: dict[str, Any]) -> None:
         assert max(float((two.logits[key] - row).abs().max()) for key, row in one.logits.items()) <= 1e-4
 
 
+@pytest.mark.covers("replicas/ranks-every-family")
 @pytest.mark.parametrize(
     ("name", "size", "overrides"),
     [
@@ -135,6 +137,7 @@ def test_any_division_answers_as_one(tmp_path: Path, name: str, size: int, overr
         assert answers_of(engine) == expected
 
 
+@pytest.mark.covers("replicas/ranks-every-family")
 @pytest.mark.full
 def test_nanogpt_with_its_biases_answers_as_one(tmp_path: Path) -> None:
     save_tiny_nanogpt(tmp_path, vocab_size=320, max_position_embeddings=64)
@@ -144,6 +147,7 @@ def test_nanogpt_with_its_biases_answers_as_one(tmp_path: Path) -> None:
         assert answers_of(engine) == expected
 
 
+@pytest.mark.covers("replicas/ranks-with-everything")
 def test_cached_prefixes_preemption_and_grammars_work_with_ranks(folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
     digits = SamplingParams(structured_outputs=StructuredOutputs(regex="[0-9]{4,8}"), max_tokens=10, seed=1)
@@ -165,6 +169,7 @@ def test_cached_prefixes_preemption_and_grammars_work_with_ranks(folder_of: Call
     assert not rank_processes(psutil.Process()), "an `LLM` ends its ranks"
 
 
+@pytest.mark.covers("replicas/ranks-kv-blocks")
 def test_the_largest_step_is_measured_on_all_ranks(folder_of: Callable[[str], Path]) -> None:
     with ranks_over(folder_of("llama")) as engine:
         rows: list[int] = []
@@ -184,6 +189,7 @@ def leading_model(engine: ModelEngine) -> ParallelModel:
     return model
 
 
+@pytest.mark.covers("replicas/ranks-kv-blocks")
 @pytest.mark.parametrize("of_rank_0", [2**20, 2**60])
 def test_the_least_memory_of_all_ranks_decides(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, of_rank_0: int
@@ -200,6 +206,7 @@ def test_the_least_memory_of_all_ranks_decides(
     assert not rank_processes(psutil.Process())
 
 
+@pytest.mark.covers("replicas/rank-dies")
 @pytest.mark.parametrize("when", ["between steps", "in a step"])
 def test_a_rank_that_is_killed_ends_the_engine(
     folder_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, when: str
@@ -222,6 +229,7 @@ def test_a_rank_that_is_killed_ends_the_engine(
     assert f"The process of rank 1, {rank.pid}, ended with exit code -9" in caplog.text
 
 
+@pytest.mark.covers("replicas/rank-dies")
 def test_an_error_of_another_rank_is_in_the_log_and_ends_the_engine(
     folder_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +245,7 @@ def test_an_error_of_another_rank_is_in_the_log_and_ends_the_engine(
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.covers("replicas/rank-dies")
 def test_an_error_of_rank_0_in_a_step_ends_the_engine(folder_of: Callable[[str], Path]) -> None:
     with ranks_over(folder_of("llama")) as engine:
         own: Any = leading_model(engine)._own  # noqa: SLF001 - to break it
@@ -267,11 +276,13 @@ def test_an_error_outside_what_ranks_do_together_ends_its_request_alone(
         assert engine.complete([5, 6, 7]) == expected
 
 
+@pytest.mark.covers("replicas/ranks-unsupported")
 def test_a_second_engine_with_ranks_in_a_process_is_refused(folder_of: Callable[[str], Path]) -> None:
     with ranks_over(folder_of("llama")), pytest.raises(ValueError, match="use a process of its own"):
         ModelEngine(folder_of("llama"), tensor_parallel_size=2)
 
 
+@pytest.mark.covers("replicas/rank-cannot-load")
 def test_a_rank_that_cannot_load_is_the_start_s_error(tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path), tensor_parallel_size=2)
     for damage, error in ((None, CheckpointError), (signal.SIGKILL, EngineStartError)):
@@ -292,6 +303,7 @@ def test_a_closed_core_ends_its_ranks_and_may_be_closed_again(folder_of: Callabl
     rank.wait(GIVE_UP_S)
 
 
+@pytest.mark.covers("replicas/ranks-unsupported")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -306,6 +318,7 @@ def test_what_does_not_go_together_is_refused_by_name(fields: dict[str, Any], me
     assert message in str(caught.value)
 
 
+@pytest.mark.covers("replicas/ranks-sizes")
 def test_sizes_that_do_not_divide_the_model_are_refused_before_anything_starts(
     folder_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -315,6 +328,7 @@ def test_sizes_that_do_not_divide_the_model_are_refused_before_anything_starts(
     assert not rank_processes(psutil.Process())
 
 
+@pytest.mark.covers("replicas/ranks-unsupported")
 def test_a_rank_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert rank_device(CPU, 5) == CPU

@@ -75,6 +75,7 @@ async def answers_of(engine: Engine) -> list[list[int]]:
     return [tokens_of(await read(stream)) for stream in await engine.submit(requests(3))]
 
 
+@pytest.mark.covers("replicas/ranks")
 async def test_ranks_give_the_tokens_of_one_process_on_processors_of_their_own(folder: Path) -> None:
     async with running(config_of(folder, num_ranks=1)) as engine:
         expected = await answers_of(engine)
@@ -87,6 +88,7 @@ async def test_ranks_give_the_tokens_of_one_process_on_processors_of_their_own(f
             assert not used[0] & used[1]
 
 
+@pytest.mark.covers("replicas/rank-dies")
 async def test_a_killed_rank_ends_every_stream_and_the_engine_with_the_cause(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,12 +109,14 @@ async def test_a_killed_rank_ends_every_stream_and_the_engine_with_the_cause(
     assert f"The process of rank 1, {rank.pid}, ended with exit code -9" in caplog.text
 
 
+@pytest.mark.covers("replicas/rank-dies")
 async def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine(folder: Path) -> None:
     async with running(config_of(folder)) as engine:
         rank_processes(psutil.Process())[0].kill()
         await until_dead(engine)
 
 
+@pytest.mark.covers("replicas/rank-hangs")
 async def test_a_rank_that_is_stuck_ends_the_engine_when_the_step_is_late(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +131,7 @@ async def test_a_rank_that_is_stuck_ends_the_engine_when_the_step_is_late(
         assert engine.status is EngineStatus.DEAD
 
 
+@pytest.mark.covers("replicas/rank-dies")
 async def test_ranks_end_with_a_killed_core(folder: Path) -> None:
     async with running(config_of(folder)) as engine:
         core_processes(psutil.Process())[0].kill()
@@ -134,6 +139,7 @@ async def test_ranks_end_with_a_killed_core(folder: Path) -> None:
         await until_dead(engine)
 
 
+@pytest.mark.covers("replicas/ranks-and-replicas")
 async def test_the_other_replica_takes_over_when_a_rank_is_killed(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

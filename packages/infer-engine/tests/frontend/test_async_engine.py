@@ -25,6 +25,7 @@ def stop_strings(*stops: str) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=40, stop=stops)
 
 
+@pytest.mark.covers("requests/step-output", "http/stream-same-step")
 async def test_streams_give_one_output_per_token_and_end_after_the_finished_one() -> None:
     scripted = ScriptedEngine()
     scripted.gate.allow()
@@ -89,6 +90,7 @@ async def test_requests_are_numbered_in_order_whichever_is_tokenized_first() -> 
     await scripted.engine.close()
 
 
+@pytest.mark.covers("http/abort-within-a-step")
 async def test_an_abort_ends_the_stream_and_frees_the_memory_by_the_next_step() -> None:
     scripted = ScriptedEngine()
     [stream] = await scripted.submit([1, 2, 3], max_tokens=40)

@@ -58,6 +58,7 @@ def test_a_request_becomes_one_submission_with_everything_that_the_core_needs() 
     )
 
 
+@pytest.mark.covers("requests/n")
 def test_n_makes_siblings_with_a_seed_each_of_which_the_first_is_that_of_n_1() -> None:
     siblings = submissions(input_processor(), request(n=3, seed=7))
     assert [submit.seed for submit in siblings] == [7, 8, 9]
@@ -72,6 +73,7 @@ def test_sibling_groups_of_two_requests_differ() -> None:
     assert groups[0] != groups[1]
 
 
+@pytest.mark.covers("configuration/seed")
 def test_sequences_without_a_seed_of_their_own_have_different_ones_which_the_base_seed_reproduces() -> None:
     def seeds(base_seed: int) -> list[int]:
         made_by = input_processor(seed=base_seed)
@@ -86,11 +88,13 @@ def test_the_largest_seed_wraps_around_in_64_bits() -> None:
     assert seeds == [2**63 - 1, -(2**63)]
 
 
+@pytest.mark.covers("requests/max-tokens-of-chats")
 def test_left_out_max_tokens_are_what_the_context_leaves() -> None:
     [submit] = submissions(input_processor(), request([1] * 10, max_tokens=None, min_tokens=22))
     assert submit.max_tokens == MAX_SEQ_LEN - 10
 
 
+@pytest.mark.covers("http/one-validation-point")
 @pytest.mark.parametrize(
     ("asked", "param", "message"),
     [
@@ -117,12 +121,14 @@ def test_an_empty_prompt_is_refused(prompt: str | list[int]) -> None:
         submissions(input_processor(), request(prompt))
 
 
+@pytest.mark.covers("requests/too-long-is-refused", "http/one-validation-point")
 @pytest.mark.parametrize(("num_tokens", "max_tokens"), [(31, 2), (32, 1), (32, None), (40, None)])
 def test_prompt_and_answer_must_fit_the_context(num_tokens: int, max_tokens: int | None) -> None:
     with pytest.raises(ContextLengthExceededError, match="maximum context length is 32 tokens"):
         submissions(input_processor(), request([1] * num_tokens, max_tokens=max_tokens))
 
 
+@pytest.mark.covers("structured-tools-agents/clipped-tokens")
 @pytest.mark.parametrize(("max_tokens", "expected"), [(2, 2), (5, 5), (6, 5), (32000, 5), (None, 5)])
 def test_more_tokens_than_the_context_has_room_for_are_clipped_where_the_client_says_so(
     max_tokens: int | None, expected: int

@@ -60,6 +60,7 @@ def singly(token_ids: list[int]) -> list[list[int]]:
     return [[token_id] for token_id in token_ids]
 
 
+@pytest.mark.covers("requests/stop", "requests/ends-with-stop-string")
 @pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
 @given(
     text=TEXTS,
@@ -80,6 +81,7 @@ def test_the_text_ends_before_the_stop_string_across_any_token_boundary(
     assert outputs[-1].finish_reason is (FinishReason.STOP if stop in whole else FinishReason.LENGTH)
 
 
+@pytest.mark.covers("requests/min-tokens")
 @given(text=TEXTS, min_tokens=st.integers(0, 12))
 @settings(max_examples=4 * settings().max_examples)
 def test_no_stop_string_ends_within_the_first_min_tokens_tokens(text: str, min_tokens: int) -> None:
@@ -99,6 +101,7 @@ def test_a_stop_string_begun_within_min_tokens_and_ended_after_them_is_never_sen
     assert joined(run(request_text(stops=("END",), min_tokens=4), singly(token_ids))) == "aENDb"
 
 
+@pytest.mark.covers("requests/stop-string-counts")
 def test_tokens_after_the_one_that_completes_a_stop_string_are_dropped_and_not_counted() -> None:
     token_ids = [BYTE_LEVEL.encode(character)[0] for character in "aENDbc"]
     [output] = run(request_text(stops=("END",)), [token_ids, []])
@@ -108,6 +111,7 @@ def test_tokens_after_the_one_that_completes_a_stop_string_are_dropped_and_not_c
     assert [logprob.token_id for logprob in output.logprobs] == token_ids[:4]
 
 
+@pytest.mark.covers("requests/eos-counts")
 def test_the_token_that_ends_a_request_by_its_id_has_no_text() -> None:
     token_ids = BYTE_LEVEL.encode("ab")
     for reason in (FinishReason.EOS, FinishReason.STOP):
@@ -133,6 +137,7 @@ def test_a_prompt_that_ends_within_a_character_leaves_the_whole_character_to_the
     assert joined(run(request_text(prompt=token_ids[:cut]), singly(token_ids[cut:]))) == "🙂!"
 
 
+@pytest.mark.covers("requests/step-output-counts")
 def test_counts_and_logprobs_are_passed_on() -> None:
     [output] = run(request_text(), singly(BYTE_LEVEL.encode("a")))
     assert (output.num_prompt_tokens, output.num_cached_tokens, output.num_completion_tokens) == (3, 2, 1)

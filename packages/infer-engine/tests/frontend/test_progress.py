@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from infer_engine.frontend.progress import Progress
 from infer_engine.protocol import EngineStats, FinishReason, StepOutput
 
@@ -17,6 +19,7 @@ def output(*, num_tokens: int, last: bool) -> StepOutput:
     )
 
 
+@pytest.mark.covers("command-line-and-library/progress-bar")
 def test_a_bar_counts_sequences_and_shows_tokens_per_second() -> None:
     drawn, times, taken = io.StringIO(), iter([10.0, 12.0]), list[StepOutput]()
     with Progress(total=2, is_shown=True, file=drawn, clock=lambda: next(times)) as progress:

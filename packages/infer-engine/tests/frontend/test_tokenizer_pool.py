@@ -57,6 +57,7 @@ async def test_those_that_wait_for_a_thread_when_the_engine_ends_are_refused() -
             await run(pool, gate)
 
 
+@pytest.mark.covers("http/tokenizing-off-the-loop")
 async def test_long_texts_leave_a_thread_for_short_ones_even_when_their_callers_go_away() -> None:
     async with pool_and_gate() as (pool, gate):
         first = run(pool, gate, size=LONG_CHARACTERS + 1)

@@ -124,6 +124,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.covers("configuration/batch-invariant", "requests/batch-invariant", "scheduling/contiguous-bits")
 @parametrize_one_in_all_ways(whole=WHOLE, model=MODELS, way=list(WAYS))
 def test_logits_beside_others_are_those_of_the_request_alone(
     checkpoint: Checkpoint, expected: Logits, way: str
@@ -162,6 +163,7 @@ def test_logits_are_the_same_in_scattered_blocks(checkpoint: Checkpoint, expecte
     assert are_equal(of_prompts(engine), expected)
 
 
+@pytest.mark.covers("requests/same-for-hit-and-miss")
 @parametrize_each_value(model=MODELS[::-1], num_shared=[20, 43])
 def test_logits_are_the_same_where_a_prefix_was_found(
     checkpoint: Checkpoint, expected: Logits, num_shared: int
@@ -174,6 +176,7 @@ def test_logits_are_the_same_where_a_prefix_was_found(
     assert are_equal(logits, expected)
 
 
+@pytest.mark.covers("requests/same-when-preempted")
 @parametrize_each_value(model=MODELS, caches=[True, False])
 def test_logits_are_the_same_after_a_preemption(
     checkpoint: Checkpoint, expected: Logits, model: str, *, caches: bool
@@ -220,6 +223,7 @@ def test_without_the_flag_bits_depend_on_the_company_unless_cpu_kernels_compute(
 prompts = st.builds(random_prompt, st.integers(1, 50), seed=st.integers(0, 2))
 
 
+@pytest.mark.covers("requests/batch-invariant", "scheduling/chunked-bits")
 @settings(max_examples=max(2, settings().max_examples // 16))
 @given(
     family=st.sampled_from(ALL_FAMILIES),

@@ -48,6 +48,7 @@ def serve(engine: ModelEngine) -> dict[str, list[TokenOutput]]:
     return outputs
 
 
+@pytest.mark.covers("configuration/use-cpu-graphs")
 @parametrize_one_in_all_ways(whole="gemma3 bfloat16", num_ways=1, model=MODELS, switches=list(SWITCHES))
 def test_every_request_gets_the_same_outputs_with_a_captured_step_and_without(
     folder_of: Callable[[str], Path], model: str, switches: str
@@ -118,6 +119,7 @@ def test_every_step_is_replayed(folder_of: Callable[[str], Path], replayed: list
     assert taken == [[[2]], [[3]], [[4]], [[5, 4]], [[6, 7]], [[7, 8]], [[9]], [[10]], [[11]]]
 
 
+@pytest.mark.covers("configuration/use-cpu-graphs")
 @pytest.mark.parametrize(
     ("switches", "captures"),
     [

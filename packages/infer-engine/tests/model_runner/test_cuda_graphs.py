@@ -54,6 +54,7 @@ def test_sound_captures_are_used_and_leave_the_cache_as_it_was(captured: Callabl
     assert found["pool_is_zero"]
 
 
+@pytest.mark.covers("configuration/use-cuda-graphs")
 @pytest.mark.parametrize("sabotage", [*QUICK[1:-1], *(pytest.param(each, marks=pytest.mark.full) for each in OTHERS)])
 def test_a_capture_with_something_wrong_is_refused_and_none_is_used(
     captured: Callable[..., Any], sabotage: str
@@ -100,6 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
 SMALL = {"dtype": "float32", "max_batch_size": 3, "max_num_batched_tokens": 12}
 
 
+@pytest.mark.covers("configuration/use-cuda-graphs")
 @pytest.mark.parametrize(
     "family", [pytest.param("gemma3"), *(pytest.param(name, marks=pytest.mark.full) for name in ("llama", "qwen3"))]
 )
@@ -155,6 +157,7 @@ MODELS = {  # weights of the layers, and layers
 }
 
 
+@pytest.mark.covers("configuration/prefill-beside-decodes-gpu")
 @pytest.mark.parametrize(
     ("gpu", "most"),
     [

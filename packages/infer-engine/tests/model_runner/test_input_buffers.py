@@ -97,6 +97,7 @@ def test_a_pending_token_is_told_by_its_row_of_the_logits() -> None:
     assert mixed.logits_indices.tolist() == [0, 3]
 
 
+@pytest.mark.covers("replicas/ranks-on-gpus")
 @pytest.mark.parametrize("shapes", [None, PaddedShapes(max_seqs=4, max_tokens=16)], ids=["exact", "padded"])
 def test_another_rank_stages_the_same_step_from_bytes(shapes: PaddedShapes | None) -> None:
     own, other = (staging_for(num_groups=2, has_metadata=True, padded_shapes=shapes) for _ in range(2))

@@ -55,6 +55,7 @@ def int8_engine(folder: Path, **config: Any) -> ModelEngine:
     return ModelEngine(folder, device="cpu", kv_cache_dtype="int8", **config)
 
 
+@pytest.mark.covers("kv-cache/eight-bits")
 def test_logits_over_int8_are_those_over_the_models_dtype_within_a_twentieth(folder: Path) -> None:
     exact, coded = ModelEngine(folder), int8_engine(folder)
     answers(exact, PROMPTS)
@@ -193,6 +194,7 @@ def test_scales_of_the_checkpoint_are_taken_by_layer(llama: Path, caplog: pytest
     assert scales_of(llama, load_format="dummy") == (KVScales(),) * num_layers
 
 
+@pytest.mark.covers("kv-cache/eight-bits")
 @pytest.mark.parametrize(("dtype", "kv_format"), [("auto", "float32"), ("int8", "int8")])
 def test_a_blocks_hash_depends_on_the_caches_dtype(llama: Path, dtype: str, kv_format: str) -> None:
     engine = ModelEngine(llama, device="cpu", kv_cache_dtype=dtype, block_size=8)

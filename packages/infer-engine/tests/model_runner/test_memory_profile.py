@@ -46,6 +46,7 @@ def rows_of_largest_step(folder: Path, *, max_tokens: int, max_batch_size: int) 
     return rows
 
 
+@pytest.mark.covers("configuration/kv-cache-memory-cuda")
 @pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3, save_tiny_nanogpt])
 def test_largest_step_measures_prompts_and_samples_for_every_row(save: Callable[..., Any], tmp_path: Path) -> None:
     save(tmp_path)

@@ -62,6 +62,7 @@ def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float
     return float(max(differences))
 
 
+@pytest.mark.covers("quantization/gpu-kernels")
 @pytest.mark.parametrize("index", range(len(CASES)))
 def test_answers_are_those_of_the_dequantized_weights(folder: Path, index: int) -> None:
     kind, config = CASES[index]

@@ -18,6 +18,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.mark.covers("replicas/ranks-on-gpus")
 def test_two_ranks_capture_their_steps_and_answer_as_one(folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
     as_ranks = {"tensor_parallel_size": 2, "use_cuda_graphs": None, "use_async_scheduling": True}
@@ -34,6 +35,7 @@ def test_two_ranks_capture_their_steps_and_answer_as_one(folder_of: Callable[[st
         assert found["logprobs"][name] == pytest.approx(logprobs, abs=1e-3)
 
 
+@pytest.mark.covers("replicas/ranks-on-gpus")
 @pytest.mark.parametrize(
     "wrong", ["old hidden states", pytest.param("old parameters of draws", marks=pytest.mark.full)]
 )
@@ -44,6 +46,7 @@ def test_ranks_whose_captured_choices_are_wrong_capture_the_rest(folder_of: Call
     assert not found["has_choices"]
 
 
+@pytest.mark.covers("replicas/ranks-on-gpus")
 def test_a_rank_uses_no_captured_step_that_any_refuses(folder_of: Callable[[str], Path]) -> None:
     cases = {
         "nothing, as a rank": None,

@@ -38,6 +38,7 @@ async def entered(scripted: ScriptedEngine) -> None:
     assert await asyncio.to_thread(scripted.gate.entered.wait, GIVE_UP_S)
 
 
+@pytest.mark.covers("configuration/step-timeout")
 async def test_a_stuck_step_ends_every_stream_and_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     clock = SetClock()
     scripted = ScriptedEngine(step_timeout_s=TIMEOUT_S, clock=clock)

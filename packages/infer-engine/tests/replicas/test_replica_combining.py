@@ -1,5 +1,7 @@
 """The statistics and snapshots of several cores, as one engine shows them."""
 
+import pytest
+
 from infer_engine.protocol import BatchSnapshot, EngineStats
 from infer_engine.protocol.snapshot import MAX_BLOCKS_SHOWN, MAX_SEQUENCES_SHOWN, SequenceSnapshot
 from infer_engine.protocol.stats import NUM_STEP_SIZES
@@ -54,6 +56,7 @@ def test_every_count_since_the_start_is_kept_when_a_core_is_replaced() -> None:
     assert add_counts(EngineStats(num_running=3, num_blocks=8), EngineStats()).num_running == 0
 
 
+@pytest.mark.covers("replicas/batch-view")
 def test_blocks_of_replicas_are_shown_one_after_the_other() -> None:
     first = snapshot(sequence("a", 0, 3), sequence("b", 0), sequence("w", state="waiting"))
     second = snapshot(sequence("c", 1, 2))

@@ -102,6 +102,7 @@ def seen(outputs: list[StepOutput]) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.covers("replicas/lost-core")
 async def test_killed_cores_cost_their_requests_nothing_but_time(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,6 +126,7 @@ async def test_killed_cores_cost_their_requests_nothing_but_time(
         assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
 
 
+@pytest.mark.covers("replicas/stuck-core")
 async def test_a_core_that_is_stuck_is_replaced_and_its_requests_go_on(folder: Path) -> None:
     async with running(config_of(folder, step_timeout_s=4.0)) as engine:
         streams = await submit_all(engine)
@@ -137,6 +139,7 @@ async def test_a_core_that_is_stuck_is_replaced_and_its_requests_go_on(folder: P
         assert not psutil.wait_procs([stuck], timeout=GIVE_UP_S)[1], "it was killed"
 
 
+@pytest.mark.covers("replicas/processors")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 async def test_each_replica_has_processors_of_its_own(folder: Path) -> None:
     async with running(config_of(folder)) as engine:

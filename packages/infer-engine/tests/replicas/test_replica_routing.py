@@ -10,6 +10,7 @@ from infer_engine.replicas.prefix_index import BLOCK_TOKENS, PrefixIndex, prefix
 from infer_engine.replicas.routing import MAX_EXTRA_LOAD, Router
 
 
+@pytest.mark.covers("replicas/processors")
 @pytest.mark.parametrize(
     ("num_parts", "expected"),
     [
@@ -40,6 +41,7 @@ def routed(router: Router, prompt: list[int], *loads: int, salt: str | None = No
     return router.choose(prompt, salt=salt, loads=dict(enumerate(loads)))
 
 
+@pytest.mark.covers("replicas/prefix-routing")
 def test_a_prompt_goes_where_most_of_it_is_known() -> None:
     router = Router(policy="prefix", cache_tokens=10_000)
     one, two = [1] * 64, [2] * 64
@@ -51,6 +53,7 @@ def test_a_prompt_goes_where_most_of_it_is_known() -> None:
     assert routed(router, [1] * 31, 1, 1, 0) == 2, "nothing is known of what is shorter than a block"
 
 
+@pytest.mark.covers("replicas/prefix-routing")
 def test_a_prompt_goes_elsewhere_if_its_replica_is_much_busier() -> None:
     router = Router(policy="prefix", cache_tokens=10_000)
     prompt = [1] * 64
@@ -72,12 +75,14 @@ def test_what_a_replica_has_no_room_for_or_has_lost_is_not_known() -> None:
     assert routed(router, [4] * 64, 1, 0) == 1
 
 
+@pytest.mark.covers("replicas/routing-policy")
 def test_replicas_with_equal_loads_take_turns() -> None:
     router = Router(policy="least_loaded", cache_tokens=0)
     assert [routed(router, [1], 0, 0, 0) for _ in range(5)] == [0, 1, 2, 0, 1]
     assert routed(router, [1], 3, 1, 2) == 1
 
 
+@pytest.mark.covers("replicas/routing-policy")
 def test_routing_at_random_knows_only_who_lives() -> None:
     router = Router(policy="random", cache_tokens=0, draw=Random(1))  # noqa: S311 - no secret
     assert {router.choose([1], salt=None, loads={0: 9, 2: 0}) for _ in range(50)} == {0, 2}

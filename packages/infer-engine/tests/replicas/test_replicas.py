@@ -141,6 +141,7 @@ async def first(stream: RequestStream, num_outputs: int) -> list[StepOutput]:
     return outputs
 
 
+@pytest.mark.covers("replicas/data-parallel")
 async def test_requests_are_spread_and_answered() -> None:
     async with replicas(3) as found:
         prompts = [[i] for i in range(9)]
@@ -173,6 +174,7 @@ async def test_requests_of_a_lost_core_go_on_in_another_with_the_tokens_that_the
         assert found.engine.status is EngineStatus.READY
 
 
+@pytest.mark.covers("replicas/replaced-core")
 async def test_a_lost_core_is_replaced_and_gets_requests_again() -> None:
     async with replicas() as found:
         [stream] = await found.submit([1])
@@ -188,6 +190,7 @@ async def test_a_lost_core_is_replaced_and_gets_requests_again() -> None:
         assert len(found.prompts_of(2)) == 1
 
 
+@pytest.mark.covers("replicas/no-core-left")
 async def test_requests_wait_while_no_core_is_left() -> None:
     async with replicas() as found:
         found.may_start.clear()
@@ -206,6 +209,7 @@ async def test_requests_wait_while_no_core_is_left() -> None:
         assert tokens_of(await read(late)) == scripted_tokens([2], LONG)
 
 
+@pytest.mark.covers("replicas/three-lost-cores")
 async def test_a_request_that_loses_too_many_cores_fails_and_the_others_do_not() -> None:
     async with replicas(1) as found:
         [stream] = await found.submit([1])
@@ -221,6 +225,7 @@ async def test_a_request_that_loses_too_many_cores_fails_and_the_others_do_not()
         assert tokens_of(await read(other)) == scripted_tokens([2], LONG)
 
 
+@pytest.mark.covers("replicas/aborts-and-choices")
 async def test_a_moved_request_is_aborted_and_finished_where_it_is() -> None:
     async with replicas() as found:
         found.may_start.clear()
@@ -257,6 +262,7 @@ async def test_statistics_are_those_of_all_replicas_and_of_lost_cores() -> None:
         assert sum(each.num_steps for each in found.engine.stats.replicas) == found.engine.stats.num_steps
 
 
+@pytest.mark.covers("replicas/batch-view")
 async def test_a_snapshot_shows_all_replicas_and_waits_for_no_lost_one() -> None:
     async with replicas() as found:
         assert (await found.engine.inspect()).num_blocks == 2 * NUM_BLOCKS
@@ -282,6 +288,7 @@ async def test_a_snapshot_waits_for_a_core_if_there_is_none() -> None:
         assert (await look).num_blocks == NUM_BLOCKS
 
 
+@pytest.mark.covers("replicas/aborts-and-choices")
 async def test_choices_of_one_prompt_stay_together() -> None:
     async with replicas() as found:
         streams = await found.submit([1], [2], n=3)
@@ -291,6 +298,7 @@ async def test_choices_of_one_prompt_stay_together() -> None:
         assert [found.prompts_of(core) for core in range(2)] == [[[1]] * 3, [[2]] * 3]
 
 
+@pytest.mark.covers("replicas/no-core-left")
 async def test_an_engine_without_a_core_that_none_replaces_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_DELAY_S", 0.0)
     async with replicas() as found:

@@ -186,6 +186,7 @@ def test_what_a_lost_core_had_cached_is_not_looked_for_in_its_place(make: Make) 
     assert len(fresh.messages) == 1, "it is not the least loaded, and knows nothing"
 
 
+@pytest.mark.covers("replicas/metrics")
 def test_no_count_falls_when_a_core_is_replaced_and_computes_on(make: Make) -> None:
     cores = make()
 
@@ -250,6 +251,7 @@ def test_the_end_comes_when_all_cores_have_ended(make: Make) -> None:
     assert cores.has_ended
 
 
+@pytest.mark.covers("replicas/metrics")
 def test_the_last_result_has_the_last_statistics_of_all_replicas(make: Make) -> None:
     cores = make(num_replicas=4)
     all_begin = threading.Barrier(4)

@@ -67,6 +67,7 @@ def assert_agree(found: Told, expected: Told) -> None:
         assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
 
 
+@pytest.mark.covers("http/body-echo")
 @parametrize_one_in_all_ways(whole="gemma3", family=list(FAMILIES), way=list(CHUNKS))
 def test_they_are_the_log_softmax_of_transformers(twin: Twin, way: str) -> None:
     assert_agree(run_one(ModelEngine(twin.folder, **CHUNKS[way])), twin_prompt_logprobs(twin.model, PROMPT, 3))
@@ -131,6 +132,7 @@ def test_a_preempted_request_is_told_the_same(folder: Path, seed: int) -> None:
     assert told(outputs["asks"]) == expected
 
 
+@pytest.mark.covers("http/prompt-logprobs-read-no-cache")
 def test_a_prompt_that_is_cached_is_computed_anew_and_others_find_it_still(folder: Path) -> None:
     engine = ModelEngine(folder, batch_invariant=True, block_size=4, use_prefix_caching=True)
     expected = run_one(engine)

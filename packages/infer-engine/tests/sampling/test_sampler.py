@@ -52,6 +52,7 @@ def test_parameters_that_leave_one_token_take_the_most_probable(params: dict[str
     assert sample(batch, [*requests[:3], running_request(9)])[:3] == batch[:3].argmax(-1).tolist()
 
 
+@pytest.mark.covers("requests/seed")
 @BOTH
 def test_each_row_is_sampled_by_its_own_parameters_seed_and_position(dtype: torch.dtype) -> None:
     batch = logits(len(KINDS), seed=1, dtype=dtype)

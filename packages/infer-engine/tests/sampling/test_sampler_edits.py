@@ -24,6 +24,7 @@ def request(num_generated: int = 0, **params: Any) -> Request:
     return running_request(generated=[7] * num_generated, temperature=0, **params)
 
 
+@pytest.mark.covers("requests/logit-bias")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bias_is_added_to_its_tokens_logit(dtype: torch.dtype) -> None:
     logits = DESCENDING.to(dtype)
@@ -45,6 +46,7 @@ def test_a_bias_of_a_token_beyond_the_vocabulary_does_nothing() -> None:
     assert greedy(request(logit_bias={VOCAB: 100.0})) == 0
 
 
+@pytest.mark.covers("requests/min-tokens")
 def test_eos_is_forbidden_until_min_tokens_are_generated() -> None:
     assert [greedy(request(generated, min_tokens=3)) for generated in range(5)] == [1, 1, 1, 0, 0]
 
@@ -54,6 +56,7 @@ def test_stop_tokens_are_forbidden_until_min_tokens_are_generated() -> None:
     assert [greedy(request(generated, **params)) for generated in range(4)] == [3, 3, 0, 0]
 
 
+@pytest.mark.covers("requests/ignore-eos")
 def test_eos_that_is_ignored_is_never_forbidden() -> None:
     assert greedy(request(min_tokens=3, ignore_eos=True)) == 0
     assert greedy(request(min_tokens=3, ignore_eos=True, stop_token_ids=(0,))) == 1

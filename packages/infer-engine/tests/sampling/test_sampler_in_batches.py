@@ -53,6 +53,7 @@ def make(number: int, params: dict[str, Any]) -> Request:
     return running_request(number, prompt=prompt, seed=7 * number, request_id=f"request {number}", **params)
 
 
+@pytest.mark.covers("requests/seed-in-any-batch")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(st.lists(PARAMS, min_size=1, max_size=MAX_ROWS), st.data())
 def test_company_changes_nothing(dtype: torch.dtype, kinds: list[dict[str, Any]], data: st.DataObject) -> None:

@@ -22,11 +22,13 @@ def sample(batch: torch.Tensor, requests: list[Request]) -> tuple[list[int], dic
     return choices.token_ids, choices.logprobs
 
 
+@pytest.mark.covers("requests/logprobs")
 def test_a_request_that_did_not_ask_for_them_gets_none() -> None:
     _, logprobs = sample(logits(3), [running_request(0), running_request(1, logprobs=0), running_request(2)])
     assert logprobs.keys() == {1}
 
 
+@pytest.mark.covers("requests/logprobs")
 @BOTH
 def test_the_chosen_token_has_its_log_softmax_and_rank(dtype: torch.dtype) -> None:
     batch = logits(6, dtype=dtype)

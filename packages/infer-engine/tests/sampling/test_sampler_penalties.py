@@ -36,6 +36,7 @@ def check_step(one: Sampler, requests: list[Request], *, seed: int, dtype: torch
     return chosen
 
 
+@pytest.mark.covers("requests/penalties")
 @BOTH
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 @pytest.mark.parametrize("value", [2.0, 0.5, 1.1])
@@ -91,6 +92,7 @@ class WatchedTokens(list[int]):
         return read
 
 
+@pytest.mark.covers("requests/cost-of-penalties")
 def test_a_step_reads_only_the_tokens_that_came_since() -> None:
     one = sampler()
     request = running_request(generated=[3] * 50, **HARSH)

@@ -82,18 +82,27 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.covers("http/limit-logit-bias")
 @pytest.mark.parametrize("params", ALLOWED, ids=",".join)
 def test_values_at_the_edge_are_allowed(params: dict[str, Any]) -> None:
     made = SamplingParams(**params)
     assert {name: getattr(made, name) for name in params} == params
 
 
+@pytest.mark.covers(
+    "requests/max-tokens",
+    "http/limit-n",
+    "http/limit-stop-strings",
+    "http/limit-temperature",
+    "http/limit-messages-of-their-own",
+)
 @pytest.mark.parametrize(("params", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_values_beyond_the_edge_are_refused_by_name(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         SamplingParams(**params)
 
 
+@pytest.mark.covers("http/limit-finite")
 @pytest.mark.parametrize(
     "name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
 )
@@ -103,6 +112,7 @@ def test_numbers_are_finite(name: str, value: float) -> None:
         SamplingParams(**{name: value})  # type: ignore[arg-type]  # the names are those of floats
 
 
+@pytest.mark.covers("requests/stop")
 def test_one_stop_string_is_one_stop_and_not_its_letters() -> None:
     assert SamplingParams(stop="speak").stop == ("speak",)
 
@@ -129,6 +139,7 @@ def test_other_negative_seeds_are_seeds() -> None:
     assert SamplingParams(seed=-2).seed == -2
 
 
+@pytest.mark.covers("requests/penalties", "requests/logit-bias", "requests/min-tokens")
 def test_defaults_change_nothing() -> None:
     params = SamplingParams()
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)

@@ -20,6 +20,7 @@ def engine(*, slots: int = 2, max_seq_len: int = 16, policy: Any = "fcfs", **lim
     )
 
 
+@pytest.mark.covers("scheduling/admission-slots")
 def test_admission_takes_as_many_as_there_are_slots_whatever_their_lengths_and_the_reserve() -> None:
     served = engine(slots=3, kv_reserve=0.9)
     for name, length in (("a", 15), ("b", 1), ("c", 15), ("d", 1)):
@@ -37,6 +38,7 @@ def test_a_request_joins_as_soon_as_a_slot_is_free() -> None:
     served.run()
 
 
+@pytest.mark.covers("kv-cache/slot-reuse")
 def test_a_slot_is_used_again_from_position_0() -> None:
     served = engine(slots=1)
     served.submit("a", [1] * 10, max_tokens=6)

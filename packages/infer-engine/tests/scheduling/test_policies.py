@@ -38,6 +38,7 @@ def serve_three(served: FormulaEngine) -> tuple[dict[str, int], dict[str, int]]:
     return admitted, completed
 
 
+@pytest.mark.covers("experiments/nanogpt-simulation")
 def test_prefill_first_serves_the_three_simulated_requests_in_the_published_steps() -> None:
     served = engine("prefill_first")
     admitted, completed = serve_three(served)
@@ -45,6 +46,7 @@ def test_prefill_first_serves_the_three_simulated_requests_in_the_published_step
     assert completed == {"romeo": 15, "to be": 20, "henry": 16}
 
 
+@pytest.mark.covers("experiments/nanogpt-positions")
 def test_prefill_first_computes_prompt_plus_generated_minus_1_positions_of_each() -> None:
     served = engine("prefill_first")
     serve_three(served)
@@ -60,6 +62,7 @@ def test_fcfs_serves_the_same_requests_a_step_later_each() -> None:
     assert completed == {"romeo": 16, "to be": 21, "henry": 17}
 
 
+@pytest.mark.covers("configuration/scheduler-policy", "scheduling/one-forward-pass", "scheduling/fcfs")
 def test_fcfs_computes_prompts_beside_decodes_in_one_pass() -> None:
     served = engine("fcfs")
     served.submit("a", [1] * 3, max_tokens=4)
@@ -69,6 +72,7 @@ def test_fcfs_computes_prompts_beside_decodes_in_one_pass() -> None:
     assert served.runner.schedules == [[("a", 3)], [("a", 1), ("b", 5)]]
 
 
+@pytest.mark.covers("scheduling/prefill-first")
 def test_prefill_first_computes_prompts_and_then_all_decodes_newcomers_included() -> None:
     served = engine("prefill_first")
     served.submit("a", [1] * 3, max_tokens=9)
@@ -86,6 +90,7 @@ def test_prefill_first_skips_the_decodes_of_a_request_that_its_first_token_ended
     assert served.runner.schedules == [[("a", 3)]]
 
 
+@pytest.mark.covers("scheduling/decodes-first")
 @pytest.mark.parametrize("policy", ["fcfs", "decode_round_robin", "priority"])
 def test_no_decode_waits_where_prompts_take_what_decodes_leave(policy: str) -> None:
     served = engine(policy, max_batch_size=8, max_num_batched_tokens=3)
@@ -127,6 +132,7 @@ def longest_wait(policy: Policy) -> int:
     return max(waits)
 
 
+@pytest.mark.covers("scheduling/decode-round-robin")
 def test_decodes_in_turn_wait_for_no_more_steps_than_their_number_takes() -> None:
     # Only a pass of prompts alone makes more decodes than a pass computes: six of them, two at a time.
     assert longest_wait(replace(POLICIES["decode_round_robin"], prefill_pass=True)) == 3
@@ -136,6 +142,7 @@ def test_decodes_in_order_of_arrival_wait_until_those_before_them_have_finished(
     assert longest_wait(replace(POLICIES["fcfs"], prefill_pass=True)) > 6
 
 
+@pytest.mark.covers("scheduling/priority")
 def test_priority_admits_the_lower_number_first_and_equals_by_arrival() -> None:
     served = engine("priority", max_batch_size=1)
     for name, priority in (("c", 2), ("a", 0), ("d", 2), ("b", -0), ("first", -5)):
@@ -153,6 +160,7 @@ def test_priority_of_a_request_means_nothing_to_the_other_policies() -> None:
     assert served.step().admitted == ["a"]
 
 
+@pytest.mark.covers("scheduling/priority-aging")
 @pytest.mark.parametrize("priority", [1, 3])
 def test_priority_with_aging_admits_a_low_one_within_a_bound_however_many_better_ones_come(priority: int) -> None:
     served = engine("priority", max_batch_size=1)
@@ -197,6 +205,7 @@ def preempted_first(policy: str, priorities: dict[str, int]) -> str:
             return "".join(sorted(set(priorities) - running))
 
 
+@pytest.mark.covers("scheduling/preemption-victim")
 @pytest.mark.parametrize(
     ("policy", "priorities", "victim"),
     [
@@ -238,12 +247,14 @@ def overload(policy: str) -> tuple[dict[str, tuple[int, int]], list[str]]:
     return accepted, list(dict.fromkeys(admitted))
 
 
+@pytest.mark.covers("scheduling/overload-finishes")
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first", "decode_round_robin"])
 def test_under_sustained_overload_all_accepted_requests_are_served_in_order_of_arrival(policy: str) -> None:
     accepted, admitted = overload(policy)
     assert admitted == list(accepted)
 
 
+@pytest.mark.covers("scheduling/overload-order")
 def test_under_sustained_overload_with_priorities_no_request_is_overtaken_beyond_its_age() -> None:
     accepted, admitted = overload("priority")
     place = {name: index for index, name in enumerate(admitted)}

@@ -51,6 +51,7 @@ def test_a_pool_of_little_more_than_one_request_serves_all_without_a_livelock(
     assert 0 < stats.num_preemptions <= 6 * 30
 
 
+@pytest.mark.covers("requests/same-when-preempted", "scheduling/preempted-output")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_are_as_undisturbed(policy: str) -> None:
     def run(num_blocks: int) -> tuple[dict[str, list[TokenOutput]], int]:
@@ -91,6 +92,7 @@ def test_a_request_that_waits_is_not_preempted_for_the_one_at_the_head_of_the_qu
     assert [out.error for out in served.run()["waiting"]] == [None, None]
 
 
+@pytest.mark.covers("scheduling/preempted-goes-first")
 def test_a_preempted_request_goes_before_all_that_have_not_run() -> None:
     served = engine(num_blocks=24, scheduler_policy="priority")
     served.submit("old", [1] * 6, max_tokens=14)
@@ -115,6 +117,7 @@ def test_a_request_that_is_preempted_in_its_prompt_begins_it_again() -> None:
     assert tokens_of(outputs["long"]) == expected_tokens(list(range(20)), 2)
 
 
+@pytest.mark.covers("requests/aborted")
 def test_an_abort_of_a_preempted_request_leaves_nothing_behind() -> None:
     served = engine(num_blocks=16)
     served.submit("old", [1] * 4, max_tokens=10)

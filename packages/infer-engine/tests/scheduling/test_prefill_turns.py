@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,6 +152,7 @@ def played_out(play: Play, arrivals: list[list[int]]) -> Play:
     return play
 
 
+@pytest.mark.covers("scheduling/prompts-take-turns")
 @given(PROMPTS, st.integers(1, 64))
 def test_a_prompt_ends_by_twice_the_steps_that_it_takes_in_order_of_the_line(
     arrivals: list[list[int]], most: int

@@ -34,6 +34,7 @@ def serve(served: FormulaEngine, name: str, prompt: list[int], *, max_tokens: in
     return outputs[-1].num_cached_tokens
 
 
+@pytest.mark.covers("kv-cache/shared-prefixes")
 def test_a_prefix_is_found_in_whole_blocks_and_gives_the_same_tokens() -> None:
     served = engine()
     assert serve(served, "miss", PROMPT) == 0
@@ -42,6 +43,7 @@ def test_a_prefix_is_found_in_whole_blocks_and_gives_the_same_tokens() -> None:
     assert serve(served, "another beginning", [1, *PROMPT]) == 0
 
 
+@pytest.mark.covers("requests/step-output-counts", "kv-cache/fully-cached-prompt")
 def test_a_fully_cached_prompt_computes_its_last_token_alone() -> None:
     served = engine()
     serve(served, "miss", PROMPT[:8], max_tokens=1)
@@ -57,12 +59,14 @@ def test_generated_tokens_are_found_by_the_next_turn() -> None:
     assert serve(served, "turn 2", [*conversation, 1, 2]) == 20
 
 
+@pytest.mark.covers("configuration/use-prefix-caching")
 def test_nothing_is_found_without_prefix_caching() -> None:
     served = engine(caching=False)
     assert [serve(served, name, PROMPT) for name in "ab"] == [0, 0]
     assert served.step().stats.num_idle_blocks == 0
 
 
+@pytest.mark.covers("kv-cache/cache-salt")
 def test_a_salt_separates_tenants() -> None:
     served = engine()
     assert serve(served, "a", PROMPT, cache_salt="x") == 0
@@ -140,6 +144,7 @@ def test_siblings_without_chunking_share_too() -> None:
     assert {tuple(tokens_of(out)) for out in outputs.values()} == {tuple(expected_tokens(PROMPT, 3))}
 
 
+@pytest.mark.covers("kv-cache/eviction-order")
 def test_the_least_recently_used_prefix_is_evicted_first_and_its_end_before_its_beginning() -> None:
     served = engine(num_blocks=8)
     old, recent = [1] * 12, [2] * 12
@@ -170,6 +175,7 @@ def test_tokens_found_again_after_a_preemption_are_not_counted_as_cached() -> No
     assert served.step().stats.num_cached_tokens == 0
 
 
+@pytest.mark.covers("requests/end-is-not-cached")
 @pytest.mark.parametrize("num_kept", range(13))
 def test_tokens_that_an_abort_discards_are_not_reused(num_kept: int) -> None:
     served = engine()
@@ -201,6 +207,7 @@ def test_a_sibling_that_ends_leaves_its_blocks_to_the_others() -> None:
     assert tokens_of(served.run()["long"]) == expected_tokens(PROMPT, 20)[1:]
 
 
+@pytest.mark.covers("kv-cache/caching-changes-nothing")
 def test_outputs_with_and_without_prefix_caching_are_equal_over_a_conversation() -> None:
     def converse(*, caching: bool) -> list[list[int]]:
         served = engine(num_blocks=40, caching=caching, chunk=3)
@@ -214,6 +221,7 @@ def test_outputs_with_and_without_prefix_caching_are_equal_over_a_conversation()
     assert converse(caching=True) == converse(caching=False)
 
 
+@pytest.mark.covers("requests/end-is-not-cached")
 @pytest.mark.parametrize("num_kept", range(13))
 def test_tokens_after_the_end_of_a_text_are_not_reused_though_the_core_ended_first(num_kept: int) -> None:
     served = engine()

@@ -19,6 +19,7 @@ def budget(config: EngineConfig, most_prompt_tokens: int) -> int:
     return found.max_prefill_tokens_beside_decodes
 
 
+@pytest.mark.covers("configuration/prefill-beside-decodes-gpu")
 @pytest.mark.parametrize(("size", "tokens"), list(zip(SIZES, [480, 992, 2016, 2272], strict=True)))
 def test_prompt_tokens_beside_decodes_fill_the_largest_captured_step_of_a_gpu(size: int, tokens: int) -> None:
     assert budget(EngineConfig(), size) == tokens

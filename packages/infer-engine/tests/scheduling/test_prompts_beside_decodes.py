@@ -57,6 +57,7 @@ def finish(engine: FormulaEngine, **prompts: list[int]) -> None:
         assert tokens_of([last])[-1:] == expected_tokens(prompt, last.num_completion_tokens)[-1:]
 
 
+@pytest.mark.covers("scheduling/prompts-take-turns")
 @pytest.mark.parametrize("num_steps", range(5))
 @pytest.mark.parametrize("num_long", [1, 2, MAX_PROMPTS_IN_TURN - 1])
 def test_a_prompt_of_20_tokens_behind_prompts_of_2000_has_its_first_token_within_2_steps(

@@ -47,6 +47,7 @@ async def outcomes(scripted: ScriptedEngine, num_requests: int) -> tuple[list[Re
     return taken, num_refused
 
 
+@pytest.mark.covers("configuration/max-waiting-requests", "http/queue-counts-sequences")
 async def test_the_queue_takes_max_waiting_requests_and_refuses_a_batch_whole() -> None:
     scripted = ScriptedEngine(max_waiting_requests=4)
     first = await scripted.submit([1], [2], [3])
@@ -73,6 +74,7 @@ async def test_eight_requests_against_a_batch_of_two_and_a_queue_of_four_are_two
     await scripted.engine.close()
 
 
+@pytest.mark.covers("http/queue-limit-under-load")
 async def test_of_max_waiting_requests_plus_ten_at_once_ten_are_refused() -> None:
     scripted = ScriptedEngine(max_waiting_requests=20)
     scripted.gate.allow()
@@ -85,6 +87,7 @@ async def test_of_max_waiting_requests_plus_ten_at_once_ten_are_refused() -> Non
     await scripted.engine.close()
 
 
+@pytest.mark.covers("http/queue-counts-sequences")
 async def test_the_queue_counts_sequences_and_not_requests() -> None:
     scripted = ScriptedEngine(max_waiting_requests=4)
     await scripted.submit([1], params=SamplingParams(n=3, max_tokens=2))
@@ -107,6 +110,7 @@ async def test_requests_that_left_the_queue_make_room_in_it() -> None:
     await scripted.engine.close()
 
 
+@pytest.mark.covers("http/queue-exempts-preempted")
 async def test_preempted_requests_take_no_place_in_the_queue() -> None:
     scripted = ScriptedEngine(max_waiting_requests=2)
     [first, second] = await scripted.submit([1], [2])
@@ -131,6 +135,7 @@ async def test_a_batch_larger_than_the_queue_can_ever_take_is_refused_for_good()
     await scripted.engine.close()
 
 
+@pytest.mark.covers("requests/too-long-is-refused")
 @pytest.mark.parametrize(
     ("prompt", "params", "error"),
     [

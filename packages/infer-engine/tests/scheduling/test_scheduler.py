@@ -17,6 +17,7 @@ def engine(*, num_blocks: int = 10_000, block_size: int = 1, **limits: object) -
     )
 
 
+@pytest.mark.covers("configuration/kv-reserve", "scheduling/admission-budget")
 def test_admission_leaves_the_reserve_of_250_free_tokens_to_decodes() -> None:
     running = engine(num_blocks=250)
     for name, length in (("a", 100), ("b", 200), ("c", 300)):
@@ -24,6 +25,7 @@ def test_admission_leaves_the_reserve_of_250_free_tokens_to_decodes() -> None:
     assert running.step().admitted == ["a"]
 
 
+@pytest.mark.covers("scheduling/admission-budget")
 def test_admission_of_two_fits_the_share_of_625_free_tokens_beside_a_running_request() -> None:
     running = engine(num_blocks=626, prefill_chunk_size=512)
     running.submit("first", [1], max_tokens=100)
@@ -34,12 +36,14 @@ def test_admission_of_two_fits_the_share_of_625_free_tokens_beside_a_running_req
     assert running.step().admitted == ["b", "c"]
 
 
+@pytest.mark.covers("scheduling/admission-when-idle")
 def test_admission_takes_the_first_in_line_on_an_idle_engine_even_if_it_fills_the_pool() -> None:
     idle = engine(num_blocks=101)
     idle.submit("whole pool", [1] * 100, max_tokens=1)
     assert idle.step().admitted == ["whole pool"]
 
 
+@pytest.mark.covers("scheduling/no-overtaking")
 def test_admission_is_first_come_first_served_without_overtaking() -> None:
     busy = engine(num_blocks=100)
     busy.submit("running", [1] * 50, max_tokens=10)
@@ -49,6 +53,7 @@ def test_admission_is_first_come_first_served_without_overtaking() -> None:
     assert busy.step().admitted == []
 
 
+@pytest.mark.covers("configuration/max-batch-size", "scheduling/max-batch-size")
 def test_admission_stops_at_the_batch_size() -> None:
     small = engine(max_batch_size=2)
     for name in "abc":
@@ -58,6 +63,7 @@ def test_admission_stops_at_the_batch_size() -> None:
     assert small.step().admitted == ["c"]
 
 
+@pytest.mark.covers("scheduling/admission-when-idle")
 @pytest.mark.parametrize("length", range(81, 101))
 def test_admission_of_a_prompt_of_81_to_100_percent_of_the_pool_needs_an_idle_engine_alone(length: int) -> None:
     idle = engine(num_blocks=101)
@@ -75,6 +81,7 @@ def test_admission_beside_a_running_request_leaves_the_reserve_even_if_the_block
     assert [busy.step().admitted for _ in range(3)] == [[], [], ["large"]]
 
 
+@pytest.mark.covers("scheduling/cached-counted-once")
 def test_admission_counts_cached_tokens_once() -> None:
     shared = list(range(60))
     cached = FormulaEngine(
@@ -90,6 +97,7 @@ def test_admission_counts_cached_tokens_once() -> None:
     cached.run()
 
 
+@pytest.mark.covers("kv-cache/idle-blocks-are-free")
 def test_admission_counts_blocks_without_references_as_free_whether_or_not_their_content_is_cached() -> None:
     cached = FormulaEngine(
         num_blocks=100,
@@ -104,6 +112,7 @@ def test_admission_counts_blocks_without_references_as_free_whether_or_not_their
     assert result.stats.num_evictions == 80
 
 
+@pytest.mark.covers("scheduling/memory-of-finished")
 def test_an_abort_between_two_steps_frees_memory_for_the_next_ones_admissions() -> None:
     full = engine(num_blocks=12)
     full.submit("a", [1] * 10, max_tokens=2)
@@ -113,6 +122,7 @@ def test_an_abort_between_two_steps_frees_memory_for_the_next_ones_admissions() 
     assert full.step().admitted == ["b"]
 
 
+@pytest.mark.covers("scheduling/memory-of-finished")
 def test_memory_freed_by_a_finished_request_is_admitted_into_in_the_next_step() -> None:
     full = engine(num_blocks=12)
     full.submit("a", [1] * 10, max_tokens=1)
@@ -121,6 +131,7 @@ def test_memory_freed_by_a_finished_request_is_admitted_into_in_the_next_step() 
     assert full.step().admitted == ["b"]
 
 
+@pytest.mark.covers("scheduling/decodes-first")
 def test_decodes_come_first_and_a_long_prompt_goes_in_chunks_beside_them() -> None:
     mixed = engine(prefill_chunk_size=4)
     mixed.submit("short", [1, 2], max_tokens=5)
@@ -134,6 +145,7 @@ def test_decodes_come_first_and_a_long_prompt_goes_in_chunks_beside_them() -> No
     ]
 
 
+@pytest.mark.covers("scheduling/no-output-before-last-chunk")
 def test_nothing_is_emitted_before_a_prompts_last_chunk() -> None:
     chunked = engine(prefill_chunk_size=3)
     chunked.submit("a", list(range(9)), max_tokens=2)
@@ -142,6 +154,7 @@ def test_nothing_is_emitted_before_a_prompts_last_chunk() -> None:
     assert [output.token_ids for output in chunked.step().outputs] == [expected_tokens(list(range(9)), 1)]
 
 
+@pytest.mark.covers("scheduling/no-output-before-last-chunk")
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
 def test_a_prompt_of_any_length_against_the_chunk_takes_the_fewest_steps(length: int) -> None:
     chunked = engine(prefill_chunk_size=4)
@@ -150,6 +163,7 @@ def test_a_prompt_of_any_length_against_the_chunk_takes_the_fewest_steps(length:
     assert len(chunked.runner.schedules) == -(-length // 4)
 
 
+@pytest.mark.covers("scheduling/one-chunk-per-prompt")
 def test_chunks_share_the_steps_token_budget_in_order_of_arrival() -> None:
     tight = engine(max_num_batched_tokens=6, prefill_chunk_size=4)
     tight.submit("a", [1] * 8, max_tokens=1)
@@ -158,6 +172,7 @@ def test_chunks_share_the_steps_token_budget_in_order_of_arrival() -> None:
     assert tight.runner.schedules == [[("a", 4), ("b", 2)], [("a", 4), ("b", 2)]]
 
 
+@pytest.mark.covers("configuration/max-prefill-chunks-per-step")
 def test_max_prefill_chunks_per_step_bounds_the_prompts_of_a_step() -> None:
     one_by_one = engine(max_prefill_chunks_per_step=1, prefill_chunk_size=4)
     one_by_one.submit("a", [1] * 4, max_tokens=1)
@@ -166,6 +181,7 @@ def test_max_prefill_chunks_per_step_bounds_the_prompts_of_a_step() -> None:
     assert one_by_one.runner.schedules == [[("a", 4)], [("b", 4)]]
 
 
+@pytest.mark.covers("scheduling/whole-prompts")
 def test_without_chunking_a_prompt_over_the_budget_is_the_only_one_of_its_step() -> None:
     whole = engine(prefill_chunk_size=None, max_num_batched_tokens=8)
     for name, length in (("a", 5), ("over", 20), ("b", 3)):
@@ -185,6 +201,7 @@ def test_a_preempted_prompt_without_chunking_is_computed_whole_again() -> None:
     assert any(name == "young" and count > 4 for step in whole.runner.schedules for name, count in step)
 
 
+@pytest.mark.covers("scheduling/one-chunk-per-prompt")
 def test_a_prompt_on_its_way_goes_on_before_a_later_one_begins() -> None:
     tight = engine(max_num_batched_tokens=4, prefill_chunk_size=4)
     tight.submit("long", [1] * 12, max_tokens=1)
@@ -193,6 +210,7 @@ def test_a_prompt_on_its_way_goes_on_before_a_later_one_begins() -> None:
     assert [tight.step().admitted for _ in range(3)] == [[], [], ["short"]]
 
 
+@pytest.mark.covers("configuration/max-num-batched-tokens-cpu", "scheduling/one-chunk-per-prompt")
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     chunk=st.none() | st.integers(1, 9),
@@ -214,6 +232,7 @@ def test_no_step_exceeds_its_tokens_its_chunks_or_its_chunk_size(
         assert sum(count for _, count in step) <= num_tokens or (chunk is None and len(step) == 1)
 
 
+@pytest.mark.covers("scheduling/preempts")
 def test_a_request_without_room_to_grow_preempts_the_latest_arrival_and_both_get_their_tokens() -> None:
     tight = engine(num_blocks=16, kv_reserve=0.0)
     tight.submit("old", [1] * 4, max_tokens=10)
@@ -235,6 +254,7 @@ def test_the_oldest_request_is_never_preempted() -> None:
     assert len(first) == 18
 
 
+@pytest.mark.covers("scheduling/preempted-goes-first")
 def test_a_preempted_request_is_first_in_line_again() -> None:
     tight = engine(num_blocks=16, kv_reserve=0.0)
     tight.submit("old", [1] * 4, max_tokens=10)
@@ -246,6 +266,7 @@ def test_a_preempted_request_is_first_in_line_again() -> None:
     assert order == ["old", "young", "young", "waiting"]
 
 
+@pytest.mark.covers("scheduling/preempts")
 def test_two_requests_that_compete_for_a_pool_of_little_more_than_one_both_finish() -> None:
     tight = engine(num_blocks=48, block_size=1, kv_reserve=0.0)
     for name in "ab":
@@ -254,6 +275,7 @@ def test_two_requests_that_compete_for_a_pool_of_little_more_than_one_both_finis
     assert {name: tokens_of(out) for name, out in outputs.items()} == dict.fromkeys("ab", expected_tokens([5] * 10, 30))
 
 
+@pytest.mark.covers("configuration/prefill-beside-decodes-cpu")
 def test_few_tokens_of_prompts_are_computed_beside_decodes_and_whole_chunks_without() -> None:
     running = engine(prefill_chunk_size=32, max_prefill_tokens_beside_decodes=10)
     running.submit("a", [1] * 32, max_tokens=4)

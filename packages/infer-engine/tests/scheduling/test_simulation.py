@@ -102,6 +102,7 @@ def build(name: str, faults: FaultPlan | None = None, *, is_ahead: bool = False)
     return FormulaEngine(limits=SchedulerLimits(**limits), faults=faults, **others)
 
 
+@pytest.mark.covers("configuration/use-async-scheduling", "kv-cache/audit-is-empty")
 @pytest.mark.parametrize(
     ("name", "is_ahead"), [*((name, False) for name in CONFIGS), *((name, True) for name in AHEAD)]
 )
@@ -120,6 +121,7 @@ def test_random_steps_keep_every_invariant(name: str, *, is_ahead: bool) -> None
     assert_whole(engine)
 
 
+@pytest.mark.covers("kv-cache/audit-is-empty")
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("name", ["fcfs", "windows", "static", "round robin", "priority", "turns"])
 @pytest.mark.hypothesis

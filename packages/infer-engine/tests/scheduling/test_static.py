@@ -25,6 +25,7 @@ def submit(static: FormulaEngine, *names: str, length: int = 3, max_tokens: int 
         static.submit(name, [ord(name[0])] * length, max_tokens=max_tokens)
 
 
+@pytest.mark.covers("scheduling/static-full-batch")
 def test_a_full_batch_is_dispatched_at_once() -> None:
     static = engine(ManualClock(100.0))
     submit(static, "a", "b")
@@ -32,6 +33,7 @@ def test_a_full_batch_is_dispatched_at_once() -> None:
     assert static.step().admitted == ["a", "b"]
 
 
+@pytest.mark.covers("configuration/batch-wait-timeout", "scheduling/static-batch-forms", "scheduling/static-clock")
 def test_a_batch_that_is_not_full_waits_for_the_timeout_and_no_longer() -> None:
     clock = ManualClock(100.0)
     static = engine(clock)
@@ -44,6 +46,7 @@ def test_a_batch_that_is_not_full_waits_for_the_timeout_and_no_longer() -> None:
     assert static.step().admitted == ["a"]
 
 
+@pytest.mark.covers("scheduling/static-batch-forms")
 def test_the_timeout_counts_from_the_first_waiting_request_not_from_the_last() -> None:
     clock = ManualClock(100.0)
     static = engine(clock, batch=3)
@@ -62,6 +65,7 @@ def test_requests_that_arrive_while_a_batch_forms_join_it_up_to_the_batch_size()
     assert static.step().admitted == ["a", "b", "c"]
 
 
+@pytest.mark.covers("scheduling/static-runs-to-the-end")
 def test_no_request_joins_a_batch_that_runs() -> None:
     clock = ManualClock(100.0)
     static = engine(clock, batch=4)
@@ -75,6 +79,7 @@ def test_no_request_joins_a_batch_that_runs() -> None:
     assert static.step().stats.num_running == 0
 
 
+@pytest.mark.covers("scheduling/static-runs-to-the-end")
 def test_a_row_left_by_a_short_request_stays_empty_until_the_batch_has_finished() -> None:
     static = engine(ManualClock(100.0))
     submit(static, "short", max_tokens=1)
@@ -84,6 +89,7 @@ def test_a_row_left_by_a_short_request_stays_empty_until_the_batch_has_finished(
     assert admitted == [["short", "long"], [], [], [], [], [], ["next", "one more"]]
 
 
+@pytest.mark.covers("scheduling/static-timer")
 def test_the_timer_starts_afresh_when_a_batch_has_finished() -> None:
     clock = ManualClock(100.0)
     static = engine(clock)
@@ -97,6 +103,7 @@ def test_the_timer_starts_afresh_when_a_batch_has_finished() -> None:
     assert static.step().admitted == ["waits during the batch"]
 
 
+@pytest.mark.covers("scheduling/static-timer")
 def test_the_timer_starts_afresh_for_each_batch_that_forms() -> None:
     clock = ManualClock(100.0)
     static = engine(clock)
@@ -179,6 +186,7 @@ def test_a_batch_that_exceeds_the_step_takes_turns_and_all_requests_finish() -> 
     }
 
 
+@pytest.mark.covers("scheduling/static-order")
 def test_batches_are_formed_in_order_of_arrival() -> None:
     static = engine(ManualClock(100.0))
     submit(static, "a", "b", "c", "d", "e", "f")

@@ -13,11 +13,13 @@ from infer_engine.sizing import resolve_device
 CPU = torch.device("cpu")
 
 
+@pytest.mark.covers("configuration/device")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="`device` is 'cuda:99'"):
         resolve_device("cuda:99")
 
 
+@pytest.mark.covers("configuration/device")
 @pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0", "cuda:1"])
 def test_a_gpu_has_an_index_that_torch_makes_current(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """`vllm-project/vllm#14500`: `torch.cuda.set_device` refuses `cuda`."""

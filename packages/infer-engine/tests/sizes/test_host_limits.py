@@ -207,6 +207,7 @@ def test_torch_in_a_program_of_the_users_gets_fewer_threads_too(monkeypatch: pyt
     assert chosen == [2]
 
 
+@pytest.mark.covers("configuration/kv-cache-memory-cpu")
 def test_the_kv_cache_takes_its_share_of_what_the_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = MemoryLimit(file=Path("memory.max"), limit=1000 * MIB, used=600 * MIB)
     limits = HostLimits(memory=limit, quota=None, usable_processors=1)

@@ -47,6 +47,7 @@ def mapped_bytes(folder: Path, **config: Any) -> int:
     return sum(sizes)
 
 
+@pytest.mark.covers("kv-cache/window-blocks")
 def test_a_request_of_32k_tokens_takes_a_quarter_of_what_full_layers_take(tmp_path: Path) -> None:
     folder = save(tmp_path, window=512, max_len=32768)
     in_groups = mapped_bytes(folder, max_seq_len=32768)

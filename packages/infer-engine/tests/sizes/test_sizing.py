@@ -74,16 +74,19 @@ def sizes(*num_blocks: int, max_seq_len: int) -> KVSizes:
     return KVSizes(num_blocks=num_blocks, max_seq_len=max_seq_len)
 
 
+@pytest.mark.covers("configuration/num-kv-blocks")
 def test_the_pool_is_no_larger_than_every_request_at_full_length() -> None:
     assert sized(max_batch_size=4) == sizes(4 * 16, max_seq_len=1000)
 
 
+@pytest.mark.covers("configuration/max-seq-len")
 def test_little_memory_cuts_the_longest_sequence_to_what_the_pool_holds(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert sized(share=5_500) == sizes(5, max_seq_len=320)
     assert "max_seq_len is cut from the model's 1000 to 320" in caplog.text
 
 
+@pytest.mark.covers("configuration/kv-cache-memory", "configuration/num-kv-blocks")
 def test_kv_cache_memory_and_num_kv_blocks_set_the_pool() -> None:
     assert sized(kv_cache_memory=7_000) == sizes(7, max_seq_len=448)
     assert sized(kv_cache_memory=40_999) == sizes(40, max_seq_len=1000)
@@ -107,6 +110,7 @@ def test_prompts_computed_whole_keep_every_block_of_a_window() -> None:
     assert whole == sizes(100, 100, max_seq_len=1000)
 
 
+@pytest.mark.covers("configuration/num-kv-blocks")
 def test_num_kv_blocks_counts_the_group_that_holds_whole_sequences() -> None:
     assert sized(groups=MIXED, block_size=10, num_kv_blocks=250) == sizes(28, 250, max_seq_len=1000)
     assert sized(groups=MIXED, block_size=10, num_kv_blocks=40) == sizes(11, 40, max_seq_len=400)
@@ -115,12 +119,14 @@ def test_num_kv_blocks_counts_the_group_that_holds_whole_sequences() -> None:
     assert sized(groups=windows, block_size=10, num_kv_blocks=10) == sizes(8, 10, max_seq_len=100)
 
 
+@pytest.mark.covers("configuration/max-seq-len", "configuration/order-of-derivation")
 def test_contiguous_gives_each_slot_its_share_of_the_tokens() -> None:
     assert sized(kv_cache_backend="contiguous", max_batch_size=4) == sizes(64, max_seq_len=1000)
     assert sized(kv_cache_backend="contiguous", max_batch_size=4, kv_cache_memory=23_999) == sizes(20, max_seq_len=320)
     assert sized(batching_mode="static", max_seq_len=65) == sizes(8 * 2, max_seq_len=65)
 
 
+@pytest.mark.covers("configuration/contiguous-ignores-blocks")
 def test_contiguous_ignores_block_size_and_num_kv_blocks() -> None:
     ignored: dict[str, Any] = {"block_size": 3, "num_kv_blocks": 10**12}
     assert sized(batching_mode="static", share=16_000, **ignored) == sized(batching_mode="static", share=16_000)
@@ -134,6 +140,7 @@ def test_contiguous_refuses_a_longer_sequence_than_a_slot_holds() -> None:
         sized(kv_cache_backend="contiguous", max_batch_size=30, share=23_999)
 
 
+@pytest.mark.covers("configuration/max-seq-len-too-long")
 def test_asking_for_a_longer_sequence_than_fits_names_the_largest_that_does() -> None:
     cause = "`max_seq_len` is 900 but the KV cache holds sequences of {0} tokens; lower it to {0}"
     with pytest.raises(ValueError, match=cause.format(320)):
@@ -143,6 +150,7 @@ def test_asking_for_a_longer_sequence_than_fits_names_the_largest_that_does() ->
     assert sized(groups=MIXED, block_size=10, max_seq_len=340, share=8_999).max_seq_len == 340
 
 
+@pytest.mark.covers("configuration/max-seq-len-too-long")
 def test_asking_for_more_positions_than_the_model_has_is_refused() -> None:
     with pytest.raises(ValueError, match="`max_seq_len` is 2000 but the model's positions end at 1000"):
         sized(max_seq_len=2000)
@@ -161,6 +169,7 @@ def test_a_cache_without_room_for_a_prompt_and_a_token_is_refused(values: dict[s
         sized(**values)
 
 
+@pytest.mark.covers("configuration/num-gpu-blocks")
 def test_a_cache_larger_than_the_memory_is_refused_with_the_largest_that_fits() -> None:
     with pytest.raises(ValueError, match=r"`kv_cache_memory` is 90GiB .* lower it to at most 50000\."):
         sized(kv_cache_memory="90GiB", max_batch_size=10**9, free=50_000)
@@ -198,6 +207,7 @@ shapes = st.lists(st.integers(1, 300), max_size=3, unique=True).flatmap(
 )
 
 
+@pytest.mark.covers("configuration/order-of-derivation")
 @given(
     groups=shapes,
     block_size=st.integers(1, 70),
@@ -236,6 +246,7 @@ def test_memory_is_kept_to_one_longest_sequence_fits_and_more_memory_never_holds
     assert all(few <= many for few, many in zip(small.num_blocks, large.num_blocks, strict=True))
 
 
+@pytest.mark.covers("configuration/kv-cache-memory")
 @given(
     backend=st.sampled_from(["contiguous", "paged"]),
     max_batch_size=st.integers(1, 40),
@@ -255,6 +266,7 @@ def test_memory_that_was_set_is_kept_to_by_both_backends(
     assert slots * -(-result.max_seq_len // 64) <= num_blocks <= max_batch_size * -(-result.max_seq_len // 64)
 
 
+@pytest.mark.covers("configuration/max-batch-size")
 def test_a_step_is_sized_by_the_device_and_by_what_a_request_takes() -> None:
     def batch(device: torch.device, **values: Any) -> int:
         return size_step(EngineConfig(**values), device=device, model_max_seq_len=1000).max_batch_size
@@ -264,6 +276,7 @@ def test_a_step_is_sized_by_the_device_and_by_what_a_request_takes() -> None:
     assert batch(GPU, batching_mode="static", max_batch_size=3) == 3
 
 
+@pytest.mark.covers("configuration/max-num-batched-tokens-cpu")
 @pytest.mark.parametrize("values", [{"use_chunked_prefill": False}, {"batching_mode": "static"}])
 def test_prompts_computed_whole_need_buffers_for_the_longest(values: dict[str, Any]) -> None:
     whole = size_step(EngineConfig(max_batch_size=4, **values), device=CPU, model_max_seq_len=9000)
@@ -271,6 +284,7 @@ def test_prompts_computed_whole_need_buffers_for_the_longest(values: dict[str, A
     assert whole.max_step_tokens(9000) == 9004
 
 
+@pytest.mark.covers("configuration/prefill-chunk-size")
 def test_a_chunk_is_cut_to_what_a_step_computes() -> None:
     chunked = size_step(EngineConfig(max_batch_size=4), device=CPU, model_max_seq_len=9000)
     assert (chunked.max_step_tokens(9000), chunked.prefill_chunk_size) == (2052, 512)
@@ -278,6 +292,7 @@ def test_a_chunk_is_cut_to_what_a_step_computes() -> None:
     assert (small.max_step_tokens(9000), small.prefill_chunk_size) == (64 + 32, 64)
 
 
+@pytest.mark.covers("configuration/block-size")
 def test_wide_heads_get_smaller_blocks() -> None:
     assert choose_block_size(EngineConfig(), head_dim=256) == 32
     assert choose_block_size(EngineConfig(), head_dim=128) == 64
@@ -285,6 +300,7 @@ def test_wide_heads_get_smaller_blocks() -> None:
     assert choose_block_size(EngineConfig(block_size=7, kv_cache_backend="contiguous"), head_dim=256) == 32
 
 
+@pytest.mark.covers("configuration/prefill-chunk-size")
 def test_a_chunk_is_longer_on_a_gpu() -> None:
     def chunk(device: torch.device, **values: int) -> int | None:
         return size_step(EngineConfig(**values), device=device, model_max_seq_len=9000).prefill_chunk_size  # type: ignore[arg-type]  # counts only
@@ -294,11 +310,13 @@ def test_a_chunk_is_longer_on_a_gpu() -> None:
     assert chunk(GPU, max_num_batched_tokens=1000) == 1000
 
 
+@pytest.mark.covers("configuration/kv-cache-memory-cpu")
 def test_a_cpus_cache_takes_a_quarter_of_what_is_free() -> None:
     memory = kv_memory(EngineConfig(), device=CPU, activation_bytes=0)
     assert memory.share == memory.free // 4
 
 
+@pytest.mark.covers("configuration/kv-cache-memory-cpu")
 def test_ranks_on_a_cpu_divide_its_memory() -> None:
     memory = kv_memory(EngineConfig(), device=CPU, activation_bytes=0)
     of_rank = kv_memory(EngineConfig(tensor_parallel_size=4, data_parallel_size=2), device=CPU, activation_bytes=0)
@@ -306,6 +324,7 @@ def test_ranks_on_a_cpu_divide_its_memory() -> None:
     assert of_rank.free == pytest.approx(memory.free / 4, rel=0.1)
 
 
+@pytest.mark.covers("configuration/prefill-beside-decodes-cpu")
 def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
     def most(config: EngineConfig, device: str) -> int | None:
         limits = size_step(config, device=torch.device(device), model_max_seq_len=9000)
@@ -316,6 +335,7 @@ def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
     assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7
 
 
+@pytest.mark.covers("configuration/prefill-beside-decodes-cpu")
 def test_more_prompt_tokens_are_computed_beside_decodes_where_tiles_multiply_unless_a_number_was_set() -> None:
     def most(device: torch.device, **config: Any) -> int | None:
         limits = size_step(EngineConfig(**config), device=device, model_max_seq_len=9000, has_tiles=True)

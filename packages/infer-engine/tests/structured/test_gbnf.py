@@ -59,6 +59,7 @@ cjk    ::= [一-鿿]
 """
 
 
+@pytest.mark.covers("structured-tools-agents/gbnf")
 @pytest.mark.parametrize(
     ("grammar", "text"),
     [

@@ -54,6 +54,7 @@ def test_what_is_no_grammar_is_refused_with_its_reason(sandbox: GrammarSandbox, 
     assert not sandbox.has_passed(grammar)
 
 
+@pytest.mark.covers("structured-tools-agents/hostile-grammars")
 def test_a_slow_grammar_is_ended_and_the_next_one_is_tried_at_once(sandbox: GrammarSandbox) -> None:
     sandbox.check(GOOD)
     worker = worker_of(sandbox)
@@ -73,6 +74,7 @@ def test_a_large_grammar_is_ended(sandbox: GrammarSandbox) -> None:
     sandbox.check(GOOD)
 
 
+@pytest.mark.covers("structured-tools-agents/hostile-grammars")
 def test_a_grammar_has_so_much_memory() -> None:
     script = f"""
 from infer_engine.structured.sandbox_process import limit_this_process

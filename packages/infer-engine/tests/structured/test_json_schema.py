@@ -58,6 +58,7 @@ def spellings(value: Any) -> Iterator[str]:
             yield json.dumps(value, separators=separators, ensure_ascii=ensure_ascii)
 
 
+@pytest.mark.covers("structured-tools-agents/strict-schema")
 @pytest.mark.parametrize("keyword", SUITE)
 def test_no_invalid_instance_of_the_suite_can_be_generated(keyword: str) -> None:
     for group in SUITE[keyword]:
@@ -178,6 +179,7 @@ def draw(constraint: TokenConstraint, chosen: random.Random) -> bytes | None:
     return None
 
 
+@pytest.mark.covers("structured-tools-agents/strict-schema")
 @pytest.mark.parametrize("schema", ORDINARY, ids=lambda schema: json.dumps(schema)[:60])
 def test_what_is_drawn_at_random_validates(schema: Any) -> None:
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
@@ -267,6 +269,7 @@ def test_leap_days() -> None:
     assert {day: accepts({"type": "string", "format": "date"}, f'"{day}"') for day in dates} == dates
 
 
+@pytest.mark.covers("structured-tools-agents/whitespace")
 @pytest.mark.parametrize("whitespace", ["compact", "any"])
 def test_whitespace_is_compact_or_any_layout(whitespace: Literal["compact", "any"]) -> None:
     layouts = {'{"a":[1,2]}': True, '{"a": [1, 2]}': True, '{"a":  [1, 2]}': False, '{ "a":[1,2] }': False,

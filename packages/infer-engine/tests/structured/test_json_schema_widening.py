@@ -20,6 +20,7 @@ def kept(schema: Any) -> Any:
     return prepare_schema(schema, as_far_as_possible)
 
 
+@pytest.mark.covers("structured-tools-agents/not-strict")
 @pytest.mark.parametrize("keyword", SUITE)
 def test_a_wider_schema_can_be_kept_and_allows_all_that_the_original_does(keyword: str) -> None:
     for group in SUITE[keyword]:
@@ -93,6 +94,7 @@ WIDER: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.covers("structured-tools-agents/not-strict")
 @pytest.mark.parametrize(("schema", "wider"), WIDER, ids=lambda each: str(each)[:60])
 def test_only_what_cannot_be_kept_is_lost(schema: Any, wider: Any) -> None:
     assert kept(schema) == kept(wider) == wider

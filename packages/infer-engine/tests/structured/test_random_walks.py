@@ -28,6 +28,7 @@ def begin(grammar: str) -> Callable[[], TokenConstraint]:
     return lambda: GRAMMARS.constraint(grammar)
 
 
+@pytest.mark.covers("structured-tools-agents/no-dead-ends")
 @pytest.mark.parametrize(
     "kind",
     [

@@ -58,6 +58,7 @@ def generate(llm: LLM, *wanted: SamplingParams) -> list[Completion]:
     return llm.generate([PROMPT] * len(wanted), list(wanted), use_tqdm=False)
 
 
+@pytest.mark.covers("configuration/structured-output-whitespace")
 @pytest.mark.parametrize(("word", "is_compact"), [("compact", True), ("any", False)])
 def test_json_has_the_whitespace_of_the_engine_where_a_request_says_none(
     folder_of: Callable[[str], Path], word: str, *, is_compact: bool
@@ -70,6 +71,7 @@ def test_json_has_the_whitespace_of_the_engine_where_a_request_says_none(
     assert all("\n" not in text and "  " not in text for text in texts) is is_compact
 
 
+@pytest.mark.covers("structured-tools-agents/validates-or-length")
 def test_what_is_generated_validates_or_is_cut_by_max_tokens(llm: LLM) -> None:
     wanted = [
         (schema, params(json=schema, temperature=temperature, seed=seed))
@@ -90,6 +92,7 @@ def test_what_is_generated_validates_or_is_cut_by_max_tokens(llm: LLM) -> None:
     assert num_complete > len(wanted) // 2
 
 
+@pytest.mark.covers("structured-tools-agents/kinds")
 @pytest.mark.parametrize(
     ("kind", "matches"),
     [
@@ -108,6 +111,7 @@ def test_every_kind_of_text(llm: LLM, kind: dict[str, Any], matches: str) -> Non
     assert complete or kind == {"grammar": 'root ::= "a"+ ("b" | "c") ws\nws ::= [ ]?'}
 
 
+@pytest.mark.covers("structured-tools-agents/kinds")
 def test_a_structural_tag_leaves_the_rest_of_the_text_free(llm: LLM, id_of: Callable[[str], int]) -> None:
     tag = {
         "structures": [{"begin": "<f>", "schema": {"type": "object", "properties": {"x": {"type": "integer"}},
@@ -130,6 +134,7 @@ def id_of(folder_of: Callable[[str], Path]) -> Callable[[str], int]:
     return lambda character: tokenizer.encode(character, add_special_tokens=False)[0]
 
 
+@pytest.mark.covers("structured-tools-agents/validates-or-length")
 def test_a_model_that_prefers_an_illegal_token_still_gives_legal_text(llm: LLM, id_of: Callable[[str], int]) -> None:
     letter = id_of("z")
     [completion] = generate(llm, params(json=PERSON, temperature=0, logit_bias={letter: 100.0}))
@@ -139,6 +144,7 @@ def test_a_model_that_prefers_an_illegal_token_still_gives_legal_text(llm: LLM, 
     assert generate(llm, params(regex="[0-9]{6}", temperature=0, logit_bias={letter: 100.0}))[0].text.isdigit()
 
 
+@pytest.mark.covers("structured-tools-agents/with-everything-else")
 def test_company_changes_no_bits(llm: LLM) -> None:
     free = [params(24, seed=seed) for seed in range(3)]
     bound = [params(json=PERSON, seed=seed) for seed in range(3)]
@@ -147,6 +153,7 @@ def test_company_changes_no_bits(llm: LLM) -> None:
     assert [each.token_ids for each in together] == [each.token_ids for each in alone]
 
 
+@pytest.mark.covers("structured-tools-agents/with-everything-else")
 def test_choices_of_one_prompt_and_preemption(folder_of: Callable[[str], Path], llm: LLM) -> None:
     wanted = [params(60, json=PERSON, seed=seed) for seed in range(6)]
     expected = [each.token_ids for each in generate(llm, *wanted)]
@@ -195,6 +202,7 @@ def test_the_end_of_max_tokens_is_the_grammars_if_it_is_complete(llm: LLM) -> No
     assert completion.finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.covers("structured-tools-agents/with-everything-else")
 def test_a_stop_string_still_cuts(llm: LLM) -> None:
     [completion] = generate(llm, params(regex="aaab{40}", stop="bb"))
     assert (completion.text, completion.finish_reason) == ("aaa", FinishReason.STOP)

@@ -68,6 +68,7 @@ def accepts(kind: dict[str, Any], text: bytes) -> bool:
     return True
 
 
+@pytest.mark.covers("structured-tools-agents/mask-bits")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: next(iter(kind)))
 def test_every_bit_is_what_bytes_say(kind: dict[str, Any]) -> None:
     chosen = random.Random(0)  # noqa: S311 - a test's choices

@@ -59,6 +59,7 @@ def two_threads() -> Iterator[None]:
         yield
 
 
+@pytest.mark.covers("kv-cache/any-block-size", "kv-cache/head-groups", "kv-cache/head-dims")
 @parametrize_pairwise(
     order=SOME_ORDERS, group=[1, 2, 3, 5, 8], head_dim=[16, 48, 64, 128, 256], block_size=[1, 5, 16, 64]
 )
@@ -133,6 +134,7 @@ def test_window_edges_equal_reference(window: int, block_size: int, order: str) 
     assert_attention_close(attention(batch, window=window), reference(batch, window=window))
 
 
+@pytest.mark.covers("kv-cache/window-reads")
 @every_order
 def test_window_reads_no_block_before_its_first(order: str) -> None:
     batch = random_paged_batch([(1, 90), (3, 70)], q_heads=2, kv_heads=1, head_dim=16, block_size=16, **ORDERS[order])
@@ -204,6 +206,7 @@ def test_result_goes_to_out_or_to_a_fresh_tensor(order: str) -> None:
     assert torch.equal(paged_attention(batch.q, batch.k_cache, batch.v_cache, plan, scale=0.25), out)
 
 
+@pytest.mark.covers("kv-cache/empty-sequence")
 def test_rows_of_an_empty_sequence_are_zeros() -> None:
     batch = random_paged_batch([(1, 0), (2, 0), (1, 3)], q_heads=2, kv_heads=1, head_dim=16, block_size=4)
     assert torch.equal(attention(batch)[:3], torch.zeros(3, 2, 16))
@@ -214,6 +217,7 @@ def test_batch_of_no_tokens_is_empty() -> None:
     assert attention(batch).shape == (0, 2, 16)
 
 
+@pytest.mark.covers("kv-cache/shuffled-tables")
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40)), min_size=1, max_size=5),
     heads=st.sampled_from([(1, 1), (2, 2), (4, 1), (6, 2), (5, 1)]),

@@ -144,6 +144,7 @@ def a_hundredth_more(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return result.mul_(1.01) if isinstance(result, Tensor) else tuple(each.mul_(1.01) for each in result)
 
 
+@pytest.mark.covers("command-line-and-library/doctor-finds-faults")
 @pytest.mark.parametrize(
     "name", ["embedding", "rms_norm", "add_rms_norm", "silu_and_mul", "linear", "paged_attention", "apply_penalties"]
 )

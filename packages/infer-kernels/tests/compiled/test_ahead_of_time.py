@@ -98,6 +98,7 @@ def test_shipped_cases_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.covers("kv-cache/tuned-head-dims")
 @on(CAPABILITIES, SHIPPED_CASES)
 def test_kernel_fits_shared_memory_and_registers(case: Case, capability: int) -> None:
     kernel = compiled(case, capability)
@@ -150,6 +151,7 @@ def test_contiguous_caches_are_read_by_descriptors_on_hopper(case: AttentionCase
     assert ("cp.async.bulk.tensor" in compiled(case, capability).ptx) == expected
 
 
+@pytest.mark.covers("kv-cache/tuned-head-dims")
 @pytest.mark.parametrize(
     "capability", [pytest.param(80, marks=pytest.mark.full), 90, pytest.param(120, marks=pytest.mark.full)]
 )

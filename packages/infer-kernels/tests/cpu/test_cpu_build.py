@@ -77,6 +77,7 @@ def test_a_library_is_compiled_once_and_found_afterwards(compiled: list[list[str
     assert libraries(tmp_path / "new") == [first.path]
 
 
+@pytest.mark.covers("configuration/compiled-once")
 @pytest.mark.parametrize("change", ["cpu", "compiler", "flags", "source", "dtype"])
 def test_another_cpu_compiler_flag_source_or_dtype_gets_a_library_of_its_own(
     compiled: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
@@ -120,6 +121,7 @@ def test_nobodys_home_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build("float32").is_temporary
 
 
+@pytest.mark.covers("configuration/cache-not-writable")
 @pytest.mark.usefixtures("compiled")
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -155,6 +157,7 @@ def test_a_compiler_that_fails_is_named_with_its_message(tmp_path: Path, monkeyp
     assert libraries(tmp_path / "cache") == []
 
 
+@pytest.mark.covers("configuration/cache-dir-and-compiler")
 def test_the_compiler_is_that_of_cxx_or_the_first_installed(tmp_path: Path) -> None:
     for name in ("g++", "mine"):
         (tmp_path / name).write_text("")
@@ -168,12 +171,14 @@ def test_the_compiler_is_that_of_cxx_or_the_first_installed(tmp_path: Path) -> N
         find_compiler({"PATH": ""})
 
 
+@pytest.mark.covers("configuration/cache-dir-and-compiler")
 def test_the_cache_is_where_the_environment_says() -> None:
     assert cache_folder({"INFER_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
     assert cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/infer")
     assert cache_folder({}) == Path.home() / ".cache" / "infer"
 
 
+@pytest.mark.covers("configuration/no-compiler")
 def test_a_machine_without_a_compiler_computes_and_says_what_it_misses() -> None:
     log = run(PATH="", CXX="")
     assert log.count("\n") == 1
@@ -182,6 +187,7 @@ def test_a_machine_without_a_compiler_computes_and_says_what_it_misses() -> None
     )
 
 
+@pytest.mark.covers("configuration/cpu-kernels-off")
 def test_kernels_can_be_switched_off() -> None:
     assert run(INFER_CPU_KERNELS="0") == "INFO CPU kernels are off (INFER_CPU_KERNELS); plain PyTorch computes\n"
 
@@ -201,6 +207,7 @@ def test_tests_are_skipped_without_a_compiler_and_not_where_it_fails(monkeypatch
         has_cpu_kernels()
 
 
+@pytest.mark.covers("configuration/compiled-once")
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is installed")
 def test_a_first_start_compiles_and_a_second_does_not(tmp_path: Path) -> None:
     compiled = "INFO CPU kernels for "

@@ -66,6 +66,7 @@ def test_prepared_and_stored_codes_are_those_of_the_reference(dtype: torch.dtype
     assert all(torch.equal(bits(cache), bits(wanted)) for cache, wanted in zip(caches, expected[1:], strict=True))
 
 
+@pytest.mark.covers("kv-cache/eight-bits")
 @parametrize_pairwise(
     dtype=DTYPES,
     group=[1, 3, 8],

@@ -34,6 +34,7 @@ def norm_of(layer: Experts, variant: NormVariant = "llama") -> dict[str, Any]:
     return {"residual": residual, "norm_weight": norm_weight, "eps": 1e-6, "variant": variant}
 
 
+@pytest.mark.covers("configuration/use-fused-products")
 @parametrize_pairwise(
     tokens=[1, 5, 16],
     hidden=[16, 128, 144, 592],

@@ -70,6 +70,7 @@ def test_products_and_gates_are_those_of_the_reference(
     assert semaphores(fused) == []
 
 
+@pytest.mark.covers("configuration/use-fused-products")
 @parametrize_pairwise(
     rows=[1, 5, 16], in_features=[48, SPLIT], hidden=[16, 64, 192], dtype=HALF_PRECISION, variant=["llama", "gemma"]
 )

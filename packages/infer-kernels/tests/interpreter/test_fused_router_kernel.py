@@ -64,6 +64,7 @@ def assert_groups_as_by_a_launch_of_its_own(grouping: PairGrouping | None, ids: 
     assert grouping.tiles.shape[1] == min(experts, ids.numel())
 
 
+@pytest.mark.covers("configuration/use-fused-products")
 @parametrize_pairwise(
     rows=[1, 3, 16],
     experts=[(1, 1), (6, 2), (8, 8), (32, 4), (40, 10), (128, 8)],

@@ -61,6 +61,7 @@ POST_NORM = replace(
 )
 
 
+@pytest.mark.covers("command-line-and-library/doctor-on-gpu")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cases", ALL_OPS, ids=str)
 def test_interpreted_kernels_agree_with_their_references(cases: OpCases, dtype: torch.dtype) -> None:

@@ -38,6 +38,7 @@ def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float |
     )
 
 
+@pytest.mark.covers("kv-cache/head-dims")
 @parametrize_pairwise(group=[1, 3, 4, 8], head_dim=[16, 48, 64, 96, 128, 256], block_size=[1, 5, 16, 64])
 def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int) -> None:
     batch = random_paged_batch(RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=block_size)
@@ -57,6 +58,7 @@ def test_window_edges_equal_reference(window: int, block_size: int) -> None:
     assert_attention_close(attend(batch, window=window), reference(batch, window=window))
 
 
+@pytest.mark.covers("kv-cache/window-reads")
 def test_window_reads_no_block_before_its_first() -> None:
     batch = random_paged_batch([(1, 90), (3, 70)], q_heads=2, kv_heads=1, head_dim=16, block_size=16)
     expected = reference(batch, window=20)
@@ -85,16 +87,19 @@ def test_configurations_of_every_architecture_equal_reference(
     assert_attention_close(attended, reference(batch))
 
 
+@pytest.mark.covers("kv-cache/head-groups")
 def test_group_wider_than_a_decode_tile_equals_reference() -> None:
     batch = random_paged_batch(RAGGED, q_heads=40, kv_heads=1, head_dim=16, block_size=16)
     assert_attention_close(attend(batch), reference(batch))
 
 
+@pytest.mark.covers("kv-cache/empty-sequence")
 def test_rows_of_an_empty_sequence_are_zeros() -> None:
     batch = random_paged_batch([(1, 0), (2, 0), (1, 3)], q_heads=2, kv_heads=1, head_dim=16, block_size=4)
     assert torch.equal(attend(batch)[:3], torch.zeros(3, 2, 16))
 
 
+@pytest.mark.covers("kv-cache/shuffled-tables")
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40)), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (2, 2), (4, 1), (6, 2), (5, 1)]),

@@ -62,6 +62,7 @@ def test_chunked_prefill_equals_whole_bit_for_bit(
         assert torch.equal(in_chunks(batch, chunks, window=window), whole)
 
 
+@pytest.mark.covers("kv-cache/any-block-size")
 @parametrize_pairwise(window=[None, 50], dtype=DTYPES, prefill=[True, False])
 def test_block_size_changes_no_bit(dtype: torch.dtype, window: int | None, *, prefill: bool) -> None:
     results = []

@@ -59,6 +59,7 @@ def test_sample_of_many_equal_logits_cuts_them_at_the_lowest_ids(vocab: int) -> 
     assert_drawn(sample(logits, **draws.arguments), logits, draws)
 
 
+@pytest.mark.covers("requests/temperature")
 @settings(max_examples=settings().max_examples // 5)
 @given(batch=batches(max_rows=2))
 def test_sample_draws_what_the_definition_draws_of_anything(batch: tuple[Tensor, Draws]) -> None:

@@ -75,6 +75,7 @@ def test_each_dtype_rounds_once(encoding: Encoding, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.covers("quantization/cpu-products")
 @pytest.mark.parametrize("group_size", [None, 32, 128])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_row_has_the_same_bits_in_any_company(encoding: Encoding, group_size: int | None) -> None:

@@ -41,6 +41,7 @@ def test_one_expert_computes_its_two_layers(encoding: Encoding, dtype: torch.dty
     )
 
 
+@pytest.mark.covers("quantization/experts")
 @pytest.mark.parametrize("quantize", [quantize_int8, lambda weight: quantize_int4(weight, group_size=32)])
 def test_results_are_near_those_of_plain_weights(quantize: Callable[[Tensor], QuantizedWeight]) -> None:
     drawn = draw(50)

@@ -211,6 +211,7 @@ def test_wrong_value_is_named_with_its_fix(op: Callable[..., Any], name: str, va
         op(**RIGHT[op] | {name: value})
 
 
+@pytest.mark.covers("kv-cache/head-dims")
 @pytest.mark.parametrize(
     ("cache_shape", "message"),
     [

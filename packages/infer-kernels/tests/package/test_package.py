@@ -111,6 +111,7 @@ def test_readme_snippet_runs() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", snippet], check=True)
 
 
+@pytest.mark.covers("command-line-and-library/kernels-alone")
 def test_import_needs_neither_numpy_nor_a_gpu() -> None:
     check = "import sys; sys.modules['numpy'] = None; import infer_kernels"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -115,6 +115,7 @@ def test_prepared_rows_are_those_of_the_reference_and_nothing_else_changes(
     assert all(torch.equal(bits(cache), bits(wanted)) for cache, wanted in zip(caches, expected[1:], strict=True))
 
 
+@pytest.mark.covers("kv-cache/eight-bits")
 @parametrize_pairwise(
     cache_dtype=CACHE_DTYPES,
     dtype=DTYPES,

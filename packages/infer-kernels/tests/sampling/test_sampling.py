@@ -71,6 +71,7 @@ def test_greedy_rows_take_the_first_nan_before_anything(dtype: torch.dtype) -> N
     assert sample(logits).tolist() == [0, 340, 20]
 
 
+@pytest.mark.covers("requests/temperature")
 def test_temperature_zero_and_less_is_greedy_beside_rows_that_draw() -> None:
     logits = torch.randn(6, 50)
     draws = make_draws(temperatures=[0.0, 1.0, -1.0, 5.0, 0.0, 2.0], top_k=[5] * 6)
@@ -79,11 +80,13 @@ def test_temperature_zero_and_less_is_greedy_beside_rows_that_draw() -> None:
     assert torch.equal(drawn[[0, 2, 4]], logits[[0, 2, 4]].argmax(-1))
 
 
+@pytest.mark.covers("requests/top-p-top-k-min-p")
 @pytest.mark.parametrize("top_k", [1, 2, 50, 999, 1000])
 def test_top_k_keeps_exactly_k_tokens(top_k: int) -> None:
     assert last_kept(descending(1000), make_draws(temperatures=[3.0], top_k=[top_k])) == [top_k - 1]
 
 
+@pytest.mark.covers("http/limit-top-k")
 @pytest.mark.parametrize("top_k", [-1, 0, 1001, 2**31 - 1])
 def test_top_k_out_of_range_is_no_limit(top_k: int) -> None:
     assert last_kept(descending(1000), make_draws(temperatures=[3.0], top_k=[top_k])) == [999]
@@ -95,6 +98,7 @@ def test_top_k_cuts_equal_logits_at_the_lowest_ids(top_k: int) -> None:
     assert last_kept(logits, make_draws(temperatures=[1.0], top_k=[top_k])) == [top_k - 1]
 
 
+@pytest.mark.covers("requests/top-p-top-k-min-p")
 @pytest.mark.parametrize(("top_p", "num_kept"), [(0.0, 1), (0.4, 1), (0.401, 2), (0.69, 2), (0.75, 3), (0.9999, 4)])
 def test_top_p_keeps_the_shortest_start_that_reaches_it(top_p: float, num_kept: int) -> None:
     logits = torch.tensor([[0.4001, 0.2999, 0.2, 0.1]]).log()
@@ -106,6 +110,7 @@ def test_top_p_of_equal_logits_keeps_as_many_as_its_share() -> None:
     assert last_kept(torch.zeros(3, 100), draws) == [25, 49, 75]
 
 
+@pytest.mark.covers("requests/top-p-top-k-min-p")
 @pytest.mark.parametrize(("min_p", "num_kept"), [(0.0, 4), (0.24, 4), (0.26, 3), (0.6, 2), (1.0, 1), (7.0, 1)])
 def test_min_p_keeps_tokens_by_their_ratio_to_the_most_probable(min_p: float, num_kept: int) -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()

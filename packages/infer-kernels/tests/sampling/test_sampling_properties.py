@@ -1,5 +1,6 @@
 """Sampling and ranks of whatever Hypothesis thinks of, on the PyTorch path."""
 
+import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
@@ -16,6 +17,7 @@ def test_sample_draws_what_the_definition_draws(batch: tuple[Tensor, Draws]) -> 
     assert_drawn(sample(logits, **draws.arguments), logits, draws)
 
 
+@pytest.mark.covers("requests/seed-in-any-batch")
 @given(batch=batches())
 def test_a_row_alone_draws_as_in_company(batch: tuple[Tensor, Draws]) -> None:
     logits, draws = batch

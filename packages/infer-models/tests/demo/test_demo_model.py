@@ -67,6 +67,7 @@ def test_its_greedy_tokens_are_those_of_transformers(model: CausalLM, tokenizer:
     assert greedy(model, token_ids, 24) == expected[0, len(token_ids) :].tolist()
 
 
+@pytest.mark.covers("models/tokenizers")
 def test_its_tokens_and_chats_are_those_of_transformers(tokenizer: Tokenizer) -> None:
     theirs = AutoTokenizer.from_pretrained(FOLDER)
     assert tokenizer.encode(PROMPTS[2]) == theirs(PROMPTS[2])["input_ids"]

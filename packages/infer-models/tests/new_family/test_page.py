@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 PAGE = Path(__file__).parents[4] / "docs" / "new-family.md"
 
 
+@pytest.mark.covers("models/new-family-page")
 @pytest.mark.parametrize("name", ["pyproject.toml", "infer_arcee.py", "test_infer_arcee.py"])
 def test_the_page_has_the_file_character_by_character(name: str) -> None:
     page = PAGE.read_text(encoding="utf-8")
@@ -23,6 +24,7 @@ def test_the_page_has_the_file_character_by_character(name: str) -> None:
     assert blocks[name] == (FOLDER / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.covers("models/family-plug-ins")
 def test_a_checkpoint_of_an_unknown_family_loads_the_plug_in(tmp_path: Path) -> None:
     save_tiny_twin(TinyFamily(config="ArceeConfig", model="ArceeForCausalLM"), tmp_path)
     assert "arcee" not in REGISTERED
@@ -36,6 +38,7 @@ def test_a_family_that_no_plug_in_has_is_named_with_all_that_are_there(tmp_path:
         ModelConfig.from_folder(tmp_path)
 
 
+@pytest.mark.covers("models/family-plug-ins")
 def test_a_family_is_registered_once() -> None:
     register_family("arcee", read=read_llama, build=Llama)
     with pytest.raises(ValueError, match="`model_type` is 'arcee', of which there is a family already"):

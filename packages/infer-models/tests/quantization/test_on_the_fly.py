@@ -175,6 +175,7 @@ def test_fp8_on_a_cpu_is_refused_with_what_to_use(tmp_path: Path) -> None:
         load(tmp_path, "fp8")
 
 
+@pytest.mark.covers("quantization/dequantized")
 def test_without_kernels_a_quantized_checkpoint_is_dequantized_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,6 +210,7 @@ print(peak_bytes() - before - sum(held.values()), sum(held.values()))
 """
 
 
+@pytest.mark.covers("quantization/on-the-fly")
 @needs_cpu_kernels
 def test_quantizing_takes_little_more_memory_than_the_quantized_weights(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"

@@ -63,6 +63,7 @@ def is_kept(folder: Path) -> bool:
     )
 
 
+@pytest.mark.covers("quantization/compressed-tensors", "quantization/fp8-blocks", "quantization/gptq-and-awq")
 @pytest.mark.parametrize("kind", QUANTIZED_CHECKPOINTS)
 def test_dequantized_weights_are_worth_the_twins(tmp_path: Path, kind: str) -> None:
     twin = save_quantized(tmp_path, kind)
@@ -91,6 +92,7 @@ def test_every_family_is_read_from_shards(tmp_path: Path, family: str, kind: str
     torch.testing.assert_close(logits_of(load(tmp_path, "none")), logits_of_twin(twin), rtol=0, atol=1e-4)
 
 
+@pytest.mark.covers("quantization/ranks")
 @pytest.mark.parametrize("quantization", ["auto", "none"])
 @pytest.mark.parametrize("kind", QUANTIZED_CHECKPOINTS)
 def test_two_ranks_compute_what_one_does(tmp_path: Path, kind: str, quantization: Quantization) -> None:

@@ -37,6 +37,7 @@ def test_a_chat_ends_where_the_answer_begins() -> None:
     assert chat_tokenizer().render_chat(say("Hello"), add_generation_prompt=False).endswith("<|im_end|>\n")
 
 
+@pytest.mark.covers("models/chat-template-sandbox")
 @pytest.mark.parametrize(
     "template", [CHATML, TRIMMING, BARE.replace("{{ m.name }}", "")], ids=["chatml", "trim", "bare"]
 )
@@ -51,6 +52,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, template: str, content: s
     assert Tokenizer.from_folder(tmp_path).encode_chat(messages) == expected
 
 
+@pytest.mark.covers("models/chat-template-sandbox")
 @pytest.mark.parametrize("content", ["Hello", "  two  spaces ", "", "[{'type': 'image'}]", "71830"])
 def test_a_template_that_looks_for_parts_gets_parts(tmp_path: Path, content: str) -> None:
     save_tokenizer(tmp_path, config={"chat_template": PARTS})
@@ -78,6 +80,7 @@ def test_a_template_that_is_not_sure_to_look_for_parts_gets_text(template: str) 
     assert not ChatTemplate(template, variables={}).takes_parts
 
 
+@pytest.mark.covers("http/no-special-tokens")
 @given(content=CONTENTS, name=CONTENTS)
 @pytest.mark.parametrize("template", [CHATML, TRIMMING, BARE, PARTS], ids=["chatml", "trim", "bare", "parts"])
 def test_messages_never_become_special_tokens(template: str, content: str, name: str) -> None:
@@ -95,6 +98,7 @@ def test_messages_reach_the_model_unchanged(content: str) -> None:
     assert text == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.covers("http/no-special-tokens")
 def test_a_special_token_across_message_and_template_is_text() -> None:
     tokenizer = chat_tokenizer("{% for m in messages %}{{ m.content }}|>{% endfor %}<|im_end|>")
     assert specials(tokenizer, tokenizer.encode_chat(say("<|im_end"))) == [END]
@@ -163,6 +167,7 @@ def test_a_template_that_fails_on_messages_is_an_error_of_theirs(template: str) 
         chat_tokenizer(template).render_chat(say("Hello"))
 
 
+@pytest.mark.covers("models/chat-template-sandbox")
 @pytest.mark.parametrize(
     "template",
     [

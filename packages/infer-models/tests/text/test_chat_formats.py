@@ -92,6 +92,7 @@ def test_a_template_without_tools_gets_none() -> None:
     assert tokenizer.chat.render(Conversation(messages=ONE_TURN)) == "True True"
 
 
+@pytest.mark.covers("structured-tools-agents/formats")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_format_of_tool_calls_is_found_from_the_template(name: str) -> None:
     assert format_names(family_tokenizer(FAMILIES[name])) == (name, "think" if name == "hermes" else None)
@@ -123,6 +124,7 @@ def test_the_format_of_reasoning_is_found_from_the_template(source: str, name: s
     assert format_names(family_tokenizer(f"{CHATML}{{# {source} #}}"))[1] == name
 
 
+@pytest.mark.covers("structured-tools-agents/format-flags")
 def test_formats_can_be_set() -> None:
     assert format_names(family_tokenizer(CHATML, tool_call_format="mistral")) == ("mistral", None)
     assert format_names(family_tokenizer(CHATML, reasoning_format="mistral")) == (None, "mistral")
@@ -159,6 +161,7 @@ def test_a_file_with_a_template_comes_first(tmp_path: Path) -> None:
     assert chat.tool_call_format.name == "llama3_json"
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-begins")
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_a_prompt_ends_in_reasoning_or_after_it_or_before_it(*, has_tokens: bool) -> None:
     tokenizer = (family_tokenizer if has_tokens else chat_tokenizer)(THINKING)

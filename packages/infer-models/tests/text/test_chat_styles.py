@@ -34,6 +34,7 @@ def test_every_tiny_family_has_a_style() -> None:
     assert set(CHAT_STYLES) == set(TINY_FAMILIES)
 
 
+@pytest.mark.covers("models/chat-template-sandbox")
 @pytest.mark.parametrize("family", CHAT_STYLES)
 def test_prompts_of_a_family_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     save_chat_style(family, tmp_path)

@@ -25,6 +25,7 @@ def continued(text: str) -> Conversation:
     return Conversation(messages=messages, add_generation_prompt=False, continue_final_message=True)
 
 
+@pytest.mark.covers("structured-tools-agents/continued-message")
 @pytest.mark.parametrize("template", [CHATML, TRIMMED, HERMES])
 @pytest.mark.parametrize("text", ["It is", " It is ", "It\n\nis \n", "<|im_end|> is", ""])
 def test_a_continued_prompt_is_that_of_transformers(template: str, text: str) -> None:

@@ -46,6 +46,7 @@ def continuation(tokenizer: Tokenizer, prompt_ids: list[int], token_ids: list[in
     return whole[common:]
 
 
+@pytest.mark.covers("requests/deltas-join-up")
 @pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
 @given(text=TEXTS, cut=st.integers(0, 200), end=st.integers(1, 200))
 def test_deltas_join_up_to_the_decoded_text(tokenizer: Tokenizer, text: str, cut: int, end: int) -> None:
@@ -54,6 +55,7 @@ def test_deltas_join_up_to_the_decoded_text(tokenizer: Tokenizer, text: str, cut
     assert "".join(stream(tokenizer, prompt, generated)) == continuation(tokenizer, prompt, generated)
 
 
+@pytest.mark.covers("requests/deltas-join-up")
 @pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
 @given(data=st.data())
 def test_deltas_of_random_tokens_join_up_to_the_decoded_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
@@ -62,6 +64,7 @@ def test_deltas_of_random_tokens_join_up_to_the_decoded_text(tokenizer: Tokenize
     assert "".join(stream(tokenizer, prompt, generated)) == continuation(tokenizer, prompt, generated)
 
 
+@pytest.mark.covers("requests/deltas-join-up")
 @given(text=TEXTS)
 def test_a_delta_never_ends_within_a_character(text: str) -> None:
     token_ids = BYTE_LEVEL.encode(text)
@@ -98,6 +101,7 @@ def test_a_broken_character_is_replaced_at_the_end() -> None:
     assert stream(BYTE_LEVEL, [], token_ids) == ["x", "", "", "", "\ufffd"]
 
 
+@pytest.mark.covers("requests/deltas-join-up")
 def test_the_first_space_after_the_prompt_is_kept() -> None:
     prompt, generated = BYTE_FALLBACK.encode("the quick"), BYTE_FALLBACK.encode("brown fox", add_special_tokens=False)
     assert BYTE_FALLBACK.decode(generated) == "brown fox"
@@ -128,6 +132,7 @@ class CountingTokenizer(Tokenizer):
         return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
+@pytest.mark.covers("requests/cost-of-detokenizing")
 @pytest.mark.parametrize("text", ["the quick brown fox ", "\ufffd", "é日", "\x00"])
 def test_a_token_costs_the_same_after_many_tokens(text: str) -> None:
     tokenizer = CountingTokenizer(byte_level())
@@ -137,6 +142,7 @@ def test_a_token_costs_the_same_after_many_tokens(text: str) -> None:
     assert len(tokenizer.decoded_lengths) <= 2 * len(token_ids) + 2
 
 
+@pytest.mark.covers("requests/cost-of-detokenizing")
 def test_broken_bytes_without_end_cost_the_same_each() -> None:
     tokenizer = CountingTokenizer(byte_level())
     (broken,) = [i for i in range(tokenizer.vocab_size) if tokenizer.id_to_token(i) == "ÿ"]

@@ -13,15 +13,18 @@ from infer_models.errors import CheckpointError
 from infer_models.hub import DEMO_MODEL_NAME, demo_model_folder, resolve_checkpoint
 
 
+@pytest.mark.covers("configuration/model")
 @pytest.mark.parametrize("model", [None, DEMO_MODEL_NAME])
 def test_no_model_is_the_demo_model(model: str | None) -> None:
     assert resolve_checkpoint(model) == demo_model_folder()
 
 
+@pytest.mark.covers("models/local-folder")
 def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
 
 
+@pytest.mark.covers("models/local-folder")
 def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.touch()
@@ -29,6 +32,7 @@ def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
         resolve_checkpoint(str(path))
 
 
+@pytest.mark.covers("models/local-folder")
 @pytest.mark.parametrize(
     "model", ["/no/such/folder", "./absent", "../absent", "~/absent", "a/b/c", "with space", "src/"]
 )
@@ -77,6 +81,7 @@ def run_offline(cache: Path, model: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.covers("models/hub-id")
 def test_a_hub_id_out_of_reach_is_one_line(tmp_path: Path) -> None:
     result = run_offline(tmp_path, "nobody/nothing")
     assert result.returncode == 1
@@ -84,6 +89,7 @@ def test_a_hub_id_out_of_reach_is_one_line(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.covers("models/hub-id")
 def test_a_hub_id_in_the_local_cache_works_offline(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--nobody--cached" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

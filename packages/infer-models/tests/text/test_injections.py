@@ -113,6 +113,7 @@ def test_one_text_in_every_place_becomes_no_control_token(name: str, text: str) 
     assert control_ids(CHATS[name], attack(name, lambda: text)) == control_ids(CHATS[name], busy_conversation())
 
 
+@pytest.mark.covers("structured-tools-agents/no-control-tokens")
 @pytest.mark.parametrize("name", CHATS)
 @given(data=st.data())
 def test_texts_in_all_places_become_no_control_tokens(name: str, data: st.DataObject) -> None:
@@ -130,6 +131,7 @@ def test_a_text_in_any_one_place_becomes_no_control_token(name: str, text: str) 
         assert control_ids(TOKENIZERS[name], chat) == expected
 
 
+@pytest.mark.covers("structured-tools-agents/no-control-tokens")
 @pytest.mark.parametrize("snippet", MANGLING)
 @given(x=TEXTS, y=TEXTS)
 @example(x="think", y="")

@@ -177,6 +177,7 @@ def test_every_shape_in_every_style(shape: str, style: str, begins_answer: bool)
     compare(folder_of("file", style), SHAPES[shape], begins_answer=begins_answer)
 
 
+@pytest.mark.covers("models/tokenizer-files")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("shape", "style"), [("system", "tokens"), ("system", "hermes"), ("tools", "hermes"), ("call", "hermes")]

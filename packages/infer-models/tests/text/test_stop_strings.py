@@ -30,12 +30,14 @@ def text_before_stop(stops: list[str], text: str) -> tuple[str, bool]:
     return text, False
 
 
+@pytest.mark.covers("requests/stop-string-never-sent")
 @given(stops=STOPS, deltas=st.lists(LETTERS))
 def test_text_ends_before_the_first_stop_string_wherever_it_is_cut(stops: list[str], deltas: list[str]) -> None:
     sent, matched = run(stops, deltas)
     assert ("".join(sent), matched) == text_before_stop(stops, "".join(deltas))
 
 
+@pytest.mark.covers("requests/stop-string-never-sent")
 @given(stops=STOPS, text=LETTERS)
 def test_all_text_that_cannot_begin_a_stop_string_is_sent_at_once(stops: list[str], text: str) -> None:
     matcher = StopStringMatcher(stops)
@@ -46,6 +48,7 @@ def test_all_text_that_cannot_begin_a_stop_string_is_sent_at_once(stops: list[st
         assert held == longest
 
 
+@pytest.mark.covers("requests/stop-string-never-sent")
 def test_a_beginning_is_held_back_until_it_leads_elsewhere() -> None:
     assert run(["\n\nUser:"], ["Hello", "\n", "\nUs", "e", " it"]) == (["Hello", "", "", "", "\n\nUse it", ""], False)
 
@@ -54,6 +57,7 @@ def test_a_beginning_is_sent_when_the_text_ends() -> None:
     assert run(["END"], ["the EN"]) == (["the ", "EN"], False)
 
 
+@pytest.mark.covers("requests/ends-with-stop-string")
 def test_a_stop_string_within_one_delta_ends_the_text() -> None:
     assert run(["END"], ["the END of"]) == (["the "], True)
 

@@ -16,6 +16,7 @@ from infer_models.text.testing import byte_fallback, byte_level, save_tokenizer
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
+@pytest.mark.covers("models/tokenizers")
 @given(text=st.text().filter(lambda text: "<|" not in text))
 def test_decode_undoes_encode_of_all_but_special_tokens(text: str) -> None:
     tokenizer = Tokenizer(byte_level())
@@ -40,12 +41,14 @@ def test_a_lone_surrogate_is_encoded_as_a_replacement_character() -> None:
     assert tokenizer.decode(tokenizer.encode("\ufeff\ud83d\ude42")) == "\ufeff🙂"
 
 
+@pytest.mark.covers("models/tokenizer-files")
 def test_the_configuration_names_the_special_tokens(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, config={"bos_token": {"content": "<|bos|>"}, "eos_token": "<|im_end|>", "pad_token": None})
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 2)
 
 
+@pytest.mark.covers("models/tokenizer-files")
 def test_a_tokenizer_needs_no_configuration(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     tokenizer = Tokenizer.from_folder(tmp_path)
@@ -78,6 +81,7 @@ def test_truncation_and_padding_left_over_from_training_are_off(tmp_path: Path) 
     assert tokenizer.decode(tokenizer.encode("jumps over the dog"), skip_special_tokens=False) == "jumps over the dog"
 
 
+@pytest.mark.covers("models/tokenizer-files")
 @pytest.mark.parametrize(
     "stored",
     ["direct", [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "direct"}]],
@@ -88,12 +92,14 @@ def test_the_chat_template_may_be_in_the_configuration(tmp_path: Path, stored: o
     assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "direct"
 
 
+@pytest.mark.covers("models/tokenizer-files")
 def test_the_chat_template_file_comes_first(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, config={"chat_template": "direct"})
     (tmp_path / "chat_template.jinja").write_text("file")
     assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "file"
 
 
+@pytest.mark.covers("models/tokenizer-files")
 @pytest.mark.parametrize("config", [None, {}, {"chat_template": None}], ids=["no file", "nothing", "null"])
 def test_the_chat_template_may_be_the_processors(tmp_path: Path, config: dict[str, object] | None) -> None:
     save_tokenizer(tmp_path, config=config)
@@ -101,6 +107,7 @@ def test_the_chat_template_may_be_the_processors(tmp_path: Path, config: dict[st
     assert Tokenizer.from_folder(tmp_path).render_chat(CHAT) == "processor"
 
 
+@pytest.mark.covers("models/tokenizer-files")
 def test_other_chat_templates_come_before_the_processors(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, config={"chat_template": "direct"})
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))

@@ -64,6 +64,7 @@ async def test_message_is_anthropics_object() -> None:
     }
 
 
+@pytest.mark.covers("structured-tools-agents/messages")
 async def test_events_are_anthropics_in_their_order() -> None:
     reply = await post(answering(*ANSWER), stream=True, tools=TOOLS)
     events = sse_events(reply.text)

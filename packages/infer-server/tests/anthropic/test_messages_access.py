@@ -20,6 +20,7 @@ async def post(headers: Headers, path: str = "/v1/messages", *, engine: FakeEngi
         return await client.post(path, json=BODY, headers=headers)
 
 
+@pytest.mark.covers("structured-tools-agents/x-api-key")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("headers", [[X_KEY], [("X-API-Key", "other")], [BEARER], [X_KEY, BEARER]])
 async def test_key_in_either_header_lets_in(headers: Headers, path: str) -> None:

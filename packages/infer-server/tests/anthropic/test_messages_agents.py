@@ -36,6 +36,7 @@ def test_there_are_two_agents() -> None:
     assert [path.stem for path in REQUESTS] == ["messages_claude_code", "messages_opencode"]
 
 
+@pytest.mark.covers("structured-tools-agents/coding-agents")
 @pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)
 async def test_request_of_an_agent_is_answered_whole_and_streamed(path: Path) -> None:
     request = read_request(path)

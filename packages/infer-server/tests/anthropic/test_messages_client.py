@@ -64,6 +64,7 @@ SECOND: Steps = (
 THIRD: Steps = ((ContentDelta("Sunny."),),)
 
 
+@pytest.mark.covers("structured-tools-agents/messages")
 @pytest.mark.parametrize("streams", [False, True])
 async def test_agent_calls_tools_twice_and_then_answers(*, streams: bool) -> None:
     engine = FakeEngine(scripts=[script_of(FIRST), script_of(SECOND), script_of(THIRD)])
@@ -139,6 +140,7 @@ async def test_message_is_the_same_however_it_is_cut_and_whether_it_streams(part
     )
 
 
+@pytest.mark.covers("structured-tools-agents/count-tokens")
 async def test_client_counts_tokens() -> None:
     async with client_for(FakeEngine()) as client:
         counted = await client.messages.count_tokens(model="fake-model", messages=HI, system="abc", tools=TOOLS)

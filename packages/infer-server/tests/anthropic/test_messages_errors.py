@@ -65,6 +65,7 @@ async def test_served_model_may_be_named_or_not(client: httpx.AsyncClient) -> No
         assert (await client.post("/v1/messages", json=BODY | model)).json()["model"] == "fake-model"
 
 
+@pytest.mark.covers("structured-tools-agents/anthropic-errors")
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind"),
     [

@@ -27,6 +27,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.covers("configuration/num-gpu-blocks")
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
@@ -69,6 +70,7 @@ def test_engine_that_cannot_start_is_one_line_and_exit_code_2(
     assert str(error).split()[0] in one_line(capsys)
 
 
+@pytest.mark.covers("models/port-bound-first")
 def test_port_in_use_is_an_error_before_the_model_loads(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -99,6 +101,11 @@ def test_every_flag_reaches_its_field() -> None:
     assert seen == [joining, EngineConfig(batching_mode="static", batch_wait_timeout_s=0.0)]
 
 
+@pytest.mark.covers(
+    "configuration/names-on-the-command-line",
+    "command-line-and-library/flags",
+    "command-line-and-library/boolean-flags",
+)
 def test_help_groups_the_flags_and_says_what_each_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"], build_engine=must_not_build) == 0
     text = capsys.readouterr().out
@@ -108,6 +115,7 @@ def test_help_groups_the_flags_and_says_what_each_is(capsys: pytest.CaptureFixtu
     assert "Address to listen on." in server
 
 
+@pytest.mark.covers("command-line-and-library/serves-demo")
 def test_module_runs_as_the_command_does() -> None:
     command = [sys.executable, "-m", "infer_server", "--version"]
     assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() == "0.1.0"
@@ -133,6 +141,7 @@ def test_nothing_of_the_server_imports_torch(statement: str) -> None:
     subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.covers("command-line-and-library/first-curl")
 def test_server_says_what_it_loaded_and_where_it_listens_then_serves_until_sigterm() -> None:
     with server_process("--log-level", "warning") as server:
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
@@ -141,6 +150,7 @@ def test_server_says_what_it_loaded_and_where_it_listens_then_serves_until_sigte
     assert f"curl -N {server.url}/v1/completions" in server.banner[7]
 
 
+@pytest.mark.covers("http/api-keys")
 @pytest.mark.parametrize(
     ("flags", "variable", "keys"),
     [

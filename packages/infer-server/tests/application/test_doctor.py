@@ -106,6 +106,7 @@ def test_checks_that_were_left_out_are_exit_code_3_unless_something_failed(
     assert "engine failed" in capsys.readouterr().out
 
 
+@pytest.mark.covers("command-line-and-library/doctor-parts-that-break")
 @pytest.mark.parametrize(
     ("code", "cause"),
     [
@@ -130,6 +131,7 @@ def test_a_part_that_breaks_is_a_line_and_the_others_run(
     assert cause in findings["the part itself"]
 
 
+@pytest.mark.covers("command-line-and-library/doctor-parts-that-break")
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(parts: Parts, tmp_path: Path) -> None:
     parts(engine=START_A_CHILD + "time.sleep(600)")
     process = PartProcess("engine", REQUEST, tmp_path)
@@ -169,6 +171,7 @@ def ended(pid: int) -> bool:
     return True
 
 
+@pytest.mark.covers("command-line-and-library/doctor")
 def test_a_part_without_enough_time_is_a_warning_and_exit_code_3_and_the_others_run(
     parts: Parts, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +232,7 @@ def test_an_unlikely_number_of_processes_is_none_or_the_most(
     assert len(report["parts"][2]["findings"]) == (MAX_PROCESSES if count == 10**9 else 1)
 
 
+@pytest.mark.covers("command-line-and-library/doctor")
 def test_the_json_report_has_these_keys(parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
     parts(kernels="find('x', 'warning', 'y', 'z'); print('last words'); raise SystemExit(1)")
     _, report = json_report(capsys)
@@ -248,6 +252,7 @@ def test_the_report_goes_to_a_file_beside_the_table(
     assert verdicts(json.loads((tmp_path / "report.json").read_text())) == dict.fromkeys(NAMES, "ok")
 
 
+@pytest.mark.covers("command-line-and-library/doctor")
 @pytest.mark.parametrize(
     ("flags", "cause"),
     [
@@ -271,6 +276,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2_before_anything_runs(
     assert cause in line
 
 
+@pytest.mark.covers("command-line-and-library/doctor-secrets")
 def test_secrets_are_nowhere_in_the_report(
     parts: Parts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -314,6 +320,7 @@ def test_the_worst_verdict_counts_and_a_part_of_skipped_findings_is_skipped() ->
     assert (part.verdict, part.summary) == ("skipped", "GPU: none")
 
 
+@pytest.mark.covers("command-line-and-library/doctor-parts-that-break")
 def test_everything_ends_within_a_minute_on_a_cpu() -> None:
     assert CPU_TIMEOUT_S < 60
     assert [part.ends_at for part in PARTS] == sorted(part.ends_at for part in PARTS)

@@ -38,6 +38,7 @@ async def test_async_client_reads_a_completion(client: openai.AsyncOpenAI) -> No
     assert answer.usage.total_tokens == 4 + 12
 
 
+@pytest.mark.covers("http/stream-same-step")
 async def test_async_client_reads_a_stream(client: openai.AsyncOpenAI) -> None:
     chunks = await client.completions.create(
         model="fake-model", prompt="hi", stream=True, stream_options={"include_usage": True}
@@ -49,6 +50,7 @@ async def test_async_client_reads_a_stream(client: openai.AsyncOpenAI) -> None:
     assert received[-1].usage.completion_tokens == 3
 
 
+@pytest.mark.covers("http/stream-event-names")
 async def test_async_client_reads_a_stream_with_event_names(engine: FakeEngine) -> None:
     settings = ServerSettings(sse_event_names="always")
     async with running_server(engine, settings) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-") as client:
@@ -123,6 +125,7 @@ async def test_client_raises_what_the_status_of_a_chat_says(client: openai.Async
         await client.models.retrieve("other")
 
 
+@pytest.mark.covers("http/stream-failure")
 async def test_client_raises_a_failure_after_the_stream_began() -> None:
     engine = FakeEngine(Script(failure=RequestFailure(message="It broke.", code="step_failed")))
     async with running_server(engine) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-") as client:
@@ -150,6 +153,7 @@ async def test_client_raises_what_the_server_refuses_before_any_model_is_asked()
     assert refusals == [(401, "invalid_api_key"), (413, "body_too_large"), (500, "step_failed")]
 
 
+@pytest.mark.covers("http/error-queue-full")
 async def test_client_tries_a_full_queue_again_after_the_time_it_is_told() -> None:
     engine = BusyOnce()
     engine.refusal = QueueFullError("The queue is full.", retry_after_s=1)

@@ -151,6 +151,7 @@ OPEN = schema_of(ServerSettings(access_log=False))
 GUARDED = schema_of(ServerSettings(access_log=False, api_key=("secret",)))
 
 
+@pytest.mark.covers("http/openapi")
 @OPEN.parametrize()
 def test_route_answers_as_documented(case: Case) -> None:
     case.call_and_validate(excluded_checks=[positive_data_acceptance], additional_checks=CHECKS)

@@ -60,6 +60,7 @@ async def fetch_page() -> httpx.Response:
     return reply
 
 
+@pytest.mark.covers("http/playground")
 async def test_page_is_html_that_browsers_ask_for_again() -> None:
     reply = await fetch_page()
     assert reply.headers["content-type"].startswith("text/html")
@@ -67,6 +68,7 @@ async def test_page_is_html_that_browsers_ask_for_again() -> None:
     assert reply.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.covers("http/playground")
 async def test_page_loads_nothing_from_elsewhere() -> None:
     reply = await fetch_page()
     parts = PageParts(reply.text)
@@ -127,6 +129,7 @@ async def test_batch_of_an_engine_that_is_gone_is_503(status: EngineStatus) -> N
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
 
 
+@pytest.mark.covers("http/api-keys-guard")
 async def test_page_is_open_where_the_batch_needs_a_key() -> None:
     async with client_of(FakeEngine(), ServerSettings(api_key=("secret",))) as client:
         assert (await client.get("/")).status_code == 200

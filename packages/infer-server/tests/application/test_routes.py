@@ -12,6 +12,7 @@ from infer_server.testing import FAKE_INFO, FakeEngine
 from infer_server.testing.client import client_of
 
 
+@pytest.mark.covers("http/models")
 async def test_models_lists_the_served_model(client: httpx.AsyncClient) -> None:
     listing = (await client.get("/v1/models")).json()
     (model,) = listing["data"]
@@ -20,6 +21,7 @@ async def test_models_lists_the_served_model(client: httpx.AsyncClient) -> None:
     assert model == (await client.get("/v1/models/fake-model")).json()
 
 
+@pytest.mark.covers("http/models", "http/model-id")
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "/models/some folder", "./m"])
 async def test_model_id_may_be_a_hub_id_or_a_folder(engine: FakeEngine, name: str) -> None:
     settings = ServerSettings(served_model_name=name)
@@ -29,11 +31,13 @@ async def test_model_id_may_be_a_hub_id_or_a_folder(engine: FakeEngine, name: st
             assert (reply.status_code, reply.json().get("id")) == (200, name)
 
 
+@pytest.mark.covers("http/models")
 async def test_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     reply = await client.get("/v1/models/other")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.covers("http/health-and-ready", "http/ready-while-draining")
 @pytest.mark.parametrize(
     ("status", "health", "ready"),
     [
@@ -51,6 +55,7 @@ async def test_health_and_ready_follow_the_engine(
     assert (await own_client.get("/ready")).status_code == ready
 
 
+@pytest.mark.covers("http/version", "structured-tools-agents/says-what-it-can")
 async def test_version_is_the_packages(client: httpx.AsyncClient) -> None:
     reply = (await client.get("/version")).json()
     assert reply["version"] == "0.1.0"
@@ -58,6 +63,7 @@ async def test_version_is_the_packages(client: httpx.AsyncClient) -> None:
     assert set(reply["apis"]) <= set(paths)
 
 
+@pytest.mark.covers("structured-tools-agents/says-what-it-can")
 @pytest.mark.parametrize(
     ("info", "expected"),
     [
@@ -77,6 +83,7 @@ async def test_a_model_says_what_it_can(info: dict[str, Any], expected: tuple[ob
     assert (can["chat"], can["tool_choice"], can["tool_call_format"], can["reasoning"]) == expected
 
 
+@pytest.mark.covers("http/litestar", "http/error-object")
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
@@ -106,12 +113,14 @@ async def test_method_not_allowed_says_which_are(client: httpx.AsyncClient) -> N
     assert "POST" in (await client.get("/v1/completions")).headers["allow"]
 
 
+@pytest.mark.covers("http/request-id")
 @pytest.mark.parametrize("path", ["/health", "/nothing", "/v1/models"])
 async def test_request_id_is_the_clients_on_every_reply(client: httpx.AsyncClient, path: str) -> None:
     reply = await client.get(path, headers={"X-Request-Id": "abc-1"})
     assert reply.headers["x-request-id"] == "abc-1"
 
 
+@pytest.mark.covers("http/request-id")
 @pytest.mark.parametrize("sent", [b"", b"a b", b"x" * 129, b"\xe9"])
 async def test_request_id_that_is_not_sane_is_replaced(client: httpx.AsyncClient, sent: bytes) -> None:
     replies = [await client.get("/health", headers=[(b"X-Request-Id", sent)]) for _ in range(2)]
@@ -120,6 +129,7 @@ async def test_request_id_that_is_not_sane_is_replaced(client: httpx.AsyncClient
     assert first != second
 
 
+@pytest.mark.covers("http/openapi")
 async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/schema/openapi.json")).json()["paths"]
     assert set(paths) == {
@@ -157,6 +167,7 @@ async def test_openapi_document_has_chats_with_openais_statuses(client: httpx.As
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
+@pytest.mark.covers("http/openapi")
 async def test_openapi_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
     page = await client.get("/schema")
     assert page.headers["content-type"].startswith("text/html")

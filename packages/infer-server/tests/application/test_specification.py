@@ -25,6 +25,7 @@ def error_of(reply: httpx.Response) -> Any:
     return error
 
 
+@pytest.mark.covers("http/openai-fields-known")
 @pytest.mark.parametrize(
     ("path", "module"), [("/v1/completions", completion_create_params), ("/v1/chat/completions", chat_create_params)]
 )
@@ -39,6 +40,7 @@ async def test_every_field_that_the_openai_client_can_send_is_known(
     assert sendable - set(body["properties"]) == set()
 
 
+@pytest.mark.covers("http/error-order")
 @pytest.mark.parametrize("prompt", ["", [], ["a", ""], [[1], []], ["a", 1]])
 @pytest.mark.parametrize("more", [{"bogus": 1}, {"stream_options": {"bogus": 1}}, {"n": 99}, {"model": "other"}])
 async def test_prompt_that_is_none_is_400_before_what_is_422(
@@ -48,6 +50,7 @@ async def test_prompt_that_is_none_is_400_before_what_is_422(
     assert (reply.status_code, error_of(reply)["param"]) == (400, "prompt")
 
 
+@pytest.mark.covers("http/error-messages")
 @pytest.mark.parametrize("text", LONG, ids=["emoji", "control characters", "escapes"])
 async def test_messages_stay_below_a_kilobyte_whatever_was_sent(client: httpx.AsyncClient, text: str) -> None:
     fields: list[dict[str, Any]] = [{text: 1}, {"model": text}, {"stop": [text]}, {"regex": {text: 1}}]
@@ -82,6 +85,7 @@ async def test_readme_lists_every_route_and_no_other(client: httpx.AsyncClient) 
     assert {(method, path.replace("{id}", "{model_id}")) for method, path in listed} == routes | beside
 
 
+@pytest.mark.covers("http/stream-no-id-or-retry")
 async def test_events_are_json_on_one_line_each_whatever_the_field_is(client: httpx.AsyncClient) -> None:
     body = {"prompt": "x", "stream": True, "n": 2, "echo": True, "stream_options": {"include_usage": True}}
     text = (await client.post("/v1/completions", json=body, headers={"Accept": "text/event-stream"})).text

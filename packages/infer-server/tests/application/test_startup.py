@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import httpx
+import pytest
 
 from infer_server.testing import server_process
 
@@ -31,6 +32,7 @@ def test_sigterm_while_the_model_loads_is_exit_code_143_at_once() -> None:
     assert (server.returncode, errors) == (128 + signal.SIGTERM, "")  # the default would be -SIGTERM
 
 
+@pytest.mark.covers("http/served-model-name")
 def test_name_that_the_terminal_has_no_letters_for_is_spelled_out() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     flags = ("--served-model-name", "模型", "--log-level", "warning")

@@ -13,6 +13,7 @@ from infer_server.testing.client import client_of
 HI = [{"role": "user", "content": "hi"}]
 
 
+@pytest.mark.covers("http/tokenize")
 @pytest.mark.parametrize(
     ("body", "tokens"),
     [
@@ -36,6 +37,7 @@ async def test_tokenize_shows_the_tokens_texts_where_asked_for(client: httpx.Asy
     assert reply.json()["token_strs"] == ["<0>", *"h" * 5000]
 
 
+@pytest.mark.covers("http/tokenize")
 async def test_detokenize_returns_the_text(client: httpx.AsyncClient) -> None:
     for tokens, text in (([104, 105], "hi"), ([], "")):
         reply = await client.post("/detokenize", json={"tokens": tokens})
@@ -59,6 +61,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
 ]
 
 
+@pytest.mark.covers("http/error-out-of-range-others", "http/error-token-id")
 @pytest.mark.parametrize(("path", "body", "status", "code", "param"), REFUSED)
 async def test_what_is_refused_has_openais_status(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], status: int, code: str, param: str

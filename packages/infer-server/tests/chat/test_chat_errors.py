@@ -34,6 +34,7 @@ MESSAGES: list[tuple[Any, str, str]] = [
 ]
 
 
+@pytest.mark.covers("http/limit-messages")
 @pytest.mark.parametrize(("messages", "code", "param"), MESSAGES)
 async def test_messages_that_are_no_conversation_of_texts_are_400(
     client: httpx.AsyncClient, messages: object, code: str, param: str
@@ -41,6 +42,7 @@ async def test_messages_that_are_no_conversation_of_texts_are_400(
     assert await refusal(client, {"messages": messages}) == (400, code, param)
 
 
+@pytest.mark.covers("http/nothing-is-fetched")
 @pytest.mark.parametrize(
     "part",
     [
@@ -77,6 +79,7 @@ async def test_a_text_part_that_carries_something_else_is_400_rather_than_half_r
     assert await refusal(client, body) == (400, "unsupported_value", "messages[0].content[0].image_url")
 
 
+@pytest.mark.covers("http/limit-messages")
 async def test_2048_messages_are_taken(client: httpx.AsyncClient) -> None:
     messages = [{"role": "user", "content": ""}] * 2047 + HI
     assert (await client.post("/v1/chat/completions", json={"messages": messages})).status_code == 200
@@ -101,6 +104,7 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.covers("http/error-out-of-range-others", "http/limit-logprobs")
 @pytest.mark.parametrize("fields", OUT_OF_RANGE, ids=str)
 async def test_value_out_of_range_is_400_and_names_the_field(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
     assert await refusal(client, {"messages": HI, **fields}) == (400, "invalid_value", next(iter(fields)))
@@ -117,35 +121,42 @@ UNSUPPORTED: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.covers("http/unsupported-fields")
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
 async def test_what_is_not_done_is_refused_by_name(client: httpx.AsyncClient, name: str, value: object) -> None:
     assert await refusal(client, {"messages": HI, name: value}) == (400, "unsupported_value", name)
 
 
+@pytest.mark.covers("http/unknown-fields", "http/error-out-of-range-others")
 async def test_unknown_field_is_400_by_name(client: httpx.AsyncClient) -> None:
     assert await refusal(client, {"messages": HI, "prompt": "x"}) == (400, "unknown_field", "prompt")
 
 
+@pytest.mark.covers("http/error-wrong-type")
 async def test_wrong_type_is_looked_for_before_unknown_fields(client: httpx.AsyncClient) -> None:
     assert await refusal(client, {"bogus": 1, "messages": HI, "n": "2"}) == (400, "invalid_type", "n")
     body = {"stream_options": {"x": 1}, "bogus": 1, "messages": HI}
     assert await refusal(client, body) == (400, "unknown_field", "stream_options.x")
 
 
+@pytest.mark.covers("http/error-model-not-found")
 async def test_model_that_is_not_served_is_404(client: httpx.AsyncClient) -> None:
     assert await refusal(client, {"messages": HI, "model": "other"}) == (404, "model_not_found", "model")
 
 
+@pytest.mark.covers("http/error-context-length")
 async def test_context_too_long_is_400_and_blames_the_messages(client: httpx.AsyncClient) -> None:
     body = {"messages": [{"role": "user", "content": "x" * 600}]}
     assert await refusal(client, body) == (400, "context_length_exceeded", "messages")
 
 
+@pytest.mark.covers("http/error-no-template")
 async def test_model_without_a_chat_template_is_400() -> None:
     async with client_of(FakeEngine(Script(has_chat_template=False))) as client:
         assert await refusal(client, {"messages": HI}) == (400, "chat_template_unusable", "messages")
 
 
+@pytest.mark.covers("http/error-queue-full")
 @pytest.mark.parametrize(
     ("refused", "code"),
     [

@@ -55,6 +55,7 @@ ANSWERS: list[tuple[dict[str, Any], ChatMessage]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.covers("structured-tools-agents/history-not-judged")
 @pytest.mark.parametrize(("message", "expected"), ANSWERS, ids=lambda value: str(value)[:50])
 async def test_an_earlier_answer_is_taken_as_it_is(message: dict[str, Any], expected: ChatMessage) -> None:
     assert await read(message) == expected
@@ -141,6 +142,7 @@ async def test_what_would_be_lost_is_refused_by_its_place(message: dict[str, Any
     assert f"`{place}" in reply["error"]["message"]
 
 
+@pytest.mark.covers("structured-tools-agents/allowed-tools")
 @pytest.mark.parametrize(
     "choice",
     [

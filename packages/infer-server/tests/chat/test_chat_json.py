@@ -19,6 +19,7 @@ async def chat(client: httpx.AsyncClient, **body: Any) -> Any:
     return reply.json()
 
 
+@pytest.mark.covers("http/chat-completions")
 async def test_chat_completion_is_openais_object(client: httpx.AsyncClient) -> None:
     answer = await chat(client, model="fake-model")
     assert answer.pop("id").startswith("chatcmpl-")
@@ -54,6 +55,7 @@ async def test_answer_can_be_sent_back_as_it_came(client: httpx.AsyncClient) -> 
     await chat(client, messages=[*HI, message, as_clients_keep_it])
 
 
+@pytest.mark.covers("requests/max-tokens-of-chats")
 async def test_answer_is_as_long_as_the_context_leaves_unless_told(
     own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -119,6 +121,7 @@ NEUTRAL = {
 }
 
 
+@pytest.mark.covers("http/neutral-fields")
 async def test_fields_of_openai_at_their_neutral_values_change_nothing(
     own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -136,6 +139,7 @@ async def test_finish_reason_is_openais_word(reason: FinishReason, word: str) ->
         assert (await chat(client))["choices"][0]["finish_reason"] == word
 
 
+@pytest.mark.covers("http/body-priority-and-salt")
 async def test_request_is_its_callers_whatever_salt_it_sends(engine: FakeEngine) -> None:
     async with client_of(engine, ServerSettings(api_key=("one", "two"))) as client:
         for key, salt in (("one", None), ("two", None), ("one", "x"), ("one", None)):

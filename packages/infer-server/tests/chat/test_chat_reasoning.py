@@ -27,6 +27,7 @@ async def post(engine: FakeEngine, **body: Any) -> httpx.Response:
         return await client.post("/v1/chat/completions", json={"messages": HI, **body})
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-fields")
 async def test_reasoning_is_beside_the_content_under_both_names_and_counted() -> None:
     reply = (await post(thinking())).json()
     assert reply["choices"][0]["message"] == {
@@ -39,6 +40,7 @@ async def test_reasoning_is_beside_the_content_under_both_names_and_counted() ->
     assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-fields")
 async def test_reasoning_is_streamed_before_the_content() -> None:
     reply = await post(thinking(), stream=True, stream_options={"include_usage": True})
     *chunks, usage = [data for _, data in sse_events(reply.text)[:-1]]
@@ -79,6 +81,7 @@ SWITCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.covers("structured-tools-agents/reasoning-switches")
 @pytest.mark.parametrize(("body", "variables"), SWITCHES)
 async def test_reasoning_is_switched_by_variables_of_the_template(
     body: dict[str, Any], variables: dict[str, Any]

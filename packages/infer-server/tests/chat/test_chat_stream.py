@@ -39,6 +39,7 @@ async def test_text_that_was_held_back_comes_with_the_end_of_the_choice() -> Non
     assert (token, last) == (({"content": "Hello"}, None), ({"content": " held back"}, "stop"))
 
 
+@pytest.mark.covers("http/chat-chunks")
 async def test_stream_is_role_then_content_per_token_then_the_end_then_done() -> None:
     assert deltas(chunks(await stream())) == [
         ({"role": "assistant", "content": ""}, None),
@@ -49,6 +50,7 @@ async def test_stream_is_role_then_content_per_token_then_the_end_then_done() ->
     ]
 
 
+@pytest.mark.covers("http/chat-chunks")
 async def test_chunks_are_openais_objects_and_share_id_time_and_model() -> None:
     received = chunks(await stream())
     assert all(
@@ -85,6 +87,7 @@ async def test_logprobs_go_with_their_token() -> None:
     assert [entry and [token["token"] for token in entry["content"]] for entry in listed] == [None, ["h"], ["i"], None]
 
 
+@pytest.mark.covers("http/chat-chunks")
 @pytest.mark.parametrize("names", ["always", "negotiated", "never"])
 async def test_events_never_have_names(names: Any) -> None:
     reply = await stream(settings=ServerSettings(sse_event_names=names), accept="text/event-stream", stream=None)

@@ -62,6 +62,7 @@ async def deltas(engine: FakeEngine, **body: Any) -> list[Any]:
     return [(choice["delta"], choice["finish_reason"]) for choice in choices]
 
 
+@pytest.mark.covers("structured-tools-agents/tool-fields")
 async def test_tools_and_the_choice_among_them_reach_the_engine() -> None:
     engine = FakeEngine()
     await choice(engine, tools=[WEATHER, TIME])
@@ -77,6 +78,7 @@ async def test_tools_and_the_choice_among_them_reach_the_engine() -> None:
     assert chosen == [("auto", None, True), ("none", None, False), ("required", "time", True)]
 
 
+@pytest.mark.covers("structured-tools-agents/calls-and-results")
 async def test_calls_and_results_of_a_conversation_reach_the_engine() -> None:
     engine = FakeEngine()
     await choice(engine, messages=[*ASKED, RESULT])
@@ -114,6 +116,7 @@ async def test_an_answer_of_calls_alone_has_null_for_content_and_can_be_sent_bac
     await choice(engine, messages=[*HI, message, *results], tools=[WEATHER, TIME])
 
 
+@pytest.mark.covers("structured-tools-agents/openai-deltas")
 async def test_a_call_begins_with_id_and_name_and_goes_on_with_arguments() -> None:
     received = await deltas(answering(*TWO_CALLS), tools=[WEATHER, TIME])
     ids = [entry.pop("id") for delta, _ in received for entry in delta.get("tool_calls", ()) if "id" in entry]
@@ -144,6 +147,7 @@ REASONS: list[tuple[dict[str, Any], FinishReason, str]] = [
 ]
 
 
+@pytest.mark.covers("structured-tools-agents/openai-deltas")
 @pytest.mark.parametrize(("body", "reason", "expected"), REASONS)
 async def test_finish_reasons_are_openais(body: dict[str, Any], reason: FinishReason, expected: str) -> None:
     engine = answering(*TWO_CALLS, reason=reason)

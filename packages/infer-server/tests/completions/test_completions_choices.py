@@ -24,6 +24,7 @@ async def stream(engine: FakeEngine | None = None, **body: Any) -> list[Any]:
     return [data for _, data in chunks]
 
 
+@pytest.mark.covers("http/body-n")
 async def test_choices_are_numbered_prompt_by_prompt() -> None:
     engine = FakeEngine()
     answer = await complete(engine, prompt=["a", "bc"], n=2, best_of=2, echo=True)
@@ -36,6 +37,7 @@ async def test_choices_are_numbered_prompt_by_prompt() -> None:
     assert [request.params.n for request in engine.requests] == [2, 2]
 
 
+@pytest.mark.covers("http/body-n")
 async def test_usage_counts_a_prompt_once_however_many_choices_it_has() -> None:
     answer = await complete(FakeEngine(Script(num_cached_tokens=1)), prompt=["a", "bc"], n=3)
     assert answer["usage"] == {
@@ -46,6 +48,7 @@ async def test_usage_counts_a_prompt_once_however_many_choices_it_has() -> None:
     }
 
 
+@pytest.mark.covers("http/stream-terminal-event")
 async def test_stream_of_choices_ends_each_once_with_its_own_usage_and_the_total_comes_last() -> None:
     *chunks, total = await stream(prompt=["a", "bc"], n=2, stream_options={"include_usage": True})
     ends = {chunk["choices"][0]["index"]: chunk["usage"] for chunk in chunks if "usage" in chunk}
@@ -54,6 +57,7 @@ async def test_stream_of_choices_ends_each_once_with_its_own_usage_and_the_total
     assert (total["choices"], total["usage"]["prompt_tokens"], total["usage"]["total_tokens"]) == ([], 3, 15)
 
 
+@pytest.mark.covers("http/body-echo")
 @pytest.mark.parametrize("prompt", ["hi", [104, 105]])
 async def test_echo_begins_the_text_with_the_prompt_also_one_of_token_ids(prompt: object) -> None:
     answer = await complete(prompt=prompt, echo=True)
@@ -61,6 +65,7 @@ async def test_echo_begins_the_text_with_the_prompt_also_one_of_token_ids(prompt
     assert answer["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.covers("http/stream-echo")
 async def test_streamed_echo_is_one_chunk_without_a_token_id_before_each_choices_tokens() -> None:
     chunks = await stream(prompt=["hi", "yo"], echo=True)
     for index, prompt in enumerate(["hi", "yo"]):
@@ -69,6 +74,7 @@ async def test_streamed_echo_is_one_chunk_without_a_token_id_before_each_choices
         assert [chunk["token_id"] for chunk in tokens] == [1, 2, 3]
 
 
+@pytest.mark.covers("http/body-logprobs")
 async def test_logprobs_are_lists_side_by_side() -> None:
     answer = await complete(prompt="hi", logprobs=2)
     assert answer["choices"][0]["logprobs"] == {
@@ -83,6 +89,7 @@ async def test_logprobs_are_lists_side_by_side() -> None:
     }
 
 
+@pytest.mark.covers("http/body-echo")
 async def test_logprobs_of_an_echoed_prompt_come_first_and_nothing_precedes_its_first_token() -> None:
     engine = FakeEngine()
     answer = await complete(engine, prompt="hi", logprobs=0, echo=True)
@@ -95,6 +102,7 @@ async def test_logprobs_of_an_echoed_prompt_come_first_and_nothing_precedes_its_
     }
 
 
+@pytest.mark.covers("http/body-logprobs")
 async def test_streamed_logprobs_join_up_to_the_whole_ones() -> None:
     body: dict[str, Any] = {"prompt": "hi", "logprobs": 1, "echo": True}
     whole = (await complete(**body))["choices"][0]["logprobs"]

@@ -40,6 +40,7 @@ WRONG_TYPES = [
 ]
 
 
+@pytest.mark.covers("http/strict-types", "http/error-wrong-type")
 @pytest.mark.parametrize(("body", "param"), WRONG_TYPES)
 async def test_wrong_type_is_400_and_names_the_field(client: httpx.AsyncClient, body: object, param: str) -> None:
     reply = await client.post("/v1/completions", json=body)
@@ -48,12 +49,14 @@ async def test_wrong_type_is_400_and_names_the_field(client: httpx.AsyncClient, 
     assert error_of(reply)["code"] == "invalid_type"
 
 
+@pytest.mark.covers("http/error-missing-field")
 @pytest.mark.parametrize("body", [{}, {"model": "fake-model"}, {"bogus": 1}])
 async def test_missing_prompt_is_400_before_anything_else(client: httpx.AsyncClient, body: object) -> None:
     reply = await client.post("/v1/completions", json=body)
     assert (reply.status_code, error_of(reply)["code"], error_of(reply)["param"]) == (400, "missing_field", "prompt")
 
 
+@pytest.mark.covers("http/error-empty-prompt")
 @pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])
 async def test_empty_prompt_is_400_before_anything_else(client: httpx.AsyncClient, prompt: object) -> None:
     reply = await client.post("/v1/completions", json={"prompt": prompt, "model": "other", "temperature": -1})
@@ -91,6 +94,16 @@ OUT_OF_RANGE = [
 ]
 
 
+@pytest.mark.covers(
+    "http/body-max-tokens",
+    "http/body-sampling",
+    "http/error-out-of-range-completions",
+    "http/limit-n",
+    "http/limit-logprobs",
+    "http/limit-stop-strings",
+    "http/limit-logit-bias",
+    "http/limit-temperature",
+)
 @pytest.mark.parametrize("field", OUT_OF_RANGE, ids=lambda field: next(iter(field)))
 async def test_value_out_of_range_is_422_and_names_the_field(client: httpx.AsyncClient, field: dict[str, Any]) -> None:
     reply = await client.post("/v1/completions", json={"prompt": "x", **field})
@@ -101,6 +114,7 @@ async def test_value_out_of_range_is_422_and_names_the_field(client: httpx.Async
 UNSUPPORTED = [("best_of", 3), ("suffix", "end")]
 
 
+@pytest.mark.covers("http/unsupported-fields")
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
 async def test_what_is_not_done_is_refused_by_name(client: httpx.AsyncClient, name: str, value: object) -> None:
     reply = await client.post("/v1/completions", json={"prompt": "x", name: value})
@@ -109,6 +123,7 @@ async def test_what_is_not_done_is_refused_by_name(client: httpx.AsyncClient, na
     assert "not supported" in error["message"]
 
 
+@pytest.mark.covers("http/unknown-fields", "http/error-out-of-range-completions")
 @pytest.mark.parametrize(
     ("body", "name"), [({"bogus": 1}, "bogus"), ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x")]
 )
@@ -117,12 +132,14 @@ async def test_unknown_field_is_422_by_name(client: httpx.AsyncClient, body: dic
     assert (reply.status_code, error_of(reply)["code"], error_of(reply)["param"]) == (422, "unknown_field", name)
 
 
+@pytest.mark.covers("http/body-model", "http/error-messages", "http/error-model-not-found", "http/nothing-is-fetched")
 async def test_model_that_is_not_served_is_422_and_told_which_is(client: httpx.AsyncClient) -> None:
     reply = await client.post("/v1/completions", json={"prompt": "x", "model": "other"})
     assert (reply.status_code, error_of(reply)["code"]) == (422, "model_not_found")
     assert "fake-model" in error_of(reply)["message"]
 
 
+@pytest.mark.covers("http/served-model-name")
 async def test_served_model_name_takes_the_place_of_the_models_own(engine: FakeEngine) -> None:
     settings = ServerSettings(served_model_name="mine")
     async with client_of(engine, settings) as client:
@@ -131,23 +148,27 @@ async def test_served_model_name_takes_the_place_of_the_models_own(engine: FakeE
     assert (own.status_code, mine.json()["model"]) == (422, "mine")
 
 
+@pytest.mark.covers("http/error-context-length")
 async def test_context_too_long_is_422_in_the_wording_that_agents_parse(client: httpx.AsyncClient) -> None:
     reply = await client.post("/v1/completions", json={"prompt": "x" * 500, "max_tokens": 100})
     assert (reply.status_code, error_of(reply)["code"]) == (422, "context_length_exceeded")
     assert error_of(reply)["message"].startswith("This model's maximum context length is 512 tokens. However, you")
 
 
+@pytest.mark.covers("http/error-token-id")
 async def test_token_id_outside_the_vocabulary_is_422(client: httpx.AsyncClient) -> None:
     reply = await client.post("/v1/completions", json={"prompt": [1, 1000]})
     assert (reply.status_code, error_of(reply)["param"]) == (422, "prompt")
 
 
+@pytest.mark.covers("http/limit-prompts")
 async def test_more_than_2048_prompts_are_422(client: httpx.AsyncClient) -> None:
     accepted = await client.post("/v1/completions", json={"prompt": ["x"] * 2048})
     refused = await client.post("/v1/completions", json={"prompt": ["x"] * 2049})
     assert (accepted.status_code, refused.status_code) == (200, 422)
 
 
+@pytest.mark.covers("http/error-queue-full")
 @pytest.mark.parametrize(
     ("refusal", "code"),
     [
@@ -168,12 +189,14 @@ async def test_full_queue_and_draining_are_503_with_retry_after(
     assert (reply.status_code, error_of(reply)["code"], reply.headers["retry-after"]) == (503, code, "3")
 
 
+@pytest.mark.covers("http/error-empty-prompt")
 async def test_a_prompt_that_tokenizes_to_nothing_is_400(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.refusal = EmptyPromptError()
     reply = await own_client.post("/v1/completions", json={"prompt": "\u200b"})
     assert (reply.status_code, error_of(reply)["code"]) == (400, "empty_prompt")
 
 
+@pytest.mark.covers("http/error-unforeseen")
 async def test_unforeseen_failure_is_500_and_its_cause_goes_to_the_log_alone(
     own_client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

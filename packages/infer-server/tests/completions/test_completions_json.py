@@ -28,6 +28,7 @@ async def complete(client: httpx.AsyncClient, **body: Any) -> Any:
     return reply.json()
 
 
+@pytest.mark.covers("http/completions")
 async def test_completion_is_openais_object(client: httpx.AsyncClient) -> None:
     answer = await complete(client, prompt="hi", model="fake-model")
     assert answer.pop("id").startswith("cmpl-")
@@ -42,6 +43,7 @@ async def test_completion_is_openais_object(client: httpx.AsyncClient) -> None:
     }
 
 
+@pytest.mark.covers("http/body-prompt")
 async def test_prompts_of_a_batch_get_a_choice_each_and_one_usage(
     own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -51,6 +53,7 @@ async def test_prompts_of_a_batch_get_a_choice_each_and_one_usage(
     assert [request.prompt for request in engine.requests] == ["a", "bcd"]
 
 
+@pytest.mark.covers("http/body-prompt")
 @pytest.mark.parametrize(
     ("prompt", "received"),
     [
@@ -67,6 +70,7 @@ async def test_prompt_may_be_text_or_token_ids(
     assert [request.prompt for request in engine.requests] == received
 
 
+@pytest.mark.covers("http/body-sampling")
 async def test_sampling_fields_reach_the_engine(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     sampling = {"max_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1, "min_tokens": 2}
     sampling |= {"presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1}
@@ -76,6 +80,7 @@ async def test_sampling_fields_reach_the_engine(own_client: httpx.AsyncClient, e
     assert engine.requests[0].params == expected
 
 
+@pytest.mark.covers("http/body-priority-and-salt")
 async def test_priority_and_cache_salt_reach_the_engine(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await complete(own_client, prompt=["x", "y"], priority=-3, cache_salt="tenant")
     assert [(request.priority, request.cache_salt) for request in engine.requests] == [(-3, "tenant")] * 2
@@ -88,12 +93,14 @@ async def test_usage_says_how_much_of_the_prompt_was_cached() -> None:
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
+@pytest.mark.covers("requests/max-tokens", "http/body-max-tokens", "http/null-is-default")
 async def test_null_means_the_default(own_client: httpx.AsyncClient, engine: FakeEngine) -> None:
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "seed", "ignore_eos")
     await complete(own_client, prompt="x", **dict.fromkeys(names))
     assert engine.requests[0].params == SamplingParams(max_tokens=128)
 
 
+@pytest.mark.covers("http/neutral-fields")
 async def test_fields_of_openai_at_their_neutral_values_change_nothing(
     own_client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -104,6 +111,7 @@ async def test_fields_of_openai_at_their_neutral_values_change_nothing(
     assert engine.requests[0].params == SamplingParams()
 
 
+@pytest.mark.covers("http/stream-finish-reasons")
 @pytest.mark.parametrize(
     ("reason", "word"),
     [(FinishReason.EOS, "stop"), (FinishReason.STOP, "stop"), (FinishReason.LENGTH, "length")],
@@ -115,6 +123,7 @@ async def test_finish_reason_is_openais_word(reason: FinishReason, word: str) ->
     assert answer["choices"][0]["finish_reason"] == word
 
 
+@pytest.mark.covers("http/stream-when")
 async def test_stream_false_overrules_the_accept_header(client: httpx.AsyncClient) -> None:
     headers = {"Accept": "text/event-stream"}
     reply = await client.post("/v1/completions", json={"prompt": "x", "stream": False}, headers=headers)

@@ -32,6 +32,9 @@ def events(reply: httpx.Response) -> list[tuple[str | None, Any]]:
     return sse_events(reply.text)
 
 
+@pytest.mark.covers(
+    "http/body-model", "http/stream-when", "http/stream-chunks", "http/stream-end", "http/stream-finish-reasons"
+)
 async def test_stream_has_one_event_per_token_then_the_end_then_done() -> None:
     reply = await stream(FakeEngine(), headers=NAMED)
     assert [name for name, _ in events(reply)] == ["token", "token", "token", "done", None]
@@ -51,12 +54,14 @@ async def test_text_that_was_held_back_comes_with_the_end_of_the_choice() -> Non
     assert (token["token"], last["choices"][0]["text"], last["finish_reason"]) == ("Hello", " held back", "eos")
 
 
+@pytest.mark.covers("http/stream-chunks")
 async def test_chunks_of_a_stream_share_id_time_model_and_object() -> None:
     chunks = [data for _, data in events(await stream(FakeEngine(), stream=True))[:-1]]
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
     assert {(chunk["model"], chunk["object"]) for chunk in chunks} == {("fake-model", "text_completion")}
 
 
+@pytest.mark.covers("http/stream-headers")
 async def test_stream_headers_keep_proxies_from_buffering() -> None:
     reply = await stream(FakeEngine(), stream=True)
     assert reply.status_code == 200
@@ -66,6 +71,7 @@ async def test_stream_headers_keep_proxies_from_buffering() -> None:
     assert reply.headers["x-request-id"]
 
 
+@pytest.mark.covers("http/stream-event-names", "http/stream-event-names-flag")
 @pytest.mark.parametrize(
     ("names", "accept", "named"),
     [
@@ -81,6 +87,7 @@ async def test_event_names_go_to_those_who_ask_for_them(names: Any, accept: str,
     assert ("event: " in reply.text) is named
 
 
+@pytest.mark.covers("http/body-stream", "http/stream-include-usage")
 async def test_usage_of_the_whole_request_comes_last_where_asked_for() -> None:
     reply = await stream(FakeEngine(), headers=NAMED, prompt=["a", "b"], stream_options={"include_usage": True})
     name, chunk = events(reply)[-2]
@@ -89,6 +96,7 @@ async def test_usage_of_the_whole_request_comes_last_where_asked_for() -> None:
     assert chunk["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
 
 
+@pytest.mark.covers("http/stream-event-per-token")
 async def test_tokens_of_one_step_get_an_event_each_and_the_text_goes_with_the_last() -> None:
     engine = FakeEngine(Script(steps=(((7, 8, 9), "abc"), ((5,), ""), ((6,), "d")), finish_reason=FinishReason.LENGTH))
     *chunks, last, _ = [data for _, data in events(await stream(engine, stream=True))]
@@ -102,6 +110,7 @@ async def test_tokens_of_one_step_get_an_event_each_and_the_text_goes_with_the_l
     assert (last["finish_reason"], last["choices"][0]["finish_reason"]) == ("length", "length")
 
 
+@pytest.mark.covers("http/stream-event-per-token")
 async def test_choices_of_a_batch_have_their_tokens_in_order_and_one_end_each() -> None:
     chunks = [data for _, data in events(await stream(FakeEngine(), stream=True, prompt=["a", "bcd"]))[:-1]]
     for index, num_prompt_tokens in ((0, 1), (1, 3)):
@@ -117,6 +126,7 @@ async def test_text_cannot_break_out_of_its_event() -> None:
     assert reply.text.count("\n\ndata: [DONE]\n\n") == 1
 
 
+@pytest.mark.covers("http/stream-failure")
 async def test_failure_after_the_start_is_an_error_event_then_done() -> None:
     engine = FakeEngine(Script(failure=RequestFailure(message="It broke.", code="step_failed")))
     *_, (name, data), (_, done) = events(await stream(engine, headers=NAMED))
@@ -148,6 +158,7 @@ async def test_failure_of_one_choice_aborts_the_others() -> None:
     assert engine.streams[1].aborted
 
 
+@pytest.mark.covers("http/stream-finish-reasons")
 async def test_abort_by_the_server_ends_the_choice_with_the_engines_word() -> None:
     engine = FakeEngine(Script(pause_after=1))
     async with open_stream(engine) as lines:
@@ -157,6 +168,7 @@ async def test_abort_by_the_server_ends_the_choice_with_the_engines_word() -> No
     assert done == "data: [DONE]"
 
 
+@pytest.mark.covers("http/stream-ping")
 async def test_idle_stream_gets_comments() -> None:
     engine = FakeEngine(Script(pause_after=1))
     async with open_stream(engine, settings=ServerSettings(sse_ping_interval=0.01)) as lines:

@@ -58,6 +58,7 @@ FIELDS: list[tuple[dict[str, Any], StructuredOutputs]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.covers("structured-tools-agents/structured-outputs", "structured-tools-agents/guided")
 @pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize(("fields", "wanted"), FIELDS, ids=lambda each: str(each)[:40])
 async def test_what_is_asked_for_reaches_the_engine(
@@ -90,6 +91,7 @@ FORMATS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
 ]
 
 
+@pytest.mark.covers("structured-tools-agents/response-format")
 @pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize(("response_format", "wanted"), FORMATS, ids=lambda each: str(each)[:40])
 async def test_openais_response_format(
@@ -118,6 +120,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.covers("structured-tools-agents/structured-outputs")
 @pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize(("fields", "param", "says"), WRONG, ids=lambda each: str(each)[:40])
 async def test_wrong_values_are_refused_by_name(

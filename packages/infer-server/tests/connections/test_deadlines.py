@@ -24,6 +24,7 @@ LATE = {
 }
 
 
+@pytest.mark.covers("command-line-and-library/receive-timeout")
 @pytest.mark.parametrize("name", LATE)
 async def test_request_that_does_not_arrive_whole_in_time_is_408(name: str) -> None:
     engine = FakeEngine()
@@ -35,6 +36,7 @@ async def test_request_that_does_not_arrive_whole_in_time_is_408(name: str) -> N
     assert engine.requests == []
 
 
+@pytest.mark.covers("command-line-and-library/receive-timeout")
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nX: ", POST + b"Content-Length: 100000\r\n\r\n"])
 async def test_dripping_does_not_buy_time(start: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with running_server(FakeEngine(), IMPATIENT) as url:
@@ -83,6 +85,7 @@ async def test_idle_connection_outlives_the_deadline_and_takes_another_request()
         writer.close()
 
 
+@pytest.mark.covers("command-line-and-library/max-connections")
 async def test_connection_over_the_limit_is_503_and_the_others_go_on() -> None:
     engine = FakeEngine(Script(pause_after=1))
     async with (

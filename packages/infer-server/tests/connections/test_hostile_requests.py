@@ -33,6 +33,7 @@ BAD_JSON = {
 }
 
 
+@pytest.mark.covers("http/error-not-json", "http/limit-finite")
 async def test_body_that_is_no_json_object_is_400() -> None:
     async with running_server(FakeEngine()) as url, httpx.AsyncClient(base_url=url) as client:
         replies = {name: await client.post("/v1/completions", content=body) for name, body in BAD_JSON.items()}
@@ -40,6 +41,7 @@ async def test_body_that_is_no_json_object_is_400() -> None:
     assert all(set(reply.json()["error"]) == {"message", "type", "param", "code"} for reply in replies.values())
 
 
+@pytest.mark.covers("http/error-out-of-range-completions", "http/limit-finite")
 async def test_number_that_nothing_can_hold_is_422() -> None:
     async with running_server(FakeEngine()) as url, httpx.AsyncClient(base_url=url) as client:
         for number in (b"1e999", b"-1e999", b"9" * 400, b"9" * 5000):
@@ -56,6 +58,7 @@ async def test_reply_does_not_echo_what_was_sent_at_length(name: str) -> None:
     assert len(reply.content) < 1500
 
 
+@pytest.mark.covers("http/error-body-size")
 @pytest.mark.parametrize("excess", [1, 90_000, 400_000])
 async def test_body_over_the_limit_is_413_even_while_the_client_is_sending(excess: int) -> None:
     limit = ServerSettings(max_body_size="30KB")
@@ -66,6 +69,7 @@ async def test_body_over_the_limit_is_413_even_while_the_client_is_sending(exces
     assert fits.status_code == 200
 
 
+@pytest.mark.covers("http/error-body-size")
 async def test_body_over_the_limit_is_413_without_an_announced_length() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(40):

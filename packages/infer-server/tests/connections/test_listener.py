@@ -18,6 +18,7 @@ def test_url_is_one_that_a_client_on_this_machine_can_open() -> None:
         assert url_of(listener).startswith("http://127.0.0.1:")
 
 
+@pytest.mark.covers("models/port-listens-after-loading", "http/ready-while-loading")
 def test_bound_port_is_taken_though_nothing_listens_yet() -> None:
     with bind_listener("127.0.0.1", 0) as first, pytest.raises(AddressUnusableError, match="is in use"):
         bind_listener("127.0.0.1", first.getsockname()[1])

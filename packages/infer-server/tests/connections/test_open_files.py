@@ -5,6 +5,7 @@ import resource
 import socket
 
 import httpx
+import pytest
 
 from infer_server.testing import server_process
 
@@ -35,6 +36,7 @@ def test_without_files_it_accepts_nobody_goes_on_with_those_it_has_and_recovers(
         assert status == 200
 
 
+@pytest.mark.covers("command-line-and-library/max-connections")
 def test_own_limit_is_raised_to_what_the_connections_need() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with server_process("--max-connections", "500", setup=limited_to(64, hard)) as server:

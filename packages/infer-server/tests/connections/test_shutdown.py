@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 
 from infer_server import ServerSettings
 from infer_server.connections.listener import bind_listener, url_of
@@ -57,6 +58,7 @@ async def test_idle_server_ends_at_once_with_exit_code_0() -> None:
         assert await ended == 0
 
 
+@pytest.mark.covers("http/sigterm-drains")
 async def test_first_signal_lets_running_requests_finish_and_takes_no_others() -> None:
     engine = FakeEngine(HELD)
     async with serving(engine) as (url, ended), open_stream(url) as lines:
@@ -72,6 +74,7 @@ async def test_first_signal_lets_running_requests_finish_and_takes_no_others() -
     assert not engine.streams[0].aborted
 
 
+@pytest.mark.covers("http/shutdown-timeout")
 async def test_requests_that_outlast_the_timeout_are_cut_short_and_told() -> None:
     engine = FakeEngine(HELD)
     async with serving(engine, shutdown_timeout=0.05) as (url, ended), open_stream(url) as lines:
@@ -114,6 +117,7 @@ async def test_an_engine_that_dies_while_draining_is_exit_code_1() -> None:
         assert await ended == 1
 
 
+@pytest.mark.covers("http/dead-engine")
 async def test_dead_engine_fails_its_streams_and_ends_the_server_with_exit_code_1() -> None:
     engine = FakeEngine(HELD)
     async with serving(engine) as (url, ended), open_stream(url) as lines:

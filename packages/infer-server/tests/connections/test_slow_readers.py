@@ -33,6 +33,7 @@ def unread_socket(url: str, **body: object) -> socket.socket:
     return client
 
 
+@pytest.mark.covers("command-line-and-library/write-timeout")
 async def test_stream_that_is_left_unread_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine(LONG)
     async with running_server(engine, IMPATIENT) as url:
@@ -65,6 +66,7 @@ async def test_whole_answer_that_is_left_unread_is_cut_off() -> None:
     assert 0 < received < 16_000_000
 
 
+@pytest.mark.covers("command-line-and-library/write-timeout")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_slow_reader_who_goes_on_reading_gets_everything(stream: bool) -> None:  # noqa: FBT001 - a parameter of the test
     engine = FakeEngine(SHORT)

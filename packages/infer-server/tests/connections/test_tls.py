@@ -38,6 +38,7 @@ def context_of(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.covers("command-line-and-library/tls")
 async def test_requests_and_streams_are_served_over_tls(authority: trustme.CA, settings: ServerSettings) -> None:
     engine = FakeEngine(Script(steps=tuple(((1,), "a" * 1000) for _ in range(300))))
     async with (
@@ -88,6 +89,7 @@ def must_not_build(config: EngineConfig) -> Engine:
     raise AssertionError(config)
 
 
+@pytest.mark.covers("command-line-and-library/tls")
 @pytest.mark.parametrize("case", ["missing", "a folder", "no PEM", "swapped", "of another", "encrypted"])
 def test_certificate_that_cannot_be_used_is_exit_code_2_before_the_model_loads(
     case: str, authority: trustme.CA, settings: ServerSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]

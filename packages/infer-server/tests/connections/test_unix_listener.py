@@ -17,6 +17,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "infer.sock"
 
 
+@pytest.mark.covers("command-line-and-library/uds")
 def test_owner_and_group_may_connect_and_nothing_is_left_behind(path: Path) -> None:
     with unix_listener(str(path)):
         assert stat.filemode(path.stat().st_mode) == "srw-rw----"
@@ -69,6 +70,7 @@ def test_folder_is_refused_and_left_as_it_is(path: str, tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.covers("command-line-and-library/uds")
 def test_command_serves_on_it_and_removes_it_at_the_end(path: Path) -> None:
     with server_process("--uds", str(path), "--log-level", "warning") as server:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:

@@ -42,6 +42,7 @@ SOUND_MESSAGES = st.lists(
 )
 
 
+@pytest.mark.covers("http/strict-types")
 @given(objects(CompletionBody, prompt=st.text(min_size=1)), st.text(min_size=1))
 def test_any_completion_is_taken_or_refused(fields: dict[str, Any], prompt: str) -> None:
     with suppress(ApiError):
@@ -63,6 +64,7 @@ def test_any_value_of_one_field_of_a_chat_is_taken_or_refused(name: str, value: 
         assert chat_request(decode_body(json.dumps(sound).encode(), ChatBody), served_model="m").params.n
 
 
+@pytest.mark.covers("http/error-object")
 @pytest.mark.parametrize("struct", [CompletionBody, ChatBody, TokenizeBody, DetokenizeBody])
 @given(body=st.binary())
 def test_any_bytes_are_taken_or_refused(struct: type[msgspec.Struct], body: bytes) -> None:

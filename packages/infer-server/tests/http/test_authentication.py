@@ -33,6 +33,7 @@ async def routes_of(settings: ServerSettings) -> dict[str, set[str]]:
     return {route.path: {str(method) for method in route.methods} for route in scope["litestar_app"].routes}
 
 
+@pytest.mark.covers("http/error-api-key", "http/api-keys-guard")
 async def test_every_route_but_the_open_ones_needs_a_key() -> None:
     routes = await routes_of(GUARDED)
     assert {"/v1/completions", "/v1/models", "/version", "/schema", "/health"} <= set(routes)
@@ -51,6 +52,7 @@ async def test_paths_that_no_route_has_need_a_key_too(path: str) -> None:
         assert (await client.get(path)).status_code == 401
 
 
+@pytest.mark.covers("http/api-keys")
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 async def test_any_of_the_keys_lets_in(key: str, scheme: str) -> None:
@@ -59,6 +61,7 @@ async def test_any_of_the_keys_lets_in(key: str, scheme: str) -> None:
         assert (await client.get("/nothing")).status_code == 404
 
 
+@pytest.mark.covers("http/error-api-key")
 @pytest.mark.parametrize(
     "credentials", [b"", b"Bearer", b"Bearer ", b"first-key", b"Basic first-key", b"Bearer first-ke", b"Bearer \xff"]
 )

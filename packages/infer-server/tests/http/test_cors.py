@@ -33,6 +33,7 @@ async def test_preflight_passes_without_a_key_and_allows_what_was_asked_for() ->
     assert reply.headers["vary"] == "origin"
 
 
+@pytest.mark.covers("http/cors")
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status"),
     [
@@ -69,6 +70,7 @@ async def test_star_is_every_origin() -> None:
             assert (await client.get("/health", headers=headers)).headers["access-control-allow-origin"] == "*"
 
 
+@pytest.mark.covers("http/cors")
 @pytest.mark.parametrize("origin", ["https://example.com.evil", "http://example.com", "https://a.example.com", "null"])
 async def test_other_origins_are_not_allowed(origin: str) -> None:
     async with client_of(ORIGIN) as client:
@@ -80,6 +82,7 @@ async def test_other_origins_are_not_allowed(origin: str) -> None:
     assert all(reply.headers["vary"] == "origin" for reply in replies)
 
 
+@pytest.mark.covers("http/cors")
 async def test_without_origins_no_page_may_call() -> None:
     async with client_of() as client:
         for reply in (

@@ -23,6 +23,7 @@ async def open_request(url: str, **body: object) -> tuple[asyncio.StreamReader, 
     return reader, writer
 
 
+@pytest.mark.covers("http/abort-of-streams")
 async def test_client_that_leaves_a_stream_has_its_request_aborted() -> None:
     engine = FakeEngine(HELD)
     async with running_server(engine) as url:
@@ -33,6 +34,7 @@ async def test_client_that_leaves_a_stream_has_its_request_aborted() -> None:
     assert engine.streams[0].aborted
 
 
+@pytest.mark.covers("http/abort-of-streams")
 async def test_client_that_leaves_before_the_first_token_has_its_request_aborted() -> None:
     engine = FakeEngine(Script(pause_after=0))
     async with running_server(engine) as url:
@@ -43,6 +45,7 @@ async def test_client_that_leaves_before_the_first_token_has_its_request_aborted
     assert engine.streams[0].aborted
 
 
+@pytest.mark.covers("http/abort-without-streaming")
 async def test_client_that_leaves_without_streaming_has_its_request_aborted() -> None:
     engine = FakeEngine(HELD)
     async with running_server(engine) as url:

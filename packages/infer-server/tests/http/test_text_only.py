@@ -52,6 +52,7 @@ def beside_text(part: dict[str, Any], *, text: str = "text") -> list[Any]:
     return [{"role": "user", "content": "Hi"}, {"role": "user", "content": asked}]
 
 
+@pytest.mark.covers("http/parts-that-are-no-text")
 @pytest.mark.parametrize("part", CHAT_PARTS, ids=type_of)
 async def test_a_chat_with_a_part_that_is_no_text_is_refused(engine: FakeEngine, part: dict[str, Any]) -> None:
     async with running_server(engine) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-") as client:
@@ -62,6 +63,7 @@ async def test_a_chat_with_a_part_that_is_no_text_is_refused(engine: FakeEngine,
     assert engine.requests == []
 
 
+@pytest.mark.covers("http/parts-that-are-no-text")
 @pytest.mark.parametrize("part", RESPONSE_PARTS, ids=type_of)
 async def test_a_response_to_a_part_that_is_no_text_is_refused(engine: FakeEngine, part: dict[str, Any]) -> None:
     async with running_server(engine) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-") as client:
@@ -76,6 +78,7 @@ async def test_a_response_to_a_part_that_is_no_text_is_refused(engine: FakeEngin
     assert engine.requests == []
 
 
+@pytest.mark.covers("http/parts-that-are-no-text")
 @pytest.mark.parametrize("block", BLOCKS, ids=type_of)
 async def test_a_message_with_a_block_that_is_no_text_is_refused(engine: FakeEngine, block: dict[str, Any]) -> None:
     async with running_server(engine) as url, anthropic.AsyncAnthropic(base_url=url, api_key="-") as client:

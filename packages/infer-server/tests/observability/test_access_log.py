@@ -43,6 +43,7 @@ def client() -> httpx.AsyncClient:
     return client
 
 
+@pytest.mark.covers("command-line-and-library/access-log")
 @pytest.mark.parametrize(
     ("method", "path", "content", "status"),
     [
@@ -105,6 +106,7 @@ async def test_probes_are_below_info(client: httpx.AsyncClient, caplog: Records,
     assert [(line.levelname, line.path) for line in lines(caplog)] == [("DEBUG", path)]
 
 
+@pytest.mark.covers("command-line-and-library/access-log")
 async def test_access_log_can_be_off_while_metrics_go_on(caplog: Records) -> None:
     async with client_of(create_app(FakeEngine(), settings=ServerSettings(access_log=False))) as client:
         await client.get("/version")
@@ -183,6 +185,7 @@ async def test_no_log_has_a_prompt(caplog: Records) -> None:
     assert not any(MARKER in formatter("json").format(record) for record in caplog.records)
 
 
+@pytest.mark.covers("command-line-and-library/access-log")
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_prompts_are_logged_if_asked_for(caplog: Records, *, wanted: bool) -> None:
     engine = observed()

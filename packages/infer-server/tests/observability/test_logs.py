@@ -122,6 +122,7 @@ def test_second_copies_of_messages_in_colour_are_left_out(log_format: LogFormat)
     assert "color" not in formatter(log_format).format(record("x", color_message="y"))
 
 
+@pytest.mark.covers("command-line-and-library/log-level-and-format")
 @pytest.mark.parametrize(("level", "num_lines"), [("info", 1), ("warning", 0)])
 def test_only_what_is_as_grave_as_the_level_is_logged(level: str, num_lines: int) -> None:
     with server_process("--log-level", level) as server:
@@ -131,6 +132,7 @@ def test_only_what_is_as_grave_as_the_level_is_logged(level: str, num_lines: int
     assert num_lines or not errors
 
 
+@pytest.mark.covers("command-line-and-library/log-level-and-format")
 def test_server_logs_nothing_but_objects_if_asked_for_json() -> None:
     with server_process("--log-format", "json", interpreter_flags=("-W", "always")) as server:
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})

@@ -100,6 +100,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.covers("http/metrics", "http/metric-names")
 def test_metrics_have_the_names_types_and_labels_that_dashboards_know() -> None:
     text, content_type = metrics_of(FakeEngine()).exposition("*/*")
     assert content_type.startswith("text/plain; version=0.0.4")
@@ -167,6 +168,7 @@ def test_engines_numbers_are_those_of_the_moment() -> None:
     assert (value("iteration_tokens_total_sum"), value("iteration_tokens_total_count")) == (90, 8)
 
 
+@pytest.mark.covers("replicas/metrics")
 def test_replicas_have_numbers_of_their_own() -> None:
     engine = FakeEngine()
     engine.stats = EngineStats(

@@ -60,6 +60,7 @@ def attributes(span: Span) -> dict[str, str]:
     return {one.key: one.value.string_value or str(one.value.int_value) for one in span.attributes}
 
 
+@pytest.mark.covers("command-line-and-library/traces")
 async def test_collector_gets_a_span_for_each_request_by_the_end_of_the_server(collector: Collector) -> None:
     settings = ServerSettings(otlp_traces_endpoint=collector.url)
     async with running_server(FakeEngine(), settings) as url, httpx.AsyncClient(base_url=url) as client:
@@ -92,6 +93,7 @@ async def test_spans_continue_the_clients_trace(collector: Collector) -> None:
     assert (span.trace_id, span.parent_span_id) == (b"\xab" * 16, b"\xcd" * 8)
 
 
+@pytest.mark.covers("command-line-and-library/traces")
 async def test_collector_that_is_away_harms_no_request() -> None:
     settings = ServerSettings(otlp_traces_endpoint="http://127.0.0.1:9")
     async with running_server(FakeEngine(), settings) as url, httpx.AsyncClient(base_url=url) as client:

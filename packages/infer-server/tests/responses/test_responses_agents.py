@@ -38,6 +38,7 @@ def test_there_are_requests_of_two_agents() -> None:
     assert [path.stem for path in REQUESTS] == ["responses_codex", "responses_opencode"]
 
 
+@pytest.mark.covers("structured-tools-agents/coding-agents")
 @pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)
 async def test_a_request_of_an_agent_is_answered(path: Path) -> None:
     events, _ = await events_for(read_request(path))

@@ -54,6 +54,7 @@ async def answer_of(client: openai.AsyncOpenAI, items: list[Any], *, streams: bo
         return await stream.get_final_response()
 
 
+@pytest.mark.covers("structured-tools-agents/responses")
 @pytest.mark.parametrize("streams", [False, True])
 async def test_an_agent_calls_two_tools_and_gets_its_answer(*, streams: bool) -> None:
     engine = FakeEngine(scripts=LOOP)

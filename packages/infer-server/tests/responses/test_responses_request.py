@@ -191,6 +191,7 @@ async def test_other_fields_of_openai_and_unknown_ones_have_no_effect(name: str)
 STATEFUL: dict[str, Any] = {"previous_response_id": "resp_1", "conversation": {"id": "conv_1"}}
 
 
+@pytest.mark.covers("structured-tools-agents/stateless")
 @pytest.mark.parametrize("name", STATEFUL)
 async def test_what_needs_state_is_400_and_says_to_send_the_whole_input(name: str) -> None:
     reply = await post(FakeEngine(), **{name: STATEFUL[name]})

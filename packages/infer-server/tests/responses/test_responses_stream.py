@@ -55,6 +55,7 @@ async def stream(engine: FakeEngine, *, accept: str = "*/*", **body: Any) -> lis
     return [data for _, data in events]
 
 
+@pytest.mark.covers("structured-tools-agents/responses")
 async def test_events_are_openais_in_openais_order() -> None:
     events = await stream(answering(*ANSWER))
     shown = [(data["type"].removeprefix("response."), data.get("output_index"), data.get("delta")) for data in events]
