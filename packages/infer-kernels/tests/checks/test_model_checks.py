@@ -235,9 +235,9 @@ def test_biases_that_are_left_out_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_quantized_weights_with_wrong_values_fail(monkeypatch: pytest.MonkeyPatch, op: str, function: str) -> None:
-    module, _, name = f"infer_kernels.{function}".rpartition(".")
-    right = getattr(importlib.import_module(module), name)
-    monkeypatch.setattr(f"{module}.{name}", partial(a_hundredth_more, right))
+    path, _, name = f"infer_kernels.{function}".rpartition(".")
+    module = importlib.import_module(path)
+    monkeypatch.setattr(module, name, partial(a_hundredth_more, getattr(module, name)))
     assert failing(QUANTIZED) == {op}
 
 
