@@ -5,7 +5,7 @@ import torch
 
 from infer_kernels import linear, linear_invariant
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.linear.quantized import linear_dequantized
+from infer_kernels.linear.quantized import linear_dequantized, multiply
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference
 from infer_kernels.quantization import Encoding
 
@@ -40,7 +40,7 @@ def test_few_rows_and_invariant_layers_are_not_dequantized(monkeypatch: pytest.M
         calls.append(1)
         return real(*args, **kwargs)  # type: ignore[arg-type] # passed on as they are
 
-    monkeypatch.setattr("infer_kernels.linear.quantized.multiply.linear_dequantized", count)
+    monkeypatch.setattr(multiply, "linear_dequantized", count)
     monkeypatch.setattr(linear_dequantized, "LEAST_ROWS", 4)
     weight = random_quantized(8, 32, encoding="int4", group_size=32)
     x = torch.randn(4, 32).bfloat16()

@@ -13,6 +13,7 @@ from torch import Tensor
 from infer_kernels import quantize_int4, quantize_int8
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import PackedQuantizedExperts, PackedQuantizedWeight
+from infer_kernels.linear.quantized import multiply
 from infer_models import CausalLM, CausalView, CheckpointError, load_model, save_model
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_quantized, save_tiny
@@ -163,7 +164,7 @@ def test_a_quantized_model_cannot_be_saved(tmp_path: Path) -> None:
 
 def test_what_no_kernel_multiplies_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny("llama", tmp_path)
-    monkeypatch.setattr("infer_kernels.linear.quantized.multiply.library", lambda _: None)
+    monkeypatch.setattr(multiply, "library", lambda _: None)
     with pytest.raises(ValueError, match=r"`quantization` is `int8`, but no kernel for cpu .* use `auto`"):
         load(tmp_path, "int8")
 
@@ -180,7 +181,7 @@ def test_without_kernels_a_quantized_checkpoint_is_dequantized_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A checkpoint loads everywhere; what that costs is said."""
-    monkeypatch.setattr("infer_kernels.linear.quantized.multiply.library", lambda _: None)
+    monkeypatch.setattr(multiply, "library", lambda _: None)
     save_quantized(tmp_path, "gptq")
     with caplog.at_level(logging.WARNING, logger="infer_models"):
         model = load(tmp_path, "auto")
