@@ -24,6 +24,7 @@ from cyclopts import App, Group, Parameter
 
 from infer_engine.protocol import Engine, EngineConfig, EngineStartError
 from infer_engine.protocol.config import DType, KVCacheDType, Quantization
+from infer_engine.protocol.doctor import DoctorRequest
 from infer_server.banner import banner
 from infer_server.command import discard_unwritable_output, print_if_possible, run_command, with_environment_keys
 from infer_server.connections.garbage import rare_collections
@@ -116,16 +117,10 @@ def _examine(
         raise EngineStartError(f"`timeout` is {timeout}; it must be a positive number of seconds.")
     from infer_server.doctor.command import run_doctor  # noqa: PLC0415 - not for `--help`
 
-    return run_doctor(
-        model=model,
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        timeout_s=timeout,
-        print_json=print_json,
-        out=out,
+    request = DoctorRequest(
+        model=model, device=device, dtype=dtype, seconds=0.0, quantization=quantization, kv_cache_dtype=kv_cache_dtype
     )
+    return run_doctor(request, timeout_s=timeout, print_json=print_json, out=out)
 
 
 def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine: EngineFactory | None) -> int:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from infer_engine.protocol.doctor import DoctorRequest
 from infer_server.command import ReportUnwritableError, print_if_possible
 from infer_server.doctor.parts import examine
 from infer_server.doctor.report import HEADER, PartResult, as_json, closing, rows, unfinished
@@ -10,18 +11,8 @@ EXIT_FAILED = 1
 EXIT_UNFINISHED = 3
 
 
-def run_doctor(
-    *,
-    model: str | None,
-    device: str,
-    dtype: str,
-    quantization: str,
-    kv_cache_dtype: str,
-    timeout_s: float | None,
-    print_json: bool,
-    out: Path | None,
-) -> int:
-    """Examine and print; write the report to `out` too if it is given. Return the exit code.
+def run_doctor(request: DoctorRequest, *, timeout_s: float | None, print_json: bool, out: Path | None) -> int:
+    """Examine what `request` says, and print; write the report to `out` too if it is given. Return the exit code.
 
     It is 1 if something failed, else 3 if there was too little time for a part, else 0.
 
@@ -36,15 +27,7 @@ def run_doctor(
 
     if not print_json:
         print_if_possible(HEADER)
-    report = examine(
-        model=model,
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        timeout_s=timeout_s,
-        on_part=show,
-    )
+    report = examine(request, timeout_s=timeout_s, on_part=show)
     text = as_json(report)
     print_if_possible(text if print_json else f"\n{closing(report)}")
     _write(out, f"{text}\n")

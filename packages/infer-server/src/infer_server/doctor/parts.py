@@ -42,23 +42,15 @@ MAX_PROCESSES = 16
 
 
 def examine(
+    request: DoctorRequest,
     *,
-    model: str | None,
-    device: str,
-    dtype: str,
-    quantization: str = "auto",
-    kv_cache_dtype: str = "auto",
     timeout_s: float | None = None,
     on_part: Callable[[PartResult], None] = lambda _: None,
 ) -> Report:
     """Run all parts, one after another, and return the report, without secrets.
 
     Args:
-        model: as for `EngineConfig`.
-        device: as for `EngineConfig`.
-        dtype: as for `EngineConfig`.
-        quantization: as for `EngineConfig`.
-        kv_cache_dtype: as for `EngineConfig`.
+        request: what each part examines; the time of each is made of `timeout_s`.
         timeout_s: seconds for everything; None: `CPU_TIMEOUT_S` or `GPU_TIMEOUT_S`, as the first part finds.
         on_part: called with each part when it is done.
     """
@@ -70,22 +62,21 @@ def examine(
         for part in PARTS:
             started_s = time.monotonic()
             deadline_s = began_s + part.ends_at * (timeout_s or _default_timeout_s(facts))
-            request = DoctorRequest(
-                model=model,
-                device=device,
-                dtype=dtype,
-                seconds=max(0.0, deadline_s - started_s - part.margin_s),
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-            )
+            seconds = max(0.0, deadline_s - started_s - part.margin_s)
+            limited = msgspec.structs.replace(request, seconds=seconds)
             num_processes = _num_processes(facts) if part.name == "kernels" else 1
-            found = list(_run_processes(part.name, request, num_processes, Path(folder), deadline_s))
+            found = list(_run_processes(part.name, limited, num_processes, Path(folder), deadline_s))
             result = join(part.name, found, seconds=time.monotonic() - started_s, redactor=redactor)
             facts |= result.details
             results.append(result)
             on_part(result)
-    cleaned_model = redactor.clean(model)
-    return make_report(results, seconds=time.monotonic() - began_s, model=cleaned_model, device=device, dtype=dtype)
+    return make_report(
+        results,
+        seconds=time.monotonic() - began_s,
+        model=redactor.clean(request.model),
+        device=request.device,
+        dtype=request.dtype,
+    )
 
 
 def join(name: PartName, found: Sequence[ProcessResult], *, seconds: float, redactor: Redactor) -> PartResult:
