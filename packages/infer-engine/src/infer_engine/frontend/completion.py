@@ -2,18 +2,8 @@
 
 from dataclasses import dataclass
 
-from infer_engine.protocol import (
-    ChatPrompt,
-    ContentDelta,
-    ContentWasReasoning,
-    FinishReason,
-    ReasoningDelta,
-    RequestFailure,
-    StepOutput,
-    TokenLogprob,
-    ToolCallDelta,
-    answer_deltas,
-)
+from infer_engine.protocol import ChatPrompt, FinishReason, RequestFailure, StepOutput, TokenLogprob
+from infer_engine.protocol.answers import AnswerBuilder
 
 Prompt = str | list[int]
 
@@ -69,29 +59,14 @@ class CompletionBuilder:
         """Start completion `index` of `prompt`, empty."""
         self._prompt = prompt
         self._index = index
-        self._texts: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[tuple[str, list[str]]] = []  # name, and pieces of the arguments
+        self._answer = AnswerBuilder()
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
-        self._last: StepOutput | None = None
 
     def add(self, output: StepOutput) -> None:
         """Add the next output."""
-        self._last = output
-        for delta in answer_deltas(output):
-            match delta:
-                case ContentDelta(text=text):
-                    self._texts.append(text)
-                case ContentWasReasoning():
-                    self._reasoning, self._texts = [*self._reasoning, *self._texts], []
-                case ReasoningDelta(text=text):
-                    self._reasoning.append(text)
-                case ToolCallDelta(name=str(name)):
-                    self._calls.append((name, [delta.arguments]))
-                case ToolCallDelta():
-                    self._calls[delta.index][1].append(delta.arguments)
+        self._answer.take(output)
         self._token_ids += output.token_ids
         if output.logprobs is not None:
             if self._logprobs is None:
@@ -102,20 +77,20 @@ class CompletionBuilder:
 
     def build(self) -> Completion:
         """Return the completion; its last output must have been added."""
-        assert self._last is not None
-        assert self._last.finished
+        last = self._answer.last
+        assert last.finished
         return Completion(
             prompt=self._prompt,
             index=self._index,
-            text="".join(self._texts),
-            reasoning="".join(self._reasoning),
-            tool_calls=[GeneratedCall(name=name, arguments="".join(pieces)) for name, pieces in self._calls],
+            text=self._answer.text_of("text"),
+            reasoning=self._answer.text_of("reasoning"),
+            tool_calls=[GeneratedCall(name=call.name, arguments=call.text) for call in self._answer.calls],
             token_ids=self._token_ids,
-            finish_reason=self._last.finish_reason,
-            stop_reason=self._last.stop_reason,
-            error=self._last.error,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            error=last.error,
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
-            num_prompt_tokens=self._last.num_prompt_tokens,
-            num_cached_tokens=self._last.num_cached_tokens,
+            num_prompt_tokens=last.num_prompt_tokens,
+            num_cached_tokens=last.num_cached_tokens,
         )

@@ -7,13 +7,12 @@ import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.api.fields import described
-from infer_server.api.history import read_arguments, with_call_ids
+from infer_server.api.history import check_number, read_arguments, with_call_ids
 from infer_server.api.system_texts import without_billing_header
 from infer_server.api.validation import no_text, out_of_range
 from infer_server.errors import ApiError, missing, shorten
 from infer_server.http.places import validation_error
 
-MAX_MESSAGES = 2048
 _ROLES = ("user", "assistant", "system")
 _DROPPED_ENDINGS = ("_tool_use", "_tool_result")
 
@@ -49,10 +48,7 @@ def conversation_of(system: SystemField, messages: list[MessageField]) -> tuple[
     Raises:
         ApiError: 400: no message or too many, an unknown role, a block that is not supported or incomplete.
     """
-    if not messages:
-        raise ApiError(400, "`messages` is empty; send at least one message.", code="empty_prompt", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise out_of_range("messages", f"`messages` has {len(messages)} messages; send at most {MAX_MESSAGES}.")
+    check_number(messages)
     said = _system_text(system, "system")
     first = [ChatMessage(role="system", content=said)] if said else []
     rest = (each for index, message in enumerate(messages) for each in _of_message(message, f"messages[{index}]"))

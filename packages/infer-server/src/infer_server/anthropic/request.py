@@ -7,30 +7,19 @@ from typing import Annotated, Any
 
 import msgspec
 
-from infer_engine.protocol import (
-    ChatPrompt,
-    GenerateRequest,
-    InvalidRequestError,
-    SamplingParams,
-    StructuredOutputs,
-    Tool,
-)
+from infer_engine.protocol import ChatPrompt, GenerateRequest, StructuredOutputs, Tool
 from infer_engine.protocol.chat import ToolChoice
 from infer_engine.protocol.sampling import MAX_STOP_STRINGS
-from infer_server.anthropic.content import (
-    MAX_MESSAGES,
-    MessageField,
-    SystemField,
-    check_continued,
-    conversation_of,
-)
+from infer_server.anthropic.content import MessageField, SystemField, check_continued, conversation_of
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.foreign_fields import ForeignFields, check_foreign
-from infer_server.api.shared_fields import ModelId, StopString, Temperature, TopK, TopP
-from infer_server.api.thinking import MAX_EFFORT_CHARACTERS
+from infer_server.api.history import MAX_MESSAGES
+from infer_server.api.sampling_fields import StopString, Temperature, TopK, TopP, sampling_params
+from infer_server.api.shared_fields import ModelId
+from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, checked_effort
 from infer_server.api.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
-from infer_server.api.validation import check_model, out_of_range, refused_format, refused_value, unsupported
-from infer_server.errors import ApiError, missing, shorten
+from infer_server.api.validation import check_model, out_of_range, unsupported
+from infer_server.errors import missing, shorten
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -117,20 +106,13 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
     """
     prompt = prompt_of(body, served_model=served_model)
     check_foreign(body)
-    given = {
-        name: value
-        for name, value in (("temperature", body.temperature), ("top_p", body.top_p), ("top_k", body.top_k))
-        if value is not None
-    }
-    try:
-        params = SamplingParams(
-            max_tokens=body.max_tokens,
-            stop=tuple(body.stop_sequences or ()),
-            structured_outputs=_structured_outputs(body),
-            **given,  # type: ignore[arg-type]  # of several types
-        )
-    except ValueError as error:
-        raise refused_value(error, names={"stop": "stop_sequences"}) from None
+    params = sampling_params(
+        body,
+        names={"stop": "stop_sequences"},
+        max_tokens=body.max_tokens,
+        stop=tuple(body.stop_sequences or ()),
+        structured_outputs=_structured_outputs(body),
+    )
     return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
 
 
@@ -170,12 +152,11 @@ def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
     )
 
 
-def refusal_of(error: InvalidRequestError, *, body: MessagesBody) -> ApiError | None:
-    """Return the error for a format or for tools that the engine refuses, under their names here; None for others."""
-    if error.param != "structured_outputs":
-        return None
-    place, _ = _format_of(body)
-    return refused_format(error.message, path=f"{place}.schema" if place else "tools")
+def format_of(body: MessagesBody) -> tuple[str, OutputFormat | None]:
+    """Return the name of the field that says what the text looks like, and its value; "" and None without one."""
+    if body.output_config is not None and body.output_config.format is not None:
+        return "output_config.format", body.output_config.format
+    return ("output_format", body.output_format) if body.output_format else ("", None)
 
 
 def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
@@ -183,15 +164,9 @@ def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if body.thinking is not None:
         variables["enable_thinking"] = _THINKING.get(body.thinking.type, True)
-    effort = body.output_config.effort if body.output_config else None
-    if effort is None:
-        return variables
-    if not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
-        raise out_of_range(
-            "output_config.effort",
-            f"`output_config.effort` has {len(effort)} characters; send a word such as `low` or `high`.",
-        )
-    return {**variables, "reasoning_effort": effort}
+    given = body.output_config.effort if body.output_config else None
+    effort = checked_effort(given, name="output_config.effort", words="`low` or `high`")
+    return variables if effort is None else {**variables, "reasoning_effort": effort}
 
 
 def _tools(fields: list[ToolField]) -> tuple[Tool, ...]:
@@ -207,16 +182,9 @@ def _tools(fields: list[ToolField]) -> tuple[Tool, ...]:
 
 
 def _structured_outputs(body: MessagesBody) -> StructuredOutputs | None:
-    place, wanted = _format_of(body)
+    place, wanted = format_of(body)
     if wanted is None:
         return None
     if wanted.type != "json_schema" or wanted.schema is None:
         raise out_of_range(place, f"`{place}` must be of type `json_schema` and have a `schema`; send both.")
     return StructuredOutputs(json=wanted.schema)
-
-
-def _format_of(body: MessagesBody) -> tuple[str, OutputFormat | None]:
-    """Return the name of the field that says what the text looks like, and its value; "" and None without one."""
-    if body.output_config is not None and body.output_config.format is not None:
-        return "output_config.format", body.output_config.format
-    return ("output_format", body.output_format) if body.output_format else ("", None)

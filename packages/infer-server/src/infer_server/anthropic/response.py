@@ -1,23 +1,26 @@
-"""The answers of `/v1/messages`: Anthropic's message, and the events that make one up."""
+"""The answers of `/v1/messages`: Anthropic's message, and the events that make one up.
+
+```
+message_start, ping
+  of each block: content_block_start
+                   content_block_delta, ...    (more of its text, of its thinking, or of its JSON)
+                 content_block_stop
+message_delta, message_stop
+```
+"""
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Iterator
-from typing import Literal, NoReturn
+from collections.abc import AsyncGenerator
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from infer_engine.protocol import FinishReason, RequestStream, StepOutput
+from infer_engine.protocol.answers import AnswerBlock, AnswerBuilder, BlockEvent, BlockKind
 from infer_server.anthropic.errors import error_event
-from infer_server.api.answer_blocks import (
-    AnswerBlock,
-    AnswerBlocks,
-    BlockEnded,
-    BlockEvent,
-    BlockGrown,
-    whole_answer,
-)
 from infer_server.api.failures import raise_if_unfinished
+from infer_server.api.tools import new_call_id
 from infer_server.errors import ApiError
 from infer_server.http.sse import named_event
 
@@ -76,54 +79,6 @@ class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
 
 
-class MessageStart(msgspec.Struct, frozen=True, kw_only=True, tag="message_start"):
-    """The first event: a message without content."""
-
-    message: MessageReply
-
-
-class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
-    """Says that the connection lives."""
-
-
-class BlockStart(msgspec.Struct, frozen=True, kw_only=True, tag="content_block_start"):
-    """A block begins, empty."""
-
-    index: int
-    content_block: ContentBlock
-
-
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True, tag="text_delta"):
-    """More of a text."""
-
-    text: str
-
-
-class ThinkingDelta(msgspec.Struct, frozen=True, kw_only=True, tag="thinking_delta"):
-    """More of what the model thinks."""
-
-    thinking: str
-
-
-class InputDelta(msgspec.Struct, frozen=True, kw_only=True, tag="input_json_delta"):
-    """More of the JSON text of a call's arguments."""
-
-    partial_json: str
-
-
-class BlockDelta(msgspec.Struct, frozen=True, kw_only=True, tag="content_block_delta"):
-    """A block goes on."""
-
-    index: int
-    delta: TextDelta | ThinkingDelta | InputDelta
-
-
-class BlockStop(msgspec.Struct, frozen=True, kw_only=True, tag="content_block_stop"):
-    """A block is complete."""
-
-    index: int
-
-
 class MessageEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Why a message ended."""
 
@@ -131,53 +86,36 @@ class MessageEnd(msgspec.Struct, frozen=True, kw_only=True):
     stop_sequence: str | None
 
 
-class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, tag="message_delta"):
-    """The end of the message, and its usage."""
-
-    delta: MessageEnd
-    usage: MessageUsage
-
-
-class MessageStop(msgspec.Struct, frozen=True, kw_only=True, tag="message_stop"):
-    """The last event."""
-
-
-Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
-
-PING = named_event("ping", Ping())
-
-
 class MessageBuilder:
     """Makes the message of one request, whole or event by event."""
 
-    def __init__(self, stream: RequestStream, *, served_model: str) -> None:
-        """Answer with the outputs of `stream`."""
-        self._stream = stream
+    def __init__(self, *, served_model: str) -> None:
+        """Begin an empty message of `served_model`."""
         self._id = f"msg_{secrets.token_hex(12)}"
         self._model = served_model
-        self._answer = AnswerBlocks()
+        self._answer = AnswerBuilder()
 
-    async def whole(self) -> MessageReply:
-        """Return the message when it is complete.
+    def add(self, _: int, output: StepOutput) -> None:
+        """Take the next output of a message that is built whole."""
+        self._answer.take(output)
 
-        Raises:
-            ApiError: 500, the request failed; 503, the server's shutdown aborted it.
-        """
-        self._answer, last = await whole_answer(self._stream)
-        return self._reply([_block(each) for each in self._answer.blocks], self._end(last), _usage(last))
+    def build(self) -> MessageReply:
+        """Return the message after its last output."""
+        content = [_block(each, text=each.text) for each in self._answer.blocks]
+        return self._reply(content, self._end(), _usage(self._answer.last))
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of the events, one write for each output; a failure is the last event."""
-        num_prompt_tokens = len(self._stream.prompt_token_ids)
+    async def events(self, stream: RequestStream) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of the events, one write for each output of `stream`; a failure is the last event."""
+        num_prompt_tokens = len(stream.prompt_token_ids)
         nothing = MessageUsage(input_tokens=num_prompt_tokens, cache_read_input_tokens=0, output_tokens=0)
-        yield _encode(MessageStart(message=self._reply([], None, nothing))) + PING
+        yield _event("message_start", message=self._reply([], None, nothing)) + PING
         try:
-            async for output in self._stream:
+            async for output in stream:
                 raise_if_unfinished(output)
-                events = [_encode(event) for each in self._answer.add(output) for event in _events_of(each)]
+                events = [_block_event(each) for each in self._answer.add(output)]
                 if output.finished:
-                    end = MessageDelta(delta=self._end(output), usage=_usage(output))
-                    events += [_encode(end), _encode(MessageStop())]
+                    events.append(_event("message_delta", delta=self._end(), usage=_usage(output)))
+                    events.append(_event("message_stop"))
                 if events:
                     yield b"".join(events)
         except ApiError as error:
@@ -193,43 +131,51 @@ class MessageBuilder:
             usage=usage,
         )
 
-    def _end(self, last: StepOutput) -> MessageEnd:
+    def _end(self) -> MessageEnd:
         """Return why the message ended."""
+        last = self._answer.last
         match last.finish_reason:
             case FinishReason.LENGTH:
                 return MessageEnd(stop_reason="max_tokens", stop_sequence=None)
             case FinishReason.STOP if isinstance(last.stop_reason, str):
                 return MessageEnd(stop_reason="stop_sequence", stop_sequence=last.stop_reason)
             case _:
-                return MessageEnd(stop_reason="tool_use" if self._answer.has_calls else "end_turn", stop_sequence=None)
+                return MessageEnd(stop_reason="tool_use" if self._answer.calls else "end_turn", stop_sequence=None)
 
 
-def _events_of(event: BlockEvent) -> Iterator[Event]:
-    index = event.block.index
-    match event:
-        case BlockGrown(block=block, text=text):
-            match block.kind:
-                case "text":
-                    yield BlockDelta(index=index, delta=TextDelta(text=text))
-                case "reasoning":
-                    yield BlockDelta(index=index, delta=ThinkingDelta(thinking=text))
-                case "tool_call":
-                    yield BlockDelta(index=index, delta=InputDelta(partial_json=text))
-        case BlockEnded():
-            yield BlockStop(index=index)
-        case _:
-            yield BlockStart(index=index, content_block=_block(event.block))
+def _event(kind: str, /, **fields: Any) -> bytes:
+    return named_event(kind, {"type": kind, **fields})
 
 
-def _block(block: AnswerBlock) -> ContentBlock:
+PING = _event("ping")
+
+_DELTAS: dict[BlockKind, tuple[str, str]] = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "tool_call": ("input_json_delta", "partial_json"),
+}
+
+
+def _block_event(change: BlockEvent) -> bytes:
+    block = change.block
+    match change.kind:
+        case "start":
+            return _event("content_block_start", index=block.index, content_block=_block(block, text=""))
+        case "grow":
+            kind, field = _DELTAS[block.kind]
+            return _event("content_block_delta", index=block.index, delta={"type": kind, field: change.text})
+        case "end":
+            return _event("content_block_stop", index=block.index)
+
+
+def _block(block: AnswerBlock, *, text: str) -> ContentBlock:
     match block.kind:
         case "text":
-            return TextBlock(text=block.text)
+            return TextBlock(text=text)
         case "reasoning":
-            return ThinkingBlock(thinking=block.text)
+            return ThinkingBlock(thinking=text)
         case "tool_call":
-            call_id = block.call_id.replace("call_", "toolu_", 1)
-            return ToolUseBlock(id=call_id, name=block.name, input=_input_of(block.text))
+            return ToolUseBlock(id=new_call_id("toolu"), name=block.name, input=_input_of(text))
 
 
 def _input_of(arguments: str) -> msgspec.Raw:
@@ -252,9 +198,3 @@ def _usage(last: StepOutput) -> MessageUsage:
         cache_read_input_tokens=last.num_cached_tokens,
         output_tokens=last.num_completion_tokens,
     )
-
-
-def _encode(event: Event) -> bytes:
-    tag = type(event).__struct_config__.tag
-    assert isinstance(tag, str)
-    return named_event(tag, event)

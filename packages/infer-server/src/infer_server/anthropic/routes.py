@@ -6,12 +6,12 @@ from typing import Any
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
-from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError
+from infer_engine.protocol import Engine, GenerateRequest
 from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape
-from infer_server.anthropic.request import CountTokensBody, MessagesBody, messages_request, prompt_of, refusal_of
+from infer_server.anthropic.request import CountTokensBody, MessagesBody, format_of, messages_request, prompt_of
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
-from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler, served_name
-from infer_server.errors import ApiError
+from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, Endpoint, GenerationHandler, served_name
+from infer_server.api.outputs import read_to_the_end
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.http.error_handlers import exception_handlers
@@ -33,10 +33,35 @@ _EVENTS = (
 )
 
 
+class _MessagesEndpoint(Endpoint[MessagesBody]):
+    """Makes requests of conversations, and messages of the outputs."""
+
+    negotiates = False
+
+    def requests(self, body: MessagesBody) -> list[GenerateRequest]:
+        return [messages_request(body, served_model=self.served_model)]
+
+    def format_place(self, body: MessagesBody) -> tuple[str, str]:
+        place, _ = format_of(body)
+        path = f"{place}.schema" if place else "tools"
+        return path, path
+
+    async def events(self, accepted: AcceptedRequest[MessagesBody]) -> EventStream:
+        [stream] = accepted.streams
+        events = MessageBuilder(served_model=self.served_model).events(stream)
+        return EventStream(events=events, error_event=error_event, ping=PING)
+
+    async def complete(self, accepted: AcceptedRequest[MessagesBody]) -> MessageReply:
+        builder = MessageBuilder(served_model=self.served_model)
+        await read_to_the_end(accepted.streams, builder.add)
+        return builder.build()
+
+
 def message_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
     """Return the handlers under `/v1/messages`."""
-    endpoints = {name: _MessagesEndpoint(served_model=name) for name in served_models}
-    handler = GenerationHandler(endpoints, MessagesBody, engine=engine, settings=settings)
+    handler = GenerationHandler(
+        _MessagesEndpoint, MessagesBody, engine=engine, settings=settings, served_models=served_models
+    )
     handlers = exception_handlers(params={"prompt": "messages"}, shape=error_shape)
 
     @post(
@@ -65,29 +90,3 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_models: S
         return TokenCount(input_tokens=len(await unless_disconnected(engine.tokenize(prompt), request.receive)))
 
     return [create_message, count_tokens]
-
-
-class _MessagesEndpoint:
-    """Makes requests of conversations, and messages of the outputs."""
-
-    def __init__(self, *, served_model: str) -> None:
-        self._served_model = served_model
-
-    def requests(self, body: MessagesBody) -> list[GenerateRequest]:
-        return [messages_request(body, served_model=self._served_model)]
-
-    def is_streaming(self, body: MessagesBody, *, accepts_events: bool) -> bool:  # noqa: ARG002 - `stream` alone decides
-        return bool(body.stream)
-
-    def refusal(self, error: InvalidRequestError, body: MessagesBody) -> ApiError | None:
-        return refusal_of(error, body=body)
-
-    async def events(self, accepted: AcceptedRequest[MessagesBody], *, accepts_events: bool) -> EventStream:  # noqa: ARG002 - as above
-        return EventStream(events=self._builder(accepted).events(), error_event=error_event, ping=PING)
-
-    async def complete(self, accepted: AcceptedRequest[MessagesBody]) -> MessageReply:
-        return await self._builder(accepted).whole()
-
-    def _builder(self, accepted: AcceptedRequest[MessagesBody]) -> MessageBuilder:
-        [stream] = accepted.streams
-        return MessageBuilder(stream, served_model=self._served_model)

@@ -7,16 +7,17 @@ read -> decode -> check -> submit -> stream, or wait for the whole response
 ```
 """
 
-from collections.abc import Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from litestar import Request, Response
 from msgspec import structs
 
-from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream, SamplingDefaults
-from infer_server.errors import ApiError
+from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream
+from infer_server.api.validation import refused_format
 from infer_server.http.authentication import tenant
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
@@ -25,10 +26,6 @@ from infer_server.observability.access_log import log_prompts, record_generation
 from infer_server.settings import ServerSettings
 
 B = TypeVar("B", bound=msgspec.Struct)
-B_co = TypeVar("B_co", bound=msgspec.Struct, covariant=True)
-B_contra = TypeVar("B_contra", bound=msgspec.Struct, contravariant=True)
-R = TypeVar("R", bound=msgspec.Struct)
-R_co = TypeVar("R_co", bound=msgspec.Struct, covariant=True)
 
 # What the OpenAPI document says of every endpoint that generates text.
 COMMON_ERRORS = {
@@ -36,21 +33,27 @@ COMMON_ERRORS = {
     500: "The request failed.",
     503: "The queue is full, or the server is shutting down; `Retry-After` says when to try again.",
 }
+NEGOTIATED_RESPONSE = (
+    "Answers with one object, or with server-sent events where `stream` is true or `stream` is left out and `Accept` "
+    "names `text/event-stream`."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedRequest(Generic[B_co]):
+class AcceptedRequest(Generic[B]):
     """A request that the engine has accepted. Its handler must abort it at the end.
 
     Attributes:
         body: what the client sent.
         requests: the engine's requests, one per prompt.
         streams: one for each choice, request by request.
+        accepts_events: whether the client's `Accept` header names event streams.
     """
 
-    body: B_co
+    body: B
     requests: list[GenerateRequest]
     streams: list[RequestStream]
+    accepts_events: bool
 
     @property
     def choices_per_prompt(self) -> int:
@@ -63,51 +66,68 @@ class AcceptedRequest(Generic[B_co]):
             stream.abort()
 
 
-class Endpoint(Protocol[B_contra, R_co]):
-    """What differs between the endpoints that generate text."""
+class Endpoint(ABC, Generic[B]):
+    """What differs between the APIs that generate text; there is one for each name of the model.
 
-    def requests(self, body: B_contra) -> list[GenerateRequest]:
+    Attributes:
+        negotiates: whether the `Accept` header decides about a body that leaves `stream` out.
+        engine: what generates.
+        served_model: the name that the answers repeat.
+        settings: settings of the server.
+    """
+
+    negotiates: ClassVar[bool] = True
+
+    def __init__(self, engine: Engine, *, served_model: str, settings: ServerSettings) -> None:
+        """Serve `engine` under the name `served_model`."""
+        self.engine = engine
+        self.served_model = served_model
+        self.settings = settings
+
+    @abstractmethod
+    def requests(self, body: B) -> list[GenerateRequest]:
         """Return the engine's requests for `body`.
 
         Raises:
             ApiError: a value in it is not accepted.
         """
 
-    def is_streaming(self, body: B_contra, *, accepts_events: bool) -> bool:
-        """Return whether to answer with events; `accepts_events` says whether the `Accept` header names them.
+    @abstractmethod
+    def format_place(self, body: B) -> tuple[str, str]:
+        """Return where `body` says what the text looks like, and the name of that field, for the engine's refusals."""
 
-        Raises:
-            ApiError: `body` asks for what only the other kind of answer has.
-        """
-
-    def refusal(self, error: InvalidRequestError, body: B_contra) -> ApiError | None:
-        """Return the reply if the engine refuses `body` with `error`; None for the usual reply."""
-
-    async def events(self, accepted: AcceptedRequest[B_contra], *, accepts_events: bool) -> EventStream:
+    @abstractmethod
+    async def events(self, accepted: AcceptedRequest[B]) -> EventStream:
         """Return the events of the answer."""
 
-    async def complete(self, accepted: AcceptedRequest[B_contra]) -> R_co:
+    @abstractmethod
+    async def complete(self, accepted: AcceptedRequest[B]) -> msgspec.Struct:
         """Return the whole answer.
 
         Raises:
-            ApiError: the request failed, or the engine aborted it.
+            ApiError: 500, the request failed; 503, the engine aborted it.
         """
 
 
-class GenerationHandler(Generic[B, R]):
-    """Handles the requests of one endpoint."""
+class GenerationHandler(Generic[B]):
+    """Handles the requests of one API."""
 
     def __init__(
-        self, endpoints: Mapping[str, Endpoint[B, R]], body: type[B], *, engine: Engine, settings: ServerSettings
+        self,
+        endpoint: type[Endpoint[B]],
+        body: type[B],
+        *,
+        engine: Engine,
+        settings: ServerSettings,
+        served_models: Sequence[str],
     ) -> None:
-        """Bodies are decoded as `body`; `endpoints` has one for each name of the model, which its answers repeat."""
-        self._endpoints = endpoints
+        """Bodies are decoded as `body`; `endpoint` answers them under each of the names `served_models`."""
+        self._endpoints = {name: endpoint(engine, served_model=name, settings=settings) for name in served_models}
         self._body = body
         self._engine = engine
-        self._max_body_bytes = settings.max_body_bytes
-        self._ping_interval_s = settings.sse_ping_interval
+        self._settings = settings
 
-    async def respond(self, request: Request[Any, Any, Any]) -> Response[R]:
+    async def respond(self, request: Request[Any, Any, Any]) -> Response[Any]:
         """Return the response to `request`, which may be a stream.
 
         Raises:
@@ -115,60 +135,55 @@ class GenerationHandler(Generic[B, R]):
             RequestRefusedError: the engine refuses it.
             ClientDisconnectedError: the client disconnected.
         """
-        body = decode_body(await read_body(request, self._max_body_bytes), self._body)
+        body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
         accepts_events = accepts_event_stream(request.headers.get("accept", ""))
         named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
         endpoint = self._endpoints[served_name(named, self._endpoints)]
-        requests = _with_defaults(endpoint.requests(body), body, self._engine.info.sampling_defaults)
-        requests = _of_tenant(requests, tenant(request.scope))
-        streaming = endpoint.is_streaming(body, accepts_events=accepts_events)
+        requests = self._filled(endpoint.requests(body), body, owner=tenant(request.scope))
         log_prompts(request.scope, requests)
-        accepted = AcceptedRequest(body=body, requests=requests, streams=await self._submit(requests, body, endpoint))
-        record_generation(request.scope, accepted.streams)
-        if streaming:
-            return await self._stream(accepted, endpoint, accepts_events=accepts_events)
+        streams = await self._submit(requests, body, endpoint)
+        accepted = AcceptedRequest(body=body, requests=requests, streams=streams, accepts_events=accepts_events)
+        record_generation(request.scope, streams)
+        wanted: bool | None = body.stream  # type: ignore[attr-defined]  # every body may ask for a stream
+        if accepts_events and endpoint.negotiates if wanted is None else wanted:
+            return await self._stream(accepted, endpoint)
         try:
             return Response(await unless_disconnected(endpoint.complete(accepted), request.receive))
         finally:
             accepted.abort()
 
-    async def _submit(self, requests: list[GenerateRequest], body: B, endpoint: Endpoint[B, R]) -> list[RequestStream]:
+    def _filled(self, requests: list[GenerateRequest], body: B, *, owner: str | None) -> list[GenerateRequest]:
+        """Return `requests` of the tenant `owner`, with the model's sampling values where `body` has none of its own.
+
+        A number of tokens that the model recommends is cut to what the context leaves.
+        """
+        defaults = self._engine.info.sampling_defaults
+        if not defaults.given and owner is None:
+            return requests
+        sent = {name: value for name in defaults.given if (value := getattr(body, name, None)) is not None}
+        filled = []
+        for request in requests:
+            params = defaults.fill(request.params, leaving=sent)
+            clips = request.clip_max_tokens or params.max_tokens != request.params.max_tokens
+            filled.append(structs.replace(request, params=params, clip_max_tokens=clips, tenant=owner))
+        return filled
+
+    async def _submit(self, requests: list[GenerateRequest], body: B, endpoint: Endpoint[B]) -> list[RequestStream]:
         try:
             return await self._engine.submit(requests)
         except InvalidRequestError as error:
-            raise endpoint.refusal(error, body) or error from None
+            if error.param != "structured_outputs":
+                raise
+            path, param = endpoint.format_place(body)
+            raise refused_format(error.message, path=path, param=param) from None
 
-    async def _stream(
-        self, accepted: AcceptedRequest[B], endpoint: Endpoint[B, R], *, accepts_events: bool
-    ) -> Response[R]:
+    async def _stream(self, accepted: AcceptedRequest[B], endpoint: Endpoint[B]) -> Response[Any]:
         try:
-            stream = await endpoint.events(accepted, accepts_events=accepts_events)
+            stream = await endpoint.events(accepted)
         except BaseException:
             accepted.abort()
             raise
-        return EventStreamResponse(stream, release=accepted.abort, ping_interval_s=self._ping_interval_s)
-
-
-def _with_defaults(
-    requests: list[GenerateRequest], body: msgspec.Struct, defaults: SamplingDefaults
-) -> list[GenerateRequest]:
-    """Return `requests` with the model's sampling values where `body` has none of its own.
-
-    A number of tokens that the model recommends is cut to what the context leaves.
-    """
-    if not defaults.given:
-        return requests
-    sent = {name: value for name in defaults.given if (value := getattr(body, name, None)) is not None}
-    filled = []
-    for request in requests:
-        params = defaults.fill(request.params, leaving=sent)
-        clips = request.clip_max_tokens or params.max_tokens != request.params.max_tokens
-        filled.append(structs.replace(request, params=params, clip_max_tokens=clips))
-    return filled
-
-
-def _of_tenant(requests: list[GenerateRequest], tenant: str | None) -> list[GenerateRequest]:
-    return requests if tenant is None else [structs.replace(request, tenant=tenant) for request in requests]
+        return EventStreamResponse(stream, release=accepted.abort, ping_interval_s=self._settings.sse_ping_interval)
 
 
 def served_name(model: str | None, served_models: Collection[str]) -> str:

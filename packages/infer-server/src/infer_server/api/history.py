@@ -1,17 +1,45 @@
-"""Earlier answers and results as clients send them back, whatever the API: they are not judged.
+"""Conversations as clients send them, whatever the API. Earlier answers and results in them are not judged.
 
 A call that was cut off, an id that nobody gave, a result that no call asked for: a refusal would lose the conversation
 for good, because its client sends the same history with every request.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.validation import out_of_range
+from infer_server.errors import ApiError, shorten
+
+MAX_MESSAGES = 2048
+
+
+def check_number(messages: Sequence[object]) -> None:
+    """Refuse a conversation without messages, or with more than `MAX_MESSAGES`.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not messages:
+        raise ApiError(400, "`messages` is empty; send at least one message.", code="empty_prompt", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise out_of_range("messages", f"`messages` has {len(messages)} messages; send at most {MAX_MESSAGES}.")
+
+
+def template_role(role: str, at: str, *, roles: Mapping[str, str]) -> str:
+    """Return the role that chat templates know for the client's, of the message at the place `at`; `roles` maps them.
+
+    Raises:
+        ApiError: 400: there is no such role.
+    """
+    if role not in roles:
+        known = ", ".join(f"`{each}`" for each in roles)
+        raise out_of_range(f"{at}.role", f"`{at}.role` is {shorten(role, 40)!r}; it must be one of {known}.")
+    return roles[role]
 
 
 def read_arguments(given: str | dict[str, Any] | None) -> dict[str, Any] | str:

@@ -1,9 +1,11 @@
-"""Merges the outputs of several streams."""
+"""Reads the outputs of several streams: as they arrive, or to their ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
 from infer_engine.protocol import RequestStream, StepOutput
+from infer_server.api.failures import raise_if_unfinished
 from infer_server.http.disconnects import cancel_and_wait
 
 
@@ -30,6 +32,18 @@ async def merge_outputs(streams: Sequence[RequestStream]) -> AsyncGenerator[tupl
                 yield index, next_output
     finally:
         await cancel_and_wait(*readers)
+
+
+async def read_to_the_end(streams: Sequence[RequestStream], take: Callable[[int, StepOutput], object]) -> None:
+    """Call `take` with (index into `streams`, output) for every output, as they arrive.
+
+    Raises:
+        ApiError: 500, a request failed; 503, the server's shutdown aborted one.
+    """
+    async with aclosing(merge_outputs(streams)) as outputs:
+        async for index, output in outputs:
+            raise_if_unfinished(output)
+            take(index, output)
 
 
 async def _read(stream: RequestStream, index: int, arrived: asyncio.Queue[tuple[int, StepOutput | None]]) -> None:

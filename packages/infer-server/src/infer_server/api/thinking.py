@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from infer_server.api.validation import out_of_range
+
 MAX_EFFORT_CHARACTERS = 20
 
 
@@ -19,3 +21,14 @@ def template_kwargs_of(effort: str | None, given: Mapping[str, Any] | None = Non
         case _:
             wanted = {"enable_thinking": True, "reasoning_effort": effort}
     return wanted | dict(given or {})
+
+
+def checked_effort(effort: str | None, *, name: str, words: str = "`low` or `none`") -> str | None:
+    """Return the `effort` of the field `name`; an error proposes `words`.
+
+    Raises:
+        ApiError: 400: it is empty or too long for a word.
+    """
+    if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
+        raise out_of_range(name, f"`{name}` has {len(effort)} characters; send a word such as {words}.")
+    return effort

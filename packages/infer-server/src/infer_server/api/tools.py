@@ -1,6 +1,7 @@
 """Checks of tools and of the choice among them, whatever the API that they come through."""
 
 import re
+import secrets
 from collections.abc import Sequence
 
 from infer_engine.protocol import Tool
@@ -10,6 +11,7 @@ from infer_server.errors import shorten
 
 MAX_TOOLS = 256
 TOOL_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,128}$"
+_CALL_ID_BYTES = 12
 TOOL_CHOICES: tuple[ToolChoice, ...] = ("none", "auto", "required")
 _TOOL_NAME = re.compile(TOOL_NAME_PATTERN)
 
@@ -52,3 +54,8 @@ def check_forced_tool(name: str, tools: Sequence[Tool], *, param: str) -> None:
     """
     if all(tool.name != name for tool in tools):
         raise out_of_range(param, f"`{param}` is {shorten(name, 40)!r}, which is none of `tools`; send one of theirs.")
+
+
+def new_call_id(prefix: str = "call") -> str:
+    """Return an id for a tool call, of letters and digits after its prefix."""
+    return f"{prefix}_{secrets.token_hex(_CALL_ID_BYTES)}"

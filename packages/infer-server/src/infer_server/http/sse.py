@@ -20,7 +20,7 @@ from infer_server.http.request_ids import request_id
 
 logger = logging.getLogger(__name__)
 
-EventEncoder = Callable[[str, msgspec.Struct], bytes]
+EventEncoder = Callable[[str, object], bytes]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,12 +39,12 @@ def accepts_event_stream(accept: str) -> bool:
     return any(media_range.split(";")[0].strip().lower() == MEDIA_TYPE for media_range in accept.split(","))
 
 
-def named_event(name: str, data: msgspec.Struct) -> bytes:
+def named_event(name: str, data: object) -> bytes:
     """Return one event with an `event:` line."""
     return f"event: {name}\n".encode() + plain_event(name, data)
 
 
-def plain_event(_: str, data: msgspec.Struct) -> bytes:
+def plain_event(_: str, data: object) -> bytes:
     """Return one event without an `event:` line. JSON has no raw line breaks, so no text can end the event."""
     return b"data: %b\n\n" % _encode(data)
 

@@ -5,7 +5,7 @@ added. A null is the same as leaving a field out.
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -20,18 +20,11 @@ from infer_engine.protocol.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from infer_engine.protocol.structured_outputs import MAX_CHOICES_OF_TEXT
 from infer_server.api.fields import TokenId, check_restricted, described, restricted
-from infer_server.api.foreign_fields import ForeignFields
-from infer_server.api.shared_fields import MinP, ModelId, Seed, StopString, Stream, Temperature, TopK, TopP
-from infer_server.api.validation import out_of_range, refused_value
+from infer_server.api.sampling_fields import StopString, sampling_params
+from infer_server.api.validation import out_of_range
 from infer_server.errors import shorten
-from infer_server.openai.structured_outputs import (
-    TEXT_LENGTHS,
-    ResponseFormat,
-    StructuredOutputsField,
-    structured_outputs_of,
-)
+from infer_server.openai.structured_outputs import FormatFields, structured_outputs_of
 
 Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
 
@@ -50,14 +43,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
 
 
-class GenerationFields(ForeignFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerationFields(FormatFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of every body that asks for generated text."""
 
-    model: ModelId = None
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    min_p: MinP = None
     presence_penalty: Annotated[
         float | None, described("Taken from the logits of tokens that the text has.", minimum=-2, maximum=2)
     ] = None
@@ -106,9 +94,7 @@ class GenerationFields(ForeignFields, frozen=True, kw_only=True, forbid_unknown_
     min_tokens: Annotated[
         int | None, described("Tokens to generate before one that ends the text may come.", minimum=0)
     ] = None
-    seed: Seed = None
     n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=MAX_CHOICES)] = None
-    stream: Stream = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
     priority: Annotated[
         int | None,
@@ -117,112 +103,40 @@ class GenerationFields(ForeignFields, frozen=True, kw_only=True, forbid_unknown_
     cache_salt: Annotated[
         str | None, described("Cached prefixes are shared only with requests of the same salt and API key.")
     ] = None
-    response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
-    structured_outputs: Annotated[
-        StructuredOutputsField | None, described("What the text looks like, in vLLM's words.")
-    ] = None
-    grammar: Annotated[
-        str | None, described("A grammar in GBNF or Lark, as llama.cpp's clients send it.", **TEXT_LENGTHS)
-    ] = None
-    json_schema: Annotated[Any, described("A JSON Schema, as llama.cpp's clients send it.")] = None
-    guided_json: Annotated[Any, described("`structured_outputs.json` of older vLLM.")] = None
-    guided_regex: Annotated[str | None, described("`structured_outputs.regex` of older vLLM.", **TEXT_LENGTHS)] = None
-    guided_choice: Annotated[
-        list[str] | None,
-        described("`structured_outputs.choice` of older vLLM.", minItems=1, maxItems=MAX_CHOICES_OF_TEXT),
-    ] = None
-    guided_grammar: Annotated[str | None, described("`structured_outputs.grammar` of older vLLM.", **TEXT_LENGTHS)] = (
-        None
-    )
-    guided_whitespace_pattern: Annotated[
-        str | None, described("The whitespace of JSON, as older vLLM takes it.", **TEXT_LENGTHS)
-    ] = None
 
 
-# Fields with the same name, meaning and default in `SamplingParams`.
-_SAME_NAMED_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "seed",
-    "n",
-)
-
-
-def sampling_params(
-    fields: GenerationFields,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
+def generation_params(
+    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
 ) -> SamplingParams:
     """Return the sampling parameters of `fields`; the other arguments have other names in each kind of body.
 
     Raises:
-        ApiError: 400, `invalid_value`: a value is out of range.
+        ApiError: 400: a value is out of range, or an option of streams is not supported.
     """
-    structured_outputs = structured_outputs_of(
-        structured_outputs=fields.structured_outputs,
-        grammar=fields.grammar,
-        json_schema=fields.json_schema,
-        guided=StructuredOutputsField(
-            json=fields.guided_json,
-            regex=fields.guided_regex,
-            choice=fields.guided_choice,
-            grammar=fields.guided_grammar,
-            whitespace_pattern=fields.guided_whitespace_pattern,
-        ),
-        response_format=fields.response_format,
+    params = sampling_params(
+        fields,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        structured_outputs=structured_outputs_of(fields),
+        logit_bias=_biases(fields.logit_bias or {}),
     )
-    given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(fields, name)) is not None}
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            stop_token_ids=tuple(fields.stop_token_ids or ()),
-            logit_bias=_biases(fields.logit_bias or {}),
-            structured_outputs=structured_outputs,
-            **given,
-        )
-    except ValueError as error:
-        raise refused_value(error) from None
+    if fields.stream_options is not None:
+        check_restricted(fields.stream_options, prefix="stream_options.")
+    return params
 
 
-def most_tokens(**limits: int | None) -> int | None:
-    """Return the least of `limits`, each under its field's name; None and -1 are no limit.
+def most_tokens(body: GenerationFields, *names: str) -> int | None:
+    """Return the least of the limits in the fields `names` of `body`; None and -1 are no limit.
 
     Raises:
         ApiError: 400, `invalid_value`.
     """
-    least: int | None = None
+    limits = {name: value for name in names if (value := getattr(body, name)) is not None}
     for name, value in limits.items():
-        if value is not None and value < -1:
+        if value < -1:
             raise out_of_range(name, f"`{name}` is {value}; it must be a whole number, or -1 for no limit.")
-        if value not in (None, -1) and (least is None or value < least):
-            least = value
-    return least
-
-
-def check_stream_options(options: StreamOptions | None) -> None:
-    """Refuse options that are not supported.
-
-    Raises:
-        ApiError: 400, `unsupported_value`.
-    """
-    if options is not None:
-        check_restricted(options, prefix="stream_options.")
+    return min((value for value in limits.values() if value != -1), default=None)
 
 
 def _biases(logit_bias: dict[str, float]) -> dict[int, float]:

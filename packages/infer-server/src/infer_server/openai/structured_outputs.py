@@ -8,17 +8,25 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.protocol import StructuredOutputs
 from infer_engine.protocol.structured_outputs import KINDS, MAX_CHARACTERS, MAX_CHOICES_OF_TEXT, Whitespace
 from infer_server.api.fields import described
+from infer_server.api.sampling_fields import SamplingFields
 from infer_server.api.validation import out_of_range, refused_format
-from infer_server.errors import ApiError, shorten
+from infer_server.errors import shorten
 
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
 
 _TYPES = ("text", "json_object", "json_schema")
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_FIELDS = ("structured_outputs", *_GUIDED, "grammar", "json_schema", "response_format")
+# Fields whose value is all of an attribute of `StructuredOutputs`.
+_WHOLE_FIELDS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json",
+}
 STRICT = "True: a schema that cannot be kept in full is refused. Otherwise what cannot be kept of it is left out."
 WHITESPACE = (
     "Between the tokens of JSON. `compact`: at most one blank, after a comma or a colon. `any`: line breaks and "
@@ -72,67 +80,75 @@ class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     ] = None
 
 
-def structured_outputs_of(
-    *,
-    structured_outputs: StructuredOutputsField | None,
-    grammar: str | None,
-    json_schema: Any,
-    guided: StructuredOutputsField,
-    response_format: ResponseFormat | None,
-) -> StructuredOutputs | None:
-    """Return what the text must look like; None if it may be anything. `guided` has the fields of older vLLM.
+class FormatFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields that say what the text looks like."""
+
+    response_format: Annotated[ResponseFormat | None, described("What the text looks like.")] = None
+    structured_outputs: Annotated[
+        StructuredOutputsField | None, described("What the text looks like, in vLLM's words.")
+    ] = None
+    grammar: Annotated[
+        str | None, described("A grammar in GBNF or Lark, as llama.cpp's clients send it.", **TEXT_LENGTHS)
+    ] = None
+    json_schema: Annotated[Any, described("A JSON Schema, as llama.cpp's clients send it.")] = None
+    guided_json: Annotated[Any, described("`structured_outputs.json` of older vLLM.")] = None
+    guided_regex: Annotated[str | None, described("`structured_outputs.regex` of older vLLM.", **TEXT_LENGTHS)] = None
+    guided_choice: Annotated[
+        list[str] | None,
+        described("`structured_outputs.choice` of older vLLM.", minItems=1, maxItems=MAX_CHOICES_OF_TEXT),
+    ] = None
+    guided_grammar: Annotated[str | None, described("`structured_outputs.grammar` of older vLLM.", **TEXT_LENGTHS)] = (
+        None
+    )
+    guided_whitespace_pattern: Annotated[
+        str | None, described("The whitespace of JSON, as older vLLM takes it.", **TEXT_LENGTHS)
+    ] = None
+
+
+def structured_outputs_of(body: FormatFields) -> StructuredOutputs | None:
+    """Return what the text must look like; None if it may be anything.
 
     Raises:
         ApiError: 400: more than one field is given, or a value is wrong.
     """
     found: list[tuple[str, dict[str, Any]]] = []
-    if structured_outputs is not None:
-        found.append(("structured_outputs", _of_field(structured_outputs)))
-    found.extend(
-        (f"guided_{kind}", {kind: value})
-        for kind in ("json", "regex", "choice", "grammar")
-        if (value := getattr(guided, kind)) is not None
-    )
-    if grammar is not None:
-        found.append(("grammar", {"grammar": grammar}))
-    if json_schema is not None:
-        found.append(("json_schema", {"json": json_schema}))
-    if response_format is not None and (wanted := _of_response_format(response_format)) is not None:
+    if body.structured_outputs is not None:
+        found.append(("structured_outputs", _of_field(body.structured_outputs)))
+    for name, kind in _WHOLE_FIELDS.items():
+        if (value := getattr(body, name)) is not None:
+            found.append((name, {kind: value}))
+    if body.response_format is not None and (wanted := _of_response_format(body.response_format)) is not None:
         found.append(("response_format", wanted))
-    if guided.whitespace_pattern is not None:
-        _check("guided_whitespace_pattern", {"json_object": True, "whitespace_pattern": guided.whitespace_pattern})
+    pattern = body.guided_whitespace_pattern
+    if pattern is not None:
+        _check("guided_whitespace_pattern", {"json_object": True, "whitespace_pattern": pattern})
     if not found:
         return None
     if len(found) > 1:
         names = " and ".join(f"`{name}`" for name, _ in found)
         raise out_of_range(found[1][0], f"{names} are given; send only one of them.")
     [(name, wanted)] = found
-    if guided.whitespace_pattern is not None and not {"json", "json_object"}.isdisjoint(wanted):
-        wanted = {"whitespace_pattern": guided.whitespace_pattern} | wanted
+    if pattern is not None and not {"json", "json_object"}.isdisjoint(wanted):
+        wanted = {"whitespace_pattern": pattern} | wanted
     return _check(name, wanted)
+
+
+def format_place(body: FormatFields) -> tuple[str, str]:
+    """Return where `body` says what the text looks like, and the field of that place; the tools if no field does."""
+    for name in ("structured_outputs", *_WHOLE_FIELDS):
+        if getattr(body, name) is not None:
+            return name, name
+    if body.response_format is None:
+        return "tools", "tools"  # whose arguments have a grammar
+    inside = "json_schema.schema" if body.response_format.schema is None else "schema"
+    return f"response_format.{inside}", "response_format"
 
 
 def _check(name: str, wanted: dict[str, Any]) -> StructuredOutputs:
     try:
         return StructuredOutputs(**wanted)
     except ValueError as error:
-        raise _wrong(name, str(error)) from None
-
-
-def refusal_of(error: InvalidRequestError, *, body: msgspec.Struct) -> ApiError | None:
-    """Return the error for structured output that the engine refuses; None if it refuses something else of `body`."""
-    if error.param != "structured_outputs":
-        return None
-    given = next((name for name in _FIELDS if getattr(body, name, None) is not None), None)
-    if given is None:  # the grammar of the tools
-        return refused_format(error.message, path="tools")
-    wanted = getattr(body, given)
-    is_bare = isinstance(wanted, ResponseFormat) and wanted.schema is not None
-    return (
-        refused_format(error.message, path="response_format.schema", param=given)
-        if is_bare
-        else _wrong(given, error.message)
-    )
+        raise refused_format(str(error), path=name) from None
 
 
 def _of_field(field: StructuredOutputsField) -> dict[str, Any]:
@@ -172,8 +188,3 @@ def _of_response_format(response_format: ResponseFormat) -> dict[str, Any] | Non
             )
         case _:
             return wanted | {"json": schema if wrapped is None else wrapped.schema}
-
-
-def _wrong(field: str, message: str) -> ApiError:
-    path = "response_format.json_schema.schema" if field == "response_format" else field
-    return refused_format(message, path=path, param=field)

@@ -11,12 +11,13 @@ from litestar.handlers import HTTPRouteHandler
 from infer_engine.protocol import ChatPrompt, Engine
 from infer_server.api.fields import TokenId, described
 from infer_server.api.handler import served_name
+from infer_server.api.history import MAX_MESSAGES
 from infer_server.api.shared_fields import AddGenerationPrompt, ChatTemplateKwargs, ContinueFinalMessage
 from infer_server.api.validation import check_model, out_of_range
 from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
-from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
+from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt
 from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings

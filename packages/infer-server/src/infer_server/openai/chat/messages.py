@@ -11,14 +11,12 @@ from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import ChatMessage, ChatPrompt
 from infer_server.api.fields import check_restricted, described, restricted
-from infer_server.api.history import with_call_ids
+from infer_server.api.history import check_number, template_role, with_call_ids
 from infer_server.api.system_texts import without_billing_header
 from infer_server.api.validation import out_of_range
-from infer_server.errors import ApiError, missing, shorten
+from infer_server.errors import missing
 from infer_server.openai.chat.tool_fields import CalledFunction, ToolCallField, tool_calls
 from infer_server.openai.content_parts import Content, ContentPart, read_content
-
-MAX_MESSAGES = 2048
 
 # `developer` is OpenAI's newer name for `system`, `function` the older one for `tool`; chat templates have one of them.
 _TEMPLATE_ROLES = {
@@ -29,7 +27,6 @@ _TEMPLATE_ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-_ROLES = ", ".join(f"`{role}`" for role in _TEMPLATE_ROLES)
 _OF_THE_ASSISTANT = ("tool_calls", "function_call", "reasoning_content", "reasoning")
 
 
@@ -78,10 +75,7 @@ def chat_prompt(
         ApiError: 400: there is no message or there are more than 2,048, a role is unknown, a content is missing or is
             not text, or there is nothing to continue.
     """
-    if not messages:
-        raise ApiError(400, "`messages` is empty; send at least one message.", code="empty_prompt", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise out_of_range("messages", f"`messages` has {len(messages)} messages; send at most {MAX_MESSAGES}.")
+    check_number(messages)
     continues = continue_final_message or (
         continue_final_message is None
         and messages[-1].role == "assistant"
@@ -113,9 +107,7 @@ def _check_continued(messages: list[Message], *, add_generation_prompt: bool | N
 
 
 def _message(message: Message, at: str) -> ChatMessage:
-    if message.role not in _TEMPLATE_ROLES:
-        raise out_of_range(f"{at}.role", f"`{at}.role` is {shorten(message.role, 40)!r}; it must be one of {_ROLES}.")
-    role = _TEMPLATE_ROLES[message.role]
+    role = template_role(message.role, at, roles=_TEMPLATE_ROLES)
     check_restricted(message, prefix=f"{at}.")
     if role == "assistant":
         return _answer(message, at)

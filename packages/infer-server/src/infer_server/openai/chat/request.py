@@ -11,6 +11,7 @@ import msgspec
 from infer_engine.protocol import GenerateRequest
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.foreign_fields import check_foreign
+from infer_server.api.history import MAX_MESSAGES
 from infer_server.api.shared_fields import (
     AddGenerationPrompt,
     ChatTemplateKwargs,
@@ -18,14 +19,15 @@ from infer_server.api.shared_fields import (
     ParallelToolCalls,
     ReasoningEffort,
 )
-from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
+from infer_server.api.thinking import checked_effort, template_kwargs_of
 from infer_server.api.validation import check_model, check_range, out_of_range
-from infer_server.openai.chat.messages import MAX_MESSAGES, DocumentedMessage, chat_prompt
+from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt
 from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
-from infer_server.openai.generation_fields import GenerationFields, most_tokens, sampling_params
+from infer_server.openai.generation_fields import GenerationFields, generation_params, most_tokens
 from infer_server.openai.tool_choice import TOOL_CHOICE
 
 MAX_TOP_LOGPROBS = 20
+_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
 class ReasoningSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,12 +101,7 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
         check_restricted(body.reasoning, prefix="reasoning.")
     return GenerateRequest(
         prompt=prompt,
-        params=sampling_params(
-            body,
-            max_tokens=_max_tokens(body),
-            logprobs=_logprobs(body),
-            prompt_logprobs=None,
-        ),
+        params=generation_params(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body)),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
@@ -112,15 +109,9 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
 
 def _effort(body: ChatBody) -> str | None:
     """Return the effort that one of the fields about thinking asks for; OpenAI's own comes first."""
-    for name, effort in (
-        ("reasoning_effort", body.reasoning_effort),
-        ("reasoning.effort", None if body.reasoning is None else body.reasoning.effort),
-    ):
-        if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
-            raise out_of_range(name, f"`{name}` has {len(effort)} characters; send a word such as `low` or `none`.")
-        if effort is not None:
-            return effort
-    return None
+    if body.reasoning_effort is None and body.reasoning is not None:
+        return checked_effort(body.reasoning.effort, name="reasoning.effort")
+    return checked_effort(body.reasoning_effort, name="reasoning_effort")
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
@@ -136,15 +127,10 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
 
 
 def _max_tokens(body: ChatBody) -> int | None:
-    limits = {
-        "max_completion_tokens": body.max_completion_tokens,
-        "max_tokens": body.max_tokens,
-        "n_predict": body.n_predict,
-    }
-    for name, value in limits.items():
-        if value == 0:  # some clients mean no limit by it, and others no answer
+    for name in _LIMITS:
+        if getattr(body, name) == 0:  # some clients mean no limit by it, and others no answer
             raise out_of_range(name, f"`{name}` is 0; it must be a whole number of at least 1, or -1 for no limit.")
-    return most_tokens(**limits)
+    return most_tokens(body, *_LIMITS)
 
 
 def _logprobs(body: ChatBody) -> int | None:

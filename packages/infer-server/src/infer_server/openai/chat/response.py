@@ -7,12 +7,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, ReasoningDelta, StepOutput, ToolCallDelta
-from infer_server.api.answer_blocks import AnswerBlocks, new_call_id
+from infer_engine.protocol.answers import AnswerBuilder
 from infer_server.api.failures import shutdown_error
-from infer_server.openai.chunks import GeneratedToken
+from infer_server.api.tools import new_call_id
 from infer_server.openai.logprobs import ChatLogprobs, ChatTokenLogprob, TokenBytes, chat_token_logprob
 from infer_server.openai.response_head import OpenAIFinishReason, ResponseHead, openai_finish_reason
-from infer_server.openai.usage import Usage
+from infer_server.openai.usage import Usage, usage_of
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,11 +129,11 @@ class ChatChunkBuilder:
         content = "" if first.deltas is None else None
         return self._chunk(ChatChunkChoice(index=index, delta=Delta(role="assistant", content=content)))
 
-    def token(self, index: int, token: GeneratedToken) -> Iterator[ChatCompletionChunk]:
+    def token(self, index: int, token: StepOutput) -> Iterator[ChatCompletionChunk]:
         """Yield the chunks of one token of choice `index`; the first has its log-probability."""
         logprobs = None
-        if token.logprob is not None:
-            logprobs = ChatLogprobs(content=[chat_token_logprob(token.logprob, self._token_bytes)])
+        if token.logprobs:
+            logprobs = ChatLogprobs(content=[chat_token_logprob(token.logprobs[0], self._token_bytes)])
         if token.deltas is None:
             yield self._chunk(ChatChunkChoice(index=index, delta=Delta(content=token.text), logprobs=logprobs))
             return
@@ -180,42 +180,36 @@ class ChatChunkBuilder:
         return ChatCompletionChunk(**self._head, object="chat.completion.chunk", choices=list(choices), usage=usage)
 
 
-class ChatResponseBuilder:
-    """Builds the chat completion of a request that does not stream."""
+class ChatBuilder:
+    """Collects the outputs of a request that does not stream, and builds its chat completion."""
 
-    __slots__ = ("_answers", "_head", "_last_outputs", "_logprobs", "_names_tool", "_token_bytes")
+    __slots__ = ("_answers", "_logprobs", "_token_bytes")
 
-    def __init__(
-        self, head: ResponseHead, *, num_choices: int, token_bytes: TokenBytes, names_tool: bool = False
-    ) -> None:
-        """`token_bytes` gives the bytes of a token, for log-probabilities; `names_tool`: the client named the tool."""
-        self._head = head
+    def __init__(self, *, num_choices: int, token_bytes: TokenBytes) -> None:
+        """Begin `num_choices` answers; `token_bytes` gives the bytes of a token, for log-probabilities."""
         self._token_bytes = token_bytes
-        self._names_tool = names_tool
-        self._answers = [AnswerBlocks() for _ in range(num_choices)]
+        self._answers = [AnswerBuilder() for _ in range(num_choices)]
         self._logprobs: list[list[ChatTokenLogprob]] = [[] for _ in range(num_choices)]
-        self._last_outputs: dict[int, StepOutput] = {}
 
     def add(self, index: int, output: StepOutput) -> None:
         """Take the next output of the choice `index`."""
         self._answers[index].take(output)
         self._logprobs[index] += [chat_token_logprob(entry, self._token_bytes) for entry in output.logprobs or ()]
-        self._last_outputs[index] = output
 
-    def build(self, usage: Usage) -> ChatCompletion:
-        """Return the completion."""
-        choices = [self._choice(index, last) for index, last in sorted(self._last_outputs.items())]
-        return ChatCompletion(**self._head, choices=choices, usage=usage)
-
-    def _choice(self, index: int, last: StepOutput) -> ChatChoice:
-        entries, answer = self._logprobs[index], self._answers[index]
-        return ChatChoice(
-            index=index,
-            message=_message(answer),
-            logprobs=ChatLogprobs(content=entries) if entries else None,
-            finish_reason=chat_finish_reason(last, has_calls=answer.has_calls, names_tool=self._names_tool),
-            stop_reason=last.stop_reason,
-        )
+    def build(self, head: ResponseHead, *, choices_per_prompt: int, names_tool: bool) -> ChatCompletion:
+        """Return the completion, which has the fields of `head`; `names_tool`: the client named the tool."""
+        choices = [
+            ChatChoice(
+                index=index,
+                message=_message(answer),
+                logprobs=ChatLogprobs(content=entries) if entries else None,
+                finish_reason=chat_finish_reason(answer.last, has_calls=bool(answer.calls), names_tool=names_tool),
+                stop_reason=answer.last.stop_reason,
+            )
+            for index, (answer, entries) in enumerate(zip(self._answers, self._logprobs, strict=True))
+        ]
+        usage = usage_of([answer.last for answer in self._answers], choices_per_prompt=choices_per_prompt)
+        return ChatCompletion(**head, choices=choices, usage=usage)
 
 
 def chat_finish_reason(last: StepOutput, *, has_calls: bool, names_tool: bool) -> OpenAIFinishReason:
@@ -231,13 +225,12 @@ def _call_delta(part: ToolCallDelta) -> Delta:
     return Delta(tool_calls=[ToolCallEntry(index=part.index, id=new_call_id(), type="function", function=function)])
 
 
-def _message(answer: AnswerBlocks) -> AssistantMessage:
+def _message(answer: AnswerBuilder) -> AssistantMessage:
     content = answer.text_of("text")
     reasoning = answer.text_of("reasoning") or UNSET
     calls = [
-        MessageToolCall(id=block.call_id, function=CalledFunction(name=block.name, arguments=block.text))
-        for block in answer.blocks
-        if block.kind == "tool_call"
+        MessageToolCall(id=new_call_id(), function=CalledFunction(name=call.name, arguments=call.text))
+        for call in answer.calls
     ]
     return AssistantMessage(
         content=None if calls and not content else content,

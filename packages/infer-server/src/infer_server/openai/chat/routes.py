@@ -7,13 +7,15 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import ChatPrompt, Engine, GenerateRequest
-from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
+from infer_server.api.handler import COMMON_ERRORS, NEGOTIATED_RESPONSE, AcceptedRequest, Endpoint, GenerationHandler
+from infer_server.api.outputs import read_to_the_end
 from infer_server.http.error_handlers import exception_handlers
-from infer_server.http.sse import EventEncoder, plain_event
+from infer_server.http.sse import EventStream, plain_event
 from infer_server.openai.chat.request import ChatBody, chat_request
-from infer_server.openai.chat.response import ChatChunkBuilder, ChatCompletion, ChatResponseBuilder
-from infer_server.openai.endpoint import RESPONSE_DESCRIPTION, ChunkedEndpoint
-from infer_server.openai.response_head import ResponseHead, new_response_head
+from infer_server.openai.chat.response import ChatBuilder, ChatChunkBuilder, ChatCompletion
+from infer_server.openai.chunks import event_stream
+from infer_server.openai.response_head import new_response_head
+from infer_server.openai.structured_outputs import format_place
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
 
@@ -29,16 +31,39 @@ _EVENTS = (
 )
 
 
+class _ChatEndpoint(Endpoint[ChatBody]):
+    """Makes requests of conversations, and chat completions of the outputs."""
+
+    def requests(self, body: ChatBody) -> list[GenerateRequest]:
+        return [chat_request(body, served_model=self.served_model)]
+
+    def format_place(self, body: ChatBody) -> tuple[str, str]:
+        return format_place(body)
+
+    async def events(self, accepted: AcceptedRequest[ChatBody]) -> EventStream:
+        head = new_response_head("chatcmpl", served_model=self.served_model)
+        names_tool = _names_tool(accepted.requests)
+        chunks = ChatChunkBuilder(head, token_bytes=self.engine.token_bytes, names_tool=names_tool)
+        return event_stream(accepted, chunks, encode=plain_event)
+
+    async def complete(self, accepted: AcceptedRequest[ChatBody]) -> ChatCompletion:
+        head = new_response_head("chatcmpl", served_model=self.served_model)
+        builder = ChatBuilder(num_choices=len(accepted.streams), token_bytes=self.engine.token_bytes)
+        await read_to_the_end(accepted.streams, builder.add)
+        return builder.build(
+            head, choices_per_prompt=accepted.choices_per_prompt, names_tool=_names_tool(accepted.requests)
+        )
+
+
 def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
     """Return the handlers of `/v1/chat/completions`."""
-    endpoints = {name: _ChatEndpoint(engine, served_model=name) for name in served_models}
-    handler = GenerationHandler(endpoints, ChatBody, engine=engine, settings=settings)
+    handler = GenerationHandler(_ChatEndpoint, ChatBody, engine=engine, settings=settings, served_models=served_models)
 
     @post(
         "/v1/chat/completions",
         status_code=200,
         summary="Answer a conversation",
-        description=RESPONSE_DESCRIPTION,
+        description=NEGOTIATED_RESPONSE,
         operation_class=operation_with_body(ChatBody, events=_EVENTS),
         responses=error_responses(_ERRORS),
         exception_handlers=exception_handlers(params={"prompt": "messages"}),
@@ -47,36 +72,6 @@ def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequ
         return await handler.respond(request)
 
     return [create_chat_completion]
-
-
-class _ChatEndpoint(ChunkedEndpoint[ChatBody, ChatCompletion]):
-    """Makes requests of conversations, and chat completions of the outputs."""
-
-    def __init__(self, engine: Engine, *, served_model: str) -> None:
-        self._engine = engine
-        self._served_model = served_model
-
-    def requests(self, body: ChatBody) -> list[GenerateRequest]:
-        return [chat_request(body, served_model=self._served_model)]
-
-    def event_encoder(self, *, accepts_events: bool) -> EventEncoder:  # noqa: ARG002 - chat events never have names
-        return plain_event
-
-    async def chunk_builder(self, accepted: AcceptedRequest[ChatBody]) -> ChatChunkBuilder:
-        return ChatChunkBuilder(
-            self._head(), token_bytes=self._engine.token_bytes, names_tool=_names_tool(accepted.requests)
-        )
-
-    async def response_builder(self, accepted: AcceptedRequest[ChatBody]) -> ChatResponseBuilder:
-        return ChatResponseBuilder(
-            self._head(),
-            num_choices=len(accepted.streams),
-            token_bytes=self._engine.token_bytes,
-            names_tool=_names_tool(accepted.requests),
-        )
-
-    def _head(self) -> ResponseHead:
-        return new_response_head("chatcmpl", served_model=self._served_model)
 
 
 def _names_tool(requests: list[GenerateRequest]) -> bool:

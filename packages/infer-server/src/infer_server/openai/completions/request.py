@@ -12,10 +12,11 @@ from infer_server.api.fields import described
 from infer_server.api.foreign_fields import check_foreign
 from infer_server.api.validation import check_model, check_range, out_of_range, unsupported
 from infer_server.errors import ApiError
-from infer_server.openai.generation_fields import GenerationFields, most_tokens, sampling_params
+from infer_server.openai.generation_fields import GenerationFields, generation_params, most_tokens
 
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 128
+_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 
 Prompt = str | list[str | int | list[int]]
 
@@ -86,7 +87,7 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     if body.best_of not in (None, n):
         raise unsupported("best_of", body.best_of, send=f"{n}, the value of `n`")
     logprobs = _logprobs(body)
-    params = sampling_params(
+    params = generation_params(
         body,
         max_tokens=_max_tokens(body),
         logprobs=logprobs,
@@ -105,12 +106,8 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
 
 
 def _max_tokens(body: CompletionBody) -> int | None:
-    limits = {
-        "max_tokens": body.max_tokens,
-        "max_completion_tokens": body.max_completion_tokens,
-        "n_predict": body.n_predict,
-    }
-    return DEFAULT_MAX_TOKENS if set(limits.values()) == {None} else most_tokens(**limits)
+    is_limited = any(getattr(body, name) is not None for name in _LIMITS)
+    return most_tokens(body, *_LIMITS) if is_limited else DEFAULT_MAX_TOKENS
 
 
 def _logprobs(body: CompletionBody) -> int | None:

@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from infer_engine.protocol import FinishReason, RequestStream, StepOutput, TokenLogprob
-from infer_server.openai.chunks import GeneratedToken
+from infer_engine.protocol import FinishReason, RequestStream, StepOutput
+from infer_engine.protocol.answers import AnswerBuilder
 from infer_server.openai.logprobs import CompletionLogprobLists, CompletionLogprobs, TokenBytes, joined_lists
 from infer_server.openai.response_head import OpenAIFinishReason, ResponseHead, finish_reason_of, openai_finish_reason
 from infer_server.openai.usage import Usage, usage_of
@@ -65,7 +65,7 @@ class UsageChunk(_CompletionHead, frozen=True, kw_only=True):
 
 
 class ChoicePieces:
-    """Makes the pieces of a request's choices: the echoed prompt, then generated text, with log-probabilities."""
+    """Makes the pieces of a request's choices: the echoed prompt, and the log-probabilities of text as it comes."""
 
     __slots__ = ("_echoed_texts", "_lists", "_streams")
 
@@ -77,25 +77,24 @@ class ChoicePieces:
         self._echoed_texts = echoed_texts
         self._lists = [CompletionLogprobLists(token_bytes) for _ in streams]
 
-    def echo(self, index: int, first: StepOutput) -> CompletionChoice | None:
-        """Return the echoed prompt of the choice `index`, whose first output is `first`; None if there is none."""
-        if not self._echoed_texts:
-            return None
-        text = self._echoed_texts[index]
-        logprobs = None
-        if first.prompt_logprobs is not None:
-            token_ids = self._streams[index].prompt_token_ids
-            logprobs = self._lists[index].of_prompt(token_ids, first.prompt_logprobs, text=text)
-        return CompletionChoice(index=index, text=text, logprobs=logprobs)
+    def echoed_text(self, index: int) -> str | None:
+        """Return the echoed prompt of the choice `index`; None if prompts are not echoed."""
+        return self._echoed_texts[index] if self._echoed_texts else None
 
-    def generated(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> CompletionChoice:
-        """Return the next piece of generated text of the choice `index`; `logprobs` are those of its tokens."""
-        lists = None if logprobs is None else self._lists[index].of_tokens(logprobs)
-        return CompletionChoice(index=index, text=text, logprobs=lists)
+    def of_prompt(self, index: int, first: StepOutput) -> CompletionLogprobs | None:
+        """Return the lists of the prompt of the choice `index`, whose first output is `first`; None if it has none."""
+        text = self.echoed_text(index)
+        if text is None or first.prompt_logprobs is None:
+            return None
+        return self._lists[index].of_prompt(self._streams[index].prompt_token_ids, first.prompt_logprobs, text=text)
+
+    def of_tokens(self, index: int, output: StepOutput) -> CompletionLogprobs | None:
+        """Return the lists of the tokens of the next `output` of the choice `index`; None if it has none."""
+        return None if output.logprobs is None else self._lists[index].of_tokens(output.logprobs)
 
 
 class CompletionChunkBuilder:
-    """Builds the chunks of one stream."""
+    """Builds the chunks of one stream: a `ChunkBuilder`."""
 
     __slots__ = ("_head", "_pieces")
 
@@ -106,26 +105,22 @@ class CompletionChunkBuilder:
 
     def start(self, index: int, first: StepOutput) -> TokenChunk | None:
         """Return the chunk of the echoed prompt, if prompts are echoed."""
-        choice = self._pieces.echo(index, first)
-        return None if choice is None else self._token_chunk(choice, token_id=None)
+        text = self._pieces.echoed_text(index)
+        if text is None:
+            return None
+        choice = CompletionChoice(index=index, text=text, logprobs=self._pieces.of_prompt(index, first))
+        return TokenChunk(**self._head, choices=[choice], token=text, token_id=None)
 
-    def token(self, index: int, token: GeneratedToken) -> tuple[TokenChunk]:
+    def token(self, index: int, token: StepOutput) -> tuple[TokenChunk]:
         """Return the chunk of one token of choice `index`."""
-        logprobs = None if token.logprob is None else [token.logprob]
-        return (self._token_chunk(self._pieces.generated(index, token.text, logprobs), token_id=token.token_id),)
+        choice = CompletionChoice(index=index, text=token.text, logprobs=self._pieces.of_tokens(index, token))
+        return (TokenChunk(**self._head, choices=[choice], token=token.text, token_id=token.token_ids[0]),)
 
     def finish(self, index: int, last: StepOutput, *, text: str) -> FinishChunk:
         """Return the chunk that ends choice `index` after its `last` output; `text` is what no token's chunk had."""
         return FinishChunk(
             **self._head,
-            choices=[
-                CompletionChoice(
-                    index=index,
-                    text=text,
-                    finish_reason=openai_finish_reason(last),
-                    stop_reason=last.stop_reason,
-                )
-            ],
+            choices=[_ended_choice(index, last, text=text)],
             finish_reason=finish_reason_of(last),
             usage=usage_of([last], choices_per_prompt=1),
         )
@@ -134,46 +129,46 @@ class CompletionChunkBuilder:
         """Return the chunk with the usage of the whole request."""
         return UsageChunk(**self._head, choices=[], usage=usage)
 
-    def _token_chunk(self, choice: CompletionChoice, *, token_id: int | None) -> TokenChunk:
-        return TokenChunk(**self._head, choices=[choice], token=choice.text, token_id=token_id)
 
+class CompletionBuilder:
+    """Collects the outputs of a request that does not stream, and builds its completion."""
 
-class CompletionResponseBuilder:
-    """Builds the completion of a request that does not stream."""
+    __slots__ = ("_answers", "_lists", "_pieces")
 
-    __slots__ = ("_choices", "_head", "_last_outputs", "_pieces")
-
-    def __init__(self, head: ResponseHead, pieces: ChoicePieces, *, num_choices: int) -> None:
-        """The completion has the fields of `head` and `num_choices` choices."""
-        self._head = head
+    def __init__(self, pieces: ChoicePieces, *, num_choices: int) -> None:
+        """Begin `num_choices` choices; `pieces` has what is beside their text."""
         self._pieces = pieces
-        self._choices: list[list[CompletionChoice]] = [[] for _ in range(num_choices)]
-        self._last_outputs: dict[int, StepOutput] = {}
+        self._answers = [AnswerBuilder() for _ in range(num_choices)]
+        self._lists: list[list[CompletionLogprobs]] = [[] for _ in range(num_choices)]
 
     def add(self, index: int, output: StepOutput) -> None:
         """Take the next output of the choice `index`."""
-        pieces = self._choices[index]
-        if not pieces:
-            echoed = self._pieces.echo(index, output)
-            pieces += [] if echoed is None else [echoed]
-        pieces.append(self._pieces.generated(index, output.text, output.logprobs))
-        if output.finished:
-            self._last_outputs[index] = output
+        self._answers[index].add(output)
+        found = (self._pieces.of_prompt(index, output), self._pieces.of_tokens(index, output))
+        self._lists[index] += [each for each in found if each is not None]
 
-    def build(self, usage: Usage) -> Completion:
-        """Return the completion."""
+    def build(self, head: ResponseHead, *, choices_per_prompt: int) -> Completion:
+        """Return the completion, which has the fields of `head`."""
         choices = [
-            CompletionChoice(
-                index=index,
-                text="".join([piece.text for piece in pieces]),
-                logprobs=_joined([piece.logprobs for piece in pieces if piece.logprobs is not None]),
-                finish_reason=openai_finish_reason(self._last_outputs[index]),
-                stop_reason=self._last_outputs[index].stop_reason,
+            _ended_choice(
+                index,
+                answer.last,
+                text=(self._pieces.echoed_text(index) or "") + answer.text_of("text"),
+                logprobs=joined_lists(lists) if lists else None,
             )
-            for index, pieces in enumerate(self._choices)
+            for index, (answer, lists) in enumerate(zip(self._answers, self._lists, strict=True))
         ]
-        return Completion(**self._head, choices=choices, usage=usage)
+        usage = usage_of([answer.last for answer in self._answers], choices_per_prompt=choices_per_prompt)
+        return Completion(**head, choices=choices, usage=usage)
 
 
-def _joined(lists: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
-    return joined_lists(lists) if lists else None
+def _ended_choice(
+    index: int, last: StepOutput, *, text: str, logprobs: CompletionLogprobs | None = None
+) -> CompletionChoice:
+    return CompletionChoice(
+        index=index,
+        text=text,
+        logprobs=logprobs,
+        finish_reason=openai_finish_reason(last),
+        stop_reason=last.stop_reason,
+    )

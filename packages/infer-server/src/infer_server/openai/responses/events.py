@@ -14,18 +14,19 @@ response.completed | response.incomplete | response.failed
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-import msgspec
-
 from infer_engine.protocol import RequestStream, StepOutput
-from infer_server.api.answer_blocks import AnswerBlock, BlockEnded, BlockGrown, BlockKind, BlockStarted
+from infer_engine.protocol.answers import AnswerBlock, BlockKind
 from infer_server.api.failures import raise_if_unfinished
+from infer_server.api.outputs import read_to_the_end
 from infer_server.errors import ApiError, ErrorReply
+from infer_server.http.sse import named_event
 from infer_server.openai.responses.response import (
     CustomToolCallItem,
     FunctionCallItem,
+    OutputText,
+    ReasoningText,
     ResponseBuilder,
     ResponseObject,
-    output_part,
 )
 
 # By kind of block: the name of the events about its text, and what they have beside it. An item has one part at most.
@@ -57,9 +58,7 @@ class ResponseEvents:
         Raises:
             ApiError: 500, the request failed; 503, the server's shutdown aborted it.
         """
-        async for output in self._stream:
-            raise_if_unfinished(output)
-            self._builder.add(output)
+        await read_to_the_end([self._stream], lambda _, output: self._builder.add(output))
         return self._builder.ended()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -80,22 +79,17 @@ class ResponseEvents:
         return self._event("error", code=error.code, message=error.message, param=error.param)
 
     def _of_output(self, output: StepOutput) -> Iterator[bytes]:
-        for change in self._builder.add(output):
-            match change:
-                case BlockStarted(block):
-                    yield from self._start(block)
-                case BlockGrown(block, text):
-                    if not self._builder.takes_text(block):  # whose arguments are no part of its text
-                        yield self._text_event(block, "delta", delta=text)
-                case BlockEnded(block):
-                    yield from self._end(block)
+        for kind, block, text in self._builder.add(output):
+            if kind == "start":
+                item = self._builder.begun_item(block)
+                yield self._event("response.output_item.added", output_index=block.index, item=item)
+                yield from self._part_event(block, "added", text="")
+            elif kind == "end":
+                yield from self._end(block)
+            elif not self._builder.takes_text(block):  # whose arguments are no part of its text
+                yield self._text_event(block, "delta", delta=text)
         if output.finished:
             yield self._last(output)
-
-    def _start(self, block: AnswerBlock) -> Iterator[bytes]:
-        item = self._builder.begun_item(block)
-        yield self._event("response.output_item.added", output_index=block.index, item=item)
-        yield from self._part_event(block, "added", text="")
 
     def _end(self, block: AnswerBlock) -> Iterator[bytes]:
         item = self._builder.ended_item(block)
@@ -127,10 +121,10 @@ class ResponseEvents:
     def _part_event(self, block: AnswerBlock, change: str, *, text: str) -> Iterator[bytes]:
         if block.kind == "tool_call":
             return
+        part = ReasoningText(text=text) if block.kind == "reasoning" else OutputText(text=text)
         place = {"item_id": self._builder.item_id(block), "output_index": block.index, "content_index": 0}
-        yield self._event(f"response.content_part.{change}", part=output_part(block.kind, text), **place)
+        yield self._event(f"response.content_part.{change}", part=part, **place)
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
-        data = msgspec.json.encode({"type": kind, "sequence_number": self._num_events, **fields})
-        self._num_events += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+        number, self._num_events = self._num_events, self._num_events + 1
+        return named_event(kind, {"type": kind, "sequence_number": number, **fields})

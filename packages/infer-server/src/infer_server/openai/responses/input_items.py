@@ -15,9 +15,9 @@ import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.api.fields import described
-from infer_server.api.history import read_arguments, with_call_ids
+from infer_server.api.history import read_arguments, template_role, with_call_ids
 from infer_server.api.validation import no_text, out_of_range, unsupported
-from infer_server.errors import ApiError, shorten
+from infer_server.errors import ApiError
 from infer_server.openai.content_parts import ContentPart, read_content
 from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
 from infer_server.openai.responses.tool_fields import full_name
@@ -174,7 +174,7 @@ class _Conversation:
             case MessageItem(role=role, content=content):
                 self._close()
                 text = read_content(content, f"{at}.content", send="input_text", param_end=".type").text
-                self._messages.append(ChatMessage(role=_template_role(role, at), content=text))
+                self._messages.append(ChatMessage(role=template_role(role, at, roles=_TEMPLATE_ROLES), content=text))
             case FunctionCallItem(call_id=call_id, name=name, namespace=namespace, arguments=given):
                 name = full_name(namespace, name)
                 self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(given)))
@@ -221,13 +221,6 @@ class _Conversation:
                 )
             )
         self._texts, self._calls, self._reasoning = [], [], []
-
-
-def _template_role(role: str, at: str) -> str:
-    if role not in _TEMPLATE_ROLES:
-        roles = ", ".join(f"`{known}`" for known in _TEMPLATE_ROLES)
-        raise out_of_range(f"{at}.role", f"`{at}.role` is {shorten(role, 40)!r}; it must be one of {roles}.")
-    return _TEMPLATE_ROLES[role]
 
 
 def _misplaced(kind: str, at: str) -> ApiError:

@@ -7,23 +7,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from infer_engine.protocol import ChatPrompt, GenerateRequest, SamplingParams
+from infer_engine.protocol import ChatPrompt, GenerateRequest
 from infer_server.api.fields import described, restricted
-from infer_server.api.foreign_fields import ForeignFields, check_foreign
-from infer_server.api.shared_fields import (
-    ChatTemplateKwargs,
-    MinP,
-    ModelId,
-    ParallelToolCalls,
-    ReasoningEffort,
-    Seed,
-    Stream,
-    Temperature,
-    TopK,
-    TopP,
-)
-from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, template_kwargs_of
-from infer_server.api.validation import check_model, out_of_range, refused_value
+from infer_server.api.foreign_fields import check_foreign
+from infer_server.api.sampling_fields import SamplingFields, sampling_params
+from infer_server.api.shared_fields import ChatTemplateKwargs, ParallelToolCalls, ReasoningEffort
+from infer_server.api.thinking import checked_effort, template_kwargs_of
+from infer_server.api.validation import check_model, out_of_range
 from infer_server.errors import ApiError
 from infer_server.openai.responses.input_items import INPUT, conversation_of
 from infer_server.openai.responses.text_format import TextField, structured_outputs
@@ -42,10 +32,9 @@ class ReasoningField(msgspec.Struct, frozen=True, kw_only=True):
     summary: Annotated[Any, described("Accepted without effect: the whole reasoning is in the answer.")] = None
 
 
-class ResponsesBody(ForeignFields, frozen=True, kw_only=True):
+class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`. A null is the same as leaving the field out; unknown fields are ignored."""
 
-    model: ModelId = None
     input: Annotated[str | list[dict[str, Any]], INPUT]
     instructions: Annotated[str | None, described("A system message before the input.")] = None
     tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
@@ -57,13 +46,7 @@ class ResponsesBody(ForeignFields, frozen=True, kw_only=True):
         int | None,
         described("Most tokens to generate; at most what the context leaves.", minimum=1),
     ] = None
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    min_p: MinP = None
-    seed: Seed = None
     chat_template_kwargs: ChatTemplateKwargs = None
-    stream: Stream = None
     metadata: Annotated[dict[str, str] | None, described("Comes back with the response.")] = None
     truncation: Annotated[
         str | None,
@@ -89,10 +72,6 @@ class ResponsesBody(ForeignFields, frozen=True, kw_only=True):
     image: Annotated[Any, _NO_EFFECT] = None
 
 
-# Fields with the same name, meaning and default in `SamplingParams`.
-_SAME_NAMED_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
-
-
 def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequest:
     """Return the engine's request for `body`.
 
@@ -101,14 +80,24 @@ def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequ
             of range; 404 for a model that is not served.
     """
     _check_stateless(body)
+    effort = body.reasoning.effort if body.reasoning else None
     prompt = ChatPrompt(
         messages=conversation_of(body.input, instructions=body.instructions),
         **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
-        template_kwargs=template_kwargs_of(_effort(body.reasoning), body.chat_template_kwargs),
+        template_kwargs=template_kwargs_of(checked_effort(effort, name="reasoning.effort"), body.chat_template_kwargs),
     )
     check_model(body.model, served_model=served_model)
     check_foreign(body)
-    return GenerateRequest(prompt=prompt, params=_sampling_params(body), clip_max_tokens=True)
+    wanted = structured_outputs(body.text)
+    most = body.max_output_tokens
+    if most is not None and most < 1:
+        raise out_of_range(
+            "max_output_tokens", f"`max_output_tokens` is {most}; it must be a whole number of at least 1."
+        )
+    params = sampling_params(
+        body, names={"max_tokens": "max_output_tokens"}, max_tokens=most, structured_outputs=wanted
+    )
+    return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
 
 
 def _check_stateless(body: ResponsesBody) -> None:
@@ -121,26 +110,3 @@ def _check_stateless(body: ResponsesBody) -> None:
                 code="unsupported_value",
                 param=name,
             )
-
-
-def _effort(reasoning: ReasoningField | None) -> str | None:
-    effort = reasoning.effort if reasoning else None
-    if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
-        raise out_of_range(
-            "reasoning.effort", f"`reasoning.effort` has {len(effort)} characters; send a word such as `low` or `none`."
-        )
-    return effort
-
-
-def _sampling_params(body: ResponsesBody) -> SamplingParams:
-    wanted = structured_outputs(body.text)
-    most = body.max_output_tokens
-    if most is not None and most < 1:
-        raise out_of_range(
-            "max_output_tokens", f"`max_output_tokens` is {most}; it must be a whole number of at least 1."
-        )
-    given = {name: value for name in _SAME_NAMED_FIELDS if (value := getattr(body, name)) is not None}
-    try:
-        return SamplingParams(max_tokens=body.max_output_tokens, structured_outputs=wanted, **given)
-    except ValueError as error:
-        raise refused_value(error, names={"max_tokens": "max_output_tokens"}) from None

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import FinishReason, SamplingParams, StepOutput
-from infer_server.api.answer_blocks import AnswerBlock, AnswerBlocks, BlockEvent, BlockKind
+from infer_engine.protocol.answers import AnswerBlock, AnswerBuilder, BlockEvent, BlockKind
 from infer_server.api.history import read_arguments
+from infer_server.api.tools import new_call_id
 from infer_server.openai.responses.request import ResponsesBody
 from infer_server.openai.responses.text_format import ANY_TEXT, TextField
 from infer_server.openai.responses.tool_fields import INPUT, callable_tools
@@ -164,7 +165,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseBuilder:
     """Builds the response to one request, at any time between its first and its last output."""
 
-    __slots__ = ("_answer", "_created_at", "_id", "_item_ids", "_last", "_settings", "_tools")
+    __slots__ = ("_answer", "_call_ids", "_created_at", "_id", "_item_ids", "_settings", "_tools")
 
     def __init__(self, body: ResponsesBody, params: SamplingParams, *, served_model: str) -> None:
         """Begin the response to `body`, which is sampled as `params` say, at this moment."""
@@ -172,18 +173,16 @@ class ResponseBuilder:
         self._created_at = int(time.time())
         self._settings = _settings(body, params) | {"model": served_model}
         self._tools = {each.tool.name: each for each in callable_tools(body.tools)}
-        self._answer = AnswerBlocks()
+        self._answer = AnswerBuilder()
         self._item_ids: list[str] = []
-        self._last: StepOutput | None = None
+        self._call_ids: list[str] = []
 
     def add(self, output: StepOutput) -> list[BlockEvent]:
         """Take the next output; return what it changes, in order."""
-        self._last = output
-        changes = list(self._answer.add(output))
-        new_blocks = self._answer.blocks[len(self._item_ids) :]
-        self._item_ids += [
-            _new_id(_CUSTOM_PREFIX if self.takes_text(block) else _ID_PREFIXES[block.kind]) for block in new_blocks
-        ]
+        changes = self._answer.add(output)
+        for block in self._answer.blocks[len(self._item_ids) :]:
+            self._item_ids.append(_new_id(_CUSTOM_PREFIX if self.takes_text(block) else _ID_PREFIXES[block.kind]))
+            self._call_ids.append(new_call_id())
         return changes
 
     def item_id(self, block: AnswerBlock) -> str:
@@ -197,25 +196,13 @@ class ResponseBuilder:
 
     def begun_item(self, block: AnswerBlock) -> OutputItem:
         """Return the item of `block` as it began: without content."""
-        match block.kind:
-            case "reasoning":
-                return ReasoningItem(id=self.item_id(block), status="in_progress", content=[])
-            case "text":
-                return MessageItem(id=self.item_id(block), status="in_progress", content=[])
-            case "tool_call":
-                return self._call_item(block, arguments="", status="in_progress")
+        return self._item(block, "in_progress", text=None)
 
     def ended_item(self, block: AnswerBlock) -> OutputItem:
         """Return the item of `block`, which is complete unless it is the last one of an answer that was cut short."""
-        match block.kind:
-            case "reasoning":
-                thoughts = [ReasoningText(text=block.text)]
-                return ReasoningItem(id=self.item_id(block), status=self._status(block), content=thoughts)
-            case "text":
-                content = [OutputText(text=block.text)]
-                return MessageItem(id=self.item_id(block), status=self._status(block), content=content)
-            case "tool_call":
-                return self._call_item(block, arguments=block.text, status=self._status(block))
+        is_last = block is self._answer.blocks[-1]
+        is_cut = is_last and self._answer.last.finish_reason in _CUT_SHORT
+        return self._item(block, "incomplete" if is_cut else "completed", text=block.text)
 
     def begun(self) -> ResponseObject:
         """Return the response before its first output."""
@@ -223,12 +210,12 @@ class ResponseBuilder:
 
     def ended(self) -> ResponseObject:
         """Return the response after its last output."""
-        assert self._last is not None, "a request ends with an output"
-        is_cut_short = self._last.finish_reason is FinishReason.LENGTH
+        last = self._answer.last
+        is_cut_short = last.finish_reason is FinishReason.LENGTH
         return self._response(
             "incomplete" if is_cut_short else "completed",
             incomplete_details=IncompleteDetails() if is_cut_short else None,
-            usage=_usage(self._last),
+            usage=_usage(last),
         )
 
     def failed(self, *, code: str, message: str) -> ResponseObject:
@@ -254,35 +241,38 @@ class ResponseBuilder:
             **self._settings,
         )
 
-    def _call_item(self, block: AnswerBlock, *, arguments: str, status: ItemStatus) -> OutputItem:
-        item_id, tool = self.item_id(block), self._tools.get(block.name)
+    def _item(self, block: AnswerBlock, status: ItemStatus, *, text: str | None) -> OutputItem:
+        """Return the item of `block`; a `text` of None: it has none yet."""
+        item_id = self.item_id(block)
+        match block.kind:
+            case "reasoning":
+                thoughts = [] if text is None else [ReasoningText(text=text)]
+                return ReasoningItem(id=item_id, status=status, content=thoughts)
+            case "text":
+                content = [] if text is None else [OutputText(text=text)]
+                return MessageItem(id=item_id, status=status, content=content)
+            case "tool_call":
+                return self._call_item(block, status, arguments=text or "")
+
+    def _call_item(self, block: AnswerBlock, status: ItemStatus, *, arguments: str) -> OutputItem:
+        item_id, call_id, tool = self.item_id(block), self._call_ids[block.index], self._tools.get(block.name)
         if tool is not None and tool.is_custom:
             text = text_input(arguments)
-            return CustomToolCallItem(id=item_id, call_id=block.call_id, name=tool.name, input=text, status=status)
+            return CustomToolCallItem(id=item_id, call_id=call_id, name=tool.name, input=text, status=status)
         return FunctionCallItem(
             id=item_id,
-            call_id=block.call_id,
+            call_id=call_id,
             name=block.name if tool is None else tool.name,
             namespace=UNSET if tool is None or tool.namespace is None else tool.namespace,
             arguments=arguments,
             status=status,
         )
 
-    def _status(self, block: AnswerBlock) -> ItemStatus:
-        assert self._last is not None, "a block comes with an output"
-        is_last = block is self._answer.blocks[-1]
-        return "incomplete" if is_last and self._last.finish_reason in _CUT_SHORT else "completed"
-
 
 def text_input(arguments: str) -> str:
     """Return the text in the arguments of a tool that takes one; what was cut off is returned as the model wrote it."""
     read = read_arguments(arguments)
     return read if isinstance(read, str) else str(read.get(INPUT, ""))
-
-
-def output_part(kind: Literal["reasoning", "text"], text: str) -> ReasoningText | OutputText:
-    """Return the part that holds the text of an item."""
-    return ReasoningText(text=text) if kind == "reasoning" else OutputText(text=text)
 
 
 def _settings(body: ResponsesBody, params: SamplingParams) -> dict[str, Any]:

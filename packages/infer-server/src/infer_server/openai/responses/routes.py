@@ -6,16 +6,14 @@ from typing import Any
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
-from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError
-from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, GenerationHandler
-from infer_server.errors import ApiError
+from infer_engine.protocol import Engine, GenerateRequest
+from infer_server.api.handler import COMMON_ERRORS, NEGOTIATED_RESPONSE, AcceptedRequest, Endpoint, GenerationHandler
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream
-from infer_server.openai.endpoint import RESPONSE_DESCRIPTION
 from infer_server.openai.responses.events import ResponseEvents
 from infer_server.openai.responses.request import ResponsesBody, responses_request
 from infer_server.openai.responses.response import ResponseBuilder, ResponseObject
-from infer_server.openai.responses.text_format import refusal_of
+from infer_server.openai.responses.text_format import format_place
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
 
@@ -33,44 +31,16 @@ _EVENTS = (
 _PARAMS = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
 
 
-def responses_routes(
-    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
-) -> list[HTTPRouteHandler]:
-    """Return the handlers of `/v1/responses`."""
-    endpoints = {name: _ResponsesEndpoint(served_model=name) for name in served_models}
-    handler = GenerationHandler(endpoints, ResponsesBody, engine=engine, settings=settings)
-
-    @post(
-        "/v1/responses",
-        status_code=200,
-        summary="Answer a conversation, given as items; nothing is stored",
-        description=RESPONSE_DESCRIPTION,
-        operation_class=operation_with_body(ResponsesBody, events=_EVENTS),
-        responses=error_responses(_ERRORS),
-        exception_handlers=exception_handlers(params=_PARAMS),
-    )
-    async def create_response(request: Request[Any, Any, Any]) -> Response[ResponseObject]:
-        return await handler.respond(request)
-
-    return [create_response]
-
-
-class _ResponsesEndpoint:
+class _ResponsesEndpoint(Endpoint[ResponsesBody]):
     """Makes requests of items, and responses of the outputs."""
 
-    def __init__(self, *, served_model: str) -> None:
-        self._served_model = served_model
-
     def requests(self, body: ResponsesBody) -> list[GenerateRequest]:
-        return [responses_request(body, served_model=self._served_model)]
+        return [responses_request(body, served_model=self.served_model)]
 
-    def is_streaming(self, body: ResponsesBody, *, accepts_events: bool) -> bool:
-        return accepts_events if body.stream is None else body.stream
+    def format_place(self, body: ResponsesBody) -> tuple[str, str]:
+        return format_place(body.text)
 
-    def refusal(self, error: InvalidRequestError, body: ResponsesBody) -> ApiError | None:
-        return refusal_of(error, body.text, has_tools=bool(body.tools))
-
-    async def events(self, accepted: AcceptedRequest[ResponsesBody], *, accepts_events: bool) -> EventStream:  # noqa: ARG002 - these events always have names
+    async def events(self, accepted: AcceptedRequest[ResponsesBody]) -> EventStream:
         answer = self._answer(accepted)
         return EventStream(events=answer.events(), error_event=answer.error_event)
 
@@ -80,4 +50,27 @@ class _ResponsesEndpoint:
     def _answer(self, accepted: AcceptedRequest[ResponsesBody]) -> ResponseEvents:
         [stream] = accepted.streams
         [request] = accepted.requests
-        return ResponseEvents(stream, ResponseBuilder(accepted.body, request.params, served_model=self._served_model))
+        return ResponseEvents(stream, ResponseBuilder(accepted.body, request.params, served_model=self.served_model))
+
+
+def responses_routes(
+    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
+) -> list[HTTPRouteHandler]:
+    """Return the handlers of `/v1/responses`."""
+    handler = GenerationHandler(
+        _ResponsesEndpoint, ResponsesBody, engine=engine, settings=settings, served_models=served_models
+    )
+
+    @post(
+        "/v1/responses",
+        status_code=200,
+        summary="Answer a conversation, given as items; nothing is stored",
+        description=NEGOTIATED_RESPONSE,
+        operation_class=operation_with_body(ResponsesBody, events=_EVENTS),
+        responses=error_responses(_ERRORS),
+        exception_handlers=exception_handlers(params=_PARAMS),
+    )
+    async def create_response(request: Request[Any, Any, Any]) -> Response[ResponseObject]:
+        return await handler.respond(request)
+
+    return [create_response]

@@ -4,15 +4,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.protocol import StructuredOutputs
 from infer_engine.protocol.structured_outputs import Whitespace
 from infer_server.api.fields import described
-from infer_server.api.validation import out_of_range, refused_format
-from infer_server.errors import ApiError, shorten
+from infer_server.api.validation import out_of_range
+from infer_server.errors import shorten
 from infer_server.openai.structured_outputs import STRICT, WHITESPACE
 
 _TYPES = ("text", "json_object", "json_schema")
-_SCHEMA = "text.format.schema"
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,10 +61,8 @@ def structured_outputs(text: TextField | None) -> StructuredOutputs | None:
             )
 
 
-def refusal_of(error: InvalidRequestError, text: TextField | None, *, has_tools: bool) -> ApiError | None:
-    """Return the error for structured output that the engine refuses; None if it refuses something else."""
-    if error.param != "structured_outputs":
-        return None
-    if has_tools and structured_outputs(text) is None:  # their grammar is structured output too
-        return refused_format(error.message, path="tools")
-    return refused_format(error.message, path=_SCHEMA, param="text.format")
+def format_place(text: TextField | None) -> tuple[str, str]:
+    """Return where a body says what the text looks like, and the field of that place; the tools if it does not."""
+    if structured_outputs(text) is None:
+        return "tools", "tools"  # whose arguments have a grammar
+    return "text.format.schema", "text.format"
