@@ -5,6 +5,6 @@ import os
 from hypothesis import settings
 
 settings.register_profile("default", max_examples=25, deadline=None)
-settings.register_profile("full", max_examples=200, deadline=None)
+settings.register_profile("full", max_examples=100, deadline=None)
 settings.register_profile("long", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
