@@ -16,11 +16,12 @@ from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running `infer-server`: its process, where it listens, and what it printed."""
+    """A running `infer-server`: its process, where it listens, what it printed, and the file of its standard error."""
 
     process: "subprocess.Popen[str]"
     url: str
     banner: str
+    log: Path
 
     def terminate(self) -> int:
         """Send SIGTERM and return the exit code."""
@@ -48,7 +49,7 @@ def _read_banner(process: "subprocess.Popen[str]", log: Path) -> Server:
         banner += line
         found = re.search(r"curl -N (http://[\w.:]+)", line)
         if found:
-            return Server(process, found[1], banner)
+            return Server(process, found[1], banner, log)
     raise AssertionError(f"the server ended with {process.wait()}:\n{banner}\n{log.read_text()}")
 
 
@@ -59,9 +60,15 @@ def serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Server]]:
 
 
 @pytest.fixture(scope="session")
-def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def serve_for_many(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[Server]]:
+    """Return a function as `serve`, for fixtures that several tests share."""
+    return lambda *flags: serving(tmp_path_factory.mktemp("served") / "server.log", *flags)
+
+
+@pytest.fixture(scope="session")
+def demo_server(serve_for_many: Callable[..., AbstractContextManager[Server]]) -> Iterator[Server]:
     """A server on the demo model that many tests share: none may change it."""
-    with serving(tmp_path_factory.mktemp("demo") / "server.log") as server:
+    with serve_for_many() as server:
         yield server
 
 

@@ -62,32 +62,30 @@ def test_every_python_snippet_runs(serve: Serve, chatty: Path) -> None:
 
 
 @pytest.mark.parametrize(("document", "num_programs"), [("docs/tools.md", 2), ("docs/agents.md", 2)])
-def test_every_program_for_tools_runs_on_the_demo_model(serve: Serve, document: str, num_programs: int) -> None:
+def test_every_program_for_tools_runs_on_the_demo_model(demo_server: Any, document: str, num_programs: int) -> None:
     programs = all_snippets(document, "python")
     assert len(programs) == num_programs
-    with serve() as server:
-        for program in programs:
-            run_program(program.replace(ADDRESS, server.url))
+    for program in programs:
+        run_program(program.replace(ADDRESS, demo_server.url))
 
 
 @pytest.mark.parametrize(
     "document",
     ["docs/clients.md", "docs/structured-output.md", "docs/tools.md", "docs/agents.md", "docs/index.md", "README.md"],
 )
-def test_every_curl_snippet_is_answered(serve: Serve, document: str) -> None:
+def test_every_curl_snippet_is_answered(demo_server: Any, document: str) -> None:
     """The commands are sent as curl would, without one: it need not be installed."""
     commands = snippets(document, "sh")
     assert commands
-    with serve() as server:
-        for command in commands:
-            words = shlex.split(command)
-            assert words[0] == "curl"
-            options = dict(itertools.pairwise(words))
-            [url] = [word for word in words if word.startswith(ADDRESS)]
-            name, value = options["-H"].split(": ")
-            reply = httpx.post(
-                url.replace(ADDRESS, server.url), content=options["-d"], headers={name: value}, timeout=60
-            )
-            assert reply.status_code == 200, reply.text
-            streams = json.loads(options["-d"]).get("stream", False)
-            assert reply.text.endswith("data: [DONE]\n\n") == streams
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "curl"
+        options = dict(itertools.pairwise(words))
+        [url] = [word for word in words if word.startswith(ADDRESS)]
+        name, value = options["-H"].split(": ")
+        reply = httpx.post(
+            url.replace(ADDRESS, demo_server.url), content=options["-d"], headers={name: value}, timeout=60
+        )
+        assert reply.status_code == 200, reply.text
+        streams = json.loads(options["-d"]).get("stream", False)
+        assert reply.text.endswith("data: [DONE]\n\n") == streams

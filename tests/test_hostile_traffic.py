@@ -39,24 +39,30 @@ VOCABULARY = 320
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def place() -> str:
     """Where the engine computes; a test of what gets as far as that tries both."""
     return "--engine-process"
 
 
-@pytest.fixture
-def client(serve: Serve, folder: Path, tmp_path: Path, place: str) -> Iterator[httpx.Client]:
-    """A client of a server that must be unharmed when the test is done with it."""
-    with serve("--model", str(folder), *CACHE, *TIMEOUTS, place) as server:
-        with httpx.Client(base_url=server.url, timeout=60) as client:
-            before = greedy_answers(client)
-            yield client
-            assert client.get("/health").status_code == 200
-            assert_idle(client)
-            assert greedy_answers(client) == before
+@pytest.fixture(scope="module")
+def server(serve_for_many: Serve, folder: Path, place: str) -> Iterator[Any]:
+    """A server that must end in good order when all tests are done with it."""
+    with serve_for_many("--model", str(folder), *CACHE, *TIMEOUTS, place) as server:
+        yield server
         assert server.terminate() == 0
-    assert "Traceback" not in (tmp_path / "server.log").read_text()
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[httpx.Client]:
+    """A client of the server, which must be unharmed when the test is done with it."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        before = greedy_answers(client)
+        yield client
+        assert client.get("/health").status_code == 200
+        assert_idle(client)
+        assert greedy_answers(client) == before
 
 
 def greedy_answers(client: httpx.Client) -> list[Any]:
@@ -165,7 +171,7 @@ BEYOND = {
 
 
 @pytest.mark.covers("http/body-sampling")
-@pytest.mark.parametrize("place", ["--engine-process", "--no-engine-process"])
+@pytest.mark.parametrize("place", ["--engine-process", "--no-engine-process"], scope="module")
 def test_every_field_is_taken_to_its_ends_and_refused_beyond(client: httpx.Client) -> None:
     sent = [(200, name, raw) for name in TAKEN for raw in TAKEN[name]]
     sent += [(422, name, raw) for name in BEYOND for raw in BEYOND[name]]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,12 +17,12 @@ IMAGE = "data:image/png;base64,iVBORw0KGgo="
 TEXT_ONLY = "but this server reads text only"
 
 
-@pytest.fixture
-def url(tmp_path: Path, serve: Serve) -> Iterator[str]:
-    folder = tmp_path / "checkpoint"
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, serve_for_many: Serve) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("checkpoint")
     save_servable("gemma3_wrapped", folder)
     save_chat_style("gemma3_wrapped", folder)
-    with serve("--model", str(folder), "--served-model-name", "gemma", "--dtype", "float32") as server:
+    with serve_for_many("--model", str(folder), "--served-model-name", "gemma", "--dtype", "float32") as server:
         yield server.url
 
 

@@ -35,12 +35,20 @@ def until(condition: Callable[[], bool], *, within_s: float) -> None:
 
 
 @pytest.mark.covers("replicas/lost-core", "replicas/replaced-core")
-@pytest.mark.parametrize("num_rounds", [1, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("num_rounds", "victim"),
+    [
+        pytest.param(1, 0, id="once"),
+        pytest.param(10, 0, id="the oldest, 10 times", marks=pytest.mark.full),
+        pytest.param(6, 1, id="the newest, up to the longest delay", marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.timeout(1800)
-def test_killed_cores_cost_32_streams_nothing_but_time(serve: Serve, num_rounds: int) -> None:
+def test_killed_cores_cost_32_streams_nothing_but_time(
+    serve: Serve, demo_server: Any, num_rounds: int, victim: int
+) -> None:
     with ThreadPoolExecutor(1) as reader:
-        with serve() as server:
-            undisturbed = read_streams(server.url, BODIES)
+        undisturbed = read_streams(demo_server.url, BODIES)
         with serve("--data-parallel-size", "2") as server:
             assert read_streams(server.url, BODIES) == undisturbed
             everything = psutil.Process(server.process.pid).children(recursive=True)
@@ -48,9 +56,9 @@ def test_killed_cores_cost_32_streams_nothing_but_time(serve: Serve, num_rounds:
                 num_replaced, num_generated = sample(server.url, "replaced_cores_total"), generated(server.url)
                 texts = reader.submit(read_streams, server.url, BODIES)
                 until(lambda start=num_generated: generated(server.url) > start + 500, within_s=GIVE_UP_S)  # type: ignore[misc]  # bound now
-                old, other = cores_of(server)
-                old.kill()
-                until(lambda lost=old: has_two_others(server, lost), within_s=REPLACED_WITHIN_S)  # type: ignore[misc]
+                killed, other = cores_of(server)[:: -1 if victim else 1]
+                killed.kill()
+                until(lambda lost=killed: has_two_others(server, lost), within_s=REPLACED_WITHIN_S)  # type: ignore[misc]
                 assert httpx.get(f"{server.url}/health").status_code == 200
                 assert texts.result(GIVE_UP_S) == undisturbed
                 until(

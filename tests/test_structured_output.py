@@ -37,8 +37,8 @@ Serve = Callable[..., AbstractContextManager[Any]]
 
 
 @pytest.mark.covers("structured-tools-agents/response-format")
-def test_the_openai_client_gets_what_it_asks_for(serve: Serve) -> None:
-    with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+def test_the_openai_client_gets_what_it_asks_for(demo_server: Any) -> None:
+    with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="-") as client:
         wanted: Any = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
         messages: Any = [{"role": "user", "content": "Where?"}]
         model = client.models.list().data[0].id

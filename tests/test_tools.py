@@ -1,9 +1,8 @@
 """Tool calls over HTTP by real clients: agents' loops on the demo model, and a model whose template knows tools."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,13 +35,17 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama whose template knows tools, and makes it think."""
+def thinker(tmp_path_factory: pytest.TempPathFactory, serve_for_many: Serve) -> Iterator[httpx.Client]:
+    """A client of a tiny Llama whose template knows tools, and makes it think."""
     folder = tmp_path_factory.mktemp("thinker")
     save_tiny_llama(folder)
     save_tiny_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    return folder
+    with (
+        serve_for_many("--model", str(folder), "--max-seq-len", "512") as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
+        yield client
 
 
 def check_weather(arguments: str) -> str:
@@ -54,8 +57,8 @@ def check_weather(arguments: str) -> str:
 
 
 @pytest.mark.covers("structured-tools-agents/calls-and-results")
-def test_an_agents_loop_of_two_calls_on_the_demo_model(serve: Serve) -> None:
-    with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+def test_an_agents_loop_of_two_calls_on_the_demo_model(demo_server: Any) -> None:
+    with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="-") as client:
         model = client.models.list().data[0].id
         messages: list[Any] = [{"role": "user", "content": "What should I wear?"}]
         for turn, choice in enumerate((WEATHER, "required")):
@@ -76,8 +79,8 @@ def test_an_agents_loop_of_two_calls_on_the_demo_model(serve: Serve) -> None:
 
 
 @pytest.mark.covers("structured-tools-agents/openai-deltas")
-def test_a_streamed_call_is_the_whole_one(serve: Serve) -> None:
-    with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+def test_a_streamed_call_is_the_whole_one(demo_server: Any) -> None:
+    with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="-") as client:
         model = client.models.list().data[0].id
         body: Any = {"messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS, "tool_choice": "required"}
         body |= {"parallel_tool_calls": False, "seed": 3}
@@ -94,23 +97,19 @@ def test_a_streamed_call_is_the_whole_one(serve: Serve) -> None:
         assert len(functions[0]) == 1
 
 
-def test_a_model_that_may_choose_thinks_first_and_answers_or_calls(serve: Serve, thinker: Path) -> None:
+def test_a_model_that_may_choose_thinks_first_and_answers_or_calls(thinker: httpx.Client) -> None:
     """Its weights are random, so that it says anything: what comes must be right all the same."""
-    with (
-        serve("--model", str(thinker), "--max-seq-len", "512") as server,
-        httpx.Client(base_url=server.url, timeout=120) as client,
-    ):
-        model = client.get("/v1/models").json()["data"][0]
-        assert model["capabilities"]["tool_choice"] == ["none", "auto", "required", "function"]
-        assert model["capabilities"]["reasoning"]
-        reasons = set()
-        for seed in range(4):
-            body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS[1:], "seed": seed}
-            body |= {"reasoning_effort": "none" if seed else "high", "parallel_tool_calls": False}
-            for choice in ("auto", "required"):
-                reply = client.post("/v1/chat/completions", json=body | {"tool_choice": choice}).json()
-                reasons.add((choice, check_answer(reply["choices"][0], must_call=choice == "required")))
-        assert ("required", "tool_calls") in reasons
+    model = thinker.get("/v1/models").json()["data"][0]
+    assert model["capabilities"]["tool_choice"] == ["none", "auto", "required", "function"]
+    assert model["capabilities"]["reasoning"]
+    reasons = set()
+    for seed in range(4):
+        body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS[1:], "seed": seed}
+        body |= {"reasoning_effort": "none" if seed else "high", "parallel_tool_calls": False}
+        for choice in ("auto", "required"):
+            reply = thinker.post("/v1/chat/completions", json=body | {"tool_choice": choice}).json()
+            reasons.add((choice, check_answer(reply["choices"][0], must_call=choice == "required")))
+    assert ("required", "tool_calls") in reasons
 
 
 def check_answer(choice: Any, *, must_call: bool) -> str:
@@ -127,28 +126,24 @@ def check_answer(choice: Any, *, must_call: bool) -> str:
 
 
 @pytest.mark.covers("structured-tools-agents/reasoning-switches")
-def test_thinking_is_apart_from_the_answer_and_can_be_switched_off(serve: Serve, thinker: Path) -> None:
-    with (
-        serve("--model", str(thinker), "--max-seq-len", "512") as server,
-        httpx.Client(base_url=server.url, timeout=120) as client,
-    ):
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, "seed": 1}
-        # The grammar of the answer leaves the thinking alone.
-        wanted = {"structured_outputs": {"choice": ["yes", "no"]}}
-        thinking = client.post("/v1/chat/completions", json=body | wanted).json()
-        assert thinking["usage"]["completion_tokens_details"]["reasoning_tokens"] == 30
-        assert thinking["choices"][0]["message"]["content"] == ""
-        assert thinking["choices"][0]["message"]["reasoning_content"].strip()
-        decided = client.post("/v1/chat/completions", json=body | wanted | {"reasoning_effort": "none"}).json()
-        assert decided["choices"][0]["message"]["content"] in ("yes", "no")
-        assert "reasoning_content" not in decided["choices"][0]["message"]
-        assert "completion_tokens_details" not in decided["usage"]
+def test_thinking_is_apart_from_the_answer_and_can_be_switched_off(thinker: httpx.Client) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, "seed": 1}
+    # The grammar of the answer leaves the thinking alone.
+    wanted = {"structured_outputs": {"choice": ["yes", "no"]}}
+    thinking = thinker.post("/v1/chat/completions", json=body | wanted).json()
+    assert thinking["usage"]["completion_tokens_details"]["reasoning_tokens"] == 30
+    assert thinking["choices"][0]["message"]["content"] == ""
+    assert thinking["choices"][0]["message"]["reasoning_content"].strip()
+    decided = thinker.post("/v1/chat/completions", json=body | wanted | {"reasoning_effort": "none"}).json()
+    assert decided["choices"][0]["message"]["content"] in ("yes", "no")
+    assert "reasoning_content" not in decided["choices"][0]["message"]
+    assert "completion_tokens_details" not in decided["usage"]
 
 
 @pytest.mark.covers("structured-tools-agents/calls-with-every-model")
-def test_a_model_whose_template_knows_no_tools_may_choose_too(serve: Serve) -> None:
+def test_a_model_whose_template_knows_no_tools_may_choose_too(demo_server: Any) -> None:
     messages: Any = [{"role": "user", "content": "Weather?"}]
-    with serve() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+    with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="-") as client:
         answer = client.chat.completions.create(
             model="infer-demo", messages=messages, tools=TOOLS, max_tokens=20, seed=1
         ).choices[0]
