@@ -67,7 +67,7 @@ def simulated_gpu(session: nox.Session) -> None:
 
 @nox.session
 def tests_full(session: nox.Session) -> None:
-    """What `tests` leaves out: more of the grids of cases, long runs, eight times the examples for every property."""
+    """What `tests` leaves out: every triple of values of a grid, long runs, four times the examples for properties."""
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
     left_out = ("-m", "(full or hypothesis) and not exhaustive")
     profile = {"HYPOTHESIS_PROFILE": "full"}
@@ -205,11 +205,27 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
     run_tests(session, "-m", "not full", *options, *CPU_KERNEL_TESTS, env=env)
 
 
+WITHOUT_CPU_KERNELS_TESTS = [
+    f"packages/infer-{name}.py"
+    for name in (
+        "models/tests/test_parity",
+        "engine/tests/core/test_modes",
+        "engine/tests/doctor/test_doctor_engine",
+        "engine/tests/doctor/test_doctor_kernels",
+        "engine/tests/doctor/test_doctor_model",
+        "engine/tests/engines/test_llm",
+        "engine/tests/engines/test_model_traffic",
+        "engine/tests/model_runner/test_batch_invariance",
+        "engine/tests/model_runner/test_kv_cache_dtype",
+    )
+]
+
+
 @nox.session
 def without_cpu_kernels(session: nox.Session) -> None:
-    """The engine on a machine without a compiler: plain PyTorch computes."""
+    """Models, an engine in all its modes and its doctor on a machine without a compiler: plain PyTorch computes."""
     sync_package(session, "engine")
-    run_tests(session, "-m", "not full", "packages/infer-engine/tests", env={"INFER_CPU_KERNELS": "0"})
+    run_tests(session, "-m", "not full", *WITHOUT_CPU_KERNELS_TESTS, env={"INFER_CPU_KERNELS": "0"})
 
 
 @nox.session
