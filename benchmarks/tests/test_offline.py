@@ -1,89 +1,16 @@
-"""The offline benchmarks: ceilings that hold, steps that add up, turns that alternate, equal tokens."""
+"""The offline benchmarks: steps that add up, turns that alternate, equal tokens."""
 
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from infer_bench.agreement import JudgedAnswer, compare_texts, compare_tokens
-from infer_bench.ceilings import CeilingProbe, Ceilings, ModelCosts, Work
 from infer_bench.offline import concurrency, engine, prompt_cap, structured
 from infer_bench.offline import transformers as comparison
 from infer_bench.shapes import SHAPES
-from infer_models import ModelConfig
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama
-
-CPU = torch.device("cpu")
-MACHINE = Ceilings(read_bytes_per_s=100.0, copy_bytes_per_s=80.0, operations_per_s=1000.0)
-
-
-def costs_of(folder: Path, model: Any) -> ModelCosts:
-    return ModelCosts(
-        config=ModelConfig.from_folder(folder),
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        element_bytes=4,
-    )
-
-
-# What a machine can do, and what a model asks
-
-
-def test_ceilings_are_the_best_of_all_rounds() -> None:
-    probe = CeilingProbe(CPU, torch.bfloat16, num_bytes=2**16, matmul_sizes=(16, 32))
-    rounds = [probe.measure() for _ in range(3)]
-    assert probe.best.operations_per_s == max(found.operations_per_s for found in rounds) > 0
-    assert probe.best.bytes_per_s == max(found.bytes_per_s for found in rounds) > 0
-    assert len(probe.as_json()["rounds"]["read_bytes_per_s"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "operations", "seconds", "limit"), [(200, 1, 2, "memory"), (1, 5000, 5, "arithmetic")]
-)
-def test_work_takes_as_long_as_the_slower_of_memory_and_arithmetic(
-    num_bytes: int, operations: int, seconds: float, limit: str
-) -> None:
-    work = Work(num_bytes=num_bytes, operations=operations)
-    assert work.least_seconds(MACHINE) == seconds
-    assert work.limit(MACHINE) == limit
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_operations_are_those_that_the_model_computes(tmp_path: Path, is_tied: bool) -> None:  # noqa: FBT001 - a case
-    model = save_tiny_llama(tmp_path, tie_word_embeddings=is_tied)
-    model.set_attn_implementation("eager")  # whose products are all counted
-    with FlopCounterMode(display=False) as one_token:
-        model(torch.tensor([[7]]), logits_to_keep=1)
-    with FlopCounterMode(display=False) as prompt:
-        model(torch.arange(40)[None], logits_to_keep=1)
-    costs = costs_of(tmp_path, model)
-    assert costs.prefill(1).operations == pytest.approx(one_token.get_total_flops(), rel=0.02)
-    assert costs.decode(0, 1).operations == pytest.approx(costs.prefill(1).operations)
-    above_diagonal = 4 * 3 * 4 * 32 * (40 * 39 // 2)  # products that a causal prompt need not compute
-    assert costs.prefill(40).operations == pytest.approx(prompt.get_total_flops() - above_diagonal, rel=0.02)
-
-
-def test_a_decode_step_reads_the_weights_once_and_every_key_and_value_before_it(tmp_path: Path) -> None:
-    model = save_tiny_llama(tmp_path)
-    costs = costs_of(tmp_path, model)
-    own_embedding = 320 * 64
-    assert costs.step_bytes == 4 * (costs.num_parameters - own_embedding)
-    per_position = 2 * 3 * 2 * 32 * 4  # keys and values, layers, heads, elements, bytes
-    assert costs.decode(10, 1).num_bytes == costs.step_bytes + 11 * per_position
-    assert costs.decode(10, 3).num_bytes == 3 * costs.step_bytes + (11 + 12 + 13) * per_position
-
-
-def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
-    costs = costs_of(tmp_path, save_tiny_gemma3(tmp_path))  # windows of 8 in three of four layers
-    grown = costs.decode(101, 1).num_bytes - costs.decode(100, 1).num_bytes
-    assert grown == 2 * 2 * 32 * 4
-
-
-# The offline benchmarks
 
 
 def test_a_step_without_a_model_is_split_into_its_parts() -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from infer_bench.gpu.parts import Finding
+from infer_bench.limits import Finding
 from infer_bench.soak import run
 from infer_bench.soak.counters import ServerCounts, counts_between, judge_clients, judge_server
 from infer_bench.soak.hostile import HostileBodies

@@ -1,8 +1,8 @@
-"""Limits that a benchmark judges: what was found, and the most or the least that it may be."""
+"""What a benchmark judges: limits, the most or the least that a number may be, and findings, which are in words."""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +43,20 @@ def judge(limits: Sequence[Limit]) -> int:
     for limit in missed:
         print(f"limit missed: {limit}", file=sys.stderr)
     return 1 if missed else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A line of a table of findings.
+
+    Attributes:
+        what: what was measured or compared.
+        found: the result, with its unit.
+        wanted: what the result must be; empty if any result will do.
+        holds: whether the result is as wanted; None if any result will do.
+    """
+
+    what: str = field(kw_only=False)
+    found: str = field(kw_only=False)
+    wanted: str = ""
+    holds: bool | None = None

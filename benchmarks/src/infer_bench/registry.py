@@ -31,9 +31,11 @@ BENCHMARKS = {
     "quantized-peers": ("serving.quantized_peers", "quantized weights over HTTP, beside none and beside peers' own"),
     "quantization-loss": ("offline.quantization_loss", "what quantized weights cost in held-out loss"),
     "real-model": ("offline.real_model", "what quantized weights cost a real model: loss and greedy answers"),
-    "cpu-steps": ("cpu.steps", "where the time of a step goes on a CPU, beside its floors"),
+    "steps": ("offline.steps", "where the time of a step goes, beside its floors; `--device cuda`: on a GPU"),
+    "cpu-steps": ("offline.steps", "the same, as pages quote it of a CPU"),
     "write-checkpoint": ("checkpoints", "writes a checkpoint with random weights and a tokenizer"),
     "kernels-cpu": ("kernels.cpu", "the CPU kernels against the naive forms"),
+    "kernels-gpu": ("kernels.gpu", "the kernels on a GPU, as shares of what it can do"),
     "kv-cache": ("kernels.kv_cache", "attention on a CPU over int8 keys and values, beside bf16"),
     "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
     "prefill-configs": (
@@ -41,11 +43,10 @@ BENCHMARKS = {
         "prefill attention's tile shapes: the compiler's facts, rates on a GPU",
     ),
     "first-light": (
-        "gpu.first_light",
-        "all that a GPU can prove: kernels, parity, engine, modes, server, a profile, goals",
+        "first_light",
+        "all that a GPU can prove: the doctor, the tests that need one, and the benchmarks on it",
     ),
     "publish": ("publish.run", "runs what README and docs quote, and fills their tables and pictures"),
-    "offline-bundle": ("gpu.offline_bundle", "makes the folder that first light needs on a machine without network"),
 }
 """By name: the module, whose `main` takes the arguments, and what it measures."""
 

@@ -7,6 +7,7 @@ import torch
 
 from infer_cache import KVPool
 from infer_kernels import KVScales
+from infer_kernels.checks.devices import ON_GPU
 
 SIZES = {"kv_heads": 4, "block_size": 5, "head_dim": 16}
 
@@ -102,9 +103,9 @@ def test_a_layer_of_a_group_without_blocks_is_refused(group_of_layer: list[int],
         pool(group_of_layer=group_of_layer, num_blocks=num_blocks)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_head_of_a_block_is_one_piece_on_a_gpu() -> None:
-    cache = pool(dtype=torch.float16, device="cuda")
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])
+def test_a_head_of_a_block_is_one_piece_on_a_gpu(device: str) -> None:
+    cache = pool(dtype=torch.float16, device=device)
     assert cache.key_cache(0).is_contiguous()
     assert cache.value_cache(0).device.type == "cuda"
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from infer_cache import KVPool, LayerGroups, PagedCacheView, PagedKVCacheManager, TableEdit
 from infer_kernels import KVSlots, NormVariant, QKNorm, Rotary, plan_attention
+from infer_kernels.checks.devices import DEVICES
 from infer_models import CausalView
 from infer_models.attention import AttentionSpec
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 TOLERANCE = 1e-4
 
 

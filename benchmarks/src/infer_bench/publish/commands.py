@@ -3,14 +3,12 @@
 import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from infer_bench.checkpoints import write_checkpoint
+from infer_bench.processes import run_limited
 from infer_bench.publish.declared import Json, Result
 from infer_bench.results import COMMIT_VARIABLE, ROOT
 
@@ -47,33 +45,12 @@ def words_of(result: Result, checkpoints: Checkpoints, out: Path) -> list[str]:
 
 
 def run_command(words: Sequence[str], *, commit: str, timeout_s: float) -> int:
-    """Run a command to its end; return its exit code, 124 where it took longer than it may."""
-    environment = {
-        **os.environ,
+    """Run a command to its end; return its exit code, `TIMED_OUT` where it took longer than it may."""
+    variables = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # `python` is this one
         COMMIT_VARIABLE: commit,  # as results that are written meanwhile are no changes
     }
-    with _ended_with_all(subprocess.Popen(words, env=environment, start_new_session=True)) as process:  # noqa: S603 - a declared command
-        try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return 124
-
-
-@contextmanager
-def _ended_with_all(process: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[bytes]"]:
-    """End a process and what it has started, however this is left."""
-    try:
-        yield process
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(30)
-        except ProcessLookupError:
-            pass
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return run_limited(words, timeout_s=timeout_s, variables=variables)
 
 
 def timeout_of(result: Result) -> float:

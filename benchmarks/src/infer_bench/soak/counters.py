@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from infer_bench.client.http import fetch
-from infer_bench.gpu.parts import Finding
+from infer_bench.limits import Finding
 from infer_bench.soak.tally import OUTCOMES, Tally
 from infer_server.testing import metric_samples
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from infer_bench.client.summary import percentile
-from infer_bench.gpu.parts import Finding
+from infer_bench.limits import Finding
 
 MOST_GROWTH = 0.25
 """What takes time in proportion to the requests so far takes twice as long in the second half of an hour after its

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from infer_bench.gpu.parts import Finding
+from infer_bench.limits import Finding
 
 MOST_CHANGE = 0.03
 MIN_JUDGED_S = 300.0

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from infer_bench.gpu.parts import Finding
+from infer_bench.limits import Finding
 from infer_bench.results import IMAGES, argument_parser, current_commit, save, table
 from infer_bench.server.launch import OwnServer, serving
 from infer_bench.soak.clock import Clock

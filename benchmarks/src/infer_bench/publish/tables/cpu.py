@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from infer_bench.cpu.steps import STAGES, step_ms
 from infer_bench.kernels.cpu import comparison_table
+from infer_bench.offline.steps import STAGES, step_ms
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import machine, measured_on, number, paragraph, sections
 from infer_bench.results import table

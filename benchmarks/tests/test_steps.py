@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infer_bench.cpu import steps
-from infer_bench.cpu.steps import Measured
+from infer_bench.offline import steps
+from infer_bench.offline.steps import Measured
 from infer_bench.shapes import SHAPES
 
 TINY = SHAPES["llama-30m"] | {

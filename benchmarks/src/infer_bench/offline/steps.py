@@ -1,13 +1,15 @@
-"""Where the time of a step goes on a CPU, and how far it is from its floors.
+"""Where the time of a step goes on a CPU or a GPU, and how far it is from its floors.
 
     uv run infer-bench cpu-steps
     uv run infer-bench cpu-steps --shape qwen3-0.6b-8k --least-share 0.5
     uv run infer-bench cpu-steps --shape qwen3-0.6b-8k --quantization none int8 int4
+    uv run infer-bench steps --device cuda --shape llama-3.2-3b --sequences 1 64 256 --profile
 
 The engine is the one that serves, with random weights, in this process. Turn by turn: decode steps of one sequence of
 128 tokens and of 16, a prompt of 1024, and two floors for each:
 
-    read        all weights once, of experts the chosen ones, at the best rate at which this machine was seen to read
+    read        all weights once, of experts the chosen ones, at the best rate at which this machine was seen to read;
+                on a GPU, where they count, also the keys and values before each token
     products    the dense layers and the experts alone, one after another
 
 Several `--quantization` are measured in turns in one process, each with an engine of its own, and compared with the
@@ -16,52 +18,50 @@ first. Weights are what one model holds after it was loaded, a copy of a tied LM
 
 import argparse
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from infer_bench.ceilings import CeilingProbe
+from infer_bench.limits import Limit, judge
+from infer_bench.offline.floors import PLAIN, Floors, quantization_option
 from infer_bench.results import argument_parser, save, table
 from infer_bench.shapes import SHAPES, write_config
-from infer_bench.weight_memory import bf16_bytes, weight_bytes
 from infer_engine.assembly.core import build_core
 from infer_engine.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_models import CausalView, ModelConfig, load_model
-from infer_models.layers import Experts, LinearBase, Router
 
-if TYPE_CHECKING:
-    from infer_kernels import Routing
-
-PROMPT_TOKENS, DECODED_TOKENS, NUM_SEQS = 1024, 128, 16
+PROMPT_TOKENS, DECODED_TOKENS = 1024, 128
+NUM_PROFILED_STEPS, NUM_LISTED_KERNELS = 8, 10
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 STAGES = ("schedule", "forward pass", "choose tokens", "rest")
+GPU_OPTIONS = {"kv_cache_memory": "8GiB", "dtype": "bfloat16", "use_prefix_caching": False}
+EAGER = {"use_cuda_graphs": False, "use_async_scheduling": False}
+"""Every kernel is launched by the host, which waits for each step's tokens before it plans the next step."""
 Times = dict[str, float]
 """Milliseconds of a step, or of a prompt's steps together, by stage; `read` and `products` are floors."""
 Found = dict[str, Times]
 """Medians, by what was computed."""
-PLAIN = "none"
-"""The quantization of weights that stay as they are."""
 
 
 class SteppedEngine:
     """An engine that is stepped by hand."""
 
-    def __init__(self, folder: Path, *, quantization: str) -> None:
+    def __init__(self, folder: Path, *, quantization: str, max_batch_size: int, device: str, is_eager: bool) -> None:
         """Load the shape in `folder`, with random weights."""
+        options: dict[str, Any] = {} if device == "cpu" else GPU_OPTIONS | (EAGER if is_eager else {})
         config = EngineConfig(
             model=str(folder),
             load_format="dummy",
-            device="cpu",
-            max_batch_size=NUM_SEQS,
+            device=device,
+            max_batch_size=max_batch_size,
+            **options,
             **quantization_option(quantization),
         )
         built = build_core(config)
@@ -70,14 +70,27 @@ class SteppedEngine:
 
     def decode(self, num_seqs: int, *, num_steps: int) -> list[Times]:
         """Return the stages of decode steps of `num_seqs` sequences."""
-        self._submit(num_seqs, DECODED_TOKENS, max_tokens=num_steps + 2)
-        began = self._core.stats.num_generated_tokens
-        while self._core.stats.num_generated_tokens < began + num_seqs:
-            self._core.step()
+        self._begin(num_seqs, num_steps=num_steps)
         steps = [self._step() for _ in range(num_steps)]
-        while self._core.has_work:
-            self._core.step()
+        self._finish()
         return steps
+
+    def profile(self, num_seqs: int, *, step_ms: float) -> dict[str, Any]:
+        """Return the largest kernels of a decode step, microseconds of a step by name, and what they are of `step_ms`.
+
+        On a CPU operators are taken for kernels. The profiler costs the host time and the device none, so that its
+        time is compared with that of a step which was not profiled.
+        """
+        self._begin(num_seqs, num_steps=NUM_PROFILED_STEPS)
+        on_gpu = torch.cuda.is_available()
+        with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+            for _ in range(NUM_PROFILED_STEPS):
+                self._step()
+        self._finish()
+        attribute = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        kernels = {each.key: getattr(each, attribute) / NUM_PROFILED_STEPS for each in profiler.key_averages()}
+        largest = sorted(kernels.items(), key=lambda kernel: -kernel[1])[:NUM_LISTED_KERNELS]
+        return {"busy_share": sum(kernels.values()) / (1e3 * step_ms), "kernels_us": dict(largest)}
 
     def prefill(self, num_tokens: int) -> Times:
         """Return the stages of a prompt's steps together, up to its first token."""
@@ -86,6 +99,16 @@ class SteppedEngine:
         while self._core.has_work:
             parts.append(self._step())
         return {stage: sum(part[stage] for part in parts) for stage in STAGES}
+
+    def _begin(self, num_seqs: int, *, num_steps: int) -> None:
+        self._submit(num_seqs, DECODED_TOKENS, max_tokens=num_steps + 3)  # one step may be under way
+        began = self._core.stats.num_generated_tokens
+        while self._core.stats.num_generated_tokens < began + num_seqs:
+            self._step()
+
+    def _finish(self) -> None:
+        while self._core.has_work:
+            self._step()
 
     def _submit(self, num_seqs: int, num_tokens: int, *, max_tokens: int) -> None:
         for number, _ in zip(self._numbers, range(num_seqs), strict=False):
@@ -97,76 +120,14 @@ class SteppedEngine:
 
     def _step(self) -> Times:
         busy_s = self._core.stats.busy_s
-        stats = self._core.step().stats
+        result = self._core.step()
+        failed = [output.error.message for output in result.outputs if output.error is not None]
+        if failed:  # the core goes on without such a request, and its steps would be of fewer
+            raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+        stats = result.stats
         seconds = (stats.schedule_s, stats.execute_s, stats.sample_s)
         rest_s = stats.busy_s - busy_s - sum(seconds)
         return {stage: 1e3 * each for stage, each in zip(STAGES, (*seconds, rest_s), strict=True)}
-
-
-class Floors:
-    """What a step takes at the least."""
-
-    def __init__(self, folder: Path, *, quantization: str) -> None:
-        """Load the shape in `folder` once more, as the engine does."""
-        self._dtype = getattr(torch, ModelConfig.from_folder(folder).dtype)
-        self._model = load_model(
-            folder,
-            device=torch.device("cpu"),
-            dtype=self._dtype,
-            load_format="dummy",
-            **quantization_option(quantization),
-        )
-        layers = [each for each in self._model.modules() if isinstance(each, LinearBase)]
-        self._widths = {each: in_features(each) for each in layers}
-        self._model.prepack()
-        self._num_bytes = sum(weight_bytes(each) for each in layers)
-        self._expert_bytes = 0
-        for each in self._model.modules():
-            if isinstance(each, Experts):
-                self._expert_bytes = weight_bytes(each) // each.num_experts
-        self.weight_bytes = weight_bytes(self._model)
-        self.bf16_bytes = bf16_bytes(self._model.num_parameters)
-        self._probe = CeilingProbe(torch.device("cpu"), torch.bfloat16, matmul_sizes=[64])
-
-    def measure(self, num_rows: int, *, num_logits: int) -> Times:
-        """Return the floors of a step of `num_rows` rows, of which `num_logits` reach the LM head."""
-        self._probe.measure()
-        num_bytes = self._num_bytes + self._expert_bytes * self._num_chosen(num_rows)
-        return {
-            "read": 1e3 * num_bytes / self._probe.best.read_bytes_per_s,
-            "products": min(self._products_ms(num_rows, num_logits) for _ in range(3)),
-        }
-
-    @torch.inference_mode()
-    def _num_chosen(self, num_rows: int) -> int:
-        """Return how many experts a step of random tokens chooses, of all layers together."""
-        chosen: list[int] = []
-        hooks = [
-            each.register_forward_hook(lambda _, __, routing: chosen.append(len(routing.choice.expert_ids.unique())))
-            for each in self._model.modules()
-            if isinstance(each, Router)
-        ]
-        if hooks:
-            ids = torch.randint(3, self._model.config.vocab_size, (num_rows,))
-            self._model.hidden_states(ids, torch.zeros(num_rows, dtype=torch.int64), CausalView([1] * num_rows))
-        for hook in hooks:
-            hook.remove()
-        return sum(chosen)
-
-    @torch.inference_mode()
-    def _products_ms(self, num_rows: int, num_logits: int) -> float:
-        inputs = {width: torch.randn(num_rows, width).to(self._dtype) for width in self._widths.values()}
-        routing: Routing | None = None
-        began_s = time.perf_counter()
-        for layer in self._model.modules():
-            if isinstance(layer, Experts):
-                assert routing is not None
-                layer(routing)
-            elif isinstance(layer, LinearBase):
-                rows = inputs[self._widths[layer]]
-                result = layer(rows[:num_logits] if layer is self._model.lm_head else rows)
-                routing = result if isinstance(layer, Router) else routing
-        return 1e3 * (time.perf_counter() - began_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,37 +146,47 @@ class Measured:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the tables and save them; return 1 where a share of a floor is less than it must be."""
+    """Measure, print the tables and save them; return 1 where a limit is missed."""
     args = read_arguments(arguments)
     if args.threads:
         torch.set_num_threads(args.threads)
-    measured = measure(args)
+    measured, profiles = measure(args)
     print(f"\n{args.shape}, random weights, {torch.get_num_threads()} threads; medians of {args.rounds} rounds")
     for quantization, each in measured.items():
         print(f"\nquantization `{quantization}`:\n\n{stage_table(each.milliseconds)}")
     print(f"\n{quantization_table(measured)}")
+    for name, found in profiles.items():
+        rows = [[kernel[:80], f"{us:.0f}"] for kernel, us in found["kernels_us"].items()]
+        print(f"\n{name}: kernels take {found['busy_share']:.0%} of the step\n\n{table(['kernel', 'us'], rows)}")
     if not args.quick:
-        name = f"cpu-steps-{args.shape}{'' if args.quantization == [PLAIN] else '-quantized'}"
-        found = {quantization: asdict(each) for quantization, each in measured.items()}
-        save(name, {"shape": args.shape, "measured": found, "speedups": speedups(measured)}, args.out)
-    missed = [text for quantization, each in measured.items() for text in missed_shares(quantization, each, args)]
-    for text in missed:
-        print(f"\n{text}", file=sys.stderr)
-    return 1 if missed else 0
+        kind = "cpu-steps" if args.device == "cpu" else "steps-eager" if args.eager else "steps"
+        name = f"{kind}-{args.shape}{'' if args.quantization == [PLAIN] else '-quantized'}"
+        result = {
+            "shape": args.shape,
+            "measured": {quantization: asdict(each) for quantization, each in measured.items()},
+            "speedups": speedups(measured),
+        }
+        save(name, result | ({"profiles": profiles} if args.profile else {}), args.out)
+    return judge([limit for name, each in measured.items() for limit in limits(name, each, profiles, args)])
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's flags, checked."""
     parser = argument_parser(__doc__, quick="a small shape, few rounds")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="left out: smollm-135m, or llama-30m with `--quick`")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--eager", action="store_true", help="on a GPU: neither CUDA graphs nor asynchronous steps")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16], help="that decode together")
     parser.add_argument(
         "--quantization", nargs="+", default=[PLAIN], help="of the weights; several are compared with the first"
     )
     parser.add_argument("--rounds", type=int, help="left out: 5, or 2 with `--quick`")
     parser.add_argument("--steps", type=int, default=16, help="decode steps of each kind in a round")
     parser.add_argument("--threads", type=int, help="left out: torch's own choice")
+    parser.add_argument("--profile", action="store_true", help="list the largest kernels of a step, too")
     parser.add_argument("--least-share", type=float, help="fail where products are a smaller share, from 0 to 1")
     parser.add_argument("--least-read-share", type=float, help="fail where reading is a smaller share of decodes")
+    parser.add_argument("--most-idle", type=float, help="with `--profile`: fail where kernels leave more of a step")
     args = parser.parse_args(arguments)
     args.shape = args.shape or ("llama-30m" if args.quick else "smollm-135m")
     args.quantization = list(dict.fromkeys(args.quantization))
@@ -225,22 +196,31 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def measure(args: argparse.Namespace) -> dict[str, Measured]:
-    """Return the medians by quantization."""
+def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, Any]]:
+    """Return the medians by quantization, and profiles of the first one's decodes where they are asked for."""
     with tempfile.TemporaryDirectory() as made:
         folder = write_config(args.shape, Path(made))
         sides = {
-            each: (SteppedEngine(folder, quantization=each), Floors(folder, quantization=each))
+            each: (
+                SteppedEngine(
+                    folder,
+                    quantization=each,
+                    max_batch_size=max(args.sequences),
+                    device=args.device,
+                    is_eager=args.eager,
+                ),
+                Floors(folder, quantization=each, device=args.device),
+            )
             for each in args.quantization
         }
         turns: dict[str, dict[str, list[Times]]] = {quantization: {} for quantization in sides}
         for engine, floors in sides.values():  # warms up
-            take_turn(engine, floors, num_steps=2)
+            take_turn(engine, floors, args.sequences, num_steps=2)
         for number in range(args.rounds):
             for quantization in sides if number % 2 == 0 else reversed(sides):
-                for name, steps in take_turn(*sides[quantization], num_steps=args.steps).items():
+                for name, steps in take_turn(*sides[quantization], args.sequences, num_steps=args.steps).items():
                     turns[quantization].setdefault(name, []).extend(steps)
-    return {
+    measured = {
         quantization: Measured(
             milliseconds={
                 name: {stage: statistics.median(step[stage] for step in steps) for stage in steps[0]}
@@ -251,41 +231,52 @@ def measure(args: argparse.Namespace) -> dict[str, Measured]:
         )
         for quantization, (_, floors) in sides.items()
     }
+    if not args.profile:
+        return measured, {}
+    (engine, _), found = sides[args.quantization[0]], measured[args.quantization[0]].milliseconds
+    names = {decodes_name(num_seqs): num_seqs for num_seqs in args.sequences}
+    return measured, {
+        name: engine.profile(num_seqs, step_ms=step_ms(found[name])) for name, num_seqs in names.items()
+    }
 
 
-def take_turn(engine: SteppedEngine, floors: Floors, *, num_steps: int) -> dict[str, list[Times]]:
+def take_turn(
+    engine: SteppedEngine, floors: Floors, sequences: Sequence[int], *, num_steps: int
+) -> dict[str, list[Times]]:
     """Return one round's stages, each beside floors that were measured just before."""
-    one = floors.measure(1, num_logits=1)
-    alone = [one | step for step in engine.decode(1, num_steps=num_steps)]
-    many = floors.measure(NUM_SEQS, num_logits=NUM_SEQS)
-    together = [many | step for step in engine.decode(NUM_SEQS, num_steps=num_steps)]
+    found = {}
+    for num_seqs in sequences:
+        least = floors.measure(num_seqs, num_logits=num_seqs, num_context=DECODED_TOKENS)
+        found[decodes_name(num_seqs)] = [least | step for step in engine.decode(num_seqs, num_steps=num_steps)]
     prompt = floors.measure(PROMPT_TOKENS, num_logits=1) | engine.prefill(PROMPT_TOKENS)
-    return {"1 sequence": alone, f"{NUM_SEQS} sequences": together, f"prompt of {PROMPT_TOKENS}": [prompt]}
+    return {**found, f"prompt of {PROMPT_TOKENS}": [prompt]}
 
 
-def quantization_option(quantization: str) -> dict[str, Any]:
-    """Return the keyword that quantizes weights so; none where they stay as they are."""
-    return {} if quantization == PLAIN else {"quantization": quantization}
+def decodes_name(num_seqs: int) -> str:
+    """Return what results call the decodes of so many sequences."""
+    return f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
 
 
-def in_features(layer: LinearBase) -> int:
-    """Return how many inputs a dense layer has, whatever its weight is."""
-    weight = layer.weight
-    return weight.shape[-1] if isinstance(weight, torch.Tensor) else weight.in_features
-
-
-def missed_shares(quantization: str, measured: Measured, args: argparse.Namespace) -> list[str]:
-    """Return which shares of floors are smaller than `args` want them, a sentence for each."""
+def limits(
+    quantization: str, measured: Measured, profiles: Mapping[str, Any], args: argparse.Namespace
+) -> list[Limit]:
+    """Return the limits that `args` set: of the smallest shares of floors, and of what kernels leave of a step."""
     found = measured.milliseconds
-    missed = []
-    for floor, wanted, names in (
+    wanted = []
+    for floor, least, names in (
         ("products", args.least_share, list(found)),
         ("read", args.least_read_share, [name for name in found if "prompt" not in name]),
     ):
-        share, name = min((share_of(found[name], floor), name) for name in names)
-        if wanted is not None and share < wanted:
-            missed.append(f"{quantization}, {name}: `{floor}` is {share:.0%} of the step, wanted {wanted:.0%}")
-    return missed
+        if least is not None:
+            share, name = min((share_of(found[name], floor), name) for name in names)
+            what = f"{quantization}, {name}: share of `{floor}` in the step"
+            wanted.append(Limit(what=what, value=share, least=least))
+    if args.most_idle is not None:
+        wanted += [
+            Limit(what=f"{name}: share of the step without a kernel", value=1 - each["busy_share"], most=args.most_idle)
+            for name, each in profiles.items()
+        ]
+    return wanted
 
 
 def step_ms(times: Times) -> float:

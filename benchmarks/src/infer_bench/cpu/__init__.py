@@ -1,1 +1,0 @@
-"""Where the time of a step goes on a CPU, and the least that it can take."""
