@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,20 @@ from transformers import AutoTokenizer
 from infer_bench.checkpoints import write_checkpoint
 from infer_bench.server.processes import core_environment, processes_behind, resident_memory
 from infer_bench.serving import peers
-from infer_bench.serving.peers import ask, batch, medians, ratios, requests, running, tables
+from infer_bench.serving.peers import (
+    Race,
+    ask,
+    batch,
+    compare,
+    medians,
+    own_command,
+    pairs,
+    ratios,
+    read_quantized_arguments,
+    requests,
+    running,
+    tables,
+)
 from infer_bench.shapes import SHAPES, write_config
 from infer_models import ModelConfig
 from infer_server.testing import FakeEngine, Script, running_server
@@ -141,3 +155,74 @@ def test_shapes_are_of_the_sizes_that_they_are_called_after(tmp_path: Path, shap
     tables = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     assert layers + tables == pytest.approx(num_parameters, rel=0.05)
     assert config.dtype == "bfloat16"
+
+PEER = ["--peer", "int8", "theirs", "serve --port {port}"]
+
+
+def flags_of(scheme: str, args: Namespace) -> list[str]:
+    command = own_command(Path("m"), scheme, args)
+    return command[command.index("{port}") + 1 :]
+
+
+def test_each_scheme_is_compared_with_none_and_then_with_its_peers() -> None:
+    named = {"int8": {"theirs": ["a"], "others": ["b"]}}
+    assert pairs(["none", "int8", "int4"], named) == [
+        ("infer int8", "infer none"),
+        ("infer int4", "infer none"),
+        ("infer int8", "theirs"),
+        ("infer int8", "others"),
+    ]
+    assert pairs(["int8"], named) == [("infer int8", "theirs"), ("infer int8", "others")]
+
+
+def test_a_ratio_is_of_medians_and_above_one_in_favour_of_the_first() -> None:
+    turns = {
+        "infer int8": [{"W, tokens/s": rate, "idle memory, GB": 1.0} for rate in (10.0, 300.0, 200.0)],
+        "theirs": [{"W, tokens/s": 100.0, "idle memory, GB": 2.0}] * 3,
+    }
+    found = compare(Race(commands={}, turns=turns, texts={}), {"a / b": ("infer int8", "theirs")})
+    assert found == {"a / b": {"W, tokens/s": 2.0, "idle memory, GB": 2.0}}
+
+
+def test_only_quantized_sides_get_the_flags_that_quantize() -> None:
+    args = read_quantized_arguments(["--model", "m", "--serve", "--max-batch-size", "4"])
+    assert flags_of("none", args) == ["--max-batch-size", "4"]
+    assert flags_of("int8", args) == ["--quantization", "int8", "--max-batch-size", "4"]
+    args = read_quantized_arguments(["--model", "m", "--scheme-flags", "--weights {scheme} --x"])
+    assert flags_of("int4", args) == ["--weights", "int4", "--x"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--schemes", "none", *PEER], "`--peer int8` is none of the schemes none"),
+        (["--peer", "int8", "theirs", "serve"], "`{port}` in its command"),
+        ([*PEER, *PEER], "a name of its own"),
+        (["--peer", "int8", "infer int4", "{port}"], "a name of its own"),
+        (["--rounds", "0"], "must be positive"),
+    ],
+)
+def test_a_comparison_of_schemes_that_cannot_be_run_is_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_quantized_arguments(["--model", "m", *flags])
+    assert message in capsys.readouterr().err
+
+
+def test_a_comparison_of_schemes_saves_every_round_of_every_side(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    stub = f"{sys.executable} -m infer_server --model {checkpoint} --port {{port}}"
+    schemes = ["--schemes", "none", "fcfs", "--scheme-flags", "--scheduler-policy {scheme}"]
+    how = ["--rounds", "1", "--scale", "0.05", "--device", "cpu", "--out", str(tmp_path)]
+    peers.main_of_quantized(["--model", str(checkpoint), *schemes, "--peer", "fcfs", "stub", stub, *how])
+    saved = json.loads((tmp_path / "quantized-peers-tiny.json").read_text())
+    assert {side: len(turns) for side, turns in saved["turns"].items()} == {"infer none": 1, "infer fcfs": 1, "stub": 1}
+    assert "--scheduler-policy fcfs" in saved["commands"]["infer fcfs"]
+    assert "--scheduler-policy" not in saved["commands"]["infer none"]
+    assert list(saved["ratios"]) == ["infer fcfs / infer none", "infer fcfs / stub"]
+    assert saved["ratios"]["infer fcfs / stub"]["idle memory, GB"] == pytest.approx(1.0, rel=0.2)
+    assert saved["agreements"]["infer fcfs / stub"]["num_same_answers"] == 16
+    assert "| times better | infer fcfs / infer none | infer fcfs / stub |" in capsys.readouterr().out

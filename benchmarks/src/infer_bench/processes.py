@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 TIMED_OUT = 124
 """The exit code of a command that took longer than it may."""
-END_S = 30.0
+END_S = 60.0
 """Seconds that a command has to end once it is asked to."""
 
 
@@ -45,15 +45,13 @@ def run_limited(
 
 @contextmanager
 def ended_with_all(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """End a process that leads a session, and what it has started, however this is left."""
+    """Ask a process that leads a session to end, however this is left, and kill what it has started and left."""
     try:
         yield
     finally:
-        try:
-            os.killpg(process.pid, signal.SIGTERM)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        except ProcessLookupError:
-            pass
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # all have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

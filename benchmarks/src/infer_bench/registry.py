@@ -28,7 +28,7 @@ BENCHMARKS = {
     "soak": ("soak.run", "an hour of mixed and hostile traffic with killed cores: memory, latency, balance"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
     "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
-    "quantized-peers": ("serving.quantized_peers", "quantized weights over HTTP, beside none and beside peers' own"),
+    "quantized-peers": ("serving.peers:main_of_quantized", "quantized weights over HTTP, beside none and beside peers' own"),
     "quantization-loss": ("offline.quantization_loss", "what quantized weights cost in held-out loss"),
     "real-model": ("offline.real_model", "what quantized weights cost a real model: loss and greedy answers"),
     "steps": ("offline.steps", "where the time of a step goes, beside its floors; `--device cuda`: on a GPU"),
@@ -48,7 +48,7 @@ BENCHMARKS = {
     ),
     "publish": ("publish.run", "runs what README and docs quote, and fills their tables and pictures"),
 }
-"""By name: the module, whose `main` takes the arguments, and what it measures."""
+"""By name: the module, whose `main` takes the arguments, or another function of it, and what it measures."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"`{name}` is no benchmark.\n\n{usage()}", file=sys.stderr)
         return 2
     sys.argv = [f"infer-bench {name}", *rest]  # what `--help` and the result's `command` show
-    return int(import_module(f"infer_bench.{BENCHMARKS[name][0]}").main(rest) or 0)
+    module, _, function = BENCHMARKS[name][0].partition(":")
+    return int(getattr(import_module(f"infer_bench.{module}"), function or "main")(rest) or 0)
 
 
 def usage() -> str:

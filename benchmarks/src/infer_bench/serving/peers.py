@@ -4,6 +4,9 @@
     uv run infer-bench peers --model CHECKPOINT \
         --peer "vllm=vllm serve CHECKPOINT --port {port}" \
         --peer "llama.cpp=llama-server -m CHECKPOINT.gguf --port {port} --parallel 16"
+    uv run infer-bench quantized-peers --model CHECKPOINT \
+        --peer int8 "llama.cpp Q8_0" "llama-server -m Q8_0.gguf --port {port} --parallel 16" \
+        --peer int4 "llama.cpp Q4_0" "llama-server -m Q4_0.gguf --port {port} --parallel 16"
 
 In its turn a side's server is started, warmed up, asked, and ended, so that it has the machine to itself:
 
@@ -11,20 +14,21 @@ In its turn a side's server is started, warmed up, asked, and ended, so that it 
     stream    five requests, each alone, 64 tokens in and 128 out; the median
     prefill   one prompt of 1024 tokens, up to its first token
     start     from the command to `/health`; the first round's may read files that the system has not cached
-    memory    of all its processes before the first request, less the checkpoint's weights
+    memory    of all its processes before the first request, of `peers` less the checkpoint's weights
 
 Greedy, to the full length. Lengths are the same in every turn, contents never, so that no prefix cache finds anything.
 The order turns with every round. The texts of the warm-up are compared, as margins are not known. A peer's command
 names a program of its own environment, `env NAME=VALUE program ...` with variables; it must answer `/health` once it is
 ready, and take token ids and `ignore_eos`.
+
+Of `quantized-peers` our sides serve the checkpoint as it is (`none`) and quantized while it is read, a peer a file that
+its own tools made of it. Each of our sides is compared with `none`, and with the peers named for it.
 """
 
 import argparse
 import asyncio
 import contextlib
-import os
 import shlex
-import signal
 import socket
 import statistics
 import subprocess
@@ -41,21 +45,21 @@ from infer_bench.client.http import BrokenReplyError, get_latency_s
 from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
+from infer_bench.processes import ended_with_all
 from infer_bench.results import argument_parser, save, table
 from infer_bench.server.metrics import describe, served_model
 from infer_bench.server.processes import processes_behind, resident_memory
 from infer_models.hub import resolve_checkpoint
 
-OURS = "infer"
-END_S = 60.0
-"""Seconds that a server has to end."""
+OURS, PLAIN = "infer", "none"
+"""What our side is called, and the scheme of weights as the checkpoint has them."""
 TOKEN_IDS = range(3, 512)
 """Of prompts: below are special tokens; every vocabulary has these."""
-
 STREAMS = 5
 """Requests, one after another, of which the median is a turn's rate of one stream."""
-IDLE_MEMORY = "idle memory over the weights, GB"
+IDLE_MEMORY, ALL_MEMORY = "idle memory over the weights, GB", "idle memory, GB"
 
+Command = list[str]
 Turn = dict[str, float]
 """What one side did in one round: of rates more is better, of milliseconds less is."""
 
@@ -65,101 +69,180 @@ class Race:
     """What all sides did.
 
     Attributes:
+        commands: of the servers, with `{port}`, by side.
         turns: every round, by side.
         texts: the answers of the warm-up, by side.
     """
 
+    commands: Mapping[str, Sequence[str]]
     turns: dict[str, list[Turn]]
     texts: dict[str, list[str]]
 
+    @property
+    def medians(self) -> dict[str, Turn]:
+        """The median of every number, by side."""
+        return {side: medians(found) for side, found in self.turns.items()}
+
+    def as_json(self, scale: float) -> dict[str, object]:
+        """What is saved of every race."""
+        commands = {side: shlex.join(command) for side, command in self.commands.items()}
+        return {"scale": scale, "commands": commands, "turns": self.turns, "medians": self.medians}
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare, print the tables and save the result."""
+    """Compare ours with peers, print the tables and save the result."""
     args = read_arguments(arguments)
     folder = resolve_checkpoint(args.model)
-    ours = [sys.executable, "-m", "infer_server", "--model", str(folder), "--device", args.device]
-    commands = {OURS: [*ours, "--no-access-log", "--port", "{port}", *args.serve], **args.peer}
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     race = run_race(
-        commands,
-        num_rounds=args.rounds,
-        scale=args.scale,
-        start_s=args.start_s,
-        idle=lambda url: {IDLE_MEMORY: idle_memory_gb(url, folder)},
+        {OURS: own_command(folder, PLAIN, args), **args.peer},
+        args,
+        idle=lambda url: {IDLE_MEMORY: (idle_bytes(url) - weights) / 1e9},
     )
-    turns, texts = race.turns, race.texts
-    print(f"\n{tables(turns)}")
-    agreements = {peer: compare_texts(texts[OURS], texts[peer]) for peer in args.peer}
+    print(f"\n{tables(race.turns)}")
+    agreements = {peer: compare_texts(race.texts[OURS], race.texts[peer]) for peer in args.peer}
     for peer, agreement in agreements.items():
         print(f"\n{OURS} and {peer}: {agreement}")
     if not args.quick:
-        result = {
-            "scale": args.scale,
-            "commands": {side: shlex.join(command) for side, command in commands.items()},
-            "turns": turns,
-            "medians": {side: medians(found) for side, found in turns.items()},
-            "agreements": {peer: agreement.as_json() for peer, agreement in agreements.items()},
+        found = {"agreements": {peer: agreement.as_json() for peer, agreement in agreements.items()}}
+        save(args.name or f"peers-{Path(args.model).resolve().name}", race.as_json(args.scale) | found, args.out)
+
+
+def main_of_quantized(arguments: Sequence[str] | None = None) -> None:
+    """Compare our quantized weights with none and with peers' own, print the tables and save the result."""
+    args = read_quantized_arguments(arguments)
+    folder = resolve_checkpoint(args.model)
+    commands = {ours(scheme): own_command(folder, scheme, args) for scheme in args.schemes}
+    for peers in args.peer.values():
+        commands |= peers
+    race = run_race(commands, args, idle=lambda url: {ALL_MEMORY: idle_bytes(url) / 1e9})
+    compared = {f"{own} / {other}": (own, other) for own, other in pairs(args.schemes, args.peer)}
+    better = compare(race, compared)
+    print(f"\n{spread_table(race.turns)}")
+    if better:
+        print(f"\n{ratio_table('times better', better)}")
+    if not args.quick:
+        agreements = {
+            title: compare_texts(race.texts[own], race.texts[other]).as_json()
+            for title, (own, other) in compared.items()
         }
-        save(args.name or f"peers-{Path(args.model).resolve().name}", result, args.out)
+        found = {"ratios": better, "agreements": agreements}
+        save(f"quantized-peers-{Path(args.model).resolve().name}", race.as_json(args.scale) | found, args.out)
 
 
-def run_race(
-    commands: Mapping[str, Sequence[str]],
-    *,
-    num_rounds: int,
-    scale: float,
-    start_s: float,
-    idle: Callable[[str], Turn],
-) -> Race:
+def run_race(commands: Mapping[str, Sequence[str]], args: argparse.Namespace, *, idle: Callable[[str], Turn]) -> Race:
     """Let every side take its turn in every round, alone on the machine; the order turns with every round.
 
     Args:
         commands: of the servers, with `{port}`, by side.
-        num_rounds: turns of every side.
-        scale: factor on the lengths of prompts and answers.
-        start_s: seconds that a server has to start.
+        args: has `rounds`, the turns of every side, `scale`, the factor on lengths, and `start_s`.
         idle: what to note of a server, given its URL, before it is asked.
 
     Raises:
         RuntimeError: a server did not start, or did not answer as it was asked to.
     """
-    race = Race(turns={side: [] for side in commands}, texts={})
-    for number in range(num_rounds):
+    race = Race(commands=commands, turns={side: [] for side in commands}, texts={})
+    for number in range(args.rounds):
         for side in commands if number % 2 == 0 else reversed(list(commands)):
-            print(f"round {number + 1} of {num_rounds}: {side}", file=sys.stderr)
+            print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
             began_s = time.monotonic()
-            with running(commands[side], start_s=start_s) as url:
+            with running(commands[side], start_s=args.start_s) as url:
                 noted = {"start, s": time.monotonic() - began_s, **idle(url)}
-                warm_up = asyncio.run(ask(url, batch("warm-up", scale)))
-                take_turn(url, "warm-up", scale)
-                race.turns[side].append(take_turn(url, f"{number}", scale) | noted)
+                warm_up = asyncio.run(ask(url, batch("warm-up", args.scale)))
+                take_turn(url, "warm-up", args.scale)
+                race.turns[side].append(take_turn(url, f"{number}", args.scale) | noted)
             race.texts.setdefault(side, [result.text for result in warm_up])
     return race
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's flags, checked; `peer` becomes commands by name."""
-    parser = argument_parser(__doc__, quick="one round at a tenth of the lengths")
-    parser.add_argument("--model", required=True, help="folder or Hub id of the checkpoint that all sides serve")
+    """Return the flags of `peers`, checked; `peer` becomes commands by name."""
+    parser = _parser()
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="may be repeated")
-    parser.add_argument("--device", default="auto", help="of our server")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every side")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
     parser.add_argument("--name", help="of the result, without `.json`; left out: `peers-` and the checkpoint's")
-    parser.add_argument("--start-s", type=float, default=600.0, help="seconds that a server has to start")
-    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
-    args = parser.parse_args(arguments)
-    peers: dict[str, list[str]] = {}
+    args = _checked(parser, arguments)
+    peers: dict[str, Command] = {}
     for text in args.peer:
         name, _, command = text.partition("=")
         if "{port}" not in command or name in (OURS, *peers):
             parser.error(f"`--peer {text}` is no NAME=COMMAND with a name of its own and `{{port}}` in the command")
         peers[name] = shlex.split(command)
+    args.peer, args.scheme_flags = peers, ""
+    return args
+
+
+def read_quantized_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags of `quantized-peers`, checked; `peer` becomes commands by scheme and name."""
+    parser = _parser()
+    parser.add_argument("--schemes", nargs="+", default=[PLAIN, "int8", "int4"], help="of our server, one side each")
+    parser.add_argument(
+        "--peer",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("SCHEME", "NAME", "COMMAND"),
+        help="a server to compare that scheme with; may be repeated",
+    )
+    parser.add_argument(
+        "--scheme-flags", default="--quantization {scheme}", help="what makes our server quantize; nothing for `none`"
+    )
+    args = _checked(parser, arguments)
+    args.schemes = list(dict.fromkeys(args.schemes))
+    names = {ours(scheme) for scheme in args.schemes}
+    peers: dict[str, dict[str, Command]] = {}
+    for scheme, name, command in args.peer:
+        if scheme not in args.schemes:
+            parser.error(f"`--peer {scheme}` is none of the schemes {', '.join(args.schemes)}")
+        if "{port}" not in command or name in names:
+            parser.error(f"`--peer {scheme} {name}` needs a name of its own, and `{{port}}` in its command")
+        names.add(name)
+        peers.setdefault(scheme, {})[name] = shlex.split(command)
     args.peer = peers
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argument_parser(__doc__, quick="one round at a tenth of the lengths")
+    parser.add_argument("--model", required=True, help="folder or Hub id of the checkpoint that all sides serve")
+    parser.add_argument("--device", default="auto", help="of our server")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of every side")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
+    parser.add_argument("--start-s", type=float, default=600.0, help="seconds that a server has to start")
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
+    return parser
+
+
+def _checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    args = parser.parse_args(arguments)
     if args.rounds < 1 or args.scale <= 0:
         parser.error(f"`--rounds` is {args.rounds} and `--scale` is {args.scale:g}; both must be positive")
     if args.quick:
         args.rounds, args.scale = 1, args.scale / 10
     return args
+
+
+def ours(scheme: str) -> str:
+    """Return what the side is called that serves with `scheme`."""
+    return f"{OURS} {scheme}"
+
+
+def own_command(folder: Path, scheme: str, args: argparse.Namespace) -> Command:
+    """Return how our server is started with `scheme`."""
+    flags = [] if scheme == PLAIN else shlex.split(args.scheme_flags.replace("{scheme}", scheme))
+    server = [sys.executable, "-m", "infer_server", "--model", str(folder), "--device", args.device]
+    return [*server, "--no-access-log", "--port", "{port}", *flags, *args.serve]
+
+
+def pairs(schemes: Sequence[str], peers: Mapping[str, Mapping[str, Command]]) -> list[tuple[str, str]]:
+    """Return which of our sides are compared with which others: first with ours as it is, then with their peers."""
+    found = [(ours(scheme), ours(PLAIN)) for scheme in schemes if scheme != PLAIN and PLAIN in schemes]
+    return found + [(ours(scheme), name) for scheme in schemes for name in peers.get(scheme, ())]
+
+
+def compare(race: Race, compared: Mapping[str, tuple[str, str]]) -> dict[str, Turn]:
+    """Return how many times better the first of each pair is, by the medians of all rounds."""
+    found = race.medians
+    return {title: ratios(found[own], found[other]) for title, (own, other) in compared.items()}
 
 
 @contextmanager
@@ -174,35 +257,26 @@ def running(command: Sequence[str], *, start_s: float) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     words = [word.replace("{port}", port) for word in command]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - what the user named
-    try:
+    with ended_with_all(process):
         began_s = time.monotonic()
         while not is_ready(url):
             if process.poll() is not None or time.monotonic() - began_s > start_s:
                 raise RuntimeError(f"`{shlex.join(words)}` was not ready; its exit code is {process.poll()}")
             time.sleep(0.05)
         yield url
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def is_ready(url: str) -> bool:
     """Return whether the server answers `/health` with 200."""
-    try:
+    with contextlib.suppress(OSError, BrokenReplyError, RuntimeError):
         asyncio.run(get_latency_s(url, "/health"))
-    except (OSError, BrokenReplyError, RuntimeError):
-        return False
-    return True
+        return True
+    return False
 
 
-def idle_memory_gb(url: str, checkpoint: Path) -> float:
-    """Return what a server that computes nothing takes beside the weights of `checkpoint`."""
-    weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    return (resident_memory(processes_behind(url)).total_bytes - weights) / 1e9
+def idle_bytes(url: str) -> int:
+    """Return what a server that computes nothing takes, weights included."""
+    return resident_memory(processes_behind(url)).total_bytes
 
 
 async def ask(url: str, workload: Workload) -> list[RequestResult]:
