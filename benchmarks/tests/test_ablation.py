@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from infer_bench.client.workloads import WORKLOADS, make_workload
-from infer_bench.serving.ablation import choose_pairs, main, measure, medians_of, result_of
-from infer_bench.serving.ablation_claims import EXPECTATIONS
-from infer_bench.serving.ablation_report import METRICS, report
-from infer_bench.serving.ablation_steps import (
+from infer_bench.serving.ablation import METRICS, choose_pairs, main, measure, medians_of, report, result_of
+from infer_bench.serving.ablation_plan import (
     CHUNKS,
     CPU,
+    EXPECTATIONS,
     FULL_CHUNK,
     GPU,
     LABELS,

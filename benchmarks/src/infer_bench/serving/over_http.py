@@ -25,8 +25,7 @@ from infer_bench.client.load import run_workload
 from infer_bench.client.workloads import Workload, make_workload
 from infer_bench.results import argument_parser, save, table
 from infer_bench.server.launch import serving
-from infer_bench.serving.ablation_claims import metric_words
-from infer_bench.serving.ablation_steps import flags
+from infer_bench.serving.ablation_plan import flags, metric_words
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine import LLM, SamplingParams
 

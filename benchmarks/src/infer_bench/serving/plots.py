@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import gaps_s
-from infer_bench.serving.ablation_claims import Measured, metric_words
-from infer_bench.serving.ablation_steps import STEPS
+from infer_bench.serving.ablation_plan import STEPS, Measured, metric_words
 
 ACCENT, WAITING, MUTED, INK = "#2a6fbb", "#f0b35e", "#9fc3e8", "#333333"
 STYLE: dict[Any, Any] = {

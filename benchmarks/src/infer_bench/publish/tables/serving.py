@@ -6,7 +6,7 @@ from infer_bench.client.summary import spread_words
 from infer_bench.publish.declared import Json
 from infer_bench.publish.tables.words import count_words, machine, measured_on, paragraph, sections
 from infer_bench.results import table
-from infer_bench.serving.ablation_report import (
+from infer_bench.serving.ablation import (
     capacity_table,
     caps_table,
     chunks_table,

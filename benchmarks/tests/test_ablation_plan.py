@@ -8,9 +8,21 @@ from typing import Any
 import pytest
 
 from infer_bench.client.workloads import WORKLOADS
-from infer_bench.serving.ablation_claims import EXPECTATIONS, LENGTHS, Capacity, Measured, count_capacities, judge
-from infer_bench.serving.ablation_report import METRICS, caps_table, chunks_table, latency_table, report
-from infer_bench.serving.ablation_steps import CPU, LABELS, ONE_BY_ONE, RUNS, SLOTS, STEPS, server_options
+from infer_bench.serving.ablation import METRICS, caps_table, chunks_table, count_capacities, latency_table, report
+from infer_bench.serving.ablation_plan import (
+    CPU,
+    EXPECTATIONS,
+    LABELS,
+    LENGTHS,
+    ONE_BY_ONE,
+    RUNS,
+    SLOTS,
+    STEPS,
+    Capacity,
+    Measured,
+    judge,
+    server_options,
+)
 from infer_bench.serving.plots import plot_ladder
 
 ANY = dict.fromkeys(METRICS, 1.0) | {"num_decoding_mean": 3.0, "output_tokens_per_s": 100.0}

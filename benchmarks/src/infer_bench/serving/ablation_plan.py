@@ -1,4 +1,4 @@
-"""The steps of the ablation, each one switch more, and the profiles that it runs with.
+"""The steps of the ablation, each one switch more, the profiles that it runs with, and what each step must show.
 
     one by one ──> + static batches ──> + continuous ──> + paged ──> + as many as fit
                ──> + one prompt a step ──> + chunked prefill ──> + prefix caching ──> + few prompt tokens beside decodes
@@ -9,9 +9,10 @@ keys and values: `SLOTS` sequences of `max_seq_len` tokens. `matched` runs as ma
 as many as the same memory holds: so what blocks gain and what the batch's size gains are told apart.
 """
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from infer_bench.client.workloads import WORKLOADS, Workload, make_workload
 from infer_bench.shapes import SHAPES
@@ -223,3 +224,164 @@ def plan(profile: Profile, shape: str, name: str, *, contents: int = 0, num_requ
         requests=workload.requests[:num_requests],
         is_closed_loop=workload.is_closed_loop or name == ONE_BY_ONE,
     )
+
+
+KEPT = 0.95
+"""Chosen, not measured: a throughput that is lower by no more than the rest is not lost."""
+SEVERAL = 2
+"""Chosen: requests that decode at once, on average, where a load is said to form batches."""
+BLOCK_SIZE = 64
+LENGTHS = (256, 512, 1024, 2048, 4096)
+"""Tokens of the sequences that are counted."""
+
+Measured = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""By step, by workload: metrics by name, times in seconds."""
+
+
+class Capacity(NamedTuple):
+    """How many sequences of `num_tokens` tokens fit into slots, and into blocks of the same memory."""
+
+    num_tokens: int
+    in_slots: int
+    in_blocks: int
+
+
+class _Expectation(NamedTuple):
+    """A step's metric on a workload must hold `compare(value, factor * value on the step before)`.
+
+    Where `other` is given, the value before is of that workload. Where `before` is empty, `factor` is the bound itself.
+    """
+
+    step: str
+    before: str
+    workload: str
+    metric: str
+    compare: Callable[[float, float], bool]
+    factor: float
+    text: str
+    other: str = ""
+
+
+_BATCHING = ("continuous", "static", "continuous_batching")
+_BLOCKS = ("matched", "continuous", "paged_attention")
+_MORE = ("paged", "matched", "paged_attention")
+_SPEED = "output_tokens_per_s"
+_ITL = ("chunked_prefill", "itl_p99_s")
+EXPECTATIONS = (
+    _Expectation(*("static", "one", "mixed", _SPEED, operator.gt, 1), "static batches have a higher throughput"),
+    _Expectation(
+        *("continuous", "", "continuous_batching", "num_decoding_mean", operator.ge, SEVERAL),
+        f"the load forms batches: at least {SEVERAL} requests decode at once on average",
+    ),
+    _Expectation(*_BATCHING, "ttft_p99_s", operator.lt, 1, "continuous batching has a lower P99 TTFT than static"),
+    _Expectation(*_BATCHING, _SPEED, operator.ge, KEPT, f"and keeps at least {KEPT:.0%} of its throughput"),
+    _Expectation(
+        *(*_BLOCKS, _SPEED, operator.ge, KEPT),
+        f"with {SLOTS} requests at once, blocks keep at least {KEPT:.0%} of the throughput of slots",
+    ),
+    _Expectation(*_BLOCKS, "kv_occupancy_peak", operator.lt, 1, "and take a smaller share of the memory"),
+    _Expectation(*_MORE, "num_decoding_peak", operator.gt, 1, "so more requests decode at a time"),
+    _Expectation(*_MORE, _SPEED, operator.gt, 1, "and a burst is done faster, which is the gain of the larger batch"),
+    _Expectation(
+        *("paged", "continuous", "paged_attention", _SPEED, operator.gt, 1),
+        "blocks and larger batch together do a burst faster than slots",
+    ),
+    _Expectation(
+        *("paged", "paged", "mixed", _SPEED, operator.gt, 1),
+        "16 mixed requests at once have a higher throughput than one by one",
+        other=ONE_BY_ONE,
+    ),
+    _Expectation(
+        *("chunked", "paged", *_ITL, operator.le, 1 / 2),
+        "chunked prefill, one chunk a step, at least halves the P99 ITL of whole prompts",
+    ),
+    _Expectation(*("chunked", "capped", *_ITL, operator.le, 1 / 2), "and that of whole prompts, one a step"),
+    _Expectation(
+        *("uncapped", "paged", *_ITL, operator.le, 1 / 2), "chunks, as many a step as fit, at least halve it too"
+    ),
+    _Expectation(*("prefix", "chunked", "prefix_caching", "ttft_p50_s", operator.lt, 1), "prefix caching lowers TTFT"),
+    _Expectation(
+        *("beside", "prefix", *_ITL, operator.lt, 1), "few prompt tokens beside decodes lower the P99 ITL once more"
+    ),
+)
+
+
+class Claim(NamedTuple):
+    """One claim and its judgement: the step that must show it, in words, whether it held, and the numbers."""
+
+    step: str
+    text: str
+    held: bool
+    evidence: str
+
+
+def judge(measured: Measured, *, capacities: Sequence[Capacity]) -> list[Claim]:
+    """Return every claim whose workloads were measured on the steps that it compares, and those of `capacities`."""
+    claims = [
+        *(_judge_capacity(capacity) for capacity in capacities),
+        *(_judge(expected, measured) for expected in EXPECTATIONS if _is_measured(expected, measured)),
+        *_judge_baseline(measured),
+    ]
+    return sorted(claims, key=lambda claim: list(LABELS).index(claim.step))
+
+
+def _is_measured(expected: _Expectation, measured: Measured) -> bool:
+    other = expected.other or expected.workload
+    is_compared = not expected.before or other in measured.get(expected.before, {})
+    return is_compared and expected.workload in measured.get(expected.step, {})
+
+
+def _judge(expected: _Expectation, measured: Measured) -> Claim:
+    workload, metric = expected.workload, expected.metric
+    after = measured[expected.step][workload][metric]
+    if not expected.before:
+        evidence = f"`{workload}`: {metric_words(metric, after)}"
+        return Claim(expected.step, expected.text, expected.compare(after, expected.factor), evidence)
+    before = measured[expected.before][expected.other or workload][metric]
+    evidence = f"`{workload}`: {_change(metric, before, after)}"
+    return Claim(expected.step, expected.text, expected.compare(after, expected.factor * before), evidence)
+
+
+def _judge_baseline(measured: Measured) -> list[Claim]:
+    """Judge whether any step serves one request at a time slower than the first one does.
+
+    Static batching is judged by itself: a batch that is not full waits `batch_wait_timeout_s` for others.
+    """
+    speeds = {step: measured[step]["baseline"][_SPEED] for step in STEPS if "baseline" in measured.get(step, {})}
+    before = speeds.pop("one", None)
+    if before is None:
+        return []
+    claims = []
+    if (static := speeds.pop("static", None)) is not None:
+        text = f"one request at a time keeps {KEPT:.0%} of its speed, though a batch waits 50 ms to fill"
+        held = static >= KEPT * before
+        claims.append(Claim("static", text, held, f"`baseline`: {_change(_SPEED, before, static)}"))
+    if speeds:
+        step = min(speeds, key=speeds.__getitem__)
+        text = f"one request at a time keeps {KEPT:.0%} of its speed on every step from `{STEPS['continuous']}` on"
+        evidence = f"`baseline`: {_change(_SPEED, before, speeds[step])} on the slowest, `{STEPS[step]}`"
+        claims.append(Claim(max(speeds, key=list(STEPS).index), text, speeds[step] >= KEPT * before, evidence))
+    return claims
+
+
+def _judge_capacity(capacity: Capacity) -> Claim:
+    times = FULL_SEQ_LEN // capacity.num_tokens
+    text = f"the same memory holds {times} times as many sequences of {capacity.num_tokens} tokens"
+    if times == 1:
+        text = f"the same memory holds as many sequences of {capacity.num_tokens} tokens"
+    counted = f"of at most {FULL_SEQ_LEN} tokens: {capacity.in_slots} -> {capacity.in_blocks}, counted"
+    return Claim("matched", text, capacity.in_blocks >= times * capacity.in_slots, counted)
+
+
+def _change(metric: str, before: float, after: float) -> str:
+    ratio = f" (x{after / before:.2f})" if before else ""
+    return f"{metric_words(metric, before)} -> {metric_words(metric, after)}{ratio}"
+
+
+def metric_words(metric: str, value: float) -> str:
+    """Return `value` with the unit that the name of `metric` ends in; seconds below one become milliseconds."""
+    if metric.endswith("_per_s"):
+        return f"{value:.4g}/s" if value < 10 else f"{value:.0f}/s"
+    if metric.endswith("_s"):
+        return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+    return f"{value:.3g}"
