@@ -27,7 +27,13 @@ from infer_server.testing.hostile_requests import (
     LIMIT,
     NOT_JSON,
     ODD,
+    SHORT,
     SOUND,
+    UNFINISHED,
+    places_of_cuts,
+    post,
+    post_in_chunks,
+    requests_to_cut,
     with_field,
 )
 
@@ -204,22 +210,14 @@ def everything(connection: socket.socket) -> bytes:
     return received
 
 
-def post(body: bytes, *headers: bytes) -> bytes:
-    lines = [b"POST /v1/completions HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers]
-    return b"\r\n".join([*lines, b"", b""]) + body
-
-
 LENGTHY = {"prompt": "x", "max_tokens": 50, "ignore_eos": True}
-ENDLESS = json.dumps(LENGTHY | {"max_tokens": 500, "n": 16}).encode()
-SHORT = b'{"prompt": "x", "max_tokens": 1}'
-PIECES = [b"GET / HTTP/1.1\r\nHost: x\r\nX-Drip: ", post(SHORT)[:-5], b"", b"P", b"GET /health HTTP/1.1\r\n"]
 
 
 def test_dripping_sockets_keep_nobody_from_being_answered(client: httpx.Client) -> None:
     with ExitStack() as opened:
         dripping = [opened.enter_context(connect(client)) for _ in range(48)]
         for index, connection in enumerate(dripping):
-            connection.sendall(PIECES[index % len(PIECES)])
+            connection.sendall(UNFINISHED[index % len(UNFINISHED)])
         begun_s = time.monotonic()
         while time.monotonic() < begun_s + 1.5:
             for connection in dripping:
@@ -235,11 +233,8 @@ def test_dripping_sockets_keep_nobody_from_being_answered(client: httpx.Client) 
 
 
 def test_connections_cut_at_any_point_leave_nothing_behind(client: httpx.Client) -> None:
-    whole = post(ENDLESS, b"Accept: text/event-stream")
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in ENDLESS) + b"0\r\n\r\n"
-    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
-    for request in (whole, post(ENDLESS), chunked, post(b"[" * 100_000)):
-        for end in (1, 30, len(request) // 2, len(request) - 1, len(request)):
+    for request in requests_to_cut(16):
+        for end in places_of_cuts(request):
             with connect(client) as half_closed, connect(client) as closed:
                 for connection in (half_closed, closed):
                     connection.sendall(request[:end])
@@ -250,11 +245,9 @@ def test_connections_cut_at_any_point_leave_nothing_behind(client: httpx.Client)
 
 
 def test_requests_in_one_piece_and_in_single_bytes_are_answered_in_order(client: httpx.Client) -> None:
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in SHORT + b" " * 20_000) + b"0\r\n\r\n"
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     bad, last = post(b"[" * 100_000), post(SHORT, b"Connection: close", b"Expect: 100-continue")
     with connect(client) as connection:
-        connection.sendall((post(SHORT) + bad + head + chunks) * 3 + last)
+        connection.sendall((post(SHORT) + bad + post_in_chunks(SHORT + b" " * 20_000)) * 3 + last)
         replies = everything(connection)
     found = re.findall(rb"HTTP/1.1 (\d+) ", replies)
     assert [status for status in found if status != b"100"] == [b"200", b"400", b"200"] * 3 + [b"200"]

@@ -2,16 +2,23 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
-from urllib.parse import urlsplit
 
 import msgspec
 
 from infer_bench.client.http import BrokenReplyError, exchange, fetch
 from infer_bench.soak.tally import Outcome, UnexpectedReplyError
-from infer_server.testing.hostile_requests import NOT_JSON, ODD, SOUND, with_field
+from infer_server.testing import open_socket
+from infer_server.testing.hostile_requests import (
+    NOT_JSON,
+    ODD,
+    SOUND,
+    UNFINISHED,
+    places_of_cuts,
+    requests_to_cut,
+    with_field,
+)
 
 REFUSALS = (400, 404, 408, 413, 422)
 """With 408 where this process had no time to send 20 MB within the server's patience."""
@@ -19,23 +26,7 @@ NOT_JSON_SHARE = 0.1
 """Of the bodies; a sixth of these has 10 or 20 MB."""
 END_S = 60.0
 """Within which the server must be rid of a socket that sends nothing whole."""
-
-_SHORT = b'{"prompt": "x", "max_tokens": 2}'
-_ENDLESS = json.dumps({"prompt": "x", "max_tokens": 500, "ignore_eos": True, "n": 4}).encode()
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-
-
-def _post(body: bytes) -> bytes:
-    return _HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-def _post_in_chunks(body: bytes) -> bytes:
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
-    return _HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
-
-
-_DRIPPED = (b"GET / HTTP/1.1\r\nHost: x\r\nX-Drip: ", _post(_SHORT)[:-5], b"P", b"GET /health HTTP/1.1\r\n")
-_CUT = (_post(_ENDLESS), _post_in_chunks(_ENDLESS), _post(b"[" * 100_000))
+CUT = requests_to_cut(4)
 
 
 class HostileBodies:
@@ -87,7 +78,7 @@ async def send_body(url: str, path: str, what: str, body: bytes) -> Outcome:
 async def drip(url: str, number: int) -> Outcome:
     """Send a request a byte at a time until the server has enough of it."""
     async with _connected(url) as (reader, writer):
-        writer.write(_DRIPPED[number % len(_DRIPPED)])
+        writer.write(UNFINISHED[number % len(UNFINISHED)])
 
         async def send_bytes() -> None:
             with contextlib.suppress(ConnectionError):  # the server is rid of it
@@ -122,8 +113,8 @@ async def close_half(url: str, draw: Random) -> Outcome:
 
 
 def _draw_piece(draw: Random) -> bytes:
-    request = draw.choice(_CUT)
-    return request[: draw.choice((1, 30, len(request) // 2, len(request) - 1, len(request)))]
+    request = draw.choice(CUT)
+    return request[: draw.choice(places_of_cuts(request))]
 
 
 def _judge(reply: bytes) -> Outcome:
@@ -146,8 +137,7 @@ async def _everything(reader: asyncio.StreamReader) -> bytes:
 
 @contextlib.asynccontextmanager
 async def _connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    address = urlsplit(url)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    reader, writer = await open_socket(url)
     try:
         yield reader, writer
     finally:

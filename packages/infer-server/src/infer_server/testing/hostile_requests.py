@@ -1,4 +1,4 @@
-"""Bodies of requests that no sensible client sends: no JSON, or a field with an odd value. Asks no server."""
+"""Requests that no sensible client sends: bodies that are no JSON, odd values of fields, pieces. Asks no server."""
 
 import json
 from typing import Any
@@ -58,3 +58,32 @@ def with_field(path: str, name: str, raw: str) -> str:
     """Return the sound body of `path` with one more field, whose value is `raw` JSON."""
     rest = {key: value for key, value in SOUND[path].items() if key != name}
     return json.dumps(rest)[:-1] + (", " if rest else "") + f'"{name}": {raw}}}'
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    """Return a whole request of a completion, as it is on the wire."""
+    lines = [b"POST /v1/completions HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join([*lines, b"", b""]) + body
+
+
+def post_in_chunks(body: bytes) -> bytes:
+    """Return the same request, in chunks of a byte."""
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+
+
+SHORT = b'{"prompt": "x", "max_tokens": 1}'
+UNFINISHED = (b"GET / HTTP/1.1\r\nHost: x\r\nX-Drip: ", post(SHORT)[:-5], b"", b"P", b"GET /health HTTP/1.1\r\n")
+"""Beginnings of requests, for sockets that drip."""
+
+
+def requests_to_cut(num_choices: int) -> list[bytes]:
+    """Return requests to be cut at any point: long ones, of `num_choices` answers, and one that is refused."""
+    endless = json.dumps({"prompt": "x", "max_tokens": 500, "ignore_eos": True, "n": num_choices}).encode()
+    streamed = post(endless, b"Accept: text/event-stream")
+    return [streamed, post(endless), post_in_chunks(endless), post(b"[" * 100_000)]
+
+
+def places_of_cuts(request: bytes) -> tuple[int, ...]:
+    """Return where to cut a request: in its first line, its head, its middle, before and behind its end."""
+    return 1, 30, len(request) // 2, len(request) - 1, len(request)
