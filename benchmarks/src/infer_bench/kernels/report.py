@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from infer_bench.kernels.expectations import describe_expectations
-from infer_bench.kernels.gains import describe_gains
 from infer_bench.kernels.launches import describe_launches
 from infer_bench.kernels.main_loops import describe_main_loops
 from infer_bench.results import ROOT, table
@@ -45,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = describe(cases, tuple(args.arch or CAPABILITIES))
     if not args.op:
         report = f"{report}\n\n{describe_main_loops()}\n\n{describe_launches()}\n\n{describe_expectations()}"
-        report = f"{report}\n\n{describe_gains(report)}"
     print(report)
     if args.write:
         DOCUMENT.write_text(report + "\n")
