@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infer_bench.kernels import cpu, gpu, kv_cache, prefill_configs, report
+from infer_bench.kernels import cpu, gpu, prefill_configs, report
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import all_cases
 from infer_bench.kernels.gpu import other_bits, run_cases
@@ -78,10 +78,3 @@ def test_cpu_benchmark_of_experts_reads_those_that_are_chosen(monkeypatch: pytes
 
 def test_the_report_says_what_a_step_launches() -> None:
     assert describe_launches() in report.DOCUMENT.read_text()
-
-
-def test_attention_over_int8_is_measured_beside_bf16(capsys: pytest.CaptureFixture[str]) -> None:
-    kv_cache.main(["--quick", "--heads", "4", "2", "32"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| sequences | tokens | rows | bf16_us | int8_us | speedup |"
-    assert len(lines) == 4

@@ -1,14 +1,13 @@
 """The offline benchmarks: steps that add up, turns that alternate, equal tokens."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from infer_bench.agreement import JudgedAnswer, compare_texts, compare_tokens
-from infer_bench.offline import concurrency, engine, prompt_cap, structured
+from infer_bench.offline import concurrency, engine
 from infer_bench.offline import transformers as comparison
 from infer_bench.shapes import SHAPES
 
@@ -29,17 +28,6 @@ def test_concurrency_compares_the_same_requests(
     saved = json.loads((tmp_path / "concurrency-llama-30m.json").read_text())
     assert saved["ratio"] == saved["together"][0] / saved["one_by_one"][0]
     assert "| ratio (ceiling 3) |" in capsys.readouterr().out
-
-
-def test_structured_output_is_compared_with_free_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SHAPES, "llama-30m", SHAPES["llama-30m"] | {"num_hidden_layers": 1})
-    structured.main(["--quick", "--rows", "2", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert re.search(r"\| free text \| [\d.]+ \(1\.000\) \| [\d.]+ \(1\.000\) \|", printed)
-    assert re.search(r"\| json_schema \| [\d.]+ \([\d.]+\)", printed)
-    assert "first token, same grammar" in printed
 
 
 # The comparison
@@ -100,7 +88,3 @@ def test_ours_and_transformers_generate_the_same_tokens(
     assert "100.0% of these are the same" in capsys.readouterr().out
 
 
-def test_prompt_cap_measures_a_cap_on_every_load(capsys: pytest.CaptureFixture[str]) -> None:
-    prompt_cap.main(["--quick", "--cap", "48"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[1] for line in lines if line.startswith("| ")][1:] == ["48"] * 3

@@ -65,9 +65,6 @@ def test_the_budgets_that_an_engine_chooses_are_among_those_that_are_simulated()
 
 
 def test_a_table_has_a_row_for_each_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--quick", "--out", str(tmp_path)])
-    assert "| Llama-3.1-8B | x1 | none |" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
     main(["--budget", "480", "--rate-scale", "2", "--num-requests", "8", "--out", str(tmp_path)])
     assert "| Qwen3-0.6B | x2 | 480 |" in capsys.readouterr().out
     assert (tmp_path / "prompt-budget.json").is_file()

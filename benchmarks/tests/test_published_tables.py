@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infer_bench.agreement import TokenAgreement
-from infer_bench.publish.tables import cpu, offline, peers, replicas, serving, soak
+from infer_bench.publish.tables import cpu, offline, peers, replicas, serving
 
 ENVIRONMENT = {"cores": 2, "cpu": "AMD EPYC", "torch": "2.15.0", "torch_threads": 2, "commit": "0123456789ab"}
 
@@ -42,26 +42,6 @@ def test_transformers_has_ratios_of_medians_and_their_range() -> None:
     assert "Of 273 tokens compared" in text.replace("\n", " ")
 
 
-def test_prompt_cap_names_workloads_and_caps() -> None:
-    names = (
-        "TTFT p50, ms",
-        "TTFT p99, ms",
-        "TTFT p50 of the shortest quarter, ms",
-        "ITL p50, ms",
-        "ITL p99, ms",
-        "tokens/s",
-    )
-    row = {"workload": "mixed x1, rate x1", "cap": 2048, **dict.fromkeys(names, 1234.5)}
-    text = offline.prompt_cap(result_of(rows=[row, row | {"cap": 48}]))
-    assert [row[:2] for row in rows_of(text)[1:]] == [["`mixed` x1, rate x1", "none"], ["`mixed` x1, rate x1", "48"]]
-    assert rows_of(text)[1][2:] == ["1,234"] * 6
-
-
-def test_kv_cache_has_a_row_for_each_case() -> None:
-    case = {"sequences": 16, "tokens": 4096, "rows": 1, "bf16_us": 6000, "int8_us": 4000, "speedup": 1.5}
-    assert rows_of(offline.kv_cache(result_of(cases=[case])))[1] == ["16", "4,096", "1", "6,000", "4,000", "1.50"]
-
-
 @pytest.fixture
 def steps() -> dict[str, Any]:
     times = {"schedule": 1.0, "forward pass": 20.0, "choose tokens": 2.0, "rest": 3.0, "products": 15.0, "read": 4.0}
@@ -85,19 +65,6 @@ def test_quantized_steps_are_compared_with_plain_ones(steps: dict[str, Any]) -> 
     rows = rows_of(cpu.quantized(steps))
     assert rows[1] == ["weights", "1000.0 MB", "500.0 MB, 0.50 of bf16"]
     assert rows[2] == ["a step of one sequence", "26 ms, floor 4", "13 ms, floor 2: 2.00 times faster"]
-
-
-def test_kernels_are_compared_with_the_fastest_naive_form() -> None:
-    comparison = {
-        "name": "linear, 1 row",
-        "gigabytes": 1.0,
-        "ratio": 2.0,
-        "ours": [0.02],
-        "naive": {"F.linear": [0.04]},
-    }
-    assert rows_of(cpu.kernels(result_of(comparisons=[comparison])))[1] == [
-        *("linear, 1 row", "20.0", "50.0", "F.linear 40.0", "2.00")
-    ]
 
 
 def test_the_faster_side_of_a_quantized_race_is_bold() -> None:
@@ -160,8 +127,3 @@ def test_text_side_is_the_median_of_the_rounds_ratios() -> None:
     costs = {"plain": [40e-6, 50e-6, 60e-6], "with tools": [44e-6, 60e-6, 63e-6]}
     text = serving.text_side(result_of(server_cpu_s_per_token=costs)).replace("\n", " ")
     assert "is 50 us without tools and 60 us with them, 1.10 times in the median of three rounds" in text
-
-
-def test_soak_says_what_does_not_hold() -> None:
-    finding = {"what": "memory", "found": "+5%", "wanted": "±3%", "holds": False}
-    assert rows_of(soak.soak(result_of(minutes=60.0, findings=[finding])))[1] == ["memory", "+5%", "±3%", "**no**"]

@@ -1,11 +1,33 @@
-"""Every benchmark is listed, explains itself, and is called in the pages by a name that exists."""
+"""Every benchmark is listed, explains itself and runs once, and pages call it by a name that exists."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from infer_bench.registry import BENCHMARKS, main
 from infer_bench.results import ROOT, table
+from infer_bench.shapes import SHAPES
+
+SMOKE = {
+    "batching": ("", r"\| Continuous batching \| \d+"),
+    "concurrency": ("--shape llama-30m --requests 3 --alone 2", r"\| ratio \(ceiling 3\) \| [\d.]+"),
+    "kv-cache": ("--heads 4 2 32", r"\| 2 \| 256 \| 16 \| \d+"),
+    "prompt-budget": ("", r"\| Llama-3.1-8B \| x1 \| none \|"),
+    "prompt-cap": ("--cap 48", r"\| mixed x1, rate x1 \| 48 \|"),
+    "routing": ("", r"\| prefix \| .*\| (1\.\d*[1-9]|[2-9])"),
+    "scaling": ("", r"\| 4 \| 1 \| least_loaded \|"),
+    "steps": ("--rounds 1 --steps 2 --sequences 2 --profile", r"2 sequences: kernels take \d+% of the step"),
+    "structured": ("--rows 2", r"(?s)\| free text \| [\d.]+ \(1\.000\).*first token, same grammar"),
+    "text-side": ("", r"\| a call's arguments \| [\d.]+ \| [\d.]+ \|"),
+}
+"""The arguments of a run beside `--quick`, and a pattern of what it prints."""
+SMOKE_ELSEWHERE = {
+    "`nox -s bench` runs it": "cpu-steps engine kernels-cpu streaming",
+    "a test of its own looks at what it prints or saves": "ablation first-light host-step kernel-report kernels-gpu "
+    "over-http peers prefill-configs publish quantization-loss quantized-peers real-model serving soak transformers "
+    "write-checkpoint",
+}
 
 
 def test_all_benchmarks_are_listed_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +47,23 @@ def test_every_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str])
         main([name, "--help"])
     assert ended.value.code == 0
     assert f"usage: infer-bench {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_a_quick_run_prints_its_table_and_saves_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setitem(SHAPES, "llama-30m", SHAPES["llama-30m"] | {"num_hidden_layers": 1})
+    arguments, printed = SMOKE[name]
+    assert main([name, "--quick", *arguments.split(), "--out", str(tmp_path)]) == 0
+    assert re.search(printed, capsys.readouterr().out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_benchmark_runs_once_somewhere() -> None:
+    elsewhere = " ".join(SMOKE_ELSEWHERE.values()).split()
+    assert sorted([*SMOKE, *elsewhere]) == sorted(BENCHMARKS)
 
 
 def test_pages_name_benchmarks_that_exist() -> None:

@@ -112,10 +112,17 @@ def test_report_of_our_server_has_its_configuration_and_its_numbers_add_up(
     assert load["spread"]["requests/s"]["min"] <= load["spread"]["requests/s"]["median"]
 
 
-async def test_a_workload_longer_than_the_context_is_refused_with_the_scale_that_fits() -> None:
+@pytest.mark.parametrize(
+    ("flags", "longest"),
+    [(["--workload", "mixed"], "mixed"), (["--workload", "all", "--scale", "0.3"], "chunked_prefill")],
+)
+async def test_a_workload_longer_than_the_context_is_refused_with_the_scale_that_fits(
+    flags: list[str], longest: str
+) -> None:
     async with running_server(FakeEngine()) as url:
-        arguments = read_arguments(["--url", url, "--workload", "mixed"])
-        with pytest.raises(SystemExit, match=r"requests of \d+ tokens but fake-model takes 512; use `--scale 0"):
+        arguments = read_arguments(["--url", url, *flags])
+        refused = rf"{longest} has requests of \d+ tokens but fake-model takes 512; use `--scale 0"
+        with pytest.raises(SystemExit, match=refused):
             await measure(arguments, url, None)
 
 
@@ -150,12 +157,6 @@ async def test_all_workloads_run_in_turn_and_are_rows_of_a_table(
     assert workloads_table(result) in capsys.readouterr().out
 
 
-async def test_the_longest_of_all_workloads_must_fit_the_context() -> None:
-    async with running_server(FakeEngine()) as url:
-        with pytest.raises(SystemExit, match=r"chunked_prefill has requests of \d+ tokens but fake-model takes 512"):
-            await measure(read_arguments(["--url", url, "--workload", "all", "--scale", "0.3"]), url, None)
-
-
 async def test_a_server_that_refuses_the_warm_up_ends_the_benchmark_with_its_words() -> None:
     engine = FakeEngine()
     engine.refusal = InvalidRequestError("`prompt` is not liked.", param="prompt")
@@ -173,31 +174,11 @@ def test_flags_that_exclude_each_other_are_refused(flags: str, capsys: pytest.Ca
     assert "`--" in capsys.readouterr().err
 
 
-def test_looking_for_calls_is_compared_with_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text_side.main(["--quick", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    for name in ("with tools", "content, with tools", "a call's arguments", "reasoning, with tools"):
-        assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \|", printed)
-    assert len(re.findall(r"\| plain \| [\d.]+ \| 1\.000 \|", printed)) == 2
-
-
 def test_what_http_costs_is_compared_with_another_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text_side.main(["--quick", "--against", str(ROOT), "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     for name in ("cpu_us_per_token", "cpu_us_per_request", "requests_per_s"):
         assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", printed)
-
-
-def test_policies_of_routing_are_compared_on_the_same_prompts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    routing.main(["--quick", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    found = {policy: re.search(rf"\| {policy} \| ([\d.]+) \|.*\| ([\d.]+) \|", printed) for policy in routing.POLICIES}
-    assert all(found.values())
-    match = found["prefix"]
-    assert match
-    assert float(match[2]) > 1
 
 
 def test_groups_of_prompts_have_beginnings_of_their_own_in_a_random_order() -> None:
