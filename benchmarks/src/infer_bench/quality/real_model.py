@@ -31,10 +31,10 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from infer_bench.offline.quantization_loss import PLAIN, held_out_part, load_packed
-from infer_bench.offline.questions import QUESTIONS
+from infer_bench.quality.quantization_loss import PLAIN, held_out_part, load_packed
+from infer_bench.quality.questions import QUESTIONS
+from infer_bench.quality.smollm import PackageUnavailableError, smollm_folder
 from infer_bench.results import ROOT, argument_parser, save, table
-from infer_bench.smollm import PackageUnavailableError, smollm_folder
 from infer_bench.weight_memory import bf16_bytes, weight_bytes
 from infer_engine import LLM, SamplingParams
 from infer_models import CausalLM, CausalView, load_model, save_model
