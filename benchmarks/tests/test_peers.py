@@ -12,12 +12,13 @@ from transformers import AutoTokenizer
 from infer_bench.checkpoints import write_checkpoint
 from infer_bench.server.processes import core_environment, processes_behind, resident_memory
 from infer_bench.serving import peers
+from infer_bench.results import medians
 from infer_bench.serving.peers import (
     Race,
     ask,
     batch,
     compare,
-    medians,
+
     own_command,
     pairs,
     ratios,

@@ -21,33 +21,22 @@ from infer_models.checkpoint import save_model
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 
 
-def write_weights(
-    shape: str | Shape, folder: Path, *, seed: int = 0, norm_noise: float = 0.0, dtype: torch.dtype | None = None
-) -> Path:
-    """Write `config.json` and random weights of `shape` into `folder`, and return it.
+def write_weights(shape: str | Shape, folder: Path) -> Path:
+    """Write `config.json` and random weights of `shape`, a name or its fields, into `folder`, and return it.
 
     Matrices keep the scale of what they multiply, so that the best two tokens of a position are no ties. The weights
-    depend on the shape and on `seed` alone.
-
-    Args:
-        shape: a name in `SHAPES`, or the fields of `config.json`.
-        folder: made if it is missing.
-        seed: of the weights.
-        norm_noise: standard deviation of the vectors' noise around their usual values.
-        dtype: of the written weights; None: the config's.
+    depend on the shape alone.
     """
     write_config(shape, folder)
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    written = dtype or getattr(torch, fields.get("dtype") or fields["torch_dtype"])
+    written: torch.dtype = getattr(torch, fields.get("dtype") or fields["torch_dtype"])
     model = load_model(folder, device=torch.device("cpu"), dtype=written, load_format="dummy")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
-            else:
-                parameter.add_(noise, alpha=norm_noise)
     save_model(model, folder)
     return folder
 

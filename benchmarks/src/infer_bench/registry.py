@@ -28,7 +28,10 @@ BENCHMARKS = {
     "soak": ("soak.run", "an hour of mixed and hostile traffic with killed cores: memory, latency, balance"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
     "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
-    "quantized-peers": ("serving.peers:main_of_quantized", "quantized weights over HTTP, beside none and beside peers' own"),
+    "quantized-peers": (
+        "serving.peers:main_of_quantized",
+        "quantized weights beside none, and beside peers' own",
+    ),
     "quantization-loss": ("quality.quantization_loss", "what quantized weights cost in held-out loss"),
     "real-model": ("quality.real_model", "what quantized weights cost a real model: loss and greedy answers"),
     "steps": ("offline.steps", "where the time of a step goes, beside its floors; `--device cuda`: on a GPU"),

@@ -5,9 +5,10 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -91,6 +92,11 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table."""
     first, *rest = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
     return "\n".join([first, "|" + "---|" * len(head), *rest])
+
+
+def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of every number of `rows`, which all have the same names."""
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def argument_parser(doc: str | None, *, quick: str | None = None) -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ The engine runs in this process with one thread, and requests arrive on a clock 
 waiting for a core changes no number. HTTP is no part of them. Caps are measured in turns, and medians compared.
 """
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import torch
 
 from infer_bench.client.summary import percentile
 from infer_bench.client.workloads import Workload, make_workload
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import argument_parser, medians, save, table
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
@@ -51,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for cap, core in cores.items():
                 found[cap].append(play(core, workload))
         for cap, runs in found.items():
-            medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-            rows.append({"workload": f"{name} x{scale:g}, rate x{rate_scale:g}", "cap": cap, **medians})
+            rows.append({"workload": f"{name} x{scale:g}, rate x{rate_scale:g}", "cap": cap, **medians(runs)})
     print(
         table(
             list(rows[0]), [[each if isinstance(each, str) else f"{each:.4g}" for each in row.values()] for row in rows]

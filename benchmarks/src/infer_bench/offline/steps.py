@@ -17,7 +17,6 @@ first. Weights are what one model holds after it was loaded, a copy of a tied LM
 """
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from infer_bench.limits import Limit, judge
 from infer_bench.offline.floors import PLAIN, Floors, quantization_option
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import argument_parser, medians, save, table
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.messages import Submit
@@ -222,10 +221,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, An
                     turns[quantization].setdefault(name, []).extend(steps)
     measured = {
         quantization: Measured(
-            milliseconds={
-                name: {stage: statistics.median(step[stage] for step in steps) for stage in steps[0]}
-                for name, steps in turns[quantization].items()
-            },
+            milliseconds={name: medians(steps) for name, steps in turns[quantization].items()},
             weight_bytes=floors.weight_bytes,
             share_of_bf16=floors.weight_bytes / floors.bf16_bytes,
         )
@@ -235,9 +231,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, An
         return measured, {}
     (engine, _), found = sides[args.quantization[0]], measured[args.quantization[0]].milliseconds
     names = {decodes_name(num_seqs): num_seqs for num_seqs in args.sequences}
-    return measured, {
-        name: engine.profile(num_seqs, step_ms=step_ms(found[name])) for name, num_seqs in names.items()
-    }
+    return measured, {name: engine.profile(num_seqs, step_ms=step_ms(found[name])) for name, num_seqs in names.items()}
 
 
 def take_turn(
@@ -257,9 +251,7 @@ def decodes_name(num_seqs: int) -> str:
     return f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
 
 
-def limits(
-    quantization: str, measured: Measured, profiles: Mapping[str, Any], args: argparse.Namespace
-) -> list[Limit]:
+def limits(quantization: str, measured: Measured, profiles: Mapping[str, Any], args: argparse.Namespace) -> list[Limit]:
     """Return the limits that `args` set: of the smallest shares of floors, and of what kernels leave of a step."""
     found = measured.milliseconds
     wanted = []

@@ -46,7 +46,7 @@ from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.processes import ended_with_all
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import argument_parser, medians, save, table
 from infer_bench.server.metrics import describe, served_model
 from infer_bench.server.processes import processes_behind, resident_memory
 from infer_models.hub import resolve_checkpoint
@@ -333,11 +333,6 @@ def requests(name: str, lengths: Sequence[int], num_new: int, scale: float) -> W
         for length in lengths
     ]
     return Workload(name=name, requests=tuple(planned), is_closed_loop=False)
-
-
-def medians(turns: Sequence[Turn]) -> Turn:
-    """Return the median of every number."""
-    return {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
 
 
 def ratios(ours: Turn, theirs: Turn) -> Turn:

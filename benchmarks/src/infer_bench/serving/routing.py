@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.workloads import PlannedRequest, Workload
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import argument_parser, medians, save, table
 from infer_bench.server.launch import serving
 from infer_bench.shapes import SHAPES
 from infer_engine.protocol.config import RoutingPolicy
@@ -104,13 +104,10 @@ def first_token_s(result: RequestResult) -> float:
 def turn_table(turns: dict[str, list[Turn]]) -> tuple[list[str], list[list[Any]]]:
     """Return the head and the rows of a table: medians over the rounds, and prefix hits beside those at random."""
     names = list(turns[POLICIES[0]][0])
-    medians = {
-        policy: {name: statistics.median(turn[name] for turn in found) for name in names}
-        for policy, found in turns.items()
-    }
-    base = medians["random"]["prefix hits"]
+    found = {policy: medians(rounds) for policy, rounds in turns.items()}
+    base = found["random"]["prefix hits"]
     rows = [
-        [policy, *(f"{found[name]:.3g}" for name in names), f"{found['prefix hits'] / base if base else 0.0:.2f}"]
-        for policy, found in medians.items()
+        [policy, *(f"{each[name]:.3g}" for name in names), f"{each['prefix hits'] / base if base else 0.0:.2f}"]
+        for policy, each in found.items()
     ]
     return ["policy", *names, "hits beside random"], rows
