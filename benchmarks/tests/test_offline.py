@@ -86,5 +86,3 @@ def test_ours_and_transformers_generate_the_same_tokens(
     assert all(len(rates) == 2 for part in saved["tokens_per_s"].values() for rates in part.values())
     assert saved["agreement"]["num_decided_same"] == saved["agreement"]["num_decided"] > 20
     assert "100.0% of these are the same" in capsys.readouterr().out
-
-

@@ -10,15 +10,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from infer_bench.checkpoints import write_checkpoint
+from infer_bench.results import medians
 from infer_bench.server.processes import core_environment, processes_behind, resident_memory
 from infer_bench.serving import peers
-from infer_bench.results import medians
 from infer_bench.serving.peers import (
     Race,
     ask,
     batch,
     compare,
-
     own_command,
     pairs,
     ratios,
@@ -156,6 +155,7 @@ def test_shapes_are_of_the_sizes_that_they_are_called_after(tmp_path: Path, shap
     tables = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     assert layers + tables == pytest.approx(num_parameters, rel=0.05)
     assert config.dtype == "bfloat16"
+
 
 PEER = ["--peer", "int8", "theirs", "serve --port {port}"]
 

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 from infer_bench.client.http import exchange
 from infer_bench.serving.streaming import NullServer, null_server
@@ -20,14 +21,6 @@ from infer_bench.serving.streaming import NullServer, null_server
 STREAMS = 16
 REQUESTS_PER_CONNECTION = 50
 _CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
-_FIELDS = {
-    "User-Agent": "benchmark",
-    "Accept": "application/json",
-    "Accept-Encoding": "gzip, deflate",
-    "Connection": "keep-alive",
-    "Content-Type": "application/json",
-    "Authorization": "Bearer key",
-}
 
 Rounds = list[dict[str, float]]
 
@@ -88,15 +81,6 @@ async def _measure(server: NullServer, num_tokens: int) -> dict[str, float]:
 
 async def _ask(url: str) -> None:
     """Send requests of one token, one after the other on one connection."""
-    address = urlsplit(url)
-    body = json.dumps({"prompt": "Hi", "max_tokens": 1}).encode()
-    fields = {"Host": address.netloc, **_FIELDS, "Content-Length": str(len(body))}
-    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    for _ in range(REQUESTS_PER_CONNECTION):
-        writer.write(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + body)
-        reply = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if not reply.startswith(b"http/1.1 200 "):
-            raise RuntimeError(f"the server answered {reply[:200]!r}")
-        await reader.readexactly(int(reply.partition(b"content-length:")[2].partition(b"\r\n")[0]))
-    writer.close()
+    async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer key"}, timeout=None) as client:  # noqa: S113 - a server of ours
+        for _ in range(REQUESTS_PER_CONNECTION):
+            (await client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})).raise_for_status()
