@@ -18,47 +18,42 @@ MAX_MODULES = 12
 LONG_FILES: dict[str, int] = {
     "packages/infer-engine/src/infer_engine/core/engine_core.py": 401,
     "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 406,
-    "tests/field/test_quantized_as_found.py": 412,
+    "tests/field/test_quantized_as_found.py": 417,
 }
 """Files of more lines than `MAX_LINES`, with their number."""
 
 LARGE_FOLDERS: dict[str, int] = {
-    "benchmarks/src/infer_bench/gpu": 16,
-    "benchmarks/src/infer_bench/kernels": 16,
-    "benchmarks/src/infer_bench/serving": 14,
     "benchmarks/tests": 25,
     "packages/infer-cache/src/infer_cache": 13,
     "packages/infer-cache/tests": 15,
-    "packages/infer-engine/src/infer_engine/doctor": 17,
+    "packages/infer-engine/src/infer_engine/doctor": 13,
     "packages/infer-engine/tests/scheduling": 13,
-    "packages/infer-kernels/src/infer_kernels/selftest": 14,
-    "packages/infer-kernels/src/infer_kernels/testing": 27,
-    "packages/infer-kernels/tests/interpreter": 36,
+    "packages/infer-kernels/tests/interpreter": 37,
     "packages/infer-models/tests": 14,
     "packages/infer-models/tests/text": 17,
     "packages/infer-server/tests/connections": 15,
-    "tests": 32,
+    "tests": 33,
     "tests/field": 22,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 23_900,
-    "packages/infer-kernels/tests": 12_400,
-    "packages/infer-models/src": 12_300,
-    "packages/infer-models/tests": 6_500,
+    "packages/infer-kernels/src": 24_700,
+    "packages/infer-kernels/tests": 12_900,
+    "packages/infer-models/src": 12_400,
+    "packages/infer-models/tests": 6_700,
     "packages/infer-cache/src": 1_580,
     "packages/infer-cache/tests": 2_500,
-    "packages/infer-engine/src": 22_500,
-    "packages/infer-engine/tests": 17_500,
-    "packages/infer-server/src": 13_300,
-    "packages/infer-server/tests": 9_100,
+    "packages/infer-engine/src": 22_700,
+    "packages/infer-engine/tests": 18_300,
+    "packages/infer-server/src": 12_900,
+    "packages/infer-server/tests": 9_400,
     "packages/infer-ray/src": 1_590,
-    "packages/infer-ray/tests": 1_170,
-    "benchmarks/src": 15_200,
-    "benchmarks/tests": 4_600,
-    "tests": 9_900,
-    "examples": 930,
+    "packages/infer-ray/tests": 1_190,
+    "benchmarks/src": 12_200,
+    "benchmarks/tests": 3_300,
+    "tests": 10_400,
+    "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""
 

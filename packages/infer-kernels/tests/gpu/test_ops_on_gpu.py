@@ -15,9 +15,9 @@ from torch import Tensor
 import infer_kernels
 from infer_kernels import linear_invariant, paged_attention, plan_attention, reference, sample
 from infer_kernels.checks import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, model_checks
-from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.devices import DEVICES, ON_GPU
+from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
 from infer_kernels.checks.inputs.draws import random_draws
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
