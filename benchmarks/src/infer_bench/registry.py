@@ -49,6 +49,7 @@ BENCHMARKS = {
         "first_light",
         "all that a GPU can prove: the doctor, the tests that need one, and the benchmarks on it",
     ),
+    "offline-bundle": ("offline_bundle", "what first light needs on a machine without network, in a folder"),
     "publish": ("publish.run", "runs what README and docs quote, and fills their tables and pictures"),
 }
 """By name: the module, whose `main` takes the arguments, or another function of it, and what it measures."""

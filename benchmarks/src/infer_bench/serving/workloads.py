@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from infer_bench.client.load import RequestResult, run_workload
@@ -27,7 +28,6 @@ from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
 from infer_bench.server.launch import OwnServer, serving
 from infer_bench.server.metrics import describe, served_model, watching
-from infer_bench.serving.plots import plot_sweep, plot_timeline
 from infer_bench.shapes import SHAPES
 
 VOCAB_SIZE = 512
@@ -166,16 +166,24 @@ async def measure_loads(args: argparse.Namespace, url: str) -> dict[str, Any]:
         for position, load in enumerate(loads):
             last, summary = await measure_once(args, url, load, contents=number * len(loads) + position)
             runs[load].append(summary)
-    path = args.out / f"serving-{args.workload}.png"
-    if len(loads) > 1:
-        points = {load.concurrency or load.rate or 0.0: found[0] for load, found in runs.items()}
-        plot_sweep(points, path, title=title_of(args), unit="requests per second" if args.rate else "requests at once")
-    else:
-        plot_timeline(last, path, title=title_of(args))
+    if find_spec("matplotlib") is not None:  # a machine of first light may lack it
+        draw(args, runs, last)
     return {
         "workload": describe_workload(args),
         "runs": [{**asdict(load), "runs": found, "spread": combine(found)} for load, found in runs.items()],
     }
+
+
+def draw(args: argparse.Namespace, runs: Mapping[Load, list[dict[str, Any]]], last: list[RequestResult]) -> None:
+    """Draw the sweep over several loads, or every request of the `last` run of one."""
+    from infer_bench.serving.plots import plot_sweep, plot_timeline  # noqa: PLC0415 - imports matplotlib
+
+    path = args.out / f"serving-{args.workload}.png"
+    if len(runs) > 1:
+        points = {load.concurrency or load.rate or 0.0: found[0] for load, found in runs.items()}
+        plot_sweep(points, path, title=title_of(args), unit="requests per second" if args.rate else "requests at once")
+    else:
+        plot_timeline(last, path, title=title_of(args))
 
 
 async def measure_workloads(args: argparse.Namespace, url: str) -> dict[str, Any]:
