@@ -1,9 +1,6 @@
 """An engine with an fp8 KV cache as on a GPU, with Triton's kernels interpreted."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infer_engine.testing.interpreted.engine import answer
+from infer_engine.testing.interpreted.engine import answer, run_interpreted
 from infer_engine.testing.models import save_servable
 
 pytestmark = pytest.mark.full  # interpreted, a minute and more
@@ -27,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
         "batching_mode": "static",
         "max_batch_size": 3,
     },
-    "captured": {**PAGED, "use_cuda_graphs": True},
+    "captured": {**PAGED, "use_cuda_graphs": True, "max_batch_size": 2, "max_num_batched_tokens": 12},
 }
 
 
@@ -43,15 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def interpreted(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what each engine answers, all in one process: to start it takes longer than to answer."""
     arguments = [argument for config in CASES.values() for argument in (str(folder), json.dumps(config))]
-    completed = subprocess.run(
-        [sys.executable, "-m", "infer_engine.testing.interpreted.engine", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-    )
-    assert completed.returncode == 0, completed.stderr
-    return dict(zip(CASES, map(json.loads, completed.stdout.splitlines()), strict=True))
+    return dict(zip(CASES, run_interpreted("engine", *arguments), strict=True))
 
 
 def test_log_probabilities_are_close_to_those_of_an_exact_cache(folder: Path) -> None:

@@ -1,29 +1,30 @@
 """An engine with quantized weights as on a GPU, with Triton's kernels interpreted."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infer_engine.testing.interpreted.engine import answer
+from infer_engine.testing.interpreted.engine import answer, run_interpreted
 from infer_engine.testing.models import VOCAB_SIZE
 from infer_models.testing import save_quantized, save_tiny_tokenizer
 
 pytestmark = pytest.mark.full  # interpreted, a minute and more
 CONFIG: dict[str, Any] = {"dtype": "float32", "block_size": 16, "prefill_chunk_size": 8}
 KINDS = ("compressed_w4a16_asymmetric", "gptq", "compressed_w8a8", "compressed_fp8_block")
-CASES = [
-    *((kind, CONFIG) for kind in KINDS),
-    ("gptq", {**CONFIG, "batch_invariant": True}),
-    ("gptq", {**CONFIG, "use_cuda_graphs": True}),
-    ("gptq", {**CONFIG, "quantization": "fp8"}),
-    ("gptq", {**CONFIG, "quantization": "int8"}),
+SMALL = {"max_batch_size": 2, "max_num_batched_tokens": 12}  # so that few steps are captured
+HALVES = [
+    [(kind, CONFIG) for kind in KINDS],
+    [
+        ("gptq", {**CONFIG, "batch_invariant": True}),
+        ("gptq", {**CONFIG, **SMALL, "use_cuda_graphs": True}),
+        ("gptq", {**CONFIG, "quantization": "fp8"}),
+        ("gptq", {**CONFIG, "quantization": "int8"}),
+    ],
 ]
+"""Engines, in two processes that may run side by side."""
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def interpreted(folder: Path) -> list[dict[str, Any]]:
+def interpreted(folder: Path, half: int) -> list[dict[str, Any]]:
     """Return what each engine answers, all in one process: to start it takes longer than to answer."""
-    arguments = [argument for kind, config in CASES for argument in (str(folder / kind), json.dumps(config))]
-    completed = subprocess.run(
-        [sys.executable, "-m", "infer_engine.testing.interpreted.engine", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+    return run_interpreted(
+        "engine", *(argument for kind, config in HALVES[half] for argument in (str(folder / kind), json.dumps(config)))
     )
-    assert completed.returncode == 0, completed.stderr
-    return list(map(json.loads, completed.stdout.splitlines()))
 
 
 def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
@@ -63,11 +57,12 @@ def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float
 
 
 @pytest.mark.covers("quantization/gpu-kernels")
-@pytest.mark.parametrize("index", range(len(CASES)))
-def test_answers_are_those_of_the_dequantized_weights(folder: Path, index: int) -> None:
-    kind, config = CASES[index]
-    exact, found = answer(folder / kind, {**CONFIG, "quantization": "none"}), interpreted(folder)[index]
+@pytest.mark.parametrize(("half", "index"), [(half, index) for half in range(2) for index in range(len(HALVES[half]))])
+def test_answers_are_those_of_the_dequantized_weights(folder: Path, half: int, index: int) -> None:
+    kind, config = HALVES[half][index]
+    exact, found = answer(folder / kind, {**CONFIG, "quantization": "none"}), interpreted(folder, half)[index]
     is_rounded = "quantization" in config  # a second time, on the fly
     assert largest_difference(found, exact) <= (0.2 if is_rounded else 2e-3)
+    assert (found["cuda_graphs"] is not None) == ("use_cuda_graphs" in config)
     if not is_rounded:
         assert found["tokens"] == exact["tokens"]
