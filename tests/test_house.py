@@ -23,7 +23,7 @@ LONG_FILES: dict[str, int] = {
 """Files of more lines than `MAX_LINES`, with their number."""
 
 LARGE_FOLDERS: dict[str, int] = {
-    "benchmarks/tests": 25,
+    "benchmarks/tests": 26,
     "packages/infer-cache/src/infer_cache": 13,
     "packages/infer-cache/tests": 15,
     "packages/infer-engine/src/infer_engine/doctor": 13,
@@ -50,8 +50,8 @@ CEILINGS: dict[str, int] = {
     "packages/infer-server/tests": 9_400,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
-    "benchmarks/src": 12_200,
-    "benchmarks/tests": 3_300,
+    "benchmarks/src": 12_300,
+    "benchmarks/tests": 3_400,
     "tests": 10_400,
     "examples": 1_100,
 }
