@@ -121,3 +121,12 @@ def listed_metrics() -> set[str]:
     sections = [text.split(f"### {heading}\n")[1].split("\n#")[0] for heading in ("The engine", "Requests", "HTTP")]
     cells = [line.split(" | ")[0] for section in sections for line in section.splitlines() if line.startswith("| `")]
     return {name for cell in cells for name in re.findall(r"`([\w:]+)", cell)}
+
+
+def test_tests_that_the_kernels_page_names_are_there() -> None:
+    """A path is relative to a package, that of the kernels or another one that the row names."""
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs/kernels.md").read_text(encoding="utf-8")))
+    assert len(named) > 20
+    assert {
+        path for path in named if not any((ROOT / "packages").glob(f"*/{path}")) and not (ROOT / path).exists()
+    } == set()

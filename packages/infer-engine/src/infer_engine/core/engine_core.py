@@ -14,7 +14,7 @@ from infer_engine.core.constraints import make_constraint
 from infer_engine.core.prefix_sharing import PrefixSharing
 from infer_engine.core.snapshots import take_snapshot
 from infer_engine.core.step_executor import InFlightStep, StepExecutor, StepOutcome
-from infer_engine.core.token_outputs import grammar_failed_output, make_output
+from infer_engine.core.token_outputs import SCHEDULING_FAILED, grammar_failed_output, make_output
 from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
@@ -28,10 +28,6 @@ logger = logging.getLogger(__name__)
 
 MAX_ENDED = 256
 """How many ended requests the core remembers, in case a stop string is found in their text later."""
-
-_SCHEDULING_FAILED = RequestFailure(
-    message="This request could not be given its place in a step; the engine's log has the cause.", code="step_failed"
-)
 
 
 class EngineCore:
@@ -280,7 +276,7 @@ class EngineCore:
             if self._num_unexplained_failures > 1:
                 raise EngineFailedError("no request can be scheduled") from error
         elif current.has_failed_scheduling:
-            self._fail(current, _SCHEDULING_FAILED, outputs)
+            self._fail(current, SCHEDULING_FAILED, outputs)
         else:
             current.has_failed_scheduling = True
 

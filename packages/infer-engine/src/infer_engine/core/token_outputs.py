@@ -4,6 +4,10 @@ from infer_engine.messages import Submit, TokenOutput
 from infer_engine.protocol import FinishReason, RequestFailure, TokenLogprob
 from infer_engine.request import Request
 
+SCHEDULING_FAILED = RequestFailure(
+    message="This request could not be given its place in a step; the engine's log has the cause.", code="step_failed"
+)
+
 
 def grammar_failed_output(message: Submit) -> TokenOutput:
     """Return the only output of a request whose grammar cannot be compiled."""
