@@ -24,7 +24,7 @@ class JudgedAnswer:
 
     Attributes:
         token_ids: the answer.
-        margins: of each token, by how much its logit exceeds the next best one, in standard deviations of the logits.
+        margins: how far each token's logit exceeds the next best one, in standard deviations of the logits.
     """
 
     token_ids: list[int]
@@ -74,7 +74,7 @@ class TextAgreement:
     Attributes:
         num_answers: answers compared.
         num_same_answers: those that are the same to their end.
-        num_characters: of the first side's answers.
+        num_characters: number of characters of the first side's answers.
         num_same_characters: those before the first difference.
     """
 

@@ -36,7 +36,7 @@ class Step:
 
     Attributes:
         program: the module that runs it.
-        arguments: of the module; `{out}` is a folder for JSON, all of which is saved.
+        arguments: command-line arguments of the module; `{out}` is a folder for JSON, all of which is saved.
         rehearsal: what it gets on a CPU.
         seconds: that it may take.
     """

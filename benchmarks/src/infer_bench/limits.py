@@ -12,7 +12,7 @@ class Limit:
     Attributes:
         what: it is, with where it was found.
         value: that was measured.
-        unit: of all three numbers.
+        unit: unit of all three numbers.
         most: None: no upper limit.
         least: None: no lower limit.
     """

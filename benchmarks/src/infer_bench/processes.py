@@ -27,7 +27,7 @@ def run_limited(
     Args:
         words: the program and its arguments.
         timeout_s: seconds that it may take.
-        variables: of the environment, beside those of this process.
+        variables: environment variables, beside those of this process.
         output: a file for standard output and standard error; None leaves them where this process has its own.
         folder: in which it runs; None: where this process does.
     """

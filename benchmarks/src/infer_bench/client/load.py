@@ -30,10 +30,10 @@ class RequestResult:
         token_times_s: when each event with tokens came; most servers send one token in each.
         ended_s: when the stream ended, or failed.
         num_prompt_tokens: as the server counted, else as planned.
-        num_cached_tokens: of the prompt, found in a prefix cache; 0 where the server does not tell.
+        num_cached_tokens: tokens of the prompt, found in a prefix cache; 0 where the server does not tell.
         num_tokens: generated, as the server counted; else one per event.
         is_counted_by_server: `num_tokens` is from the server's usage.
-        text: of the answer.
+        text: text of the answer.
         finish_reason: as the server sent it.
         error: what went wrong, in words; None if nothing did.
     """

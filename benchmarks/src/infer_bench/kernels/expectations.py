@@ -38,11 +38,12 @@ class Assumptions:
     """What no count says.
 
     Attributes:
-        library_share: of memory's bandwidth that the library's products reach with large weights.
+        library_share: share of memory's bandwidth that the library's products reach with large weights.
         library_share_of_small: likewise with weights up to `small_bytes`, which a card reads in a few microseconds.
-        small_bytes: of a weight.
+        small_bytes: bytes of a weight.
         library_operations: multiplications and additions a second that they reach with many rows.
-        attention_share: of bandwidth that decode attention reaches, whose programs load nothing between two splits.
+        attention_share: share of the bandwidth that decode attention reaches; its programs load nothing between two
+            splits.
         launch_s: that a kernel takes at least.
         last_program_s: that the last program of a router takes after the others, to add, choose and group alone.
         gap_s: between two kernels of a captured step.
@@ -79,7 +80,7 @@ class Piece:
 
     @property
     def total_s(self) -> float:
-        """Of all of them."""
+        """Seconds of all of them."""
         return self.count * (self.seconds + ASSUMPTIONS.gap_s)
 
 
@@ -88,8 +89,8 @@ class DecodeModel:
     """A model as its decodes see it.
 
     Attributes:
-        name: of model and weights.
-        family: of `FAMILIES`, for its launches.
+        name: model and weights.
+        family: member of `FAMILIES`, for its launches.
         shape: fields of `config.json`.
         linear_format: encoding and group size of the dense layers' weights; None: bf16.
         has_mxfp4_experts: experts in MXFP4 instead of an MLP.

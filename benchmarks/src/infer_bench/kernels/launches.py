@@ -31,7 +31,7 @@ FAMILIES = {
 """By name, a shape of each; its sizes but those of heads are made small, which launches do not depend on."""
 SMALL: Shape = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128}
 NUM_LAYERS = (6, 12)
-"""Of Gemma 3, whose layers are of two kinds, five with a window and one without."""
+"""Numbers of layers. Gemma 3 has two kinds of layers, five with a window to one without."""
 
 
 class Launches(NamedTuple):
@@ -47,8 +47,8 @@ def count_launches(shape: Shape, *, num_seqs: int = 4) -> Launches:
     """Return the launches of a model with random weights: Triton's kernels and PyTorch's operators.
 
     Args:
-        shape: of the model.
-        num_seqs: of the steps; layers may take other kernels for few rows than for many.
+        shape: shape of the model.
+        num_seqs: number of sequences of the steps; layers may take other kernels for few rows than for many.
     """
     decodes = BatchShape(num_seqs, num_seqs, is_decode_only=True)
     mixed = BatchShape(4 * num_seqs, num_seqs, is_decode_only=False)

@@ -42,7 +42,7 @@ class MixedSteps:
     Attributes:
         shape: fields of its `config.json`: a dense model.
         max_batch_size: decodes of the largest step.
-        max_tokens: of the largest step.
+        max_tokens: tokens of the largest step.
     """
 
     shape: Shape

@@ -73,7 +73,7 @@ SHAPE: Shape = QWEN3_06B | {
     "eos_token_id": 2,
 }
 OTHER_PYTHON = ".venv/bin/python"
-"""Of another checkout."""
+"""The Python of another checkout, in its folder."""
 ROUND = ("-P", str(Path(__file__).resolve()))
 """Runs a round. Its argument is a `Plan`, as JSON, and its last line the result.
 
@@ -90,7 +90,7 @@ class Captures:
 
     Attributes:
         num_steps: captured shapes of steps; 0 at a commit that captures none.
-        num_replays: of steps and of choices of tokens, so far.
+        num_replays: number of replays of steps and of choices of tokens, so far.
         refusal: None, as no check refuses any; an engine asks.
     """
 

@@ -134,9 +134,9 @@ class Measured:
     """What was measured with one quantization.
 
     Attributes:
-        milliseconds: of each stage and floor, by what was computed.
+        milliseconds: duration of each stage and floor, by what was computed.
         weight_bytes: what the model's weights take.
-        share_of_bf16: of what all its weights take in bf16, a tied LM head counted once.
+        share_of_bf16: bytes of all its weights over those in bf16, a tied LM head counted once.
     """
 
     milliseconds: Found

@@ -64,7 +64,7 @@ def published(text: str, result: Result, *, commit: str, load_before: float, che
     Args:
         text: what the command saved.
         result: its declaration.
-        commit: of the tree.
+        commit: commit of the tree.
         load_before: the load average before it ran.
         checkpoints: the folder of checkpoints.
     """

@@ -14,7 +14,7 @@ class Result:
     """A file in `benchmarks/results`, and the command that measures it.
 
     Attributes:
-        name: of the file, without `.json`.
+        name: name of the file, without `.json`.
         command: that saves it; `{checkpoint:SHAPE}` becomes a folder with random weights of that shape, and `python`
             this interpreter. Of a result from elsewhere: None, its file says it.
         minutes: that it takes on two quiet cores.
@@ -47,7 +47,7 @@ class Picture:
     """A PNG in `docs/images`.
 
     Attributes:
-        name: of the file, with its ending.
+        name: name of the file, with its ending.
         source: the result that it shows.
         draw: takes its JSON and the path to write; None: the command itself writes a file of this name beside its
             result, as it draws more than it saves.

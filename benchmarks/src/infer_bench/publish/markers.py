@@ -37,7 +37,7 @@ def fill(page: str, render: Callable[[str], str | None], *, path: Path) -> str:
     Args:
         page: its text.
         render: takes the name of a marker.
-        path: of the page, from which links go out.
+        path: path of the page, from which links go out.
     """
     up = os.path.relpath(ROOT, path.parent)
 

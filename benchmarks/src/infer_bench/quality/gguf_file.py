@@ -44,7 +44,7 @@ class GGUFFile:
 
     Attributes:
         fields: values by name: numbers, texts, and lists of them.
-        names: of the tensors, in the file's order.
+        names: names of the tensors, in the file's order.
     """
 
     def __init__(self, path: Path) -> None:

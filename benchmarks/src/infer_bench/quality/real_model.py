@@ -60,11 +60,11 @@ class Judgement:
         nats_per_token: mean cross entropy of all positions but each window's first.
         ratio: to that of the first side.
         second_half: mean cross entropy of the targets in the second half of each window.
-        standard_error: of the difference to the first side in `nats_per_token`, over tokens.
+        standard_error: standard error of the difference to the first side in `nats_per_token`, over tokens.
         same_answers: answers equal to the first side's; None: not asked.
         same_as_fp32: answers equal to those of `transformers` in fp32; None: not asked.
         weight_bytes: what the model's weights take.
-        share_of_bf16: of the bytes of all weights in bf16.
+        share_of_bf16: bytes of all its weights over those in bf16.
     """
 
     nats_per_token: float

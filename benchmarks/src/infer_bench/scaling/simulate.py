@@ -87,9 +87,9 @@ class Simulation:
             num_ingresses: processors that text goes through.
             rate: requests per second for each replica.
             skew: how much more popular some groups are: the k-th has a weight of k to the power of `-skew`.
-            max_extra_load: of the `prefix` policy.
+            max_extra_load: limit of the `prefix` policy.
             starts_together: whether all ingresses begin with the same replica.
-            seed: of the arrivals.
+            seed: seed of the arrivals.
         """
         self._world = simpy.Environment()
         self._draw = Random(seed)  # noqa: S311 - no secret

@@ -39,7 +39,7 @@ def serving(
     """Serve with `flags` on a free port, the demo model if they name none; `shape` has random weights.
 
     Args:
-        flags: of `infer-server`.
+        flags: flags of `infer-server`.
         shape: a name in `SHAPES`; None serves what `flags` say.
         stderr: a file for the server's standard error; None leaves it where this process has its own.
 

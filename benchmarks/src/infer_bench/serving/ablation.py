@@ -78,7 +78,7 @@ COLUMNS = {
     "TTFT P50": ("chunked_prefill", "ttft_p50_s"),
     "`prefix_caching` TTFT P50": ("prefix_caching", "ttft_p50_s"),
 }
-"""Of the ladder: a heading, and the workload and its metric below it."""
+"""Columns of the ladder: heading, then the workload and its metric."""
 LATENCIES = {
     "tokens/s": "output_tokens_per_s",
     "TTFT P50": "ttft_p50_s",
@@ -88,7 +88,7 @@ LATENCIES = {
     "decoding, mean": "num_decoding_mean",
     "most": "num_decoding_peak",
 }
-"""Of the table of every run: a heading, and the metric below it."""
+"""Columns of the table of every run: heading and metric."""
 METRICS = tuple(dict.fromkeys([*(metric for _, metric in COLUMNS.values()), *LATENCIES.values(), "kv_occupancy_peak"]))
 """What a result has of each step and workload, as medians over the rounds."""
 

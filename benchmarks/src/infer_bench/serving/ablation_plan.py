@@ -82,7 +82,7 @@ class Profile:
     """What the ablation runs with.
 
     Attributes:
-        name: of the profile.
+        name: name of the profile.
         shapes: names of model shapes in bf16; each is measured by itself.
         scale: the one factor on lengths of prompts and answers, `max_seq_len`, chunks and arrivals per second.
         hurry: by workload, a further factor on its arrivals per second, so that several requests run at once.

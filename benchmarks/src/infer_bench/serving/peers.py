@@ -54,7 +54,7 @@ from infer_models.hub import resolve_checkpoint
 OURS, PLAIN = "infer", "none"
 """What our side is called, and the scheme of weights as the checkpoint has them."""
 TOKEN_IDS = range(3, 512)
-"""Of prompts: below are special tokens; every vocabulary has these."""
+"""Tokens of prompts: below are special tokens; every vocabulary has these."""
 STREAMS = 5
 """Requests, one after another, of which the median is a turn's rate of one stream."""
 IDLE_MEMORY, ALL_MEMORY = "idle memory over the weights, GB", "idle memory, GB"
@@ -69,7 +69,7 @@ class Race:
     """What all sides did.
 
     Attributes:
-        commands: of the servers, with `{port}`, by side.
+        commands: commands of the servers, with `{port}`, by side.
         turns: every round, by side.
         texts: the answers of the warm-up, by side.
     """
@@ -134,7 +134,7 @@ def run_race(commands: Mapping[str, Sequence[str]], args: argparse.Namespace, *,
     """Let every side take its turn in every round, alone on the machine; the order turns with every round.
 
     Args:
-        commands: of the servers, with `{port}`, by side.
+        commands: commands of the servers, with `{port}`, by side.
         args: has `rounds`, the turns of every side, `scale`, the factor on lengths, and `start_s`.
         idle: what to note of a server, given its URL, before it is asked.
 

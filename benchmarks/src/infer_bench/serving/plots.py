@@ -73,7 +73,7 @@ def plot_sweep(points: Mapping[float, dict[str, Any]], path: Path, *, title: str
         points: summaries by load, the rate or the concurrency, in its order.
         path: the PNG to write.
         title: what was run on what.
-        unit: of the loads, as the points' labels show it.
+        unit: unit of the loads, as the points' labels show it.
     """
     fine = {load: point for load, point in points.items() if point["itl_s"]["p50"] is not None}
     rates = [point["output_tokens_per_s"] for point in fine.values()]

@@ -40,7 +40,7 @@ from infer_server.testing import running_server
 STREAMS = (1, 8, 64, 256)
 FLOOR, AIM = 8_000, 20_000
 LIMIT_MS = 50.0
-"""Of an answer of `/health`, and of what long prompts add to the silence of other streams."""
+"""Limit of an answer of `/health`, and of the silence that long prompts add to other streams."""
 LONG_PROMPTS = (1_000_000, 5_000_000)
 """Bytes; the first fits the context of a million tokens, the second is refused once it is tokenized."""
 PACED_STEP_S = 0.01

@@ -116,8 +116,8 @@ def judge_server(counts: ServerCounts, tally: Tally, *, num_blocks: float, num_k
     """Judge whether the server's counts balance among themselves, and with those of its clients.
 
     Args:
-        counts: of the server.
-        tally: of its clients.
+        counts: the server's counts.
+        tally: its clients' tally.
         num_blocks: KV blocks before the traffic.
         num_kills: cores that were killed.
     """

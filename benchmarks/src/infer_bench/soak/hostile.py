@@ -23,7 +23,7 @@ from infer_server.testing.hostile_requests import (
 REFUSALS = (400, 404, 408, 413, 422)
 """With 408 where this process had no time to send 20 MB within the server's patience."""
 NOT_JSON_SHARE = 0.1
-"""Of the bodies; a sixth of these has 10 or 20 MB."""
+"""Share of the bodies; a sixth of these has 10 or 20 MB."""
 END_S = 60.0
 """Within which the server must be rid of a socket that sends nothing whole."""
 CUT = requests_to_cut(4)

@@ -22,7 +22,7 @@ class MemorySeries:
 
     Attributes:
         name: what it does, with a number for each further process that does the same.
-        times_s: of the samples, from the soak's start.
+        times_s: times of the samples, from the soak's start.
         own_mib: its own memory at these times.
     """
 

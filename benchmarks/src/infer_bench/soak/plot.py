@@ -29,7 +29,7 @@ def plot_soak(
     Args:
         all_series: memory by process.
         windows: P99s by minute.
-        kills: of cores.
+        kills: times of the kills of cores.
         path: the PNG to write.
         title: what was run.
         warm_up_s: what is not judged.

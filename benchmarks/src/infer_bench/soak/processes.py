@@ -22,7 +22,7 @@ class ProcessWatch:
 
     Attributes:
         server: the server's process.
-        clock: of the soak.
+        clock: clock of the soak.
         series: memory by process, in the order in which they were seen.
         others: what all other programs have computed, by sample.
     """

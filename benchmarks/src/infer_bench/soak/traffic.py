@@ -45,8 +45,8 @@ class Traffic:
 
         Args:
             url: the server's.
-            clock: of the soak.
-            texts: of an undisturbed run, one for each of `NUM_BODIES`.
+            clock: clock of the soak.
+            texts: texts of an undisturbed run, one for each of `NUM_BODIES`.
             fields: what `read_fields` returned.
         """
         self.tally = Tally()

@@ -16,8 +16,8 @@ class CallHeads(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_format: how the model writes reasoning, in which there are no calls; None if it does not.
         reasoning_state: where the prompt leaves off.
         tool_call_format: how it writes calls.
-        tool_names: of the tools that are offered.
-        strict_names: of those whose arguments must match their schemas, whatever the tokens.
+        tool_names: names of the tools that are offered.
+        strict_names: names of the tools whose arguments must match their schemas, whatever the tokens.
         max_calls: after so many the answer is over.
         shown_ids: special tokens that have a text in answers.
     """

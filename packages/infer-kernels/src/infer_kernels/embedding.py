@@ -83,7 +83,7 @@ def embedding_quantized(
         ids: [tokens], int32 or int64.
         weight: [rows, hidden]; may come from `prepack`.
         scale: multiplies the rows.
-        dtype: of the result: fp32, bf16 or fp16.
+        dtype: dtype of the result: fp32, bf16 or fp16.
 
     Returns:
         [tokens, hidden].
@@ -231,7 +231,7 @@ def embedding_quantized_triton(
     Args:
         ids: [tokens], int32 or int64; one that is no row of `weight` gives NaN, because a captured step cannot raise.
         weight: [rows, hidden], of any encoding that is not tiled; groups of an even number of inputs, or whole rows.
-        dtype: of the result, fp32, bf16 or fp16.
+        dtype: dtype of the result, fp32, bf16 or fp16.
         scale: multiplies the rows.
 
     Returns:

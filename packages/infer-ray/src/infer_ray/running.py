@@ -38,8 +38,8 @@ def run_until_interrupted(
     Running requests then have `shutdown_timeout` seconds to finish.
 
     Args:
-        config: of each replica.
-        settings: of the server.
+        config: configuration of each replica.
+        settings: settings of the server.
         cluster: how many replicas there are.
         address: cluster to run on; None starts one on this machine.
 

@@ -16,10 +16,10 @@ def measured_on(name: str, result: Json, *, what: str = "Measured", rounds: int 
     """Return a paragraph that ends in a colon: the machine, the commit, and the file `name` of the result.
 
     Args:
-        name: of the result.
+        name: name of the result.
         result: its JSON.
         what: the beginning of the sentence.
-        rounds: of which medians were taken; None where the page says it.
+        rounds: number of rounds whose median was taken; None where the page says it.
     """
     medians = "" if rounds is None else f", medians of {count_words(rounds)} rounds" if rounds > 1 else ", one round"
     return paragraph(f"{what} on {machine(result)}{medians} ([result](repo:benchmarks/results/{name}.json)):")

@@ -23,7 +23,7 @@ class Head(NamedTuple):
 
     Attributes:
         end: where the object of the arguments begins; `MORE` or `NO`.
-        name: of the tool; empty until the head is whole.
+        name: name of the tool; empty until the head is whole.
         mark_end: where the head is whole and the arguments must come; -1 before.
     """
 

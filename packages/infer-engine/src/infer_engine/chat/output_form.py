@@ -10,7 +10,7 @@ TokenIdOf = Callable[[str], int | None]
 """Returns the id of a special token, by which alone a grammar can ask for it; None for any other text."""
 
 MAX_CALLS = 64
-"""Of one answer; a small model may never come to an end of its own."""
+"""Most calls in one answer; a small model may never come to an end of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class AnswerForm:
         reasoning_state: where the prompt leaves off.
         tool_call_format: how the model writes tool calls; None if it may write none.
         token_id_of: tells special tokens from text.
-        tool_names: of the tools that it may call.
-        strict_names: of those whose schemas must be kept in full.
+        tool_names: names of the tools that it may call.
+        strict_names: names of the tools whose schemas must be kept in full.
         max_calls: most calls of the answer.
         must_call: whether it must call.
         shown_ids: special tokens that have a text in answers.

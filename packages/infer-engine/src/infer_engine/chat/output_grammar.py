@@ -23,7 +23,7 @@ from infer_engine.structured.json_schema.any_order import AnyOrder
 from infer_models.text import ReasoningState, ToolCallFormat
 
 MAX_TOOL_CHARACTERS = 262_144
-"""Of all schemas of tools together."""
+"""Most characters of all tools' schemas together."""
 
 _RULES = r"""
 TEXT: /(.|\n)*/

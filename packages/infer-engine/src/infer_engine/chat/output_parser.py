@@ -37,7 +37,7 @@ class AnswerParser:
     Attributes:
         is_reasoning: whether the text that comes next is reasoning, as far as is known.
         callee: the tool whose arguments come next, or go on; None elsewhere.
-        call_number: of the latest whole head, from 1.
+        call_number: number of the latest whole head, from 1.
         awaited: while the arguments of `callee` have not begun: the white space before them.
         is_over: whether the last call that the answer may have is complete; text that follows is passed over.
     """
@@ -81,7 +81,7 @@ class AnswerParser:
             reasoning_format: how reasoning is written; None: there is none.
             state: where the prompt leaves off.
             tool_call_format: how calls are written.
-            tool_names: of the tools that are offered; what is no call of one is content. None: of any name.
+            tool_names: names of the tools that are offered; what is no call of one is content. None: any name.
             max_calls: after so many the answer is over.
             must_call: the answer is calls: what is cut off in the head of one is no content.
             may_lack_begin: reasoning may have an end without a beginning. False where the content may hold anything.

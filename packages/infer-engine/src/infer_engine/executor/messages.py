@@ -64,7 +64,7 @@ class ComputeLogits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         num_rows: the first so many rows of what was computed are meant; others are padding.
-        rows: of these; None: all.
+        rows: indices among them; None: all.
         of_sampled: the rows that are sampled instead.
     """
 

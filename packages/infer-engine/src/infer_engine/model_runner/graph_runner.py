@@ -24,7 +24,7 @@ class DeviceSteps:
     """The memory of steps, allocated once, and what captures them.
 
     Attributes:
-        input_buffers: of all steps.
+        input_buffers: input buffers of all steps.
         attention: memory of attention's plans.
         batch_invariant: as the model was loaded.
         graphs: captures steps; None: they are not to be captured.

@@ -11,7 +11,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may ask the client to call.
 
     Attributes:
-        name: of letters, digits, `_`, `-` and `.`.
+        name: letters, digits, `_`, `-` and `.`.
         description: what it does, for the model to read.
         parameters: a JSON Schema of the object of its arguments; None takes no arguments.
         strict: refuse a schema that cannot be kept in full. Otherwise what cannot be kept of it is left out.
@@ -31,7 +31,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: what the message with the result names in `tool_call_id`.
-        name: of the tool.
+        name: name of the tool.
         arguments: by name; a text where the model wrote no JSON object, such as a call that was cut off.
     """
 
@@ -49,7 +49,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
         reasoning: what the assistant thought before it; templates may leave it out.
         tool_calls: the calls of an assistant's message.
         tool_call_id: the call whose result a message of the role `tool` is.
-        name: of its author; of the called tool in a message of the role `tool`. Templates may leave it out.
+        name: name of its author, or of the called tool in a message of the role `tool`. Templates may leave it out.
     """
 
     role: str

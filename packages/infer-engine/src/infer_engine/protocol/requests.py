@@ -95,7 +95,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
 
     Attributes:
         index: which of the answer's calls it is, from 0.
-        name: of the tool, with the first delta of a call; None with the others.
+        name: name of the tool, with the first delta of a call; None with the others.
         arguments: more of the JSON text of the arguments.
     """
 

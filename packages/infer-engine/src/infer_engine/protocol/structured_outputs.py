@@ -9,9 +9,9 @@ from infer_engine.protocol.values import refusal
 Whitespace = Literal["compact", "any"]
 
 MAX_CHARACTERS = 65_536
-"""Of an expression, a grammar or all choices together."""
+"""Most characters of an expression, a grammar, or all choices together."""
 MAX_SCHEMA_CHARACTERS = 524_288
-"""Of a schema."""
+"""Most characters of a schema."""
 MAX_CHOICES_OF_TEXT = 1_000
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 

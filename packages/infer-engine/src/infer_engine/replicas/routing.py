@@ -34,7 +34,7 @@ class Router:
             max_extra_load: how many requests more than the least loaded one a replica may have and still be chosen for
                 its prefixes.
             first: the replica that is chosen first among equals. Routers that share replicas need different ones.
-            draw: of the `random` policy.
+            draw: generator of the `random` policy.
         """
         self._policy = policy
         self._indexes = defaultdict[int, PrefixIndex](lambda: PrefixIndex(max_tokens=cache_tokens))

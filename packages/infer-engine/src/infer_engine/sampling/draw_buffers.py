@@ -22,7 +22,7 @@ _DTYPES = {
 """The widest first, so that each column is aligned."""
 
 NO_DRAWS: Draws = {name: np.empty(0) for name in _DTYPES}
-"""Of no rows: what a rank stages that has no logits to draw from."""
+"""Draws of no rows: a rank that has no logits stages them."""
 
 
 class DrawBuffers:

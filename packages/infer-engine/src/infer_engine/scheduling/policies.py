@@ -70,4 +70,4 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
         "priority": Policy(waiting_rank=by_priority_with_aging, running_rank=by_priority),
     }
 )
-"""By name, as in `EngineConfig.scheduler_policy`."""
+"""The policies by name, as in `EngineConfig.scheduler_policy`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 MAX_NESTING = 100
 MAX_ROUNDS = 64
-"""Of the search for rules that end; a grammar that takes more of them is left to the library."""
+"""Most rounds of the search for rules that end; a grammar that takes more is left to the library."""
 MAX_EXPRESSION = 20_000
 """Characters of a regular expression in which every rule is written out."""
 

@@ -17,7 +17,7 @@ class Examined:
     Attributes:
         findings: by what was looked at, the last one of each.
         details: facts by name.
-        summaries: of the part; one if it ran to its end.
+        summaries: summaries of the part; one if it ran to its end.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)

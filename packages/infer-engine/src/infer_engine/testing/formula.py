@@ -74,8 +74,8 @@ class FormulaEngine:
         """Assemble a core as an engine does.
 
         Args:
-            num_blocks: of the pool; of the contiguous cache in all.
-            limits: of a step.
+            num_blocks: blocks of the pool, or of the whole contiguous cache.
+            limits: limits of a step.
             block_size: tokens of a block.
             eos_token_ids: end a request.
             windows: further groups of layers, as window -> blocks.

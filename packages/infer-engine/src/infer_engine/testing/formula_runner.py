@@ -140,7 +140,7 @@ class FormulaRunner:
 
         Args:
             kv_cache_manager: gives the blocks.
-            windows: of each group of layers.
+            windows: windows of each group of layers.
             max_items: a pass of more requests runs out of memory.
             lag: draws how far the device runs behind the host; None: not at all.
             on_execute: called with the ids of the requests of a pass when the device computes it; may raise.

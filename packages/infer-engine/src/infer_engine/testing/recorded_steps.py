@@ -29,7 +29,7 @@ REFUSED = {
 
 
 BYTES_PER_LAUNCH = 64
-"""Of the made-up memory that recordings take."""
+"""Bytes of made-up memory that a recorded launch takes."""
 
 
 class NotRecordableError(RuntimeError):

@@ -153,13 +153,13 @@ def paged_attention(
             of eight bits; may be a strided view. head_dim is a multiple of 16 up to 256, q_heads one of kv_heads.
         k_cache: as for `store_kv`.
         v_cache: as for `store_kv`.
-        plan: of this step, from `plan_attention` or `plan_attention_on_device`.
+        plan: plan of this step, from `plan_attention` or `plan_attention_on_device`.
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
         sinks: [q_heads], of the dtype and device of `q`: one more score of each head, neither scaled nor capped, whose
             value is zero, so that the weights of the keys add up to less than one; None: no such score.
-        scales: of an fp8 cache.
+        scales: scales of an fp8 cache.
         out: like `q`, not overlapping it.
 
     Returns:

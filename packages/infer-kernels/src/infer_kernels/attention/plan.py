@@ -19,7 +19,7 @@ class AttentionOptions:
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
         sinks: [q_heads], of the dtype and device of q: one more score of each head, whose value is zero; None: no more.
-        scales: of an fp8 cache.
+        scales: scales of an fp8 cache.
     """
 
     scale: float

@@ -77,7 +77,7 @@ def paged_attention_reference(
         window: a token attends to itself and the `window - 1` tokens before it.
         soft_cap: bounds the scores.
         sinks: [q_heads], one more score of each head, neither scaled nor capped, whose value is zero.
-        scales: of an fp8 cache.
+        scales: scales of an fp8 cache.
 
     Returns:
         A tensor like `q`.

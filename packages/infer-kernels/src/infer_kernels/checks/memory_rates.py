@@ -21,8 +21,8 @@ class MemoryRates:
     """Bytes per second, the best of some rounds.
 
     Attributes:
-        copied: of a copy, read and written bytes together.
-        attended: of keys and values that decode attention reads, of a model's heads.
+        copied: rate of a copy, read and written bytes together.
+        attended: rate of keys and values that decode attention reads, of a model's heads.
     """
 
     copied: float

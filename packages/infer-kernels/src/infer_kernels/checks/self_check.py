@@ -24,12 +24,12 @@ class MoeOps:
     """The mixtures of experts of a model's layers.
 
     Attributes:
-        experts: of a layer.
+        experts: number of experts of a layer.
         experts_per_token: that a token takes.
         intermediate_size: elements inside an expert's MLP.
         scoring: how the router's logits become weights.
         normalize: the weights are divided by their sum.
-        activation: of the experts' MLPs.
+        activation: activation of the experts' MLPs.
         has_biases: the experts' layers have biases.
     """
 
@@ -47,7 +47,7 @@ class QuantizedOps:
     """How a model's weights are quantized.
 
     Attributes:
-        encoding: of the numbers.
+        encoding: encoding of the numbers.
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: each group has a code of zero of its own.
     """
@@ -67,7 +67,7 @@ class ModelOps:
     """The ops that a model uses, and their sizes.
 
     Attributes:
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
         vocab_size: columns of the logits.
         hidden_size: elements of a token's hidden state.
         intermediate_size: elements inside an MLP.
@@ -93,7 +93,7 @@ class ModelOps:
         embedding_scale: multiplies the rows of the embedding.
         moe: the mixtures of experts; None: there are none.
         quantized: the formats of its quantized weights; layers, experts and embedding are checked in each.
-        kv_dtype: of a cache of eight bits; None: keys and values are of `dtype`.
+        kv_dtype: dtype of an 8-bit cache; None: keys and values have `dtype`.
     """
 
     dtype: torch.dtype

@@ -116,7 +116,7 @@ def build(dtype: str, *, extra_flags: Sequence[str] = (), cache: Path | None = N
     """Return the library of `dtype`, a key of `ELEMENTS`, for this machine, from the cache or compiled.
 
     Args:
-        dtype: of the kernels.
+        dtype: dtype of the kernels.
         extra_flags: for the compiler, after all others: a smaller instruction set, sanitizers.
         cache: the folder; None takes that of the environment.
 

@@ -170,11 +170,11 @@ def run(
 
     Args:
         kernel: its name.
-        dtype: of the numbers; None: of a kernel that is the same for all.
-        rows: of the batch.
+        dtype: dtype of the numbers; None: the kernel is the same for all.
+        rows: rows of the batch.
         arguments: the rest of its struct.
         work: elements that it reads; few are left to one thread.
-        panels: of a dense layer's weight, which threads of a recorded step prefetch while they wait.
+        panels: panels of a dense layer's weight, which threads of a recorded step prefetch while they wait.
     """
     if _this_thread.recorded is not None:
         _this_thread.recorded.add(kernel, dtype, rows, arguments, panels)

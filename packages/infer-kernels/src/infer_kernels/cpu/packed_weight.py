@@ -61,7 +61,7 @@ class QuantizedPanels(Panels):
     """Panels of codes, uint8 [..., panels, bytes of a panel]; see `csrc/quantized.h`.
 
     Attributes:
-        encoding: of the codes.
+        encoding: encoding of the codes.
         group_size: inputs that share a scale.
         has_zeros: whether each group has a code of zero of its own.
     """

@@ -98,7 +98,7 @@ class SeparateProducts:
         self._linear = linear
 
     def linear(self, x: Tensor | PendingNorm, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
-        """As `FusedProducts.linear`."""
+        """Do as `FusedProducts.linear`."""
         return self._linear(apply_pending_norm(x), weight, bias)
 
     def gated_linear(
@@ -109,7 +109,7 @@ class SeparateProducts:
         *,
         activation_and_mul: ActivationAndMul,
     ) -> Tensor:
-        """As `FusedProducts.gated_linear`."""
+        """Do as `FusedProducts.gated_linear`."""
         return activation_and_mul(self._linear(apply_pending_norm(x), weight, bias))
 
     def linear_add_norm(
@@ -123,7 +123,7 @@ class SeparateProducts:
         eps: float,
         variant: NormVariant = "llama",
     ) -> tuple[Tensor | PendingNorm, Tensor]:
-        """As `FusedProducts.linear_add_norm`; the rows are always normalized."""
+        """Do as `FusedProducts.linear_add_norm`; the rows are always normalized."""
         return add_rms_norm(self._linear(x, weight, bias), residual, norm_weight, eps, variant=variant)
 
 

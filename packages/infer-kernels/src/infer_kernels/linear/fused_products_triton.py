@@ -241,7 +241,7 @@ def fused_product_triton(
         weight: [outputs, in_features], or with an activation [2 * outputs, in_features]; rows at multiples of 16 bytes.
         bias: [as many as `weight` has rows], or None.
         semaphores: [MAX_TILES] int32, zeros.
-        activation: of the gates.
+        activation: activation of the gates.
         residual: [rows, outputs], is added.
 
     Returns:

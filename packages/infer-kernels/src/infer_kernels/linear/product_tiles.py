@@ -12,10 +12,10 @@ class ProductTile:
     """What a program computes at once.
 
     Attributes:
-        rows: of the input and the output.
-        columns: of the output.
+        rows: rows of the input and the output.
+        columns: columns of the output.
         inner: columns of the input that are multiplied in one iteration.
-        num_warps: of a program.
+        num_warps: number of warps of a program.
         num_stages: iterations whose loads may be in flight.
     """
 

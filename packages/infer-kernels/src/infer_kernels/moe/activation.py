@@ -30,7 +30,7 @@ class SwiGLU:
 
     Attributes:
         alpha: multiplies the gate inside the sigmoid; positive.
-        limit: of the gate from above, and of the up from both sides; positive.
+        limit: limit of the gate from above, and of the up from both sides; positive.
         up_offset: added to the up.
     """
 

@@ -18,7 +18,7 @@ from infer_kernels.integers import cdiv
 from infer_kernels.linear.cpu import pack_into
 
 BLOCK_ROWS = 96
-"""As in `csrc/moe.cpp`."""
+"""Rows of a block, as in `csrc/moe.cpp`."""
 _BLOCK_WORDS = 3
 _ROUTER = Struct("PPPqqqq")
 _ROUTING = "PPPPP"

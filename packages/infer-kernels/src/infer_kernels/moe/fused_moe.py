@@ -182,7 +182,7 @@ def fused_moe(
         down_bias: [experts, hidden], or None.
         out: [tokens, hidden], of the dtype and device of `x`; not `x` itself.
         is_invariant: a row has the same bits whatever the other rows and their number.
-        grouping: of `expert_ids`, from `FusedRouter`; None: kernels that need it make it.
+        grouping: grouping of `expert_ids`, from `FusedRouter`; None: kernels that need it make it.
 
     Returns:
         `out`, or a fresh tensor [tokens, hidden]; differentiable where no `out` is given and weights are plain.

@@ -93,7 +93,7 @@ def fused_moe_add_norm(
         norm_weight: [hidden], of the dtype and device of `x`.
         eps: added to the mean square.
         variant: as for `rms_norm`.
-        grouping: of `expert_ids`, from `FusedRouter`; None: kernels that need it make it.
+        grouping: grouping of `expert_ids`, from `FusedRouter`; None: kernels that need it make it.
 
     Returns:
         (normalized, new_residual), [tokens, hidden] each. The norm may be pending: `FusedProducts` takes it so, and

@@ -42,7 +42,7 @@ from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _MOST_ROWS = 64
-"""Of a tile: experts' rows differ in number, and few fill larger ones."""
+"""Most rows of a tile: experts' rows differ in number, and few fill larger tiles."""
 _FEWEST_ROWS = 16
 _WIDE = 128
 """Outputs of the tile that takes the fewest instructions for the fewest rows."""
@@ -184,7 +184,7 @@ def fused_moe_quantized_triton(
         down_bias: [experts, hidden] of the dtype of `x`, or None.
         out: [tokens, hidden], like `x`; not `x` itself.
         is_invariant: a row's bits do not depend on the other rows and their number.
-        grouping: of `expert_ids`, which takes no launch; in tiles of no more rows than both products have.
+        grouping: grouping of `expert_ids`, which takes no launch; in tiles of no more rows than both products have.
         residual: is added, at no more than 16 tokens.
 
     Returns:
@@ -217,8 +217,8 @@ def choose_expert_tiles(
     Args:
         gate_up: as above.
         down: as above.
-        dtype: of the inputs.
-        pairs: of all tokens and their experts, by which tiles are chosen; None: they are the same for any number.
+        dtype: dtype of the inputs.
+        pairs: number of pairs of a token and an expert, which decides the tiles; None: the same tiles for any number.
     """
     average = 1 if pairs is None else min(_MOST_ROWS, cdiv(pairs, down.shape[0]))
     if "mxfp4" in (gate_up.encoding, down.encoding):  # of groups that ranks cut: with 16 rows sm_80 has no registers

@@ -37,7 +37,7 @@ _WIDEST = 1024
 NORMED_COLUMNS = 128
 """Columns of a program of the sum whose norm is pending: a few tokens make programs for most of a device."""
 MOST_PARTS = 4
-"""Of products that are added in fp32 before they are rounded."""
+"""Most parts of a product, which are added in fp32 before they are rounded."""
 
 
 class PairGrouping(NamedTuple):

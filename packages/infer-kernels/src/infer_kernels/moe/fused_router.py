@@ -80,7 +80,7 @@ class SeparateRouter:
         scoring: Scoring,
         normalize: bool,
     ) -> Routing:
-        """As `FusedRouter.route`; nothing is grouped."""
+        """Do as `FusedRouter.route`; nothing is grouped."""
         rows = apply_pending_norm(x)
         logits = self._linear(rows, weight, bias)
         choice = moe_router(logits, experts_per_token=experts_per_token, scoring=scoring, normalize=normalize)

@@ -38,11 +38,11 @@ MOST_EXPERTS = 128
 MOST_CHOSEN = 16
 """Experts of a row."""
 _EXPERTS = 16
-"""Of a program: the least that fill a side of the tensor cores."""
+"""Experts of a program: the least that fill a side of the tensor cores."""
 _INNER = 256
 """Inputs of a program."""
 MOST_INPUTS = 32 * _INNER
-"""As many parts are added at once."""
+"""Parts that are added at once."""
 
 
 @triton.jit

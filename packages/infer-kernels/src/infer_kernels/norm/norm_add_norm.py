@@ -138,7 +138,7 @@ def norm_add_norm(
         post_weight: [hidden], of the dtype and device of `x`: the sublayer's own output norm.
         next_weight: like `post_weight`: the input norm of what comes next.
         eps: added to both mean squares.
-        variant: of both norms, as for `rms_norm`.
+        variant: variant of both norms, as for `rms_norm`.
         out: like `x`, takes the normalized rows; may be `x`.
         residual_out: like `x`, takes the sum; may be `residual`.
 

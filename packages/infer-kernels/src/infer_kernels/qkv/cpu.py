@@ -12,7 +12,7 @@ from torch import Tensor
 from infer_kernels.cpu.calls import empty, run
 
 MOST_HEAD_DIM = 1024
-"""Of `qk_norm_rope_store`; as in `csrc/qkv.cpp`."""
+"""Largest head of `qk_norm_rope_store`, as in `csrc/qkv.cpp`."""
 _QKV = Struct("PqqPqqPqqqPqqqPqqqqqPqPqqPPdq")
 
 

@@ -317,7 +317,7 @@ def qk_norm_rope_store(
         slots: as for `store_kv`.
         rotary: rotates queries and keys by position, whole heads or their first elements.
         norm: norms each head of queries and keys, before the rotation.
-        scales: of an fp8 cache.
+        scales: scales of an fp8 cache.
         out: [tokens, q_heads, head_dim], of the dtype and device of `qkv`; must not share memory with it.
 
     Returns:

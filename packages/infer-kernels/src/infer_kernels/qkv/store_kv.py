@@ -234,7 +234,7 @@ def store_kv(
         slots: [tokens], int32 or int64: `block * block_size + offset`, each at most once; -1 skips the token. That they
             lie inside the cache is not checked: it would stall the device. What serves several layers of a step is
             wrapped in `KVSlots` once.
-        scales: of an fp8 cache.
+        scales: scales of an fp8 cache.
 
     Raises:
         ValueError: a shape, device or stride does not fit.

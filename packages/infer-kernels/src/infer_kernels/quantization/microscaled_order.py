@@ -26,11 +26,11 @@ GROUPS_PADDED_TO = 16
 LARGEST_SCALE = 128
 """Exponent plus 127 of MXFP4's largest scale, 2, that such products take: they multiply by 2^126 times the scale."""
 LEAST_EXPONENT = -9
-"""Of NVFP4's scales: their bytes' exponents count from it."""
+"""Least exponent of NVFP4's scales; the exponents of their bytes count from it."""
 _HALF = (15, 8, 7, 6)
 """Where the bits 3 to 0 of a code belong in its half of a register."""
 _ROTATIONS = ((0, 0, 0, 0), (6, 6, 6, 6), (12, 12, 12, 12), (2, 10, 2, 2))
-"""Of each pair of a word, and each of the bits above: by how much the word is rotated to the left."""
+"""By pair of codes in a word and by bit, as above: how far the word is rotated to the left."""
 
 
 def _place(pair: int, half: int, bit: int) -> int:

@@ -24,7 +24,7 @@ _MOST = 127.0
 _MOST_CODE = 2.0**22
 """The largest code of an outlier."""
 _MOST_SUM = 2.0**23
-"""Of the magnitudes of a row's codes, so that sums of products fit 32 bits."""
+"""Most that the magnitudes of a row's codes sum to, so that sums of products fit 32 bits."""
 _LEAST_SCALE = 2.0**-126
 """Below it 1 / scale may be infinite: such a row counts as zeros."""
 

@@ -62,7 +62,7 @@ _SCALE_DTYPES = {
     "nvfp4": torch.float8_e4m3fn,
     "nvfp4_tiled": torch.uint8,
 }
-"""Of encodings whose scales are no fp32."""
+"""Dtypes of scales, for encodings whose scales are not fp32."""
 TILED: tuple[Encoding, ...] = ("mxfp4_tiled", "nvfp4_tiled")
 """Encodings in the order of `microscaled_order`."""
 _ONE_BYTE: tuple[Encoding, ...] = ("int8", "fp8_e4m3")
@@ -74,15 +74,15 @@ class QuantizedWeight:
     """A weight [..., out_features, in_features] in the row-major order of the table above.
 
     Attributes:
-        encoding: of `values`.
+        encoding: encoding of `values`.
         values: [..., out_features, in_features], or half as many bytes of two codes each.
         scales: fp32 [..., out_features, groups]; of mxfp4 uint8, of nvfp4 float8_e4m3fn; of tiled ones uint8, filled up
             with zeros.
-        zeros: of int4 uint8, of int8 int8 [..., out_features, groups]: the code of zero; None: 8 and 0.
+        zeros: codes of zero, uint8 for int4 and int8 for int8, [..., out_features, groups]; None: 8 and 0.
         in_features: inputs.
         group_size: inputs that share a scale, the last group may have fewer; `in_features` for a scale for each row.
-        order: of a row's codes; "rows" but in a weight from `prepack`.
-        row_scales: of nvfp4 fp32 [..., out_features, 1], by which scales of groups are multiplied; None of others.
+        order: order of a row's codes; "rows" but in a weight from `prepack`.
+        row_scales: nvfp4's factors of the scales of groups, fp32 [..., out_features, 1]; None for other encodings.
     """
 
     encoding: Encoding
@@ -107,10 +107,10 @@ class QuantizedWeight:
 
         Args:
             shape: as it computes.
-            encoding: of the numbers.
+            encoding: encoding of the numbers.
             group_size: inputs that share a scale; None: all of a row.
             has_zeros: whether each group has a code of zero of its own.
-            device: of the tensors.
+            device: device of the tensors.
         """
         *rows, in_features = shape
         group_size = group_size or in_features

@@ -37,7 +37,7 @@ _PROGRAMS_PER_SM = 8
 """Programs that are wanted of the second kernel for each multiprocessor, before they take several chunks."""
 
 _LEAST_PROGRAMS = 8
-"""Of a row, however many rows there are: most of them may be greedy, and then the others' programs run alone."""
+"""Least programs of a row, however many rows there are: if most rows are greedy, the others' programs run alone."""
 
 
 @triton.jit

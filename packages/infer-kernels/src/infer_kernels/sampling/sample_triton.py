@@ -101,7 +101,7 @@ def _measure_listed_chunks(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Of each chunk, the mass above `cut` and how many tokens equal it: [CHUNKS] both."""
+    """Return each chunk's mass above `cut`, and how many of its tokens equal it: [CHUNKS] both."""
     lane = tl.arange(0, BLOCK)
     masses = tl.zeros([BLOCK], tl.float32)
     ties = tl.zeros([BLOCK], tl.int32)

@@ -34,8 +34,8 @@ class ScriptedReplica(CoreReplica):
         is_routed: whether new calls reach the replica; others wait, as Ray Serve's do.
         death: ends all calls when it is set.
         has_died: whether the replica has ended its process, so to speak.
-        calls: of each method without a stream, those that go on.
-        num_calls: of each method, those that have begun.
+        calls: unfinished calls of each method without a stream.
+        num_calls: number of calls of each method that have begun.
     """
 
     def __init__(self, replica_id: str, config: EngineConfig) -> None:  # not async: nothing is loaded

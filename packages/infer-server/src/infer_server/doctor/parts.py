@@ -20,7 +20,7 @@ class Part:
     """A part and its time.
 
     Attributes:
-        name: of the part.
+        name: name of the part.
         ends_at: the share of the whole time at which it is killed; what earlier parts leave of theirs, it may use.
         margin_s: seconds before that in which it begins nothing more.
     """

@@ -17,7 +17,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the report.
 
     Attributes:
-        name: of the part.
+        name: name of the part.
         verdict: the worst of its findings.
         seconds: that it took.
         summary: what it found, in one line.
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         doctor: the version of `infer-server`.
         verdict: the worst of the parts.
-        seconds: of all parts.
+        seconds: seconds of all parts.
         model: as asked for; None: the demo model.
         device: as asked for.
         dtype: as asked for.

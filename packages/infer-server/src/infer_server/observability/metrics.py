@@ -22,8 +22,8 @@ class ServerMetrics:
     """All metrics of one server.
 
     Attributes:
-        requests: of requests to the engine.
-        http: of HTTP exchanges.
+        requests: metrics of requests to the engine.
+        http: metrics of HTTP exchanges.
     """
 
     def __init__(self, engine: Engine, *, served_model: str) -> None:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 TOLERANCE = 2.0**-6
-"""Of a row's largest hidden state: a matrix product may be computed by another kernel in a graph."""
+"""Share of a row's largest hidden state. In a graph another kernel may compute a matrix product."""
 
 
 def are_drawn_alike(expected: Tensor, found: Tensor) -> bool:

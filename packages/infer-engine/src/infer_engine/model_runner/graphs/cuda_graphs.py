@@ -61,7 +61,7 @@ class CUDAGraphs:
 
         Args:
             model: computes.
-            views: of the KV pool.
+            views: views of the KV pool.
             input_buffers: where the inputs of padded batches lie.
             max_tokens: rows of the largest shape.
             vocab_size: the sampler's.

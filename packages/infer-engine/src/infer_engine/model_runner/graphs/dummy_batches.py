@@ -44,7 +44,7 @@ class DummyBatches:
         """Make batches for `shapes` of up to `max_rows` sequences of up to `max_seq_len` tokens.
 
         Args:
-            pool: of keys and values.
+            pool: pool of keys and values.
             shapes: to which batches are padded.
             windows: by group of layers, the sliding window, or None.
             max_rows: sequences.

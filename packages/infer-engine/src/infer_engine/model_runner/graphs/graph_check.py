@@ -113,12 +113,12 @@ class GraphChecker:
             graphs: captures and replays.
             batches: what the steps compute.
             input_buffers: takes them.
-            pool: of keys and values; overwritten, and zeros afterwards.
+            pool: pool of keys and values; overwritten, and zeros afterwards.
             capture: what `graphs` captures with.
-            compute_logits: of hidden states.
+            compute_logits: computes the logits of hidden states.
             dirty_semaphores: sets attention's semaphores to values that a captured step must reset.
-            agree: of one of several ranks, which all check at the same time: given this one's reason to refuse, returns
-                that of any. None: there are no others. Ranks compute the same logits whatever they find, as they gather
+            agree: given this rank's reason to refuse, returns that of any rank; all ranks check at the same time. None:
+                there are no others. Ranks compute the same logits whatever they find, as they gather
                 them on rank 0; the others have none, and forgot all tokens.
         """
         self._graphs = graphs

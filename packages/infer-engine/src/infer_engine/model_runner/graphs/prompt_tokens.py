@@ -52,7 +52,7 @@ def most_prompt_tokens(*, num_weights: int, num_layers: int, gpu: Gpu) -> int:
     """Return the rows of the largest step with prompts that is worth capturing.
 
     Args:
-        num_weights: of all layers: each row is multiplied by them.
+        num_weights: weights of all layers; each row is multiplied by them.
         num_layers: layers.
         gpu: computes.
     """

@@ -94,7 +94,7 @@ class BatchParts:
     that a captured step finds it.
 
     Attributes:
-        shape: of the batch.
+        shape: shape of the batch.
         size: elements of all parts.
         input_ids: [rows], on the host; so are those below.
         position_ids: [rows].

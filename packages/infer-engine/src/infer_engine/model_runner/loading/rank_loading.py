@@ -43,8 +43,8 @@ class LoadedRank:
         rank_model: the weights, and how they compute.
         model_config: the whole model's.
         config: the engine's.
-        dtype: of weights and activations.
-        kv_dtype: of keys and values in the cache.
+        dtype: dtype of weights and activations.
+        kv_dtype: dtype of keys and values in the cache.
         kv_scales: by layer, of an fp8 cache; None: of another one.
         limits: limits of a step.
         groups: the layers whose blocks are allocated together.

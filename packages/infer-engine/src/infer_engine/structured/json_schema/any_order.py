@@ -17,7 +17,7 @@ from typing import Any
 from infer_engine.structured.grammar_text import json_expression
 
 MAX_COUNTED = 4
-"""Of an object's properties; there are 2 to this power of rules."""
+"""Most required properties of an object whose order is free; there are 2 to this power of rules."""
 WHITESPACE = r"[ \t\r\n]{0,40}"
 """Between the tokens of arguments: models write them on one line, or indented."""
 

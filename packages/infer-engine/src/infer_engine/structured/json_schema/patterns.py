@@ -6,7 +6,7 @@ from infer_engine.structured.errors import NotKeptError
 
 MAX_REPEAT = 16_000
 MAX_NAMES = 100
-"""Of a pattern that is but names."""
+"""Most names in a pattern that is an alternation of names."""
 UNPRINTABLE = frozenset(chr(code) for code in (*range(32), 127)) - frozenset("\b\t\n\f\r")
 """Characters that JSON writes as `\\u...` only, which is not generated."""
 

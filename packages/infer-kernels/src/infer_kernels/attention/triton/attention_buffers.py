@@ -52,10 +52,10 @@ class AttentionBuffers:
             q_heads: query heads.
             kv_heads: key and value heads; q_heads is a multiple.
             head_dim: elements of a head.
-            dtype: of q.
-            windows: of all layers, None for a layer without one.
+            dtype: dtype of the queries.
+            windows: windows of all layers, None for a layer without one.
             device: where the kernels run.
-            cache_dtype: of the caches; None: `dtype`.
+            cache_dtype: dtype of the caches; None: `dtype`.
             max_splits: 256-token pieces of all decodes of a step together, as `num_splits` counts them; each takes
                 `q_heads * (head_dim + 2)` fp32 values. None: as many as all sequences have at full length.
 
@@ -181,6 +181,6 @@ class AttentionBuffers:
         return self._semaphores
 
     def num_programs(self, work: WorkList, kv_heads: int, at_once: int) -> int:
-        """As many as run at once, for every step: each program takes items until none are left."""
+        """Programs that run at once, for every step: each takes items until none are left."""
         del work, kv_heads
         return at_once

@@ -65,7 +65,7 @@ def decode_config(
         head_dim: elements of a head.
         itemsize: bytes of an element of q.
         cache_itemsize: bytes of an element of the caches, 1 for fp8.
-        capability: of the device, such as (9, 0).
+        capability: compute capability of the device, such as (9, 0).
     """
     width = next_power_of_2(head_dim)
     rows = max(16, next_power_of_2(group))

@@ -32,11 +32,11 @@ class CompiledKernel:
     """What the assembler made of one variant of a kernel.
 
     Attributes:
-        name: of the kernel.
+        name: name of the kernel.
         registers: per thread.
-        spilled_bytes: of stack per thread: registers that did not fit.
+        spilled_bytes: bytes of stack per thread: registers that did not fit.
         shared_memory: bytes per program.
-        num_warps: of a program.
+        num_warps: number of warps of a program.
         num_stages: iterations whose loads may be in flight.
         ptx: the assembly that it was made from.
         machine_code: the cubin.
@@ -59,7 +59,7 @@ class Launch:
     """One launch of a kernel that did not take place.
 
     Attributes:
-        name: of the kernel.
+        name: name of the kernel.
         grid: programs in each of the three dimensions.
         arguments: the kernel's, by name: numbers as they are, tensors as the address of their first element, and
             descriptors as that address with shape and strides.

@@ -21,7 +21,7 @@ PIPES: tuple[Pipe, ...] = ("issue", "fma", "alu", "xu", "shared", "tensor")
 ISSUES_PER_CYCLE = 4
 """Instructions of warps that a multiprocessor starts in a cycle, one for each of its four schedulers."""
 SHARED_BYTES_PER_CYCLE = 128
-"""Of a multiprocessor's shared memory."""
+"""Bytes that a multiprocessor's shared memory moves in a cycle."""
 ALU_LANES = 64
 """Integer additions, comparisons, logic, shifts, selections, minima and packed conversions."""
 INTEGER_MULTIPLY_LANES = 64
@@ -94,7 +94,7 @@ class Card:
 
     @property
     def bytes_per_cycle(self) -> float:
-        """Of memory, for each multiprocessor."""
+        """Bytes of memory in a cycle, for each multiprocessor."""
         return self.bandwidth / self.sms / self.clock_hz
 
 

@@ -32,7 +32,7 @@ from infer_kernels.checks.compiled.sass import Instruction, Loop, disassemble, f
 from infer_kernels.checks.compiled.tensor_products import Product, find_product, mean_products
 
 ISSUE_SHARE = 0.75
-"""Of a multiprocessor's issue slots: what good kernels reach where instructions bound them."""
+"""Share of a multiprocessor's issue slots that good kernels reach where instructions bound them."""
 
 _FP32 = {"FADD", "FMUL", "FFMA", "FSWZADD"}
 _FP32_PAIRS = {"FADD2", "FMUL2", "FFMA2"}
@@ -56,11 +56,11 @@ class LoopCount:
     """An iteration of a kernel's main loop, by all warps of one program.
 
     Attributes:
-        instructions: of a warp.
-        num_warps: of the program.
-        cycles: of a multiprocessor, by pipe.
+        instructions: instructions of a warp.
+        num_warps: number of warps of the program.
+        cycles: cycles of a multiprocessor, by pipe.
         products: multiply-accumulates on tensor cores.
-        rows: of the tile that is multiplied, where they are known.
+        rows: rows of the tile that is multiplied, where they are known.
         elements: numbers that meet all rows of the tile, where it has products and the rows are known: of a weight, or
             of keys and values.
         loaded_bytes: from global memory, whichever cache they come from; a load that lanes share counts for each.
@@ -83,7 +83,7 @@ class LoopCount:
 
     @property
     def instructions_an_element(self) -> float | None:
-        """Of single threads."""
+        """Instructions of single threads for each element; None: the elements are not known."""
         return None if not self.elements else self.instructions * self.num_warps * 32 / self.elements
 
     def least_cycles(self, issue_share: float = ISSUE_SHARE) -> float:

@@ -26,7 +26,7 @@ class Product(NamedTuple):
         macs: multiply-accumulates.
         rate: against those of 16-bit numbers.
         warps: that execute it together.
-        shared_bytes: of operands that it reads from shared memory.
+        shared_bytes: bytes of the operands that it reads from shared memory.
         of_program: one thread starts it for the whole program.
     """
 

@@ -65,12 +65,12 @@ def random_paged_batch(
         kv_heads: key and value heads.
         head_dim: elements of a head.
         block_size: tokens of a block.
-        dtype: of q, and of what is drawn for the caches.
+        dtype: dtype of the queries, and of what is drawn for the caches.
         cache_dtype: in which the caches keep it; None: in `dtype`.
         token_major: memory order [blocks, block_size, kv_heads, head_dim] instead of that of the shape.
         transposed_keys: keys in memory order [blocks, kv_heads, head_dim, block_size], whatever that of values.
         consecutive: each sequence in a run of consecutive blocks, instead of all of them shuffled.
-        seed: of all that is random.
+        seed: seed of all that is random.
     """
     generator = torch.Generator().manual_seed(seed)
     num_rows, seq_lens = [rows for rows, _ in sequences], [tokens for _, tokens in sequences]

@@ -19,11 +19,11 @@ def random_quantized(
 
     Args:
         shape: as it computes.
-        encoding: of its numbers; all finite codes occur.
+        encoding: encoding of its numbers; all finite codes occur.
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: whether each group has a code of zero of its own; of int4 and int8.
-        device: of the weight; None: the host.
-        seed: of the numbers, which do not depend on the device.
+        device: device of the weight; None: the host.
+        seed: seed of the numbers, which do not depend on the device.
     """
     generator = torch.Generator().manual_seed(seed + sum(shape))
     weight = QuantizedWeight.empty(

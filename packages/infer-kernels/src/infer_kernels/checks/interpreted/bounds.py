@@ -26,7 +26,7 @@ class Extent(NamedTuple):
     """Where an argument lies.
 
     Attributes:
-        name: of the argument.
+        name: name of the argument.
         first: address of its first byte.
         end: address behind its last byte.
         shape: its elements.

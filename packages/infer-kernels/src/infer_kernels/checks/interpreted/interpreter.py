@@ -59,7 +59,7 @@ def _operand(handle: Any) -> npt.NDArray[np.float32]:
 
 
 class _Results:
-    """Of an assembly: one."""
+    """The results of an assembly: one."""
 
     def __init__(self, result: Any) -> None:
         self._result = result

@@ -24,7 +24,7 @@ class GpuSpec:
         name: as `nvidia-smi` prints it.
         capability: compute capability.
         num_sms: multiprocessors.
-        total_bytes: of its memory.
+        total_bytes: size of its memory.
         used_bytes: those of them that other processes and the context hold.
     """
 

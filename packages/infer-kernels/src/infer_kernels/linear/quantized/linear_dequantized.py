@@ -23,7 +23,7 @@ from infer_kernels.embedding import embedding_quantized_triton
 from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
 
 LEAST_ROWS = 1024
-"""Of x, from which on a weight is dequantized once."""
+"""Rows of x from which on a weight is dequantized once."""
 SCRATCH = 2**25
 """Numbers that are dequantized at once: 64 MiB. An LM head has some ten times as many."""
 

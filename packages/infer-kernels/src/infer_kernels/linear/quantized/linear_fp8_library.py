@@ -17,7 +17,7 @@ from infer_kernels.linear.quantized.linear_fp8 import quantize_rows_fp8_triton
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 LEAST_ROWS = 65
-"""Of x. At fewer the weight's bytes bound the layer, and `linear_fp8_triton` divides it over all multiprocessors."""
+"""Least rows of x. At fewer the weight's bytes bound the layer, which `linear_fp8_triton` divides over the device."""
 _ROWS_READ = 256
 """The library's kernel for sm_90 reads scales in tiles of up to so many, also where there are fewer
 (pytorch/pytorch#133334).

@@ -36,7 +36,7 @@ from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _JOINED_ROWS = 16
-"""Of a tile whose sums its last program adds: those of larger tiles do not fit registers beside the main loop's."""
+"""Most rows of a tile whose last program adds its sums: those of larger tiles do not fit the registers."""
 _PIECE = 2**21
 """Numbers that plain PyTorch dequantizes at once: 32 MiB with the four tensors that it takes."""
 

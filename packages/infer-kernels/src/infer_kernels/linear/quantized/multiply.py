@@ -93,11 +93,11 @@ def has_quantized_kernel(
     """Return whether `device` multiplies such weights as they are, without dequantizing them into memory.
 
     Args:
-        encoding: of the weight.
+        encoding: encoding of the weight.
         group_size: inputs that share a scale; None: all of a row.
         in_features: inputs.
         device: where it would be.
-        dtype: of the inputs; None: any.
+        dtype: dtype of the inputs; None: any.
     """
     group_size = group_size or in_features
     if device.type in TRITON_DEVICES:

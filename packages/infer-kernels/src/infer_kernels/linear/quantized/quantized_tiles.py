@@ -23,10 +23,10 @@ class QuantizedTile:
 
     Attributes:
         outputs: rows of the weight.
-        rows: of x.
+        rows: rows of x.
         inner: inputs of a product.
         steps: products of an iteration.
-        num_warps: of a program.
+        num_warps: number of warps of a program.
         num_stages: iterations whose loads may be in flight.
     """
 

@@ -24,8 +24,8 @@ class AttentionCase:
         q_heads: query heads.
         kv_heads: key and value heads.
         head_dim: elements of a head.
-        dtype: of q, and of the caches if `cache_dtype` is not given.
-        cache_dtype: of caches of eight bits.
+        dtype: dtype of the queries, and of the caches if `cache_dtype` is not given.
+        cache_dtype: dtype of 8-bit caches.
         block_size: tokens of a block.
         token_major: memory order [blocks, block_size, kv_heads, head_dim], which has no descriptors.
         window: see `paged_attention`.

@@ -97,7 +97,7 @@ def _sums_of_weights(ops: ModelOps, q: Tensor, keys: Tensor, times: Tensor) -> T
     """Return the sums of the weights of each block's tokens, fp32 [1, q_heads, blocks].
 
     Args:
-        ops: of the model.
+        ops: ops of the model.
         q: [1, q_heads, head_dim].
         keys: [blocks, kv_heads, block_size, head_dim].
         times: [blocks, block_size], how often the sequence has each token.

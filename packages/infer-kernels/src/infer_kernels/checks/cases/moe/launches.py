@@ -30,7 +30,7 @@ ROUTERS: tuple[tuple[torch.dtype, int, int, int, NormVariant | None], ...] = (
     (FP16, 2880, 32, 4, "gemma"),
     (BF16, 2880, 32, 4, None),
 )
-"""Of gpt-oss and Qwen 3: dtype, hidden, experts, experts of a row, and the norm before."""
+"""Routers of gpt-oss and Qwen 3: dtype, hidden size, experts, experts of a row, and the norm before."""
 
 
 def moe_launches() -> Iterator[LaunchCase]:

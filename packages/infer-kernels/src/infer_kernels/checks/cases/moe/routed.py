@@ -25,7 +25,7 @@ from infer_kernels.moe.fused_router import FusedRouter
 
 ROWS = (1, 7, 16)
 _COLUMNS = 64
-"""Of a sum of squares, as a product leaves it."""
+"""Columns that each sum of squares covers, as a product leaves them."""
 
 
 def routed_checks(ops: ModelOps) -> Iterator[SelfCheck]:

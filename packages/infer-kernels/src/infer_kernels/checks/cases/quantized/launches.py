@@ -24,7 +24,7 @@ from infer_kernels.quantization import Encoding, QuantizedWeight
 
 OUT_FEATURES = 4096
 _FEW_PAIRS = 4
-"""Of which the inputs of the second product are divided over programs."""
+"""So few pairs that the inputs of the second product are divided over programs."""
 
 
 class _Format(NamedTuple):
@@ -61,7 +61,7 @@ _FORMATS = (
     _Format("fp8_e4m3", 128),
 )
 _MXFP4_OF_RANKS = _Format("mxfp4", 16)
-"""Of a tensor-parallel model whose ranks cut groups."""
+"""Format of a tensor-parallel model whose ranks cut groups."""
 _INT4, _MXFP4, _FP8 = _FORMATS[2], _FORMATS[5], _FORMATS[7]
 
 
