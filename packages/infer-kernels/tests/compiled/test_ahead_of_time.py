@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from zlib import crc32
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ SPILLS_ON_BLACKWELL = {"paged_prefill": 40, "sample": 8, "linear_quantized": 32,
 SPILLS_ELSEWHERE = {(120, "paged_prefill"): 32, (89, "linear_argmax"): 8}
 SPILLS_OF_TRITON_3_6 = {80: 0, 89: 88, 90: 56, 100: 88, 120: 88}
 
+OTHERS = (80, 89, 100, 120)
+
 # The common case: Llama's shape, in a cache that a GPU engine lays out.
 LLAMA = [
     AttentionCase(prefill=prefill, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
@@ -44,17 +47,29 @@ def compiled(case: Case, capability: int) -> CompiledKernel:
     return compile_launch(case.launch, capability, kernel=case.kernel if isinstance(case, LaunchCase) else None)
 
 
+def other_of(case: Case) -> int:
+    """Return the architecture beside sm_90 for which the full run compiles a case: drawn, so that each has a share."""
+    return max(case.first_capability, OTHERS[crc32(str(case).encode()) % len(OTHERS)])
+
+
 def on(capabilities: Sequence[int], cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Each case on each architecture; the quick run takes all for sm_90 and one of each op for sm_80 and sm_120."""
+    """Each case on each architecture.
+
+    The quick run takes all cases for sm_90, and one of each op for sm_80 and sm_120. The full run adds
+    another architecture of each case, and the long run all others.
+    """
     first = {case.op: case for case in reversed(cases)}
+
+    def marks(case: Case, capability: int) -> Sequence[pytest.MarkDecorator]:
+        if capability == 90 or (capability in QUICK and case is first[case.op]):
+            return ()
+        return [pytest.mark.full] if capability == other_of(case) else [pytest.mark.full, pytest.mark.exhaustive]
+
     return pytest.mark.parametrize(
         ("case", "capability"),
         [
             pytest.param(
-                case,
-                capability,
-                id=f"{case.op}: {case.label}, sm_{capability}",
-                marks=() if capability == 90 or (capability in QUICK and case is first[case.op]) else pytest.mark.full,
+                case, capability, id=f"{case.op}: {case.label}, sm_{capability}", marks=marks(case, capability)
             )
             for capability in capabilities
             for case in cases

@@ -116,3 +116,20 @@ def make_interpreter_faithful() -> None:
 
     builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp
     builder.create_inline_asm = create_inline_asm
+    patch_language_once()
+
+
+def patch_language_once() -> None:
+    """Let the interpreter patch Triton's language once for a launch.
+
+    It does so again for each function that a kernel calls: a third of its time, in which nothing changes.
+    """
+    patch_language = interpreter._patch_lang  # noqa: SLF001 - there is no public one
+
+    def patch_unpatched(function: Any) -> Any:
+        languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        if languages and not any(tl.core.is_builtin(language.load) for language in languages):
+            return interpreter._LangPatchScope()  # noqa: SLF001 - which restores nothing
+        return patch_language(function)
+
+    interpreter._patch_lang = patch_unpatched  # noqa: SLF001
