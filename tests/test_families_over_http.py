@@ -26,6 +26,7 @@ CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "naïve 日本,\n  who is there?"},
 ]
 Serve = Callable[..., AbstractContextManager[Any]]
+SECOND_WAY = (pytest.mark.full, pytest.mark.exhaustive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,12 @@ class Saved:
 
 
 def cases() -> Iterator[Any]:
-    """Yield each family saved in two ways, which differ in both respects; the second is for the `full` run."""
+    """Yield each family saved in two ways, which differ in both respects; the second is for the long run."""
     for index, family in enumerate(ALL_FAMILIES):
         for is_first in (True, False):
             saved = Saved(shards=(index % 2 == 0) is is_first, tied=(index // 2 % 2 == 0) is is_first)
             name = f"{family}, {'shards' if saved.shards else 'one file'}, {'tied' if saved.tied else 'untied'}"
-            yield pytest.param(family, saved, id=name, marks=() if is_first else pytest.mark.full)
+            yield pytest.param(family, saved, id=name, marks=() if is_first else SECOND_WAY)
 
 
 def save(family: str, folder: Path, saved: Saved) -> Any:

@@ -64,9 +64,10 @@ def test_a_quantized_checkpoint_is_served(kind: str, tmp_path: Path, serve: Serv
     twin = save_quantized(folder, kind, is_sharded=True, vocab_size=VOCAB_SIZE).model
     save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
     twin.generation_config.eos_token_id = None
-    with serve("--model", str(folder), "--dtype", "float32", "--quantization", "none") as server:
-        assert streamed_ids(server.url) == greedy_tokens(twin, PROMPT, NUM_TOKENS)
-        check_first_token(server.url, twin, within=2e-3)
+    if kind in ONE_OF_EACH_METHOD:  # the weights of all kinds are compared in the models' tests
+        with serve("--model", str(folder), "--dtype", "float32", "--quantization", "none") as server:
+            assert streamed_ids(server.url) == greedy_tokens(twin, PROMPT, NUM_TOKENS)
+            check_first_token(server.url, twin, within=2e-3)
     with serve("--model", str(folder), "--dtype", "float32") as server:
         check_first_token(server.url, twin, within=0.1)
         assert len(complete(server.url, max_tokens=NUM_TOKENS).choices[0].text) > 0

@@ -21,6 +21,7 @@ Serve = Callable[..., AbstractContextManager[Any]]
 BODIES = mixed_bodies(32)
 REPLACED_WITHIN_S = 30
 GIVE_UP_S = 120
+LONG = (pytest.mark.full, pytest.mark.exhaustive)
 
 
 def cores_of(server: Any) -> list[psutil.Process]:
@@ -39,8 +40,9 @@ def until(condition: Callable[[], bool], *, within_s: float) -> None:
     ("num_rounds", "victim"),
     [
         pytest.param(1, 0, id="once"),
-        pytest.param(10, 0, id="the oldest, 10 times", marks=pytest.mark.full),
-        pytest.param(6, 1, id="the newest, up to the longest delay", marks=pytest.mark.full),
+        pytest.param(3, 0, id="the oldest, 3 times", marks=pytest.mark.full),
+        pytest.param(10, 0, id="the oldest, 10 times", marks=LONG),
+        pytest.param(6, 1, id="the newest, up to the longest delay", marks=LONG),
     ],
 )
 @pytest.mark.timeout(1800)

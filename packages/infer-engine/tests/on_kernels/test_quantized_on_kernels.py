@@ -13,12 +13,11 @@ from infer_models.testing import save_quantized, save_tiny_tokenizer
 
 pytestmark = pytest.mark.full  # interpreted, a minute and more
 CONFIG: dict[str, Any] = {"dtype": "float32", "block_size": 16, "prefill_chunk_size": 8}
-KINDS = ("compressed_w4a16_asymmetric", "gptq", "compressed_w8a8", "compressed_fp8_block")
+KINDS = ("compressed_w4a16_asymmetric", "compressed_w8a8", "compressed_fp8_block", "gptq")
 SMALL = {"max_batch_size": 2, "max_num_batched_tokens": 12}  # so that few steps are captured
 HALVES = [
-    [(kind, CONFIG) for kind in KINDS],
+    [*((kind, CONFIG) for kind in KINDS if kind != "gptq"), ("gptq", {**CONFIG, "batch_invariant": True})],
     [
-        ("gptq", {**CONFIG, "batch_invariant": True}),
         ("gptq", {**CONFIG, **SMALL, "use_cuda_graphs": True}),
         ("gptq", {**CONFIG, "quantization": "fp8"}),
         ("gptq", {**CONFIG, "quantization": "int8"}),
