@@ -18,6 +18,7 @@ IN_PARALLEL = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
 # One thread of computation for each worker; compiled modules are kept, as tests start many processes that import torch.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 INTERPRETER_TESTS = "packages/infer-kernels/tests/interpreter"
+OP_TESTS = "packages/infer-kernels/tests/ops"  # over Triton's kernels where they are interpreted, else on a CPU's paths
 
 
 def sync(session: nox.Session, *selection: str) -> None:
@@ -53,7 +54,7 @@ def tests(session: nox.Session, package: str) -> None:
         return
     sync_package(session, package)
     if package == "kernels":  # Triton interprets all kernels of a process or none
-        run_tests(session, "-m", "not full", INTERPRETER_TESTS, env={"TRITON_INTERPRET": "1"})
+        run_tests(session, "-m", "not full", INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
     run_tests(session, "-m", "not full", f"packages/infer-{package}/tests", f"--ignore={INTERPRETER_TESTS}")
 
 
@@ -71,7 +72,7 @@ def tests_full(session: nox.Session) -> None:
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
     left_out = ("-m", "(full or hypothesis) and not exhaustive")
     profile = {"HYPOTHESIS_PROFILE": "full"}
-    run_tests(session, *left_out, INTERPRETER_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
+    run_tests(session, *left_out, INTERPRETER_TESTS, OP_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
     run_tests(session, *left_out, "packages", "tests", "benchmarks/tests", f"--ignore={INTERPRETER_TESTS}", env=profile)
 
 
@@ -96,7 +97,7 @@ def tests_long(session: nox.Session) -> None:
     sync(session, "--group", "test", "--group", "server-test")
     profile = {"HYPOTHESIS_PROFILE": "long"}
     session.run(*PYTEST, "--timeout=3600", *session.posargs, env=profile)
-    session.run(*PYTEST, "--timeout=3600", INTERPRETER_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
+    session.run(*PYTEST, "--timeout=3600", INTERPRETER_TESTS, OP_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
 
 
 @nox.session(python="3.11")
@@ -112,7 +113,7 @@ def lowest(session: nox.Session) -> None:
         "./packages/infer-models",
         *test_tools,
     )
-    run_tests(session, INTERPRETER_TESTS, env={"TRITON_INTERPRET": "1"})
+    run_tests(session, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
     for package in ("kernels", "models"):
         run_tests(session, f"packages/infer-{package}/tests")
 
@@ -138,19 +139,20 @@ CPU_KERNEL_TESTS = [
         "attention/test_cpu_attention",
         "attention/test_cpu_attention_sinks",
         "attention/test_cpu_invariant_attention",
-        "cpu/test_cpu_ops",
         "qkv/test_kv_codes",
         "cpu/test_prepack",
         "cpu/test_captured_step",
-        "moe/test_moe_router",
-        "moe/test_fused_moe",
         "moe/test_packed_experts",
         "linear/test_cpu_quantized",
         "linear/test_outliers",
         "moe/test_quantized_experts",
-        "qkv/test_qk_norm_rope_store",
         "qkv/test_partial_rotary",
         "norm/test_norm_over_heads",
+        "ops/test_fused_moe",
+        "ops/test_moe_router",
+        "ops/test_norms",
+        "ops/test_rotary",
+        "ops/test_stores_and_gates",
         "cpu/test_cpu_amx",
     )
 ]
@@ -158,6 +160,22 @@ AMX_TESTS = [
     f"packages/infer-kernels/tests/{name}.py"
     for name in ("cpu/test_cpu_amx", "moe/test_packed_experts", "attention/test_cpu_attention_sinks")
 ]
+INSTRUCTION_SET_TESTS = [
+    f"packages/infer-kernels/tests/{name}.py"
+    for name in (
+        "attention/test_cpu_invariant_attention",
+        "checks/test_op_cases",
+        "cpu/test_prepack",
+        "linear/test_cpu_quantized",
+        "linear/test_outliers",
+        "moe/test_packed_experts",
+        "moe/test_quantized_experts",
+        "ops/test_fused_moe",
+        "qkv/test_kv_codes",
+        "cpu/test_cpu_amx",
+    )
+]
+"""What differs by instruction set: each op's values in a few calls, bits, matrix instructions and codes of 8 bits."""
 CPU_KERNEL_SOURCES = "packages/infer-kernels/src/infer_kernels/cpu/csrc"
 
 
@@ -202,7 +220,8 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
         env["LD_PRELOAD"] = str(traps)
         options = ("-p", "no:faulthandler")  # whose handler would take the place of ours
     session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
-    run_tests(session, "-m", "not full", *options, *CPU_KERNEL_TESTS, env=env)
+    options += ("-k", "not pytorch")  # plain PyTorch computes without the kernels
+    run_tests(session, "-m", "not full", *options, *INSTRUCTION_SET_TESTS, env=env)
 
 
 WITHOUT_CPU_KERNELS_TESTS = [

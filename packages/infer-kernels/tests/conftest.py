@@ -1,7 +1,8 @@
-"""What tests share: a fixed seed, both ways to compute on a CPU, and Triton's interpreter for those in `interpreter/`.
+"""What tests share: a fixed seed, the paths on which an op computes, and Triton's interpreter.
 
 Triton decides when a kernel is decorated whether it will be interpreted or compiled, so one process cannot do both.
-With `TRITON_INTERPRET=1` pytest runs the tests in `interpreter/`, without it all others, and skips the rest.
+With `TRITON_INTERPRET=1` pytest runs the tests in `interpreter/` and those in `ops/`, over Triton's kernels; without it
+all but `interpreter/`, those in `ops/` over C++ and over plain PyTorch. It skips the rest.
 """
 
 import os
@@ -14,7 +15,8 @@ import torch
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-FOLDER = Path(__file__).parent / "interpreter"
+TESTS = Path(__file__).parent
+ON_CPU = [pytest.param("c++", marks=needs_cpu_kernels), "pytorch"]
 
 if INTERPRETED:
     from infer_kernels.checks.interpreted.interpreter import interpret_kernels
@@ -34,20 +36,32 @@ def plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infer_kernels.dispatch.library", lambda _: None)
 
 
-@pytest.fixture(params=[pytest.param("c++", marks=needs_cpu_kernels), "pytorch"], scope="module")
-def cpu_path(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(params=ON_CPU, scope="module")
+def cpu_path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Ops on a CPU compute with C++ kernels and with plain PyTorch."""
+    yield from compute_with(request.param)
+
+
+@pytest.fixture(params=["triton"] if INTERPRETED else ON_CPU, scope="module")
+def every_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Ops compute with C++ kernels and with plain PyTorch, and with Triton's in a process that interprets them."""
+    yield from compute_with(request.param)
+
+
+def compute_with(path: str) -> Iterator[str]:
+    """Let ops on a CPU compute with kernels or without while a test runs."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "pytorch":
+        if path == "pytorch":
             patch.setattr("infer_kernels.dispatch.library", lambda _: None)
-        yield
+        yield path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests that this process cannot run."""
-    ours = [item for item in items if item.path.is_relative_to(FOLDER.parent)]
-    for item in ours:
-        if item.path.is_relative_to(FOLDER) and not INTERPRETED:
-            item.add_marker(pytest.mark.skip(reason="interpreted: TRITON_INTERPRET=1 pytest tests/interpreter"))
-        elif INTERPRETED and not item.path.is_relative_to(FOLDER):
+    for item in items:
+        if not item.path.is_relative_to(TESTS) or item.path.is_relative_to(TESTS / "ops"):
+            continue
+        if item.path.is_relative_to(TESTS / "interpreter") and not INTERPRETED:
+            item.add_marker(pytest.mark.skip(reason="interpreted: TRITON_INTERPRET=1 pytest pytest tests/ops"))
+        elif INTERPRETED and not item.path.is_relative_to(TESTS / "interpreter"):
             item.add_marker(pytest.mark.skip(reason="compiled: pytest without TRITON_INTERPRET"))

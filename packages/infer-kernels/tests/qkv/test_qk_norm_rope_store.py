@@ -1,4 +1,4 @@
-"""Preparing queries and keys and writing the cache in one op: the CPU path, machine code, and wrong arguments."""
+"""Preparing queries and keys and writing the cache in one op: other caches, machine code, and wrong arguments."""
 
 from typing import Any
 
@@ -76,32 +76,6 @@ def test_bits_are_those_of_the_separate_ops(
     assert torch.equal(qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm), expected)
     assert torch.equal(caches[0], k_cache)
     assert torch.equal(caches[1], v_cache)
-
-
-@pytest.mark.usefixtures("cpu_path")
-@every_mode
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_cpu_path_equals_the_reference(dtype: torch.dtype, variant: NormVariant | None, *, rotated: bool) -> None:
-    qkv, caches = torch.randn(7, 9 + 6, 48).to(dtype), some_caches(3, 48, dtype)
-    slots = torch.tensor([3, -1, 39, 0, -1, 12, 7])
-    rotary, norm = some_rotary(7, 48) if rotated else None, some_norm(48, dtype, variant)
-    before, expected = qkv.clone(), qk_norm_rope_store_reference(qkv, *caches, slots, rotary=rotary, norm=norm)
-    out = torch.empty(7, 9, 48, dtype=dtype)
-    assert qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm, out=out) is out
-    for actual, wanted in zip((out, *caches), expected, strict=True):
-        # A normalized element near 2 is off by a rounding of its own before the rotation rounds again.
-        assert_within_roundings(actual, wanted, 4)
-    assert torch.equal(caches[1], expected[2])
-    assert torch.equal(qkv, before)
-
-
-def test_no_tokens_write_nothing() -> None:
-    caches, none = some_caches(2, 16, torch.float32), torch.empty(0, dtype=torch.int32)
-    before = [cache.clone() for cache in caches]
-    norm = some_norm(16, torch.float32, "llama")
-    q = qk_norm_rope_store(torch.empty(0, 7, 16), *caches, none, rotary=some_rotary(0, 16), norm=norm)
-    assert q.shape == (0, 3, 16)
-    assert all(map(torch.equal, caches, before))
 
 
 def test_no_gradient_flows_and_the_cache_wants_none() -> None:

@@ -1,4 +1,4 @@
-"""Rotary embedding on batched heads, and the flat kernel's compilation: CPU path, machine code, wrong arguments."""
+"""Rotary embedding on batched heads, alone: gradients, machine code, wrong arguments."""
 
 from typing import Any
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import apply_rope
-from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
@@ -19,47 +17,6 @@ def some_angles(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Ten
     # The halves differ, so that code that confuses them shows.
     angles = torch.randn(shape)
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (3, 5), (0, 4)])
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(1, 1, 2), (9, 3, 64)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("per_sequence", "full_angles"), [(True, False), (False, True)])
-def test_rotation_equals_reference(
-    batch: int,
-    seq: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    *,
-    per_sequence: bool,
-    full_angles: bool,
-) -> None:
-    q = torch.randn(batch, seq, q_heads, head_dim).to(dtype).transpose(1, 2)
-    k = torch.randn(batch, kv_heads, seq, head_dim).to(dtype)
-    shape = (batch, seq, head_dim) if per_sequence else (seq, head_dim)
-    cos, sin = some_angles(shape, torch.float32 if full_angles else dtype)
-    before, expected = q.clone(), apply_rope_batched_reference(q, k, cos, sin)
-    rotated_q, rotated_k = apply_rope_batched(q, k, cos, sin)
-    assert_within_roundings(rotated_q, expected[0])
-    assert_within_roundings(rotated_k, expected[1])
-    assert torch.equal(q, before)
-    apply_rope_batched(q, k, cos, sin, q_out=q, k_out=k)
-    assert torch.equal(q, rotated_q)
-    assert torch.equal(k, rotated_k)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_batch_is_rotated_like_flat_tokens(dtype: torch.dtype) -> None:
-    q, k = torch.randn(2, 3, 5, 16).to(dtype), torch.randn(2, 1, 5, 16).to(dtype)
-    angles, positions = torch.randn(9, 8), torch.tensor([[0, 1, 2, 3, 4], [8, 7, 0, 0, 3]])
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    cos, sin = (torch.cat((part, part), dim=-1)[positions] for part in cos_sin.chunk(2, dim=-1))
-    rotated = apply_rope_batched(q, k, cos, sin)
-    tokens = [x.transpose(1, 2).reshape(10, -1, 16) for x in (q, k)]
-    for heads, flat in zip(rotated, apply_rope(tokens[0], tokens[1], positions.view(-1), cos_sin), strict=True):
-        assert torch.equal(heads.transpose(1, 2).reshape(flat.shape), flat)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 8)])

@@ -1,0 +1,69 @@
+"""The activations of experts, gradients through them, and wrong arguments."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from infer_kernels import SwiGLU, fused_moe, prepack_experts, silu_and_mul
+from infer_kernels.checks.closeness import assert_within_roundings
+from infer_kernels.checks.inputs.experts import random_experts
+from infer_kernels.moe.activation import ActivationName, activate_reference, activate_torch
+from infer_kernels.reference import fused_moe_reference, silu_and_mul_reference
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "clamped_swiglu"]
+SMALL: dict[str, Any] = {"experts": 5, "experts_per_token": 2, "hidden": 33, "intermediate": 17}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_plain_activation_is_silu_and_mul(dtype: torch.dtype) -> None:
+    gate_up = torch.randn(7, 60).to(dtype)
+    assert_within_roundings(activate_reference(gate_up, SwiGLU()), silu_and_mul_reference(gate_up))
+    assert_within_roundings(activate_torch(gate_up, SwiGLU()), silu_and_mul(gate_up))
+
+
+def test_the_clamped_activation_clamps_gates_above_and_ups_on_both_sides() -> None:
+    numbers = SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0)
+    gate_up = torch.tensor([[9.0, -9.0, 7.0, 9.0, -9.0, 7.0]])
+    sevens = 7.0 * torch.sigmoid(torch.tensor(1.702 * 7.0))
+    nines = -9.0 * torch.sigmoid(torch.tensor(1.702 * -9.0))
+    expected = torch.stack((sevens * 8.0, nines * -6.0, sevens * 8.0))[None]
+    torch.testing.assert_close(activate_reference(gate_up, numbers), expected)
+    torch.testing.assert_close(activate_torch(gate_up, numbers), expected)
+
+
+def test_gradients_equal_the_references() -> None:
+    layer = random_experts(tokens=6, **SMALL, dtype=torch.float32)
+    found = []
+    for op in (fused_moe, fused_moe_reference):
+        leaves = [
+            each.clone().requires_grad_()
+            for each in (layer.x, layer.gate_up, layer.down, layer.expert_weights, layer.gate_up_bias, layer.down_bias)
+        ]
+        x, gate_up, down, weights, gate_up_bias, down_bias = leaves
+        y = op(
+            x,
+            gate_up,
+            down,
+            layer.expert_ids,
+            weights,
+            activation="clamped_swiglu",
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
+        found.append(torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum(), leaves))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_weight_of_another_rank_is_not_packed() -> None:
+    with pytest.raises(ValueError, match=r"`weight` has shape \[3, 4\]; pass \[experts, out_features, in_features\]"):
+        prepack_experts(torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"), [({"alpha": 0.0}, "`alpha` is 0.0; pass"), ({"limit": -1.0}, "`limit` is -1.0; pass")]
+)
+def test_an_activation_with_wrong_numbers_is_refused(numbers: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SwiGLU(**numbers)
