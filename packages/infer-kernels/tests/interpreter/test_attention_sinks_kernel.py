@@ -12,7 +12,7 @@ from infer_kernels import paged_attention, plan_attention
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.checks.closeness import assert_attention_close
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch, random_sinks
-from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.reference import paged_attention_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -53,7 +53,7 @@ def test_ragged_batch_equals_reference(
     assert_attention_close(attended, reference(batch, sinks, **options))
 
 
-@parametrize_pairwise(dtype=DTYPES, window=[None, 260, 300], shift=[-3.0, 4.0])
+@parametrize_each_value(dtype=DTYPES, window=[None, 260, 300], shift=[-3.0, 4.0])
 def test_joined_splits_equal_reference(window: int | None, dtype: torch.dtype, shift: float) -> None:
     batch = random_paged_batch(SPLITS, q_heads=6, kv_heads=2, head_dim=64, block_size=64, dtype=dtype)
     sinks = random_sinks(6, dtype=dtype) + shift

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.linear.quantized.linear_fp8 import (
     linear_fp8_reference,
     linear_fp8_triton,
@@ -69,8 +69,7 @@ def test_layer_equals_reference(
     assert_within_roundings(multiply(x, weight, bias, is_invariant=is_invariant), linear_fp8_reference(x, weight, bias))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group_size", [None, 128])
+@parametrize_each_value(dtype=DTYPES, group_size=[None, 128])
 def test_rows_of_any_slice_equal_rows_of_the_whole(group_size: int | None, dtype: torch.dtype) -> None:
     # So many inputs that programs would divide them where bits may depend on the number of rows.
     weight = random_quantized(37, 1056, encoding="fp8_e4m3", group_size=group_size)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.checks.self_check import product_roundings
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
@@ -107,11 +107,9 @@ def test_codes_that_are_no_number_are_none(monkeypatch: pytest.MonkeyPatch, *, o
     assert torch.equal(is_nan, torch.tensor([[False, True, True]]).expand(2, 3))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("encoding", "group_size"), [("int8", None), ("int4", 32), ("e2m1", 32), ("fp8_e4m3", 128)])
-def test_rows_of_any_slice_equal_rows_of_the_whole(
-    encoding: Encoding, group_size: int | None, dtype: torch.dtype
-) -> None:
+@parametrize_each_value(dtype=DTYPES, form=[("int8", None), ("int4", 32), ("e2m1", 32), ("fp8_e4m3", 128)])
+def test_rows_of_any_slice_equal_rows_of_the_whole(form: tuple[Encoding, int | None], dtype: torch.dtype) -> None:
+    encoding, group_size = form
     # So many inputs that programs would divide them where bits may depend on the rows.
     weight = random_quantized(37, 1056, encoding=encoding, group_size=group_size)
     x, bias = torch.randn(70, 1056).to(dtype), torch.randn(37).to(dtype)
@@ -122,12 +120,9 @@ def test_rows_of_any_slice_equal_rows_of_the_whole(
     assert torch.equal(multiply(x[shuffled], weight, bias, is_invariant=True), whole[shuffled])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("encoding", "group_size"), [("int8", None), ("int4", 128), ("int4", 48), ("e2m1", 32)])
-@pytest.mark.parametrize("rows", [1, 7])
-def test_inputs_may_be_divided_over_programs(
-    encoding: Encoding, group_size: int | None, rows: int, dtype: torch.dtype
-) -> None:
+@parametrize_each_value(dtype=DTYPES, form=[("int8", None), ("int4", 128), ("int4", 48), ("e2m1", 32)], rows=[1, 7])
+def test_inputs_may_be_divided_over_programs(form: tuple[Encoding, int | None], rows: int, dtype: torch.dtype) -> None:
+    encoding, group_size = form
     weight = random_quantized(5, 2000, encoding=encoding, group_size=group_size)
     x, bias = torch.randn(rows, 2000).to(dtype), torch.randn(5).to(dtype)
     assert_within_roundings(multiply(x, weight, bias), linear_quantized_reference(x, weight, bias))
@@ -185,17 +180,17 @@ def test_every_code_of_a_word_is_exact_with_every_zero(
     assert torch.equal(actual.float(), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("encoding", "group_size", "has_zeros"),
-    [
+@parametrize_each_value(
+    dtype=DTYPES,
+    form=[
         *(("int8", None, False), ("int8", 128, True), ("int4", 32, True), ("int4", 64, False), ("int4", 128, False)),
         ("fp8_e4m3", None, False),
     ],
 )
 def test_rows_of_words_have_the_same_bits_in_any_company(
-    encoding: Encoding, group_size: int | None, dtype: torch.dtype, *, has_zeros: bool
+    form: tuple[Encoding, int | None, bool], dtype: torch.dtype
 ) -> None:
+    encoding, group_size, has_zeros = form
     weight = random_quantized(37, 1056, encoding=encoding, group_size=group_size, has_zeros=has_zeros)
     words, x = weight.in_words(), torch.randn(70, 1056).to(dtype)
     whole = multiply(x, words, is_invariant=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -65,6 +65,7 @@ def expected(batch: PagedBatch, *, window: int | None = None, sinks: Tensor | No
     )
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from([0, 1, 40, 255, 256, 400, 700])), min_size=1, max_size=5),
     st.sampled_from([None, 300]),
@@ -147,7 +148,7 @@ def test_a_replay_serves_whatever_lies_in_the_tensors_by_then(window: int | None
         for _layer in range(2):
             paged_attention(q, k_pool, v_pool, plan, scale=0.2, window=window, sinks=sinks, out=out)
     assert len(graph) == 2 + 2 * 2  # lists are made once, by the first layer
-    for batch in [*batches, *reversed(batches)]:
+    for batch in [*batches, batches[0]]:
         fill(batch)
         graph.replay()
         num_rows = len(batch.q)

@@ -11,6 +11,7 @@ from triton.runtime import interpreter
 from infer_kernels import FusedProducts, prepack
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.checks.interpreted.recorded_launches import record_launches
+from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
 
@@ -31,9 +32,9 @@ def multiply(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, semaphores
     return out, len(launches)
 
 
-@pytest.mark.parametrize(("encoding", "group_size"), [("int4", 128), ("int8", None), ("mxfp4", 32), ("fp8_e4m3", 128)])
-@pytest.mark.parametrize("rows", [1, 13])
-def test_a_joined_product_has_the_bits_of_two_launches(encoding: Encoding, group_size: int | None, rows: int) -> None:
+@parametrize_each_value(form=[("int4", 128), ("int8", None), ("mxfp4", 32), ("fp8_e4m3", 128)], rows=[1, 13])
+def test_a_joined_product_has_the_bits_of_two_launches(form: tuple[Encoding, int | None], rows: int) -> None:
+    encoding, group_size = form
     weight = random_weight(encoding, group_size)
     x, bias, semaphores = torch.randn(rows, INPUTS).bfloat16(), torch.randn(OUTPUTS).bfloat16(), torch.zeros(64).int()
     expected, num_apart = multiply(x, weight, bias, None)

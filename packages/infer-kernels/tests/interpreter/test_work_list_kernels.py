@@ -9,7 +9,7 @@ from infer_kernels.attention.plan import HostMetadata
 from infer_kernels.attention.triton.paged_decode import SPLIT
 from infer_kernels.attention.triton.plan_memory import upload_metadata
 from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
-from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_kernels.checks.pairwise import parametrize_each_value
 
 Sequence = tuple[int, int, bool]  # rows, tokens with those of the rows, whether they are of a prompt
 
@@ -65,7 +65,7 @@ def test_splits_at_the_edges_of_windows_equal_reference(window: int | None) -> N
     assert_equals_reference(DecodeWorkList(window), layout_of([(1, length, False) for length in edges]))
 
 
-@parametrize_pairwise(seqs=[1, 127, 128, 129, 257], work=[DecodeWorkList(300), PrefillWorkList(32)])
+@parametrize_each_value(seqs=[1, 127, 128, 129, 257], work=[DecodeWorkList(300), PrefillWorkList(32)])
 def test_as_many_sequences_as_there_are_equal_reference(seqs: int, work: WorkList) -> None:
     generator = torch.Generator().manual_seed(seqs)
     rows, before = torch.randint(0, 70, (2, seqs), generator=generator).tolist()
