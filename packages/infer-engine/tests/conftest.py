@@ -37,6 +37,25 @@ def folder_of(twin_of: "Callable[[str], Twin]") -> Callable[[str], Path]:
     return lambda family: twin_of(family).folder
 
 
+@pytest.fixture(scope="session")
+def shallow_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that gives each family's checkpoint of two layers, of both kinds where it has two.
+
+    Interpreted kernels take seconds for each layer.
+    """
+    from infer_engine.testing.models import save_servable  # noqa: PLC0415 - as above
+    from infer_models.testing import TINY_FAMILIES  # noqa: PLC0415
+
+    @cache
+    def shallow_folder_of(family: str) -> Path:
+        kinds = list(dict.fromkeys(TINY_FAMILIES[family].fields.get("layer_types", ())))
+        folder = tmp_path_factory.mktemp(f"shallow-{family}")
+        save_servable(family, folder, num_hidden_layers=2, **({"layer_types": kinds} if kinds else {}))
+        return folder
+
+    return shallow_folder_of
+
+
 @pytest.fixture(params=[pytest.param(name, marks=() if name == WHOLE else pytest.mark.full) for name in FAMILIES])
 def family(request: pytest.FixtureRequest) -> str:
     """Every family, one of them in the quick run; a test that says more parametrizes `family` itself."""

@@ -19,17 +19,9 @@ from infer_engine.testing.interpreted.engine import run_interpreted
 from infer_engine.testing.models import save_servable
 from infer_kernels.gpu import Gpu
 
-QUICK = [
-    "nothing",
-    "old lengths",
-    "old hidden states",
-    "old parameters of draws",
-    "semaphores are not reset",
-    "reads from the device",
-    "never ends",
-]
+QUICK = ["nothing", "old lengths", "old hidden states", "reads from the device", "never ends"]
 OTHERS = ["old token ids", "old positions", "old slots", "old query starts", "old rows", "old block table"]
-OTHERS += ["writes elsewhere"]
+OTHERS += ["old parameters of draws", "semaphores are not reset", "writes elsewhere"]
 AMONG_OTHERS = ["depends on its last replay", "reads what it left", "replays late", "long sequences are cut"]
 NOT_FINITE = "results are not finite"
 
@@ -38,7 +30,7 @@ NOT_FINITE = "results are not finite"
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], dict[str, dict[str, Any]]]:
     """Return a function that says what came of capturing with something wrong, by what was."""
     folder = tmp_path_factory.mktemp("long")
-    save_servable("llama", folder, max_position_embeddings=1300)
+    save_servable("llama", folder, max_position_embeddings=1300, num_hidden_layers=1)
 
     @cache
     def captured(sabotages: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -65,6 +57,7 @@ def test_a_capture_with_something_wrong_is_refused_and_none_is_used(
     assert found["pool_is_zero"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("sabotage", "refusal"),
     [
@@ -82,6 +75,7 @@ def test_a_capture_that_is_wrong_only_among_others_is_refused(
     assert found["num_captured"] == found["num_used"] == 0
 
 
+@pytest.mark.full
 def test_captures_are_used_where_the_steps_themselves_are_not_finite(captured: Callable[..., Any]) -> None:
     found = captured((*AMONG_OTHERS, NOT_FINITE))[NOT_FINITE]
     assert found["refusal"] is None
@@ -106,10 +100,10 @@ SMALL = {"dtype": "float32", "max_batch_size": 3, "max_num_batched_tokens": 12}
     "family", ["gemma3", *(pytest.param(name, marks=pytest.mark.full) for name in ("llama", "qwen3"))]
 )
 def test_requests_get_the_same_tokens_with_captured_steps_and_without(
-    folder_of: Callable[[str], Path], family: str
+    shallow_folder_of: Callable[[str], Path], family: str
 ) -> None:
     configs = [{"use_cuda_graphs": False}, *({"use_cuda_graphs": True} | case for case in CASES[family])]
-    arguments = [each for config in configs for each in (str(folder_of(family)), json.dumps(SMALL | config))]
+    arguments = [each for config in configs for each in (str(shallow_folder_of(family)), json.dumps(SMALL | config))]
     plain, *others = run_interpreted("engine", *arguments)
     assert plain["cuda_graphs"] is None
     for case, found in zip(CASES[family], others, strict=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,10 @@ MIB = 1 << 20
     [("gemma3", 20), pytest.param("llama", 600, marks=pytest.mark.full)],
 )
 def test_measuring_computes_nothing_of_what_another_step_has_left(tmp_path: Path, family: str, num_tokens: int) -> None:
-    save_servable(family, tmp_path, max_position_embeddings=600)
+    sizes: dict[str, Any] = {"max_position_embeddings": 600, "num_hidden_layers": 2}
+    if family == "gemma3":
+        sizes["layer_types"] = ["sliding_attention", "full_attention"]
+    save_servable(family, tmp_path, **sizes)
     [found] = run_interpreted("measuring", str(tmp_path), "2", str(num_tokens))
     assert found["num_groups"] == (2 if family == "gemma3" else 1)
     assert found["pool_is_zero"]

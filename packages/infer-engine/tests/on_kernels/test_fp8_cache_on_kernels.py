@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint."""
     made = tmp_path_factory.mktemp("qwen3")
-    save_servable("qwen3", made)
+    save_servable("qwen3", made, num_hidden_layers=2)
     return made
 
 

@@ -79,8 +79,8 @@ def assert_alike(found: list[int], right: list[int], got: list[float], wanted: l
         ),
     ],
 )
-def test_requests_get_what_they_get_on_a_cpu(folder_of: Callable[[str], Path], runs: list[Run]) -> None:
-    engines = [(folder_of(family), {"dtype": dtype, **CASES[case]}) for family, dtype, case in runs]
+def test_requests_get_what_they_get_on_a_cpu(shallow_folder_of: Callable[[str], Path], runs: list[Run]) -> None:
+    engines = [(shallow_folder_of(family), {"dtype": dtype, **CASES[case]}) for family, dtype, case in runs]
     for run, (folder, config), found in zip(runs, engines, answer_interpreted(engines), strict=True):
         expected = answer(folder, config)
         assert found["num_cached_tokens"] == expected["num_cached_tokens"], run
@@ -93,6 +93,6 @@ def test_requests_get_what_they_get_on_a_cpu(folder_of: Callable[[str], Path], r
             assert_alike(found["tokens"][name], token_ids, *logprobs, tolerance=TOLERANCES[config["dtype"]])
 
 
-def test_the_quick_run_finds_a_prefix(folder_of: Callable[[str], Path]) -> None:
+def test_the_quick_run_finds_a_prefix(shallow_folder_of: Callable[[str], Path]) -> None:
     config = {"dtype": "float32", **CASES["paged"]}
-    assert answer(folder_of("gemma3"), config)["num_cached_tokens"] == 16
+    assert answer(shallow_folder_of("gemma3"), config)["num_cached_tokens"] == 16

@@ -19,8 +19,8 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.covers("replicas/ranks-on-gpus")
-def test_two_ranks_capture_their_steps_and_answer_as_one(folder_of: Callable[[str], Path]) -> None:
-    folder = folder_of("llama")
+def test_two_ranks_capture_their_steps_and_answer_as_one(shallow_folder_of: Callable[[str], Path]) -> None:
+    folder = shallow_folder_of("llama")
     as_ranks = {"tensor_parallel_size": 2, "use_cuda_graphs": None, "use_async_scheduling": True}
     [found] = run_interpreted("engine", str(folder), json.dumps(CONFIG | as_ranks))
     expected = answer(folder, CONFIG)
@@ -39,22 +39,25 @@ def test_two_ranks_capture_their_steps_and_answer_as_one(folder_of: Callable[[st
 @pytest.mark.parametrize(
     "wrong", ["old hidden states", pytest.param("old parameters of draws", marks=pytest.mark.full)]
 )
-def test_ranks_whose_captured_choices_are_wrong_capture_the_rest(folder_of: Callable[[str], Path], wrong: str) -> None:
-    [found] = run_interpreted("graphs", str(folder_of("llama")), f"{wrong}, as a rank")
+def test_ranks_whose_captured_choices_are_wrong_capture_the_rest(
+    shallow_folder_of: Callable[[str], Path], wrong: str
+) -> None:
+    [found] = run_interpreted("graphs", str(shallow_folder_of("llama")), f"{wrong}, as a rank")
     assert found["refusal"] is None
     assert found["num_used"] == found["num_captured"] > 0
     assert not found["has_choices"]
 
 
+@pytest.mark.full
 @pytest.mark.covers("replicas/ranks-on-gpus")
-def test_a_rank_uses_no_captured_step_that_any_refuses(folder_of: Callable[[str], Path]) -> None:
+def test_a_rank_uses_no_captured_step_that_any_refuses(shallow_folder_of: Callable[[str], Path]) -> None:
     cases = {
         "nothing, as a rank": None,
         "old positions, as a rank": "computed something else",
         "writes elsewhere, as a rank": "wrote to a block that none of its sequences has",
         "refused by another rank": "another rank refuses it",
     }
-    for found in run_interpreted("graphs", str(folder_of("llama")), *cases):
+    for found in run_interpreted("graphs", str(shallow_folder_of("llama")), *cases):
         reason = cases[found["sabotage"]]
         if reason is None:
             assert found["num_used"] == found["num_captured"] > 0
