@@ -148,6 +148,14 @@ def test_a_window_that_is_null_is_none(tmp_path: Path) -> None:
     assert load_model(tmp_path, device=CPU, dtype=torch.float32).config.windows == (None,) * 3
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_later_layers_slide_where_a_file_does_not_list_them(tmp_path: Path, family: str) -> None:
+    save_tiny(family, tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    edit(tmp_path, layer_types=None)
+    assert load_model(tmp_path, device=CPU, dtype=torch.float32).config.windows == (None, 8, 8)
+    assert_same(tmp_path)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_qwen_3_may_slide(tmp_path: Path, family: str) -> None:
     save_tiny(family, tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=1)

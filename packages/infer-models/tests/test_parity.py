@@ -61,7 +61,9 @@ CASES: dict[str, Save] = {
     "qwen3_tied": case("qwen3", tie_word_embeddings=True, rope_parameters=LLAMA3_SCALING),
     "smollm3_untied": case("smollm3", tie_word_embeddings=False, no_rope_layers=None, no_rope_layer_interval=3),
     "smollm3_sliding": case("smollm3", use_sliding_window=True, sliding_window=8),
-    "granite_tied": case("granite", tie_word_embeddings=True, residual_multiplier=0.5, logits_scaling=3.0),
+    "granite_tied": case(
+        "granite", tie_word_embeddings=True, residual_multiplier=0.5, logits_scaling=3.0, rms_norm_eps=0.1
+    ),
     "phi3_tied": case("phi3", tie_word_embeddings=True, rope_parameters=None, sliding_window=8),
     "olmo2_tied": case("olmo2", tie_word_embeddings=True, num_key_value_heads=4, rms_norm_eps=1e-3),
     "olmo3_sliding": case("olmo3", tie_word_embeddings=True, num_key_value_heads=1, layer_types=None),

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from infer_engine.protocol import StepOutput
+from infer_server.openai.usage import usage_of
 from infer_server.testing import FakeEngine, Script, sse_events
 from infer_server.testing.client import client_of
 
@@ -46,6 +48,17 @@ async def test_usage_counts_a_prompt_once_however_many_choices_it_has() -> None:
         "total_tokens": 21,
         "prompt_tokens_details": {"cached_tokens": 2},
     }
+
+
+def test_what_one_choice_cached_for_another_is_no_cached_prompt() -> None:
+    last = [
+        StepOutput(request_id="r", token_ids=[], num_prompt_tokens=9, num_completion_tokens=1, num_cached_tokens=cached)
+        for cached in (8, 0, 4, 8)
+    ]
+    (first, second) = (usage_of(choices, choices_per_prompt=2) for choices in (last[:2], last))
+    assert first.prompt_tokens_details is None
+    assert second.prompt_tokens_details is not None
+    assert (second.prompt_tokens, second.prompt_tokens_details.cached_tokens) == (18, 4)
 
 
 @pytest.mark.covers("http/stream-terminal-event")
