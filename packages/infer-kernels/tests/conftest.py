@@ -62,6 +62,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.path.is_relative_to(TESTS) or item.path.is_relative_to(TESTS / "ops"):
             continue
         if item.path.is_relative_to(TESTS / "interpreter") and not INTERPRETED:
-            item.add_marker(pytest.mark.skip(reason="interpreted: TRITON_INTERPRET=1 pytest pytest tests/ops"))
+            item.add_marker(pytest.mark.skip(reason="interpreted: TRITON_INTERPRET=1 pytest tests/{interpreter,ops}"))
         elif INTERPRETED and not item.path.is_relative_to(TESTS / "interpreter"):
             item.add_marker(pytest.mark.skip(reason="compiled: pytest without TRITON_INTERPRET"))
