@@ -58,7 +58,7 @@ CEILINGS: dict[str, int] = {
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""
 
 
-NO_NOUN = re.compile(r'^\s+(\w+: of |"{3}Of )|^"{3}Of ', re.MULTILINE)
+NO_NOUN = re.compile(r'^\s*"{3}Of |^\s+\w+: of ', re.MULTILINE)
 """A docstring of an argument or a constant that leaves out its noun: "dtype: of the queries"."""
 
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from infer_kernels.checks.interpreted.bounds import check_addresses
-from infer_kernels.checks.interpreted.interpreter import make_interpreter_faithful
+from infer_kernels.checks.interpreted.interpreter import make_interpreter_faithful, make_interpreter_faster
 from infer_kernels.checks.simulated_gpu import Machine, simulated_gpus
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("these tests interpret kernels: start pytest with `TRITON_INTERPRET=1`")
 make_interpreter_faithful()
+make_interpreter_faster()
 check_addresses()
 
 

@@ -1,8 +1,12 @@
 """The canary: if Triton's interpreter changes how it treats numbers, these fail before anything is believed."""
 
+from typing import Any
+
+import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
@@ -16,6 +20,36 @@ def _product(out: tl.tensor, a: tl.tensor, b: tl.tensor) -> None:
 def _rounded(out: tl.tensor, x: tl.tensor) -> None:
     at = tl.arange(0, 1024)
     tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
+def _twice(x: tl.tensor) -> tl.tensor:
+    return tl.sum(x[None, :] + x[None, :], axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
+def _doubled(out: tl.tensor, x: tl.tensor) -> None:
+    at = tl.program_id(0) * 16 + tl.arange(0, 16)
+    tl.store(out + at, _twice(tl.load(x + at)))
+
+
+def test_the_language_is_patched_once_for_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    patched: list[Any] = []
+    patch_builtin = interpreter._patch_builtin  # noqa: SLF001 - there is no public one
+
+    def count(*arguments: Any) -> None:
+        patched.append(arguments)
+        patch_builtin(*arguments)
+
+    monkeypatch.setattr(interpreter, "_patch_builtin", count)
+    x, out = torch.randn(64), torch.empty(64)
+    _doubled[(1,)](out, x)
+    patched.clear()
+    _doubled[(1,)](out, x)
+    num_of_one = len(patched)
+    _doubled[(4,)](out, x)
+    assert len(patched) == 2 * num_of_one > 0
+    assert torch.equal(out, 2 * x)
 
 
 def test_dot_of_bfloat16_is_the_exact_product() -> None:
