@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
 
 import simpy
 
@@ -42,10 +41,10 @@ class _CountingRunner:
         counts = [count for _, count in schedule.items]
         self.num_decodes = counts.count(1)
         self.num_prompt_tokens = sum(counts) - self.num_decodes
-        return ComputedPass(logits=[0] * len(schedule.needs_sampling))
+        return ComputedPass(logits=lambda: [0] * len(schedule.needs_sampling))
 
-    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
-        del logits
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+        del computed
         return SampledTokens.known([1] * len(requests))
 
     def probe(self) -> None:

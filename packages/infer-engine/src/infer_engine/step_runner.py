@@ -32,12 +32,15 @@ class ComputedPass:
     """The result of a forward pass.
 
     Attributes:
-        logits: logits of the requests that need sampling, for `StepRunner.sample`.
+        logits: returns the logits of the requests that need sampling, one row for each, as the runner has them.
+        choose: chooses a token for each row without `logits`: by draws, or the most probable one if it is given None.
+            The next call overwrites what it returns. None if no choice was captured.
         read_prompt_logprobs: waits for the device and returns the log-probabilities of prompt tokens. They are not
             finite if the model's output is not.
     """
 
-    logits: Any
+    logits: Callable[[], Any]
+    choose: Callable[[Any], Any] | None = None
     read_prompt_logprobs: Callable[[], PromptLogprobs] = no_prompt_logprobs
 
 
@@ -54,10 +57,10 @@ class StepRunner(Protocol):
             EngineFailedError: no later call can succeed.
         """
 
-    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
         """Start to choose the next token of each of `requests`, of which all tokens are known.
 
-        `logits` has one row for each. A request that has ended, and so has no row of the batch, gets any token.
+        `computed` has one row for each. A request that has ended, and so has no row of the batch, gets any token.
         """
 
     def probe(self) -> None:

@@ -46,10 +46,10 @@ class StagingRunner:
 
     def forward(self, schedule: Schedule) -> ComputedPass:
         self._input_buffers.build(schedule.items, schedule.table_edits)
-        return ComputedPass(logits=None)
+        return ComputedPass(logits=lambda: None)
 
-    def sample(self, logits: object, requests: list[Request]) -> SampledTokens:
-        del logits, requests
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+        del computed, requests
         return SampledTokens.known([])
 
     def probe(self) -> None: ...

@@ -12,9 +12,9 @@ from infer_engine.model_runner.runner import ModelRunner
 from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.sampling.draw_buffers import DrawBuffers, Draws, dummy_draws
-from infer_engine.sampling.sampler import CapturedRows, ChosenTokens, Sampler
+from infer_engine.sampling.sampler import ChosenTokens, Sampler
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import StepOutOfMemoryError
+from infer_engine.step_runner import ComputedPass, StepOutOfMemoryError
 
 
 class _Parts:
@@ -61,7 +61,7 @@ def test_everything_is_computed_on_the_runners_gpu_whichever_was_current(
     runner = ModelRunner(parts, input_buffers=parts, sampler=parts, device=torch.device(device))
     for compute in (
         lambda: runner.forward(Schedule(items=[])),
-        lambda: runner.sample(torch.zeros(1, 1), [dummy_request([1])]),
+        lambda: runner.sample(ComputedPass(logits=lambda: torch.zeros(1, 1)), [dummy_request([1])]),
         runner.probe,
     ):
         current[0] = None  # as in a thread that has just begun
@@ -107,7 +107,7 @@ def test_captured_steps_choose_tokens_unless_a_request_needs_more(
     runner = ModelRunner(parts, input_buffers=parts, sampler=sampler, device=torch.device("cpu"))
     rows = _Choices()
     requests = [dummy_request([1, 2], params=SamplingParams(**each), row=row) for row, each in enumerate(params)]
-    output = runner.sample(CapturedRows(rows.choose, rows.logits), requests).wait()
+    output = runner.sample(ComputedPass(logits=rows.logits, choose=rows.choose), requests).wait()
     assert output.token_ids == [7 if chooses else 3] * 2
     assert len(rows.chosen_by) == chooses
     if draws:

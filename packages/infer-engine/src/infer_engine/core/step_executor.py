@@ -53,7 +53,7 @@ class InFlightStep:
         self.execute_s = self.sample_s = 0.0
         self._runner = runner
         self._clock = clock
-        self._computed = ComputedPass(logits=None)
+        self._computed: ComputedPass | None = None
         self._tokens: SampledTokens | None = None
 
     def forward(self) -> None:
@@ -77,11 +77,11 @@ class InFlightStep:
         Raises:
             EngineFailedError: the runner cannot go on.
         """
-        if self.error is not None or not self.sampled:
+        if self._computed is None or not self.sampled:  # it failed, or chooses nothing
             return
         started = self._clock()
         try:
-            self._tokens = self._runner.sample(self._computed.logits, self.sampled)
+            self._tokens = self._runner.sample(self._computed, self.sampled)
         except EngineFailedError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
@@ -94,7 +94,7 @@ class InFlightStep:
         Raises:
             EngineFailedError: the runner cannot go on.
         """
-        if self.error is not None:
+        if self.error is not None or self._computed is None:
             return None
         started = self._clock()
         try:

@@ -9,9 +9,9 @@ from infer_engine.executor.executor import Workers
 from infer_engine.executor.messages import ChooseTokens, ComputeBatch, ComputeLogits
 from infer_engine.executor.process_group import share_pending_ids
 from infer_engine.model_runner.inputs.forward_batch import ForwardBatch
-from infer_engine.model_runner.rank_model import BatchModel, Choice, RankModel
+from infer_engine.model_runner.rank_model import BatchModel, RankModel
 from infer_engine.sampling.draw_buffers import Draws
-from infer_engine.sampling.sampler import ChosenTokens
+from infer_engine.sampling.sampler import Choice, ChosenTokens
 from infer_engine.step_runner import EngineFailedError
 
 _NOTICED_AFTER_S = 3.0

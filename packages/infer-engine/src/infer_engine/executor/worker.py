@@ -33,7 +33,7 @@ from infer_models.tensor_parallel import Shard
 
 if TYPE_CHECKING:
     from infer_cache import KVPool
-    from infer_engine.model_runner.rank_model import Choice
+    from infer_engine.sampling.sampler import Choice
 
 
 class Worker:

@@ -1,6 +1,5 @@
 """`RankModel`: what a rank holds, its part of the model and of the KV pool, and computes batches with."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -8,15 +7,8 @@ from torch import Tensor
 
 from infer_engine.model_runner.inputs.cache_views import CacheViews
 from infer_engine.model_runner.inputs.forward_batch import ForwardBatch
-from infer_engine.sampling.draw_buffers import Draws
-from infer_engine.sampling.sampler import ChosenTokens
+from infer_engine.sampling.sampler import Choice
 from infer_models import CausalLM
-
-Choice = Callable[[Draws | None], ChosenTokens]
-"""Starts to draw a token for each row, or to choose the most probable one if it is given None.
-
-What it returns is overwritten by the next.
-"""
 
 
 class BatchModel(Protocol):

@@ -1,12 +1,9 @@
 """`RecordingRunner`: a runner that also keeps the logits of every token."""
 
-from typing import Any
-
 from torch import Tensor
 
 from infer_engine.outputs import SampledTokens
 from infer_engine.request import Request
-from infer_engine.sampling.sampler import CapturedRows
 from infer_engine.scheduling import Schedule
 from infer_engine.step_runner import ComputedPass, StepRunner
 
@@ -22,14 +19,13 @@ class RecordingRunner:
     def forward(self, schedule: Schedule) -> ComputedPass:
         """Start to compute the items of the schedule."""
         computed = self._inner.forward(schedule)
-        rows = computed.logits.compute_logits() if isinstance(computed.logits, CapturedRows) else computed.logits
-        for request, row in zip(schedule.needs_sampling, rows.clone(), strict=True):
+        for request, row in zip(schedule.needs_sampling, computed.logits().clone(), strict=True):
             self._logits[request.request_id, request.num_tokens] = row
         return computed
 
-    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
         """Start to choose the next token of each of `requests`."""
-        return self._inner.sample(logits, requests)
+        return self._inner.sample(computed, requests)
 
     def probe(self) -> None:
         """Compute something small."""

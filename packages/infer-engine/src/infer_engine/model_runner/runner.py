@@ -1,6 +1,7 @@
 """`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
 import traceback
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,10 +16,10 @@ from infer_engine.sampling.prompt_logprobs import (
     find_prompt_logprob_rows,
     read_prompt_logprobs,
 )
-from infer_engine.sampling.sampler import CapturedRows, Sampler
+from infer_engine.sampling.sampler import Sampler
 from infer_engine.sampling.transfers import HostCopy
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass, StepOutOfMemoryError
+from infer_engine.step_runner import ComputedPass, PromptLogprobs, StepOutOfMemoryError, no_prompt_logprobs
 from infer_kernels import resolve_token_ids
 
 
@@ -50,32 +51,32 @@ class ModelRunner:
             resolve_token_ids(batch.input_ids, self._latest_tokens)
         hidden = self._model.hidden_states(batch)
         if batch.is_decode_only:  # the usual step; all its rows but padding are sampled
-            hidden, choice = hidden[: batch.num_tokens], self._model.captured_choice(batch)
-            if choice is None:
-                return ComputedPass(logits=self._model.logits(hidden))
-            return ComputedPass(logits=CapturedRows(choice, partial(self._model.logits, hidden)))
+            hidden, choose = hidden[: batch.num_tokens], self._model.captured_choice(batch)
+            if choose is None:
+                return _computed(self._model.logits(hidden))
+            return ComputedPass(logits=partial(self._model.logits, hidden), choose=choose)
         wanted = None
         if batch.is_prefill.any():
             wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
         if wanted is None or not wanted.rows:
-            return ComputedPass(logits=self._model.logits(hidden, batch.logits_indices))
+            return _computed(self._model.logits(hidden, batch.logits_indices))
         # Computed first, so that its logits are freed before those of the next tokens are allocated.
         measured = compute_prompt_logprobs(wanted, hidden, compute_logits=self._model.logits, sampler=self._sampler)
         copied = HostCopy(measured)
         del measured
-        return ComputedPass(
-            logits=self._model.logits(hidden, batch.logits_indices),
-            read_prompt_logprobs=partial(read_prompt_logprobs, wanted, copied),
-        )
+        logits = self._model.logits(hidden, batch.logits_indices)
+        return _computed(logits, read_prompt_logprobs=partial(read_prompt_logprobs, wanted, copied))
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor | CapturedRows, requests: list[Request]) -> SampledTokens:
-        """Start to choose the next token of each of `requests`; `logits` has one row for each."""
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+        """Start to choose the next token of each of `requests`; `computed` has one row for each."""
         if not requests:
             return SampledTokens.known([])
         use_device(self._device)
         try:
-            sampled = self._sampler.launch(logits, requests)
+            sampled = None if computed.choose is None else self._sampler.replay(computed.choose, requests)
+            if sampled is None:
+                sampled = self._sampler.launch(computed.logits(), requests)
         except torch.OutOfMemoryError as error:
             raise _no_memory(len(requests), error) from error
         self._latest_tokens = sampled.on_device
@@ -87,6 +88,13 @@ class ModelRunner:
         use_device(self._device)
         batch = self._input_buffers.build_probe()
         self._model.logits(self._model.hidden_states(batch), batch.logits_indices).sum().item()
+
+
+def _computed(
+    logits: Tensor, *, read_prompt_logprobs: Callable[[], PromptLogprobs] = no_prompt_logprobs
+) -> ComputedPass:
+    """Return the result of a pass whose logits, [rows, vocab], are computed already."""
+    return ComputedPass(logits=lambda: logits, read_prompt_logprobs=read_prompt_logprobs)
 
 
 def use_device(device: torch.device) -> None:

@@ -13,7 +13,6 @@ An operation runs only if a row of the batch needs it.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -48,18 +47,11 @@ class ChosenTokens(NamedTuple):
     checked: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedRows:
-    """Rows of a captured step of decodes, whose logits are computed only if a request needs more than a draw.
+Choice = Callable[[Draws | None], ChosenTokens]
+"""Starts to draw a token for each row, or to choose the most probable one if it is given None.
 
-    Attributes:
-        choose: replays the choice of a token for each row: a draw, or the most probable one if it is given None. The
-            next replay overwrites what it returns.
-        compute_logits: returns the logits, [rows, vocab].
-    """
-
-    choose: Callable[[Draws | None], ChosenTokens]
-    compute_logits: Callable[[], Tensor]
+What it returns is overwritten by the next.
+"""
 
 
 class Sampler:
@@ -82,22 +74,16 @@ class Sampler:
         return self.launch(logits, requests).wait() if requests else SamplerOutput(token_ids=[])
 
     @torch.inference_mode()
-    def launch(self, rows: Tensor | CapturedRows, requests: Sequence[Request]) -> SampledTokens:
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> SampledTokens:
         """Start to choose one token for each request.
 
         A repeated call chooses the same tokens, if none was appended to a request.
 
         Args:
-            rows: logits, [rows, `vocab_size` or more], fp32, bf16 or fp16, which are changed in place; or what a
-                captured step of decodes makes of its rows.
+            logits: [rows, `vocab_size` or more], fp32, bf16 or fp16, which are changed in place.
             requests: one for each row, at least one. One that holds no row of the batch has ended, and gets any token.
         """
-        if isinstance(rows, CapturedRows):
-            chosen = self._replay(rows, requests)
-            if chosen is not None:
-                return _sampled(chosen)
-            rows = rows.compute_logits()
-        logits = rows[:, : self._vocab_size]
+        logits = logits[:, : self._vocab_size]
         if self._rows.are_all_greedy(requests):
             return _sampled(check_tokens(greedy(logits)))
         metadata = self._rows.gather(requests)
@@ -127,21 +113,22 @@ class Sampler:
         )
 
     @torch.inference_mode()
+    def replay(self, choose: Choice, requests: Sequence[Request]) -> SampledTokens | None:
+        """Start to choose tokens as `launch` does, by a captured choice; return None if they need more than a draw."""
+        if self._rows.are_all_greedy(requests):
+            return _sampled(choose(None))
+        metadata = self._rows.gather(requests)
+        if metadata.any_needs & ~PLAIN_DRAW:
+            return None
+        return _sampled(choose(self._rows.draws(metadata, needs=PLAIN_DRAW)))
+
+    @torch.inference_mode()
     def compute_logprobs(self, logits: Tensor, token_ids: Tensor, *, with_top: bool) -> Tensor:
         """Return the log-probabilities of given tokens; see `infer_engine.sampling.logprobs.compute_logprobs`.
 
         Only logits of ids below `vocab_size` count, as in `sample`.
         """
         return compute_logprobs(logits[:, : self._vocab_size], token_ids, with_top=with_top)
-
-    def _replay(self, rows: CapturedRows, requests: Sequence[Request]) -> ChosenTokens | None:
-        """Choose tokens by a replay; return None if `requests` need more than a draw."""
-        if self._rows.are_all_greedy(requests):
-            return rows.choose(None)
-        metadata = self._rows.gather(requests)
-        if metadata.any_needs & ~PLAIN_DRAW:
-            return None
-        return rows.choose(self._rows.draws(metadata, needs=PLAIN_DRAW))
 
     def _edit_logits(self, logits: Tensor, metadata: SamplingMetadata, masks: dict[int, Bitmask]) -> Tensor | None:
         """Apply edits, penalties and `masks` in place; return each row's largest logit before that, or None."""

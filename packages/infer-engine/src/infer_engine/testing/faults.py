@@ -17,7 +17,7 @@ A failing tokenizer (`infer_engine.testing.cores.FailingTokenizer`) shows what h
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -25,7 +25,7 @@ from infer_engine.assembly.core import CoreParts
 from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.request import Request
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, Schedule
-from infer_engine.step_runner import StepRunner
+from infer_engine.step_runner import ComputedPass, StepRunner
 
 Stage = Literal["schedule", "grow", "allocate", "forward", "sample", "execute", "wait"]
 Action = Literal["raise", "refuse", "sleep", "nan"]
@@ -124,13 +124,12 @@ class _FaultyRunner:
         self._plan.trigger("forward", [request.request_id for request, _ in schedule.items])
         return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
         for fault in self._plan.trigger("sample", [request.request_id for request in requests]):
-            logits = deepcopy(logits)  # the runner's own may not be writable here
-            for index, request in enumerate(requests):
-                if fault.action == "nan" and fault.request_id in (None, request.request_id):
-                    logits[index] = float("nan")
-        sampled = self._inner.sample(logits, requests)
+            if fault.action == "nan":
+                rows = [i for i, each in enumerate(requests) if fault.request_id in (None, each.request_id)]
+                computed = _with_nan(computed, rows)
+        sampled = self._inner.sample(computed, requests)
         request_ids = [request.request_id for request in requests]
 
         def wait() -> SamplerOutput:
@@ -142,6 +141,14 @@ class _FaultyRunner:
     def probe(self) -> None:
         self._plan.trigger("forward")
         self._inner.probe()
+
+
+def _with_nan(computed: ComputedPass, rows: list[int]) -> ComputedPass:
+    """Return `computed` with logits that are not numbers in `rows`."""
+    logits = deepcopy(computed.logits())  # the runner's own may not be writable here
+    for row in rows:
+        logits[row] = float("nan")
+    return replace(computed, logits=lambda: logits, choose=None)
 
 
 class _FaultyKVCacheManager:

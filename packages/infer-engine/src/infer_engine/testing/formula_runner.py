@@ -203,15 +203,15 @@ class FormulaRunner:
             self._device.wait(number)
             return prompt_logprobs
 
-        return ComputedPass(logits=logits, read_prompt_logprobs=read_prompt_logprobs)
+        return ComputedPass(logits=lambda: logits, read_prompt_logprobs=read_prompt_logprobs)
 
-    def sample(self, logits: FormulaLogits, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
         """Choose the numbers as tokens; one that is not finite is no token."""
         for request in requests:
             if request.row >= 0 and request.pending_row >= 0:
                 self.violations.append(f"{request.request_id} is sampled before its tokens are known")
         chosen: list[SamplerOutput] = []
-        number = self._device.queue(partial(self._choose, logits, len(requests), chosen))
+        number = self._device.queue(partial(self._choose, computed.logits(), len(requests), chosen))
 
         def wait() -> SamplerOutput:
             self._device.wait(number)

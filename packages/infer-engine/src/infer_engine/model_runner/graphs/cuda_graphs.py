@@ -15,9 +15,8 @@ from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.inputs.cache_views import DevicePlannedViews
 from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
-from infer_engine.model_runner.rank_model import Choice
 from infer_engine.sampling.draw_buffers import DrawBuffers, Draws
-from infer_engine.sampling.sampler import ChosenTokens, check_drawn, check_tokens
+from infer_engine.sampling.sampler import Choice, ChosenTokens, check_drawn, check_tokens
 from infer_kernels import sample
 from infer_models import CausalLM
 

@@ -94,7 +94,6 @@ class BatchParts:
     that a captured step finds it.
 
     Attributes:
-        shape: shape of the batch.
         size: elements of all parts.
         input_ids: [rows], on the host; so are those below.
         position_ids: [rows].
@@ -104,19 +103,20 @@ class BatchParts:
         seq_lens: [seqs].
         is_prefill: [seqs].
         block_rows: [seqs].
-        on_device: the tensors of these parts: ids, positions, each group's slots, logits indices, and the sequences'.
+        logits_indices_on_device: the tensor of that part.
+        inputs: what the device reads.
     """
 
     __slots__ = (
         "block_rows",
         "input_ids",
+        "inputs",
         "is_prefill",
         "logits_indices",
-        "on_device",
+        "logits_indices_on_device",
         "position_ids",
         "query_start",
         "seq_lens",
-        "shape",
         "size",
         "slots",
     )
@@ -127,15 +127,23 @@ class BatchParts:
     block_rows: npt.NDArray[np.int32] | None
 
     def __init__(
-        self, host: Tensor, device: Tensor, *, shape: BatchShape, num_groups: int, has_sequences: bool
+        self,
+        host: Tensor,
+        device: Tensor,
+        *,
+        shape: BatchShape,
+        num_groups: int,
+        tables_on_device: tuple[Tensor, ...] | None,
     ) -> None:
-        """View the beginnings of `host` and `device`, int32 buffers of equal size."""
+        """View the beginnings of `host` and `device`, int32 buffers of equal size.
+
+        The device reads the sequences, and their blocks in `tables_on_device`, unless that is None.
+        """
         rows, seqs = shape.num_tokens, shape.num_seqs
         sizes = [rows] * (2 + num_groups) + [seqs]
-        if has_sequences:
+        if tables_on_device is not None:
             sizes += [seqs + 1, seqs, seqs, seqs]
         ends = np.cumsum(sizes).tolist()
-        self.shape = shape
         self.size: int = ends[-1]
         array: npt.NDArray[np.int32] = host.numpy()
         pieces = [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
@@ -143,4 +151,30 @@ class BatchParts:
         self.slots = array[2 * rows : (2 + num_groups) * rows].reshape(num_groups, rows)
         self.logits_indices = pieces[2 + num_groups]
         self.query_start, self.seq_lens, self.is_prefill, self.block_rows = pieces[3 + num_groups :] or (None,) * 4
-        self.on_device: tuple[Tensor, ...] = torch.split(device[: self.size], sizes)
+        on_device = torch.split(device[: self.size], sizes)
+        self.logits_indices_on_device = on_device[2 + num_groups]
+        metadata = None
+        if tables_on_device is not None:
+            query_start, seq_lens, is_prefill, block_rows = on_device[-4:]
+            metadata = tuple(
+                DeviceMetadata(
+                    query_start=query_start,
+                    seq_lens=seq_lens,
+                    is_prefill=is_prefill,
+                    block_rows=block_rows,
+                    block_table=table,
+                )
+                for table in tables_on_device
+            )
+        self.inputs = DeviceInputs(
+            shape=shape,
+            input_ids=on_device[0],
+            position_ids=on_device[1],
+            slots=on_device[2 : 2 + num_groups],
+            metadata=metadata,
+        )
+
+    @property
+    def shape(self) -> BatchShape:
+        """Shape of the batch, padding included."""
+        return self.inputs.shape

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, DeviceInputs, ForwardBatch
+from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.step_buffers import StepBuffers
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import RowEdit
@@ -90,7 +90,7 @@ class InputBuffers(StepBuffers):
         needs_sampling = seq_lens == known_lens
 
         total = int(query_start[-1])
-        parts, inputs = self._place(total, len(items), is_decode_only=False)
+        parts = self._place(total, len(items), is_decode_only=False)
         input_ids, positions = parts.input_ids[:total], parts.position_ids[:total]
         for (request, count), row in zip(items, query_start.tolist(), strict=False):
             computed = request.num_computed_tokens
@@ -110,7 +110,6 @@ class InputBuffers(StepBuffers):
             parts.slots[group][:total] = np.where(is_stored, slots, -1)
         return self._finish(
             parts,
-            inputs,
             total,
             logits_indices=query_start[1:][needs_sampling] - 1,
             query_start=query_start,
@@ -123,7 +122,7 @@ class InputBuffers(StepBuffers):
     def _build_decodes(self, requests: list[Request]) -> ForwardBatch:
         """Return the batch of one decode for each of `requests`: the fast path of most steps."""
         total = len(requests)
-        parts, inputs = self._place(total, total, is_decode_only=True)
+        parts = self._place(total, total, is_decode_only=True)
         is_same = requests == self._latest_decodes and parts.shape == self._latest_shape
         if not is_same:
             self._latest_decodes = requests
@@ -143,7 +142,6 @@ class InputBuffers(StepBuffers):
             parts.slots[group][:total] = table[rows, columns] * self._block_size + offsets
         return self._finish(
             parts,
-            inputs,
             total,
             logits_indices=self._arange_array[:total],
             query_start=self._arange_array[: total + 1],
@@ -157,12 +155,11 @@ class InputBuffers(StepBuffers):
     def build_probe(self) -> ForwardBatch:
         """Return the batch of one token of an empty sequence, which is not stored and attends to no other."""
         self._await_copy()
-        parts, inputs = self._place(1, 1, is_decode_only=False)
+        parts = self._place(1, 1, is_decode_only=False)
         parts.input_ids[:1] = parts.position_ids[:1] = 0
         parts.slots[:, :1] = -1
         return self._finish(
             parts,
-            inputs,
             1,
             logits_indices=np.zeros(1, dtype=np.int32),
             query_start=np.array([0, 1], dtype=np.int32),
@@ -178,12 +175,11 @@ class InputBuffers(StepBuffers):
         Whatever another shape has left in the buffer would be read as slots, lengths and rows of block tables.
         """
         self._await_copy()
-        parts, inputs = self._place_of(shape)
+        parts = self._place_of(shape)
         self._latest_decodes = []
         nothing = np.zeros(0, dtype=np.int32)
         self._finish(
             parts,
-            inputs,
             0,
             logits_indices=nothing,
             query_start=np.zeros(1, dtype=np.int32),
@@ -193,7 +189,7 @@ class InputBuffers(StepBuffers):
             has_pending_tokens=False,
         )
 
-    def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> tuple[BatchParts, DeviceInputs]:
+    def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> BatchParts:
         """Return where to write a batch: with padding, if it is to be padded."""
         if self._padded_shapes is not None:
             shape = self._padded_shapes.least(num_tokens, num_seqs, is_decode_only=is_decode_only)
@@ -204,7 +200,6 @@ class InputBuffers(StepBuffers):
     def _finish(
         self,
         parts: BatchParts,
-        inputs: DeviceInputs,
         total: int,
         *,
         logits_indices: NDArray[np.int32],
@@ -230,13 +225,12 @@ class InputBuffers(StepBuffers):
             if parts.seq_lens is not None:
                 self._write_sequences(parts, query_start, is_prefill.numpy(), rows)
             self._latest_views = (
-                parts.on_device[2 + self._num_groups][:num_sampled],
+                parts.logits_indices_on_device[:num_sampled],
                 torch.from_numpy(query_start),
             )
         self._latest_shape = parts.shape
         return self._copy_batch(
             parts,
-            inputs,
             total,
             views=self._latest_views,
             seq_lens=seq_lens,

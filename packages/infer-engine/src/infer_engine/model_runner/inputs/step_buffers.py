@@ -17,7 +17,6 @@ from infer_engine.model_runner.inputs.block_tables import BlockTables
 from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, DeviceInputs, ForwardBatch
 from infer_engine.model_runner.inputs.staged_step import StagedStep
 from infer_engine.sampling.transfers import to_device
-from infer_kernels import DeviceMetadata
 
 MAX_STAGED_EDITS = 512
 """Changed elements of block tables that are copied along with a batch; more take a transfer of their own."""
@@ -72,49 +71,25 @@ class StepBuffers:
         self._host_edits = host[of_elements].view(np.int64), host[of_values]
         self._device_edits = self._device_buffer[of_elements].view(torch.int64), self._device_buffer[of_values]
         self._copy_done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch has no types for it
-        self._places: dict[BatchShape, tuple[BatchParts, DeviceInputs]] = {}
+        self._places: dict[BatchShape, BatchParts] = {}
         self._changed = np.zeros(0, dtype=np.int64)  # elements of block tables that the device lacks
 
     def inputs(self, shape: BatchShape) -> DeviceInputs:
         """Return where the device finds a batch that is padded to `shape`: the same place for all of them."""
-        return self._place_of(shape)[1]
+        return self._place_of(shape).inputs
 
-    def _inputs(self, parts: BatchParts) -> DeviceInputs:
-        metadata = None
-        if self._tables.on_device is not None:
-            query_start, seq_lens, is_prefill, block_rows = parts.on_device[-4:]
-            metadata = tuple(
-                DeviceMetadata(
-                    query_start=query_start,
-                    seq_lens=seq_lens,
-                    is_prefill=is_prefill,
-                    block_rows=block_rows,
-                    block_table=table,
-                )
-                for table in self._tables.on_device
-            )
-        return DeviceInputs(
-            shape=parts.shape,
-            input_ids=parts.on_device[0],
-            position_ids=parts.on_device[1],
-            slots=parts.on_device[2 : 2 + self._num_groups],
-            metadata=metadata,
-        )
-
-    def _place_of(self, shape: BatchShape) -> tuple[BatchParts, DeviceInputs]:
+    def _place_of(self, shape: BatchShape) -> BatchParts:
         """Return where batches of `shape`, with padding or without, lie on the host and on the device."""
         place = self._places.get(shape)
         if place is None:
-            parts = self._view(shape)
-            place = self._places[shape] = parts, self._inputs(parts)
+            place = self._places[shape] = self._view(shape)
         return place
 
-    def _place_at(self, shape: BatchShape) -> tuple[BatchParts, DeviceInputs]:
+    def _place_at(self, shape: BatchShape) -> BatchParts:
         """Return where a batch of exactly this shape lies."""
         if shape.is_decode_only or shape in self._places:  # few shapes, which most steps have
             return self._place_of(shape)
-        parts = self._view(shape)
-        return parts, self._inputs(parts)
+        return self._view(shape)
 
     def _view(self, shape: BatchShape) -> BatchParts:
         return BatchParts(
@@ -122,7 +97,7 @@ class StepBuffers:
             self._device_buffer[_BATCH_START:],
             shape=shape,
             num_groups=self._num_groups,
-            has_sequences=self._tables.on_device is not None,
+            tables_on_device=self._tables.on_device,
         )
 
     def _await_copy(self) -> None:
@@ -137,7 +112,7 @@ class StepBuffers:
         if len(elements):
             self._tables.set(elements, values)
             self._changed = elements
-        parts, inputs = self._place_at(step.shape)
+        parts = self._place_at(step.shape)
         self._host_buffer.numpy()[_BATCH_START:][: parts.size] = step.read_parts()
         assert parts.query_start is not None
         assert parts.seq_lens is not None
@@ -146,10 +121,9 @@ class StepBuffers:
         num_seqs = step.real_seqs
         return self._copy_batch(
             parts,
-            inputs,
             step.real_tokens,
             views=(
-                parts.on_device[2 + self._num_groups][: step.num_sampled],
+                parts.logits_indices_on_device[: step.num_sampled],
                 torch.from_numpy(parts.query_start[: num_seqs + 1].copy()),
             ),
             seq_lens=parts.seq_lens[:num_seqs].copy(),
@@ -161,7 +135,6 @@ class StepBuffers:
     def _copy_batch(
         self,
         parts: BatchParts,
-        inputs: DeviceInputs,
         total: int,
         *,
         views: tuple[Tensor, Tensor],
@@ -174,6 +147,7 @@ class StepBuffers:
         changed = self._changed
         self._copy(parts.size)
         logits_indices, query_start = views
+        inputs = parts.inputs
         return ForwardBatch(
             shape=inputs.shape,
             input_ids=inputs.input_ids,

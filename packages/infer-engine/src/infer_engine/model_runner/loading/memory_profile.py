@@ -48,7 +48,7 @@ def run_largest_step(runner: StepRunner, *, max_tokens: int, max_batch_size: int
         items = list(_prompts(max_tokens if num_rows == max_batch_size else num_rows, num_rows, max_seq_len))
         schedule = Schedule(items=items)
         computed = runner.forward(schedule)
-        runner.sample(computed.logits, schedule.needs_sampling).wait()
+        runner.sample(computed, schedule.needs_sampling).wait()
         computed.read_prompt_logprobs()
 
 

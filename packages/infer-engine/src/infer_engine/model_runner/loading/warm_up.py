@@ -63,7 +63,7 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, *, max_seq_len: int, vo
         computed = runner.forward(schedule)
         computed.read_prompt_logprobs()
         if schedule.needs_sampling:
-            runner.sample(computed.logits, schedule.needs_sampling).wait()
+            runner.sample(computed, schedule.needs_sampling).wait()
         num_steps += 1
 
     def decodes(count: int, params: SamplingParams = GREEDY, *, masked: bool = False) -> list[tuple[Request, int]]:
