@@ -49,8 +49,9 @@ KINDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def start(kind: dict[str, Any], vocabulary: Vocabulary = VOCABULARY) -> TokenConstraint:
-    return GrammarCompiler(lambda: vocabulary).constraint(to_grammar_text(StructuredOutputs(**kind)))
+def start(kind: dict[str, Any], grammars: GrammarCompiler | None = None) -> TokenConstraint:
+    grammars = grammars or GrammarCompiler(lambda: VOCABULARY)
+    return grammars.constraint(to_grammar_text(StructuredOutputs(**kind)))
 
 
 def allowed(constraint: TokenConstraint) -> set[int]:
@@ -58,9 +59,9 @@ def allowed(constraint: TokenConstraint) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
-def accepts(kind: dict[str, Any], text: bytes) -> bool:
+def accepts(kind: dict[str, Any], grammars: GrammarCompiler, text: bytes) -> bool:
     """Return whether some text that begins with `text` is complete, asked byte by byte."""
-    constraint = start(kind, BYTES)
+    constraint = start(kind, grammars)
     for byte in text:
         if constraint.is_over or byte not in allowed(constraint):
             return False
@@ -73,11 +74,12 @@ def accepts(kind: dict[str, Any], text: bytes) -> bool:
 def test_every_bit_is_what_bytes_say(kind: dict[str, Any]) -> None:
     chosen = random.Random(0)  # noqa: S311 - a test's choices
     constraint, text = start(kind), b""
+    by_bytes = GrammarCompiler(lambda: BYTES)
     for _ in range(12):
         if constraint.is_over:
             break
         mask = allowed(constraint)
-        expected = {token_id for token_id, token in enumerate(TOKENS[:-3]) if accepts(kind, text + token)}
+        expected = {token_id for token_id, token in enumerate(TOKENS[:-3]) if accepts(kind, by_bytes, text + token)}
         assert mask - {EOS} == expected
         token_id = chosen.choice(sorted(mask - {EOS}) or [EOS])
         constraint.consume(token_id)

@@ -126,9 +126,10 @@ def is_bound_by_bandwidth(case: LaunchCase) -> bool:
 
 def bandwidth_cases() -> Iterator[ParameterSet]:
     for capability in (90, *LEAST_SHARES):
-        marks = () if capability == 90 else pytest.mark.full
         for case in SHIPPED_CASES:
             if is_bound_by_bandwidth(case) and capability >= case.first_capability:
+                is_quick = capability == 90 and case.dtype == torch.bfloat16
+                marks = () if is_quick else pytest.mark.full
                 yield pytest.param(case, capability, id=f"{case}, sm_{capability}", marks=marks)
 
 
@@ -140,7 +141,11 @@ def test_loops_let_through_what_memory_gives(case: LaunchCase, capability: int) 
 QUANTIZED = [case for case in SHIPPED_CASES if budget_of(case) is not None]
 
 
-@pytest.mark.parametrize("case", QUANTIZED, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, marks=() if each.dtype == torch.bfloat16 else pytest.mark.full) for each in QUANTIZED],
+    ids=str,
+)
 def test_a_number_of_a_quantized_weight_takes_few_instructions(case: LaunchCase) -> None:
     count = count_main_loop(compile_launch(case.launch, 90, kernel=case.kernel), 90)
     budget, card = budget_of(case), CARDS[90]

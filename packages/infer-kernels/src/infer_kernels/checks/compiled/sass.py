@@ -71,7 +71,7 @@ def disassemble(machine_code: bytes) -> str:
         file.write(machine_code)
         file.flush()
         return subprocess.run(  # noqa: S603 - Triton's own tool on a file of ours
-            [tool, "-c", file.name], capture_output=True, text=True, check=True
+            [tool, "--print-code", "--no-dataflow", file.name], capture_output=True, text=True, check=True
         ).stdout
 
 

@@ -129,8 +129,8 @@ def _check_large_pool(ops: ModelOps, device: torch.device, *, num_elements: int)
         _check_last_slot(ops, cache)
     finally:
         del cache
-        gc.collect()
         if device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
     expected = expected_attention(ops, batch, window=None)
     for how, own in actual.items():
