@@ -97,6 +97,19 @@ def test_a_folder_has_at_most_12_modules() -> None:
     assert large == LARGE_FOLDERS
 
 
+def test_the_types_on_a_tokens_way_are_listed_and_few() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = text.split("## Types on a token's way\n")[1].split("\n## ")[0]
+    table, _, around = section.partition("\n\nEleven more")
+    rows = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")][1:]
+    forms = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("packages/*/src/**/*.py"))
+    classes = set(re.findall(r"^class (\w+)", sources, flags=re.MULTILINE))
+    others = set(re.findall(r"`(\w+)`", around)) - {*forms, "StagedStep", "TrackedRequest"}
+    assert {*forms, *others} <= classes
+    assert (len(forms) + 1, len(others)) == (14, 11)  # and the chunk, of which each API has its own
+
+
 def test_every_part_has_a_ceiling() -> None:
     assert {path for path in num_lines() if not any(path.is_relative_to(part) for part in CEILINGS)} == set()
 
