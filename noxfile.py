@@ -68,12 +68,11 @@ def simulated_gpu(session: nox.Session) -> None:
 
 @nox.session
 def tests_full(session: nox.Session) -> None:
-    """What `tests` leaves out: every triple of values of a grid, long runs, four times the examples for properties."""
+    """What `tests` leaves out: every triple of values of a grid, and long runs."""
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
-    left_out = ("-m", "(full or hypothesis) and not exhaustive")
-    profile = {"HYPOTHESIS_PROFILE": "full"}
-    run_tests(session, *left_out, INTERPRETER_TESTS, OP_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
-    run_tests(session, *left_out, "packages", "tests", "benchmarks/tests", f"--ignore={INTERPRETER_TESTS}", env=profile)
+    left_out = ("-m", "full and not exhaustive")
+    run_tests(session, *left_out, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
+    run_tests(session, *left_out, "packages", "tests", "benchmarks/tests", f"--ignore={INTERPRETER_TESTS}")
 
 
 @nox.session

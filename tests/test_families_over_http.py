@@ -26,7 +26,8 @@ CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "naïve 日本,\n  who is there?"},
 ]
 Serve = Callable[..., AbstractContextManager[Any]]
-SECOND_WAY = (pytest.mark.full, pytest.mark.exhaustive)
+QUICK = ("llama", "gemma3", "gpt_oss", "qwen3_moe")
+"""Families in whose servers anything may differ: windows, sinks, experts, templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,16 @@ class Saved:
 
 
 def cases() -> Iterator[Any]:
-    """Yield each family saved in two ways, which differ in both respects; the second is for the long run."""
+    """Yield each family saved in two ways, which differ in both respects; the second is for the long run.
+
+    The quick run has a few: each family's tokens are those of its twin in the models' and the engine's tests too.
+    """
     for index, family in enumerate(ALL_FAMILIES):
         for is_first in (True, False):
             saved = Saved(shards=(index % 2 == 0) is is_first, tied=(index // 2 % 2 == 0) is is_first)
             name = f"{family}, {'shards' if saved.shards else 'one file'}, {'tied' if saved.tied else 'untied'}"
-            yield pytest.param(family, saved, id=name, marks=() if is_first else SECOND_WAY)
+            first = () if family in QUICK else pytest.mark.full
+            yield pytest.param(family, saved, id=name, marks=first if is_first else pytest.mark.exhaustive)
 
 
 def save(family: str, folder: Path, saved: Saved) -> Any:

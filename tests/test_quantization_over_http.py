@@ -1,7 +1,7 @@
 """Quantized checkpoints behind a real server: its tokens and log-probabilities are those of the dequantized twins."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,16 @@ from infer_models.testing import QUANTIZED_CHECKPOINTS, save_quantized, save_tin
 PROMPT = random_prompt(17)
 NUM_TOKENS = 16
 ONE_OF_EACH_METHOD = ("compressed_w4a16", "compressed_fp8_block", "fp8_block", "gptq", "awq")
-KINDS = [
-    pytest.param(kind, marks=() if kind in ONE_OF_EACH_METHOD else pytest.mark.full) for kind in QUANTIZED_CHECKPOINTS
-]
+QUICK = ("compressed_w4a16", "fp8_block")  # integers and floats; loading tells the methods apart, not the server
+
+
+def marks_of(kind: str) -> Sequence[pytest.MarkDecorator]:
+    """The full run takes one of each method, the long run all."""
+    if kind in QUICK:
+        return []
+    return [pytest.mark.full if kind in ONE_OF_EACH_METHOD else pytest.mark.exhaustive]
+
+
 Serve = Callable[..., AbstractContextManager[Any]]
 
 
@@ -58,7 +65,7 @@ def check_first_token(url: str, twin: Any, *, within: float) -> None:
 
 
 @pytest.mark.covers("quantization/over-http")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks_of(kind)) for kind in QUANTIZED_CHECKPOINTS])
 def test_a_quantized_checkpoint_is_served(kind: str, tmp_path: Path, serve: Serve) -> None:
     folder = tmp_path / "checkpoint"
     twin = save_quantized(folder, kind, is_sharded=True, vocab_size=VOCAB_SIZE).model

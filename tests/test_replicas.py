@@ -21,7 +21,7 @@ Serve = Callable[..., AbstractContextManager[Any]]
 BODIES = mixed_bodies(32)
 REPLACED_WITHIN_S = 30
 GIVE_UP_S = 120
-LONG = (pytest.mark.full, pytest.mark.exhaustive)
+LONG = pytest.mark.exhaustive
 
 
 def cores_of(server: Any) -> list[psutil.Process]:

@@ -77,7 +77,7 @@ def test_limits_add_up_to_less_than_25_minutes_and_the_page_has_each() -> None:
     assert sum(step.seconds for step in STEPS.values()) <= 25 * 60
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_in_the_rehearsal_everything_holds(tmp_path: Path) -> None:
     assert main(["--rehearse", "--out", str(tmp_path / "all.json")]) == 0

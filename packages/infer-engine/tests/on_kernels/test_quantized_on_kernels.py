@@ -15,15 +15,13 @@ pytestmark = pytest.mark.full  # interpreted, a minute and more
 CONFIG: dict[str, Any] = {"dtype": "float32", "block_size": 16, "prefill_chunk_size": 8}
 KINDS = ("compressed_w4a16_asymmetric", "compressed_w8a8", "compressed_fp8_block", "gptq")
 SMALL = {"max_batch_size": 2, "max_num_batched_tokens": 12}  # so that few steps are captured
-HALVES = [
+GROUPS = [
     [*((kind, CONFIG) for kind in KINDS if kind != "gptq"), ("gptq", {**CONFIG, "batch_invariant": True})],
-    [
-        ("gptq", {**CONFIG, **SMALL, "use_cuda_graphs": True}),
-        ("gptq", {**CONFIG, "quantization": "fp8"}),
-        ("gptq", {**CONFIG, "quantization": "int8"}),
-    ],
+    [("gptq", {**CONFIG, "quantization": "fp8"}), ("gptq", {**CONFIG, "quantization": "int8"})],
+    [("gptq", {**CONFIG, **SMALL, "use_cuda_graphs": True})],
 ]
-"""Engines, in two processes that may run side by side."""
+"""Engines, in processes that may run side by side; the last one is for the long run."""
+PLACES = [(group, index) for group in range(len(GROUPS)) for index in range(len(GROUPS[group]))]
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def interpreted(folder: Path, half: int) -> list[dict[str, Any]]:
+def interpreted(folder: Path, group: int) -> list[dict[str, Any]]:
     """Return what each engine answers, all in one process: to start it takes longer than to answer."""
     return run_interpreted(
-        "engine", *(argument for kind, config in HALVES[half] for argument in (str(folder / kind), json.dumps(config)))
+        "engine", *(argument for kind, config in GROUPS[group] for argument in (str(folder / kind), json.dumps(config)))
     )
 
 
@@ -56,10 +54,13 @@ def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float
 
 
 @pytest.mark.covers("quantization/gpu-kernels")
-@pytest.mark.parametrize(("half", "index"), [(half, index) for half in range(2) for index in range(len(HALVES[half]))])
-def test_answers_are_those_of_the_dequantized_weights(folder: Path, half: int, index: int) -> None:
-    kind, config = HALVES[half][index]
-    exact, found = answer(folder / kind, {**CONFIG, "quantization": "none"}), interpreted(folder, half)[index]
+@pytest.mark.parametrize(
+    ("group", "index"),
+    [pytest.param(*each, marks=pytest.mark.exhaustive if each[0] == len(GROUPS) - 1 else ()) for each in PLACES],
+)
+def test_answers_are_those_of_the_dequantized_weights(folder: Path, group: int, index: int) -> None:
+    kind, config = GROUPS[group][index]
+    exact, found = answer(folder / kind, {**CONFIG, "quantization": "none"}), interpreted(folder, group)[index]
     is_rounded = "quantization" in config  # a second time, on the fly
     assert largest_difference(found, exact) <= (0.2 if is_rounded else 2e-3)
     assert (found["cuda_graphs"] is not None) == ("use_cuda_graphs" in config)

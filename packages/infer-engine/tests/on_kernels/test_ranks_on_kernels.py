@@ -37,7 +37,7 @@ def test_two_ranks_capture_their_steps_and_answer_as_one(shallow_folder_of: Call
 
 @pytest.mark.covers("replicas/ranks-on-gpus")
 @pytest.mark.parametrize(
-    "wrong", ["old hidden states", pytest.param("old parameters of draws", marks=pytest.mark.full)]
+    "wrong", [pytest.param(each, marks=pytest.mark.full) for each in ("old hidden states", "old parameters of draws")]
 )
 def test_ranks_whose_captured_choices_are_wrong_capture_the_rest(
     shallow_folder_of: Callable[[str], Path], wrong: str

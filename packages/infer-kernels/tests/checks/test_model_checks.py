@@ -88,6 +88,9 @@ MODELS = {
 }
 
 
+DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)]
+
+
 def failing(ops: ModelOps) -> set[str]:
     """Return the ops of the checks that fail."""
     return {check.op for check in model_checks(ops, num_joins=3) if fails(check)}
@@ -101,14 +104,14 @@ def fails(check: SelfCheck) -> bool:
     return False
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("cpu_path")
 def test_ops_of_every_family_agree_with_their_references(name: str, dtype: torch.dtype) -> None:
     assert failing(replace(MODELS[name], dtype=dtype)) == set()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("cpu_path")
 def test_sums_of_a_large_models_length_are_no_false_alarm(dtype: torch.dtype) -> None:
     ops = replace(LLAMA, dtype=dtype, hidden_size=8192, intermediate_size=28672)

@@ -60,10 +60,10 @@ def on(capabilities: Sequence[int], cases: Sequence[Case]) -> pytest.MarkDecorat
     """
     first = {case.op: case for case in reversed(cases)}
 
-    def marks(case: Case, capability: int) -> Sequence[pytest.MarkDecorator]:
+    def marks(case: Case, capability: int) -> Sequence[pytest.MarkDecorator] | pytest.MarkDecorator:
         if capability == 90 or (capability in QUICK and case is first[case.op]):
             return ()
-        return [pytest.mark.full] if capability == other_of(case) else [pytest.mark.full, pytest.mark.exhaustive]
+        return pytest.mark.full if capability == other_of(case) else pytest.mark.exhaustive
 
     return pytest.mark.parametrize(
         ("case", "capability"),
