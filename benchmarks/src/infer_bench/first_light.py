@@ -93,7 +93,7 @@ STEPS = {
     "server": Step(
         program="infer_bench",
         arguments="serving --shape llama-3.2-3b --concurrency 1 64 --no-progress --out {out} --serve --device cuda",
-        rehearsal="serving --quick --no-progress",
+        rehearsal="serving --quick --no-progress --out {out}",
         seconds=180,
     ),
 }
