@@ -72,7 +72,7 @@ def tests_full(session: nox.Session) -> None:
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
     left_out = ("-m", "full and not exhaustive")
     run_tests(session, *left_out, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
-    run_tests(session, *left_out, "packages", "tests", "benchmarks/tests", f"--ignore={INTERPRETER_TESTS}")
+    run_tests(session, *left_out, "benchmarks/tests", "tests", "packages", f"--ignore={INTERPRETER_TESTS}")
 
 
 @nox.session

@@ -23,7 +23,6 @@ LONG_FILES: dict[str, int] = {
 """Files of more lines than `MAX_LINES`, with their number."""
 
 LARGE_FOLDERS: dict[str, int] = {
-    "benchmarks/tests": 26,
     "packages/infer-cache/src/infer_cache": 13,
     "packages/infer-cache/tests": 15,
     "packages/infer-engine/src/infer_engine/doctor": 13,

@@ -4,8 +4,7 @@ Most faults show with one value of one parameter, with two values of two, or wit
 Gallo, "Software fault interactions and implications for software testing", 2004). A pairwise covering has every pair of
 values of every two parameters, in about as many combinations as the two longest axes multiply to. The rest of the grid
 is marked `full`: `pytest -m "not full"` leaves it out. `nox -s tests_full` adds as many combinations as it takes for
-every three values of every three parameters; those that are left are marked `exhaustive`, for `nox -s tests_long`.
-Whoever leaves out `full` must leave out `exhaustive` too.
+every three values of every three parameters; those that are left are marked `exhaustive` too, for `nox -s tests_long`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,8 +70,9 @@ def _parametrize(
     params = []
     for indices in product(*map(range, _lengths(axes))):
         values = [values[index] for values, index in zip(axes.values(), indices, strict=True)]
-        left_out = pytest.mark.full if indices in added else pytest.mark.exhaustive
-        marks = () if indices in quick else left_out
+        marks: list[pytest.MarkDecorator] = [] if indices in quick else [pytest.mark.full]
+        if marks and indices not in added:
+            marks.append(pytest.mark.exhaustive)
         params.append(pytest.param(*values, id="-".join(map(_name, values)), marks=marks))
     return pytest.mark.parametrize(tuple(axes), params)
 
