@@ -149,8 +149,9 @@ def test_a_step_without_memory_succeeds_in_parts(max_items: int, num_passes: int
     assert [name for items in passes for name, _ in items] == list(NAMES)
 
 
-def test_a_request_without_memory_even_alone_fails_with_out_of_memory() -> None:
-    failing = engine(max_items=0)
+@pytest.mark.parametrize("chunk_size", [4, 8])  # of a part of the prompt, and of all of it, which is sampled
+def test_a_request_without_memory_even_alone_fails_with_out_of_memory(chunk_size: int) -> None:
+    failing = engine(max_items=0, prefill_chunk_size=chunk_size)
     assert codes(serve(failing, "ab")) == {"a": "out_of_memory", "b": "out_of_memory"}
 
 
