@@ -140,7 +140,6 @@ async def test_ranks_end_with_a_killed_core(folder: Path) -> None:
 
 
 @pytest.mark.covers("replicas/ranks-and-replicas")
-@pytest.mark.full
 async def test_the_other_replica_takes_over_when_a_rank_is_killed(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
