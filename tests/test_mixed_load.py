@@ -132,7 +132,7 @@ def memory_mib(server: psutil.Process) -> float:
 
 
 @pytest.mark.covers("kv-cache/audit-is-empty")
-@pytest.mark.exhaustive  # the soak of the full run has the same traffic and kills besides
+@pytest.mark.exhaustive  # the soak of the full run sends mixed traffic too
 def test_half_a_minute_of_mixed_load_leaves_the_server_as_it_was(serve: Serve, folder: Path) -> None:
     with serve("--model", str(folder), "--dtype", "float32", *POOL, *LIMITS) as server:
         process = psutil.Process(server.process.pid)

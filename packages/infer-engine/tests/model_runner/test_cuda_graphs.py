@@ -88,7 +88,7 @@ def test_a_replay_that_never_ends_ends_the_start_with_the_way_out(captured: Call
 
 CASES: dict[str, list[dict[str, Any]]] = {
     "gemma3": [{"use_async_scheduling": True}],
-    "llama": [{"batch_invariant": True}],
+    "llama": [{}, {"batch_invariant": True}],
     "qwen3": [{"batching_mode": "static"}],
 }
 """By family, configurations of engines that replay captured steps; each takes half a minute to interpret."""
