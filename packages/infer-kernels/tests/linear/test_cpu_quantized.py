@@ -43,11 +43,16 @@ def packed(weight: QuantizedWeight) -> PackedQuantizedWeight:
 @pytest.mark.parametrize("group_size", GROUPS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_products_are_those_of_the_formula(encoding: Encoding, group_size: int | None) -> None:
-    for (out_features, in_features), has_zeros in product(SHAPES, (False, True)):
-        if has_zeros and encoding == "e2m1":
+    for (out_features, in_features), beside in product(SHAPES, ("nothing", "zeros", "minimums")):
+        if beside != "nothing" and encoding == "e2m1":
             continue
         weight = random_quantized(
-            out_features, in_features, encoding=encoding, group_size=group_size, has_zeros=has_zeros
+            out_features,
+            in_features,
+            encoding=encoding,
+            group_size=group_size,
+            has_zeros=beside == "zeros",
+            has_minimums=beside == "minimums",
         )
         panels, bias = packed(weight), torch.randn(out_features)
         for rows in ROWS:
@@ -80,7 +85,8 @@ def test_each_dtype_rounds_once(encoding: Encoding, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_row_has_the_same_bits_in_any_company(encoding: Encoding, group_size: int | None) -> None:
     """One row is multiplied by other instructions than many, where a CPU has matrix instructions."""
-    weight = packed(random_quantized(70, 320, encoding=encoding, group_size=group_size))
+    has_minimums = encoding == "int4"
+    weight = packed(random_quantized(70, 320, encoding=encoding, group_size=group_size, has_minimums=has_minimums))
     x = torch.randn(150, 320).bfloat16()
     whole = linear(x, weight)
     for rows in ROWS:
@@ -117,9 +123,19 @@ def test_rows_of_zeros_and_of_tiny_numbers_give_the_bias() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("beside", ["nothing", "zeros", "minimums"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_an_embedding_reads_the_rows_of_the_panels(encoding: Encoding, dtype: torch.dtype) -> None:
-    weight = random_quantized(67, 136, encoding=encoding, group_size=32, has_zeros=encoding == "int4")
+def test_an_embedding_reads_the_rows_of_the_panels(encoding: Encoding, beside: str, dtype: torch.dtype) -> None:
+    if encoding == "e2m1" and beside != "nothing":
+        return
+    weight = random_quantized(
+        67,
+        136,
+        encoding=encoding,
+        group_size=32,
+        has_zeros=beside == "zeros",
+        has_minimums=beside == "minimums",
+    )
     ids = torch.tensor([66, 0, 31, 32, 5, 5], dtype=torch.int32)
     expected = (weight.dequantize()[ids.long()] * 2.5).to(dtype)
     assert_within_roundings(embedding_quantized(ids, packed(weight), scale=2.5, dtype=dtype), expected)

@@ -16,6 +16,8 @@ PANEL = 32
 """Outputs of a panel; as in `csrc/product.h`."""
 ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2, "nvfp4": 2}
 """As in `csrc/quantized.h`. Panels have fp32 scales: e2m1, mxfp4 and nvfp4 are one there."""
+BESIDE = {"nothing": 0, "zeros": 1, "minimums": 2}
+"""As in `csrc/quantized_layout.h`."""
 LAYOUT = "qqqq"
 """`QuantizedLayout` of `csrc/quantized.h`: what `layout_arguments` returns, as `struct` packs it."""
 
@@ -63,12 +65,12 @@ class QuantizedPanels(Panels):
     Attributes:
         encoding: encoding of the codes.
         group_size: inputs that share a scale.
-        has_zeros: whether each group has a code of zero of its own.
+        beside: what each group has beside its scales, a value of `BESIDE`.
     """
 
     encoding: Encoding
     group_size: int
-    has_zeros: bool
+    beside: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,4 +102,4 @@ class PackedQuantizedExperts(QuantizedPanels):
 
 def layout_arguments(weight: QuantizedPanels) -> tuple[int, int, int, int]:
     """Return the fields of `QuantizedLayout` in `csrc/quantized.h`."""
-    return weight.in_features, weight.group_size, ENCODINGS[weight.encoding], weight.has_zeros
+    return weight.in_features, weight.group_size, ENCODINGS[weight.encoding], weight.beside

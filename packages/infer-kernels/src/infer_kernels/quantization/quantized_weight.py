@@ -1,11 +1,11 @@
 """`QuantizedWeight`: a weight of four or eight bits a number, with a scale for each row or group of a row's inputs.
 
-    w[o, i] = (code[o, i] - zero[o, i // group_size]) * scale[o, i // group_size]
+    w[o, i] = (code[o, i] - zero[o, i // group_size]) * scale[o, i // group_size] - minimum[o, i // group_size]
 
     encoding    bits    values                                              codes
     int8        8       int8 [..., out_features, in_features]               -128 to 127
     fp8_e4m3    8       float8_e4m3fn [..., out_features, in_features]      up to 448
-    int4        4       uint8 [..., out_features, in_features / 2]          0 to 15, less 8 where there are no zeros
+    int4        4       uint8 [..., out_features, in_features / 2]          0 to 15, less 8 without zeros and minimums
     e2m1        4       uint8 [..., out_features, in_features / 2]          0, 0.5, 1, 1.5, 2, 3, 4, 6, and negatives
     mxfp4       4       uint8 [..., out_features, in_features / 2]          likewise; a scale is a power of two, a byte
     mxfp4_tiled 4       uint8 [..., out_features, padded inputs / 2]        likewise; see `microscaled_order`
@@ -82,6 +82,7 @@ class QuantizedWeight:
         in_features: inputs.
         group_size: inputs that share a scale, the last group may have fewer; `in_features` for a scale for each row.
         order: order of a row's codes; "rows" but in a weight from `prepack`.
+        minimums: fp32 [..., out_features, groups], of int4 and int8 weights without zeros; None: they are 0.
         row_scales: nvfp4's factors of the scales of groups, fp32 [..., out_features, 1]; None for other encodings.
     """
 
@@ -92,6 +93,7 @@ class QuantizedWeight:
     in_features: int
     group_size: int
     order: Order = "rows"
+    minimums: Tensor | None = None
     row_scales: Tensor | None = None
 
     @classmethod
@@ -101,6 +103,7 @@ class QuantizedWeight:
         encoding: Encoding,
         group_size: int | None = None,
         has_zeros: bool = False,
+        has_minimums: bool = False,
         device: torch.device,
     ) -> "QuantizedWeight":
         """Return a weight of `shape`, [..., out_features, in_features], whose numbers are still to be filled in.
@@ -110,6 +113,7 @@ class QuantizedWeight:
             encoding: encoding of the numbers.
             group_size: inputs that share a scale; None: all of a row.
             has_zeros: whether each group has a code of zero of its own.
+            has_minimums: whether each group has a minimum.
             device: device of the tensors.
         """
         *rows, in_features = shape
@@ -126,6 +130,7 @@ class QuantizedWeight:
             values=torch.empty(*rows, columns, dtype=_VALUE_DTYPES[encoding], device=device),
             scales=torch.empty(groups, dtype=_SCALE_DTYPES.get(encoding, torch.float32), device=device),
             zeros=torch.empty(groups, dtype=zeros_dtype, device=device) if has_zeros else None,
+            minimums=torch.empty(groups, device=device) if has_minimums else None,
             in_features=in_features,
             group_size=group_size,
             row_scales=torch.empty(*rows, 1, device=device) if encoding in ("nvfp4", "nvfp4_tiled") else None,
@@ -160,7 +165,7 @@ class QuantizedWeight:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        tensors = (self.values, self.scales, self.zeros, self.row_scales)
+        tensors = (self.values, self.scales, self.zeros, self.minimums, self.row_scales)
         return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
@@ -170,6 +175,7 @@ class QuantizedWeight:
             values=change(self.values),
             scales=change(self.scales),
             zeros=None if self.zeros is None else change(self.zeros),
+            minimums=None if self.minimums is None else change(self.minimums),
             row_scales=None if self.row_scales is None else change(self.row_scales),
         )
 
@@ -182,9 +188,11 @@ class QuantizedWeight:
         return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
 
     def can_be_words(self) -> bool:
-        """Whether `in_words` takes it: blocks of inputs fill rows and groups, and no fp8 is NaN, which waits."""
+        """Whether `in_words` takes it: whole blocks of inputs, no minimums, and no fp8 is NaN, which waits."""
         block = word_order.INPUTS.get(self.encoding)
         if self.order != "rows" or block is None or self.in_features % block or self.group_size % block:
+            return False
+        if self.minimums is not None:  # no kernel that reads words takes them
             return False
         return self.encoding != "fp8_e4m3" or not bool((self.values.view(torch.uint8) & 0x7F == 0x7F).any())
 
@@ -223,9 +231,21 @@ class QuantizedWeight:
             values=values,
             scales=regrouped.scales.narrow(-1, first, groups),
             zeros=None if regrouped.zeros is None else regrouped.zeros.narrow(-1, first, groups),
+            minimums=None if regrouped.minimums is None else regrouped.minimums.narrow(-1, first, groups),
             in_features=size,
             group_size=group_size,
         )
+
+    def as_int8(self) -> "QuantizedWeight":
+        """Return the same numbers of an int4 weight without zeros as int8.
+
+        Raises:
+            ValueError: it is another weight.
+        """
+        if self.encoding != "int4" or self.zeros is not None or self.order != "rows":
+            raise ValueError(f"the weight is {self.encoding}, or has zeros; pass int4 without zeros, in rows")
+        codes = self._pairs().to(torch.int8)
+        return replace(self, encoding="int8", values=codes if self.minimums is not None else codes - INT4_ZERO)
 
     def with_group_size(self, group_size: int) -> "QuantizedWeight":
         """Return the same numbers with smaller groups, whose scales repeat.
@@ -242,16 +262,20 @@ class QuantizedWeight:
             self,
             scales=self.scales[..., first],
             zeros=None if self.zeros is None else self.zeros.index_select(-1, first),
+            minimums=None if self.minimums is None else self.minimums.index_select(-1, first),
             group_size=group_size,
         )
 
     def copy_(self, source: "QuantizedWeight") -> None:
         """Take the numbers of `source`, of the same shape and encoding; groups must divide those of `source`.
 
+        Where only this one has zeros or minimums, those of `source` are 8 or 0, and 0; int4 needs them in both or none.
+
         Raises:
             ValueError: it does not fit.
         """
-        if source.shape != self.shape or source.encoding != self.encoding or source.order != self.order:
+        is_like = self.encoding != "int4" or (self.minimums is None) == (source.minimums is None)
+        if source.shape != self.shape or source.encoding != self.encoding or source.order != self.order or not is_like:
             raise ValueError(
                 f"`source` is {source.encoding} {list(source.shape)} in {source.order}; pass {self.encoding} "
                 f"{list(self.shape)} in {self.order}"
@@ -261,6 +285,10 @@ class QuantizedWeight:
         self.scales.copy_(source.scales)
         if self.row_scales is not None and source.row_scales is not None:
             self.row_scales.copy_(source.row_scales)
+        if self.minimums is not None:
+            self.minimums.copy_(torch.zeros_like(self.minimums) if source.minimums is None else source.minimums)
+        elif source.minimums is not None:
+            raise ValueError("`source` has minimums; pass one without")
         if self.zeros is not None:
             default = INT4_ZERO if self.encoding == "int4" else 0
             self.zeros.copy_(torch.full_like(self.zeros, default) if source.zeros is None else source.zeros)
@@ -272,16 +300,20 @@ class QuantizedWeight:
         if self.order != "rows":
             return self.in_rows().dequantize(dtype)
         codes = self._codes()
-        scales, zeros = self.scale_numbers, self.zeros
-        if scales.shape[-1] > 1:
-            scales = scales.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]
-            if zeros is not None:
-                zeros = zeros.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]
-        if zeros is not None:
-            codes = codes - zeros
-        elif self.encoding == "int4":
+        if self.zeros is not None:
+            codes = codes - self._by_input(self.zeros)
+        elif self.encoding == "int4" and self.minimums is None:
             codes = codes - INT4_ZERO
-        return (codes * scales).to(dtype)
+        numbers = codes * self._by_input(self.scale_numbers)
+        if self.minimums is not None:
+            numbers -= self._by_input(self.minimums)
+        return numbers.to(dtype)
+
+    def _by_input(self, of_groups: Tensor) -> Tensor:
+        """Return what groups have, [..., groups], for each input, [..., in_features], or [..., 1] of one group."""
+        if of_groups.shape[-1] == 1:
+            return of_groups
+        return of_groups.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]
 
     def _codes(self) -> Tensor:
         """Return the codes as fp32 [..., out_features, in_features]."""

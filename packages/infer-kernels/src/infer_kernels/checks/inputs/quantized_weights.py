@@ -12,6 +12,7 @@ def random_quantized(
     encoding: Encoding,
     group_size: int | None = None,
     has_zeros: bool = False,
+    has_minimums: bool = False,
     device: torch.device | None = None,
     seed: int = 0,
 ) -> QuantizedWeight:
@@ -22,12 +23,18 @@ def random_quantized(
         encoding: encoding of its numbers; all finite codes occur.
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: whether each group has a code of zero of its own; of int4 and int8.
+        has_minimums: whether each group has a minimum; likewise.
         device: device of the weight; None: the host.
         seed: seed of the numbers, which do not depend on the device.
     """
     generator = torch.Generator().manual_seed(seed + sum(shape))
     weight = QuantizedWeight.empty(
-        *shape, encoding=encoding, group_size=group_size, has_zeros=has_zeros, device=torch.device("cpu")
+        *shape,
+        encoding=encoding,
+        group_size=group_size,
+        has_zeros=has_zeros,
+        has_minimums=has_minimums,
+        device=torch.device("cpu"),
     )
     raw = torch.randint(0, 256, weight.values.shape, generator=generator, dtype=torch.uint8)
     if encoding == "fp8_e4m3":
@@ -53,6 +60,10 @@ def random_quantized(
         weight.row_scales.div_(size)
         return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))
     weight.scales.copy_(0.5 + torch.rand(weight.scales.shape, generator=generator))
+    if weight.minimums is not None:
+        weight.minimums.copy_(4 + 8 * torch.rand(weight.minimums.shape, generator=generator))
     size = weight.dequantize().square().mean().sqrt().clamp(min=1e-6) * max(1, shape[-1]) ** 0.5
     weight.scales.div_(size)
+    if weight.minimums is not None:
+        weight.minimums.div_(size)
     return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))

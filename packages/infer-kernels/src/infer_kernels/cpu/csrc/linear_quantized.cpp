@@ -58,8 +58,8 @@ struct PackQuantized {
     int64_t values_stride;
     const float* scales;  // [outputs, groups]
     int64_t scales_stride;
-    const uint8_t* zeros;  // [outputs, groups] of int8 signed, of int4 unsigned; or null
-    int64_t zeros_stride;
+    const void* beside;  // [outputs, groups] zeros, of int8 signed, of int4 unsigned bytes, or fp32 minimums; or null
+    int64_t beside_stride;
     int64_t outputs;
     QuantizedLayout layout;
 };
@@ -103,10 +103,13 @@ void pack_weight(const void* arguments, Team& team, int) {
                 float scale = a.scales[(first_output + i) * a.scales_stride + group];
                 if (layout.encoding == Encoding::E2M1) scale *= 0.5f;  // codes are twice the numbers
                 std::memcpy(to + 4 * i, &scale, 4);
-                if (a.zeros) {
-                    uint8_t zero = a.zeros[(first_output + i) * a.zeros_stride + group];
+                int64_t at = (first_output + i) * a.beside_stride + group;
+                if (layout.beside == Beside::ZEROS) {
+                    uint8_t zero = ((const uint8_t*)a.beside)[at];
                     uint16_t stored = is_int8 ? zero ^ 0x80 : zero;
                     std::memcpy(to + PANEL * 4 + 2 * i, &stored, 2);
+                } else if (layout.beside == Beside::MINIMUMS) {
+                    std::memcpy(to + PANEL * 4 + 4 * i, (const float*)a.beside + at, 4);
                 }
             }
             to += layout.scale_bytes();
@@ -141,18 +144,22 @@ void embedding_quantized(const void* arguments, Team& team, int) {
             int64_t first = group * layout.group_size, size = std::min(layout.group_size, layout.inputs - first);
             int64_t lane = is_known ? id % PANEL : 0, codes = layout.code_bytes(layout.padded_inputs(group));
             const uint8_t* scales = at + codes;
-            float scale;
+            float scale, minimum = 0.0f;
             std::memcpy(&scale, scales + 4 * lane, 4);
             int32_t zero = layout.zero_code();
-            if (layout.has_zeros) {
+            if (layout.beside == Beside::ZEROS) {
                 uint16_t stored;
                 std::memcpy(&stored, scales + PANEL * 4 + 2 * lane, 2);
                 zero = stored;
+            } else if (layout.beside == Beside::MINIMUMS) {
+                std::memcpy(&minimum, scales + PANEL * 4 + 4 * lane, 4);
             }
             for (int64_t k = 0; k < size; k += 16) {
                 Ints code = layout.codes_at(at, lane, k, std::min<int64_t>(16, layout.padded_inputs(group) - k));
                 Floats values = __builtin_convertvector(code - zero, Floats);
-                values = is_known ? values * scale * (float)a.scale : splat(__builtin_nanf(""));
+                values = values * scale;
+                if (layout.beside == Beside::MINIMUMS) values = values - minimum;
+                values = is_known ? values * (float)a.scale : splat(__builtin_nanf(""));
                 store_some(out + first + k, values, size - k);
             }
             at += codes + layout.scale_bytes();

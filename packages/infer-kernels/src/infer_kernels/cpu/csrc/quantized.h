@@ -1,9 +1,10 @@
 // Products of quantized inputs (quantized_rows.h) with weights of eight and four bits (quantized_layout.h).
 //
-//     y[o] = x_scale * sum over groups of (scale[o] * sum over the group of ((code[o, i] - zero[o]) * x_code[i]))
+//     y[o] = x_scale * sum over groups of (scale[o] * sum over the group of ((code[o, i] - zero[o]) * x_code[i])
+//                                          - minimum[o] * sum over the group of x_code[i])
 //
 // Sums of a group are whole numbers, the same in any order; those of groups are added from the first to the last, each
-// product with its scale and sum rounded once. So a row's bits depend on its own row alone, whatever instructions compute it.
+// product with a scale or minimum and sum rounded once. So a row's bits depend on its own row alone, whatever instructions compute it.
 #pragma once
 
 #include <vector>

@@ -55,18 +55,25 @@ inline Words decode_halves(Words halves) {
 // What follows a group's codes.
 struct GroupScales {
     Floats scales[2];
+    Floats minimums[2];
     Ints zeros[2];
+    bool has_minimums;
 
     GroupScales(const QuantizedLayout& layout, const uint8_t* at) {
         for (int i = 0; i < 2; i++) scales[i] = load16((const float*)at + 16 * i);
         for (int i = 0; i < 2; i++) zeros[i] = Ints{} + layout.zero_code();
-        if (layout.has_zeros)
-            for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(at + PANEL * 4 + 32 * i));
+        const uint8_t* beside = at + PANEL * 4;
+        if (layout.beside == Beside::ZEROS)
+            for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(beside + 32 * i));
+        has_minimums = layout.beside == Beside::MINIMUMS;
+        if (has_minimums)
+            for (int i = 0; i < 2; i++) minimums[i] = load16((const float*)beside + 16 * i);
     }
 
-    // Adds a group's sums times their scales.
+    // Adds a group's sums times their scales, and takes the sum of inputs times their minimums.
     Floats add_scaled(Floats total, Ints sum, int32_t x_sum, int part) const {
-        return multiply_add(__builtin_convertvector(sum - zeros[part] * x_sum, Floats), scales[part], total);
+        total = multiply_add(__builtin_convertvector(sum - zeros[part] * x_sum, Floats), scales[part], total);
+        return has_minimums ? multiply_add(splat(-(float)x_sum), minimums[part], total) : total;
     }
 };
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.cpu.huge_pages import empty_in_huge_pages
 from infer_kernels.cpu.packed_weight import (
+    BESIDE,
     ENCODINGS,
     LAYOUT,
     PANEL,
@@ -23,6 +24,8 @@ from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeigh
 
 Packed = TypeVar("Packed", bound=QuantizedPanels)
 _LINE = 64
+_SCALE_BYTES = {BESIDE["nothing"]: 4, BESIDE["zeros"]: 6, BESIDE["minimums"]: 8}
+"""Bytes of an output's scale and of what a group has beside it."""
 _PACK = Struct("PPqPqPqq" + LAYOUT)
 _LINEAR = Struct("PqPqPPq" + LAYOUT)
 
@@ -77,7 +80,7 @@ def _describe(kind: type[Packed], panels: Tensor, weight: QuantizedWeight) -> Pa
         in_features=weight.in_features,
         encoding=weight.encoding,
         group_size=weight.group_size,
-        has_zeros=weight.zeros is not None,
+        beside=_beside(weight),
     )
 
 
@@ -95,13 +98,20 @@ def _panel_bytes(weight: QuantizedWeight) -> int:
     last = inputs - (groups - 1) * group_size
     padded = (groups - 1) * cdiv(min(group_size, inputs), step) * step + cdiv(last, step) * step
     code_bytes = padded * PANEL // (1 if weight.encoding == "int8" else 2)
-    return code_bytes + groups * PANEL * (4 if weight.zeros is None else 6)
+    return code_bytes + groups * PANEL * _SCALE_BYTES[_beside(weight)]
+
+
+def _beside(weight: QuantizedWeight) -> int:
+    """Return what the groups of `weight` have beside their scales."""
+    if weight.minimums is not None:
+        return BESIDE["minimums"]
+    return BESIDE["nothing" if weight.zeros is None else "zeros"]
 
 
 def _pack_into(panels: Tensor, weight: QuantizedWeight) -> None:
-    values, scales, zeros = (
+    values, scales, beside = (
         each if each is None or each.stride(-1) == 1 or each.shape[-1] == 1 else each.contiguous()
-        for each in (weight.values, weight.scale_numbers, weight.zeros)
+        for each in (weight.values, weight.scale_numbers, weight.zeros if weight.minimums is None else weight.minimums)
     )
     assert values is not None
     assert scales is not None
@@ -111,12 +121,12 @@ def _pack_into(panels: Tensor, weight: QuantizedWeight) -> None:
         values.stride(0),
         scales.data_ptr(),
         scales.stride(0),
-        0 if zeros is None else zeros.data_ptr(),
-        0 if zeros is None else zeros.stride(0),
+        0 if beside is None else beside.data_ptr(),
+        0 if beside is None else beside.stride(0),
         weight.out_features,
         weight.in_features,
         weight.group_size,
         ENCODINGS[weight.encoding],
-        zeros is not None,
+        _beside(weight),
     )
     run("pack_quantized", None, len(panels), arguments, work=panels.numel())

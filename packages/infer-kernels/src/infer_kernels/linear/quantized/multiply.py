@@ -7,7 +7,7 @@
     CUDA otherwise                       Triton; inputs stay as they are (`linear_quantized`)
     likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
                                          (`linear_dequantized`); never where it is invariant
-    elsewhere                            weights are dequantized in pieces, and multiplied by the library
+    elsewhere, or with minimums          weights are dequantized in pieces, and multiplied by the library
 
 Which one it is depends on the device and the weight, and on the number of rows only where that is said.
 """
@@ -54,7 +54,7 @@ def multiply_quantized(
         return cpu_quantized.linear(x, weight, bias)
     flat = flat_rows(x.detach(), weight.in_features)
     out = flat.new_empty(len(flat), weight.out_features)
-    if not takes_triton(flat):
+    if not takes_triton(flat) or weight.minimums is not None:
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
     elif not is_invariant and takes_library_fp8(flat, weight):
         linear_fp8_library(flat, weight, bias, out=out)
@@ -87,6 +87,7 @@ def has_quantized_kernel(
     *,
     group_size: int | None,
     in_features: int,
+    has_minimums: bool = False,
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> bool:
@@ -96,12 +97,13 @@ def has_quantized_kernel(
         encoding: encoding of the weight.
         group_size: inputs that share a scale; None: all of a row.
         in_features: inputs.
+        has_minimums: each group has a minimum.
         device: where it would be.
         dtype: dtype of the inputs; None: any.
     """
     group_size = group_size or in_features
     if device.type in TRITON_DEVICES:
-        return group_size % 16 == 0 or group_size >= in_features
+        return not has_minimums and (group_size % 16 == 0 or group_size >= in_features)
     return _has_panels(device, dtype) and cpu_quantized.can_pack(
         encoding, group_size=group_size, in_features=in_features
     )
