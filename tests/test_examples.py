@@ -104,7 +104,7 @@ def test_openai_client_reads_a_stream_and_an_answer(run: Run, demo_server: Any) 
 def test_embed_engine_answers_four_requests_at_once(run: Run) -> None:
     printed = run("embed_engine")
     for speaker in ("ROMEO", "JULIET", "FRIAR LAURENCE", "Nurse"):
-        assert re.search(rf"^{speaker}:\n.", printed, re.MULTILINE)
+        assert re.search(rf"^{speaker}:\n.", printed, re.MULTILINE | re.DOTALL)
     found = re.search(r"^--- (\d+) tokens, the engine is ready$", printed, re.MULTILINE)
     assert found is not None
     assert 4 <= int(found[1]) <= 4 * 30
