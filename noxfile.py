@@ -1,5 +1,6 @@
 """Every check of the project, each in an environment of its own; `nox -l` lists them."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +16,8 @@ PACKAGES = ("kernels", "models", "cache", "engine", "server")
 ALL_PACKAGES = (*PACKAGES, "ray")
 PYTEST = ("python", "-m", "pytest", "--durations=5")
 IN_PARALLEL = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
+# Of an engine's and a server's tests, which wait for other processes and for clocks, one more runs at a time.
+WAITING_IN_PARALLEL = (f"--numprocesses={min(9, (os.cpu_count() or 1) + 1)}", "--dist=worksteal")
 # One thread of computation for each worker; compiled modules are kept, as tests start many processes that import torch.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 INTERPRETER_TESTS = "packages/infer-kernels/tests/interpreter"
@@ -39,9 +42,14 @@ def sync_package(session: nox.Session, package: str) -> None:
     sync(session, "--package", f"infer-{package}", "--group", "test")
 
 
-def run_tests(session: nox.Session, *selection: str, env: dict[str, str] | None = None) -> None:
+def run_tests(
+    session: nox.Session,
+    *selection: str,
+    env: dict[str, str] | None = None,
+    parallel: tuple[str, ...] = IN_PARALLEL,
+) -> None:
     """Run tests in parallel."""
-    session.run(*PYTEST, *IN_PARALLEL, *selection, *session.posargs, env=TEST_ENV | (env or {}))
+    session.run(*PYTEST, *parallel, *selection, *session.posargs, env=TEST_ENV | (env or {}))
 
 
 @nox.session
@@ -50,12 +58,14 @@ def tests(session: nox.Session, package: str) -> None:
     """Each package alone with only its declared dependencies, then the facts across packages; within ten minutes."""
     if package == "cross":
         sync(session, "--group", "test")
-        run_tests(session, "-m", "not full", "tests")
+        run_tests(session, "-m", "not full", "tests", parallel=WAITING_IN_PARALLEL)
         return
     sync_package(session, package)
     if package == "kernels":  # Triton interprets all kernels of a process or none
         run_tests(session, "-m", "not full", INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
-    run_tests(session, "-m", "not full", f"packages/infer-{package}/tests", f"--ignore={INTERPRETER_TESTS}")
+    parallel = WAITING_IN_PARALLEL if package in ("engine", "server") else IN_PARALLEL
+    selection = ("-m", "not full", f"packages/infer-{package}/tests", f"--ignore={INTERPRETER_TESTS}")
+    run_tests(session, *selection, parallel=parallel)
 
 
 @nox.session
