@@ -32,15 +32,15 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/tests/text": 17,
     "packages/infer-server/tests/connections": 15,
     "tests": 33,
-    "tests/field": 22,
+    "tests/field": 23,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 24_700,
     "packages/infer-kernels/tests": 12_900,
-    "packages/infer-models/src": 12_400,
-    "packages/infer-models/tests": 6_700,
+    "packages/infer-models/src": 14_600,
+    "packages/infer-models/tests": 7_600,
     "packages/infer-cache/src": 1_580,
     "packages/infer-cache/tests": 2_500,
     "packages/infer-engine/src": 22_700,

@@ -81,7 +81,7 @@ def read_rest(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"GGUF\x03\x00\x00\x00", "is a GGUF file, which llama.cpp reads"),
+        (b"GGUF\x03\x00\x00\x00", "is a GGUF file under another name; give the file itself"),
         (b"PK\x03\x04archive/data.pkl", "is a zip archive, such as `torch.save` writes"),
         (b"\x1f\x8b\x08\x00", "is compressed with gzip"),
     ],
@@ -174,7 +174,6 @@ def test_an_adapter_beside_a_configuration_is_named_too(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["model-Q4_K_M.gguf"], "the folder holds GGUF files (model-Q4_K_M.gguf)"),
         (["params.json", "consolidated.safetensors"], "a checkpoint in its maker's own layout"),
         (["consolidated.00.pth", "checklist.chk"], "a checkpoint in its maker's own layout"),
         (["model_index.json"], "a pipeline of `diffusers`"),
@@ -224,7 +223,9 @@ def test_a_model_of_the_hub_without_safetensors_says_what_is_downloaded(folder: 
 def test_a_file_in_place_of_a_folder_is_named(folder: Path) -> None:
     path = folder / "tiny.gguf"
     path.write_bytes(b"GGUF" + bytes(20))
-    assert "is a GGUF file" in refusal_of(path)
+    assert "is GGUF version 0" in refusal_of(path)
+    path.write_bytes(b"PK\x03\x04" + bytes(20))
+    assert "is a zip archive" in refusal_of(path)
     assert "is a file; give the folder" in refusal_of(folder / "model.safetensors")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CausalView, ModelConfig, load_model
-from infer_models.checkpoint import safetensors_file
+from infer_models.checkpoint.files import tensor_file
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
 from infer_models.testing import TINY_FAMILIES, save_tiny, save_tiny_llama, save_tiny_nanogpt
 from infer_models.testing.ranks import run_ranks
@@ -95,7 +95,7 @@ def test_parts_of_a_checkpoint_are_read_in_any_pieces(
     save_tiny(family, tmp_path, max_shard_size="100KB", dtype=torch.bfloat16)
     expected = load(tmp_path).stored_weights()
     for staging_bytes in (100, 1000, 10**6):
-        monkeypatch.setattr(safetensors_file, "_STAGING_BYTES", staging_bytes)
+        monkeypatch.setattr(tensor_file, "_STAGING_BYTES", staging_bytes)
         for rank in range(2):
             for name, part in load(tmp_path, Shard(rank=rank, size=2)).stored_weights().items():
                 assert torch.equal(plain(part.target), part.of(expected[name].stored())), name

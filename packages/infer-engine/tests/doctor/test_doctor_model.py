@@ -14,6 +14,7 @@ from infer_engine.testing.doctor import Examined, examined
 from infer_engine.testing.models import ALL_FAMILIES, save_servable
 from infer_kernels.cpu import library
 from infer_models import ModelConfig
+from infer_models.testing.gguf_files import save_gguf
 
 GIB = 2**30
 
@@ -50,6 +51,21 @@ def test_experts_in_mxfp4_are_counted_as_they_are_loaded(folder_of: Callable[[st
     fields = json.loads((folder_of("gpt_oss") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
     assert examine(tmp_path).details["memory_estimate"]["weights"] == expected
+
+
+def test_a_gguf_file_is_fine_and_its_types_are_counted(tmp_path: Path) -> None:
+    save_servable("llama", tmp_path)
+    path = tmp_path / "model.gguf"
+    save_gguf(tmp_path, path, kind_of=lambda name: "Q8_0" if "attn" in name else None)
+    found = examined(examine_checkpoint, model=str(path))
+    assert found.named("failed") == set()
+    assert {"config.json", "weights", "types", "tokenizer", "memory", "chat template"} <= found.named("ok")
+    num_layers = ModelConfig.from_folder(path).num_layers
+    assert f"{4 * num_layers} Q8_0; in memory" in found.findings["types"].found
+    assert found.summaries[0].startswith(f"{path}: llama")
+    path.write_bytes(path.read_bytes()[:-100])
+    cut = examined(examine_checkpoint, model=str(path))
+    assert "is truncated" in cut.findings["config.json"].found
 
 
 def test_the_demo_model_is_fine_and_its_path_is_not_shown() -> None:

@@ -10,7 +10,7 @@ _PEEK_BYTES = 512
 _LFS = b"version https://git-lfs"
 _PAGE = (b"<!doctype html", b"<html", b"<?xml", b"<head", b"<body")
 _KINDS = (
-    (b"GGUF", "is a GGUF file, which llama.cpp reads; give the folder of the original checkpoint in safetensors"),
+    (b"GGUF", "is a GGUF file under another name; give the file itself as the model"),
     (b"PK\x03\x04", "is a zip archive, such as `torch.save` writes, under another name; save it as what its name says"),
     (b"\x80\x02", "is a pickle under another name, which can run code; save it as what its name says"),
     (b"\x1f\x8b", "is compressed with gzip; unpack it"),
@@ -58,7 +58,7 @@ def fault_of_folder(folder: Path) -> str | None:
             "that model with `merge_and_unload()` of `peft`, save the result, and give its folder"
         )
     if gguf := _ending(names, (".gguf",)):
-        return f"the folder holds GGUF files ({gguf}), which llama.cpp reads; give the original safetensors"
+        return f"the folder holds GGUF files ({gguf}); give the one that is meant as the model"
     if "params.json" in names or any(name.startswith("consolidated") for name in names):
         return (
             "the folder holds a checkpoint in its maker's own layout (`params.json`, `consolidated*`); give the one "

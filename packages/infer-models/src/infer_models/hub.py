@@ -1,10 +1,13 @@
-"""Finds the folder of a checkpoint: a local one, the demo model's, or one downloaded from the Hugging Face Hub."""
+"""Finds a checkpoint: a folder or a GGUF file, the demo model's, or one downloaded from the Hugging Face Hub."""
 
 import re
 from pathlib import Path
 
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import fault_of_content, unreadable
+from infer_models.gguf.checkpoint_files import gguf_in, starts_as_gguf
+from infer_models.gguf.ollama import PREFIX as OLLAMA
+from infer_models.gguf.ollama import ollama_file
 
 DEMO_MODEL_NAME = "infer-demo"
 
@@ -14,6 +17,7 @@ DEMO_MODEL_NAME = "infer-demo"
 _ALLOWED_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model"]
 _IGNORED_FILES = ["*/*.safetensors", "*/*.json", "consolidated*"]
 
+_KIND = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -23,33 +27,52 @@ def demo_model_folder() -> Path:
 
 
 def resolve_checkpoint(model: str | None) -> Path:
-    """Return the folder of a checkpoint, downloading it from the Hugging Face Hub where it is not on this machine.
+    """Return a checkpoint's folder or GGUF file, downloading it from the Hugging Face Hub where it is not here.
 
     Args:
-        model: a folder, a Hub id such as `Qwen/Qwen3-0.6B`, or the demo model: None or its name.
+        model: a folder; a GGUF file, or a folder with nothing but one; a Hub id such as `Qwen/Qwen3-0.6B`, or with the
+            kind of a GGUF file, such as `Qwen/Qwen3-0.6B-GGUF:Q4_K_M`; a model of Ollama's such as
+            `ollama:llama3.2:1b`; the demo model: None or its name.
 
     Raises:
-        CheckpointError: there is no such folder, or the Hub does not give it; one line that says why.
+        CheckpointError: there is none, or the Hub does not give it; one line that says why.
     """
     if model is None or model == DEMO_MODEL_NAME:
         return demo_model_folder()
+    if model.startswith(OLLAMA):
+        return ollama_file(model)
     path = Path(model).expanduser()
     if path.is_dir():
-        return path
+        return path if (path / "config.json").exists() else gguf_in(path) or path
     if path.exists():
+        if starts_as_gguf(path):
+            return path
         fault = fault_of_content(path) if path.suffix == ".gguf" else None
         fault = fault or "is a file; give the folder of the checkpoint that it belongs to"
         raise CheckpointError(f"{path} {fault}.")
     if path.is_symlink():
         raise unreadable(path, FileNotFoundError())
+    hub_id, _, kind = model.partition(":")
+    if _HUB_ID.fullmatch(hub_id) and "/" in hub_id and _KIND.fullmatch(kind):
+        return _gguf_of_hub(hub_id, kind)
     if not _HUB_ID.fullmatch(model) or ("/" in model and path.parent.is_dir()):
         raise CheckpointError(
-            f"{path} does not exist; give a checkpoint's folder or a Hub id such as `Qwen/Qwen3-0.6B`."
+            f"{path} does not exist; give a checkpoint's folder, a GGUF file or a Hub id such as `Qwen/Qwen3-0.6B`."
         )
-    return _download(model)
+    return _download(model, _ALLOWED_FILES, _IGNORED_FILES)
 
 
-def _download(hub_id: str) -> Path:
+def _gguf_of_hub(hub_id: str, kind: str) -> Path:
+    """Return the file of a kind such as `Q4_K_M` in a repository of GGUF files, of a split one its first part."""
+    spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
+    folder = _download(hub_id, [f"*{each}*.gguf" for each in spellings], [])
+    found = gguf_in(folder, kind)
+    if found is None:
+        raise CheckpointError(f"`{hub_id}` has no GGUF file of the kind {kind}.")
+    return found
+
+
+def _download(hub_id: str, allowed: list[str], ignored: list[str]) -> Path:
     # Imported here, since it is slow and a local folder needs none of it.
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - see above
     from huggingface_hub.errors import (  # noqa: PLC0415 - see above
@@ -59,7 +82,7 @@ def _download(hub_id: str) -> Path:
     )
 
     try:
-        folder = snapshot_download(hub_id, allow_patterns=_ALLOWED_FILES, ignore_patterns=_IGNORED_FILES)
+        folder = snapshot_download(hub_id, allow_patterns=allowed, ignore_patterns=ignored)
     except GatedRepoError as error:
         cause = "its owner grants access one by one; ask for it on its page and set `HF_TOKEN`"
         raise CheckpointError(f"`{hub_id}` cannot be downloaded: {cause}.") from error

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal, NamedTuple
@@ -17,8 +18,8 @@ from infer_models.config.quantization import QuantizationConfig
 from infer_models.errors import CheckpointError
 from infer_models.layers import Experts, LinearBase, OwnWeight, ShardedLayer, VocabParallelEmbedding, own_weights
 from infer_models.quantization import read_quantization
-from infer_models.quantization.format import QuantizationScheme, Storage, StoredFormat
 from infer_models.quantization.mxfp4 import STORAGE, Mxfp4Part
+from infer_models.stored_format import QuantizationScheme, Storage, StoredFormat
 from infer_models.weights import PaddedWeight, StoredWeight, WeightSlice
 
 logger = logging.getLogger("infer_models")
@@ -191,8 +192,25 @@ def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.devic
         encoding=storage.encoding,
         group_size=storage.group_size,
         has_zeros=storage.has_zeros,
+        has_minimums=storage.has_minimums,
         device=device,
     )
+
+
+def _common_storage(storages: AbstractSet[Storage | None]) -> Storage | None:
+    """Return the storage of a weight whose parts could be kept so; None: there is none that holds their numbers.
+
+    Integers of four and eight bits in groups, as files of mixed types have them, are all integers of eight bits.
+    """
+    if len(storages) == 1:
+        return next(iter(storages))
+    found = [each for each in storages if each is not None and each.encoding in ("int4", "int8")]
+    sizes = [each.group_size for each in found if each.group_size is not None and not each.has_zeros]
+    if not sizes or len(sizes) < len(storages):
+        return None
+    has_minimums = any(each.has_minimums for each in found)
+    is_int4 = all(each.encoding == "int4" and each.has_minimums == has_minimums for each in found)
+    return Storage(encoding="int4" if is_int4 else "int8", group_size=gcd(*sizes), has_minimums=has_minimums)
 
 
 class _Choice(NamedTuple):
@@ -237,9 +255,9 @@ class _Plan:
             return _Choice(None, is_product=False)
         if self.quantization in ("auto", "none"):
             is_quantized, storages = self._stored_as(module, stored)
-            storage = storages.pop() if len(storages) == 1 and self.quantization == "auto" else None
+            storage = _common_storage(storages) if self.quantization == "auto" else None
             is_small = module.role == "exact" or isinstance(module, VocabParallelEmbedding)
-            if is_small and storage not in (None, _EIGHT_BITS):
+            if is_small and storage is not None and (storage.encoding != "int8" or module.role == "exact"):
                 return _Choice(None)  # of few bits, and their errors cost most for their size
             storage = storage and self._where_served(storage, weight, stored)
             return _Choice(storage, is_stored_quantized=is_quantized)
@@ -292,6 +310,10 @@ class _Plan:
                     group_size = gcd(group_size, each.weight.first_column)
             storage = replace(storage, group_size=group_size)
         is_served = has_quantized_kernel(
-            storage.encoding, group_size=group_size, in_features=in_features, device=self.device
+            storage.encoding,
+            group_size=group_size,
+            in_features=in_features,
+            has_minimums=storage.has_minimums,
+            device=self.device,
         )
         return storage if is_served else None

@@ -1,7 +1,7 @@
 """Parameters in checkpoints: the parts of tensors that a rank holds."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -25,9 +25,12 @@ def assign(target: Tensor | QuantizedWeight, source: Tensor | QuantizedWeight) -
     if isinstance(target, Tensor) and isinstance(source, Tensor):
         target.copy_(source)
         return
-    if isinstance(target, QuantizedWeight) and isinstance(source, QuantizedWeight) and _are_alike(target, source):
-        target.copy_(source)
-        return
+    if isinstance(target, QuantizedWeight) and isinstance(source, QuantizedWeight):
+        if target.encoding == "int8" and source.encoding == "int4" and source.zeros is None:
+            source = source.as_int8()
+        if _are_alike(target, source):
+            target.copy_(source)
+            return
     if len(source.shape) > 2:
         for index in range(source.shape[0]):
             assign(item_of(target, index), item_of(source, index))
@@ -74,7 +77,10 @@ def _plain(weight: Tensor | QuantizedWeight) -> Tensor:
 def _are_alike(target: QuantizedWeight, source: QuantizedWeight) -> bool:
     """Whether `target` can hold the codes of `source`."""
     is_divided = source.group_size % target.group_size == 0 or source.scales.shape[-1] == 1
-    return target.encoding == source.encoding and is_divided and (target.zeros is not None or source.zeros is None)
+    has_place = target.zeros is not None or source.zeros is None
+    if target.minimums is None or target.encoding == "int4":  # whose codes of zero depend on them
+        has_place = has_place and (target.minimums is None) == (source.minimums is None)
+    return target.encoding == source.encoding and is_divided and has_place
 
 
 def _quantize(numbers: Tensor, like: QuantizedWeight) -> QuantizedWeight:
@@ -160,6 +166,14 @@ class WeightSlice:
         return assign(
             self.target, block if columns.size == columns.total else block.columns(columns.start, columns.size)
         )
+
+    def pieces(self, num_rows: int) -> "Iterator[tuple[int, WeightSlice]]":
+        """Yield pieces of at most `num_rows` rows: the first row in the checkpoint's tensor, and the piece."""
+        rows, *columns = self.shares
+        for done in range(0, rows.size, num_rows):
+            size = min(num_rows, rows.size - done)
+            target = select_rows(self.target, done, size)
+            yield rows.start + done, WeightSlice(target=target, shares=(Share.whole(size), *columns))
 
     def stored(self) -> Tensor:
         """Return `target`.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infer_models.checkpoint.tensor_names import text_names
+from infer_models.checkpoint.files.tensor_names import text_names
 
 NAMES = (
     "model.embed_tokens.weight",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infer_models import CheckpointError
-from infer_models.checkpoint.weight_files import find_weight_files
+from infer_models.checkpoint.files.weight_files import find_weight_files
 
 INDEX = "model.safetensors.index.json"
 TWO = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]

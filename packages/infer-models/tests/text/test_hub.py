@@ -1,5 +1,6 @@
 """From what a user calls a model to a folder: the demo model, folders, Hub ids, and what is neither."""
 
+import json
 import os
 import subprocess
 import sys
@@ -68,6 +69,74 @@ def test_of_the_hub_come_all_files_of_tokenizers(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_checkpoint("somebody/something") == tmp_path
     assert taken == wanted
+
+
+GGUF = b"GGUF" + bytes(20)
+
+
+def test_a_gguf_file_is_itself_whatever_its_name(tmp_path: Path) -> None:
+    for name in ("model.gguf", "sha256-0123"):
+        (tmp_path / name).write_bytes(GGUF)
+        assert resolve_checkpoint(str(tmp_path / name)) == tmp_path / name
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
+    inner = tmp_path / "owner" / "repo"
+    inner.mkdir(parents=True)
+    (inner / "mmproj-model-f16.gguf").write_bytes(GGUF)
+    parts = [inner / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(GGUF)
+    assert resolve_checkpoint(str(tmp_path)) == parts[0]
+    (inner / "other.gguf").write_bytes(GGUF)
+    with pytest.raises(CheckpointError, match="holds several GGUF models, such as owner/repo/model-00001"):
+        resolve_checkpoint(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+
+
+def test_of_the_hub_comes_the_gguf_file_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-q8_0.gguf", "README.md", "Q6_K/a-Q6_K-00001-of-00002.gguf"]
+    files += ["Q6_K/a-Q6_K-00002-of-00002.gguf"]
+
+    def download(_: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        for name in filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(GGUF)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_checkpoint("owner/repo:Q4_K_M") == tmp_path / "a-Q4_K_M.gguf"
+    assert resolve_checkpoint("owner/repo:Q8_0") == tmp_path / "a-q8_0.gguf"
+    assert resolve_checkpoint("owner/repo:q6_k") == tmp_path / "Q6_K" / "a-Q6_K-00001-of-00002.gguf"
+    assert not (tmp_path / "README.md").exists()
+    assert not (tmp_path / "a-Q4_K_S.gguf").exists()
+    with pytest.raises(CheckpointError, match="`owner/repo` has no GGUF file of the kind Q2_K"):
+        resolve_checkpoint("owner/repo:Q2_K")
+
+
+def test_a_model_of_ollama_is_the_blob_that_its_manifest_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    digest = "ab" * 32
+    manifest = tmp_path / "manifests" / "registry.ollama.ai" / "library" / "llama3.2" / "1b"
+    manifest.parent.mkdir(parents=True)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:" + "cd" * 32},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"},
+    ]
+    manifest.write_text(json.dumps({"layers": layers}))
+    with pytest.raises(CheckpointError, match="pull the model again"):
+        resolve_checkpoint("ollama:llama3.2:1b")
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / f"sha256-{digest}").write_bytes(GGUF)
+    assert resolve_checkpoint("ollama:llama3.2:1b") == tmp_path / "blobs" / f"sha256-{digest}"
+    with pytest.raises(CheckpointError, match="Ollama has not pulled `llama3"):
+        resolve_checkpoint("ollama:llama3.2")
+    with pytest.raises(CheckpointError, match="names no model of Ollama"):
+        resolve_checkpoint("ollama:../../etc/passwd")
+    manifest.write_text("[]")
+    with pytest.raises(CheckpointError, match="is no manifest of Ollama"):
+        resolve_checkpoint("ollama:llama3.2:1b")
 
 
 def run_offline(cache: Path, model: str) -> subprocess.CompletedProcess[str]:

@@ -234,7 +234,7 @@ def _read_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+    if config.load_format == "dummy" and folder.is_dir() and not (folder / "tokenizer.json").exists():
         return dummy_tokenizer(ModelConfig.from_folder(folder).vocab_size)
     return Tokenizer.from_folder(
         folder, tool_call_format=config.tool_call_format, reasoning_format=config.reasoning_format

@@ -24,6 +24,7 @@ from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CheckpointError
 from infer_models.checkpoint import check_weights, read_checkpoint_config
 from infer_models.hub import DEMO_MODEL_NAME
+from infer_models.quantization import GGUF
 from infer_models.text import ChatTemplateError, Tokenizer
 from infer_models.weight_allocation import weight_bytes
 
@@ -89,6 +90,11 @@ def _examine_weights(reporter: Reporter, read: ReadModel, model: CausalLM) -> No
         )
         for warning in warnings:
             reporter.warn("weights", warning, fix="none is needed where that is meant; loading warns of it too")
+        quantization = read.config.quantization
+        if quantization is not None and quantization.method == GGUF:
+            types = Counter(quantization.fields.text_values())
+            said = ", ".join(f"{count} {name}" for name, count in types.most_common())
+            reporter.ok("types", f"{said}; in memory {', '.join(_kinds_of_weights(model))}")
 
 
 def _examine_tokenizer(reporter: Reporter, read: ReadModel) -> None:

@@ -14,7 +14,6 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from infer_engine.sizing import choose_block_size, resolve_device
 from infer_kernels.cpu import library
 from infer_kernels.cpu.calls import DTYPES
 from infer_models import CheckpointError, ModelConfig
+from infer_models.config.checkpoint_fields import read_config_fields
 
 PROMPT_LENGTHS = (1, 5, 63, 64, 65, 130, 257)
 CHUNK_SIZE = 96
@@ -158,7 +158,7 @@ def examine_engine(reporter: Reporter) -> None:
         reporter.skip("engine", str(error))
         reporter.finish("not checked")
         return
-    fields: dict[str, Any] = msgspec.json.decode((read.folder / "config.json").read_bytes())
+    fields = read_config_fields(read.folder).as_dict()
     with tempfile.TemporaryDirectory(prefix="infer-doctor-") as made:
         folder = Path(made)
         config = save_small_model(small_config(fields, read.config), folder, dtype=read.dtype)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infer_engine.protocol import EngineConfig, SamplingDefaults, SamplingParams
-from infer_models.config.generation_fields import read_generation_fields
+from infer_models.config.generation_config import read_generation_fields
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ Parts are whole rows, so each is one piece of a file, and nothing is copied. Onl
 import re
 from collections.abc import Mapping
 
-from infer_models.checkpoint.safetensors_file import StoredTensor
+from infer_models.checkpoint.files.tensor_file import StoredTensor
 from infer_models.checkpoint.stored_tensors import Source
-from infer_models.quantization.format import TensorSpec
+from infer_models.stored_format import TensorSpec
 from infer_models.weights import FLOATS
 
 _EXPERT = re.compile(r"(?P<place>.+\.experts)\.(?P<index>\d+)\.(?P<part>gate|up|down)_proj\.weight")

@@ -14,14 +14,16 @@ from infer_models.checkpoint.spare_tensors import CLASSIFIERS, sort_spare_tensor
 from infer_models.checkpoint.stored_tensors import Source, StoredTensors, open_tensors
 from infer_models.checkpoint.tied_head import with_shared_head
 from infer_models.errors import CheckpointError
-from infer_models.quantization.format import StoredFormat, TensorSpec
+from infer_models.quantization.gguf.block_format import BlockFormat
 from infer_models.quantization.mxfp4 import Mxfp4Part
+from infer_models.stored_format import StoredFormat, TensorSpec
 from infer_models.weight_allocation import stored_formats
 from infer_models.weights import ArrangedWeight, FusedWeight, PaddedWeight, StoredWeight, WeightSlice
 
 logger = logging.getLogger("infer_models")
 
 _MAX_NAMED = 3
+_NUMBERS_AT_ONCE = 1 << 22
 
 
 def load_weights(model: CausalLM, folder: Path) -> None:
@@ -85,7 +87,15 @@ def _load(name: str, weight: StoredWeight, stored_format: StoredFormat | None, s
 def _load_quantized(
     name: str, weight: StoredWeight, stored_format: StoredFormat, sources: Mapping[str, Source]
 ) -> None:
-    """Read all tensors of a quantized weight and fill its parameter."""
+    """Read all tensors of a quantized weight and fill its parameter; of a large one in blocks some rows at a time."""
+    if isinstance(stored_format, BlockFormat) and isinstance(weight, WeightSlice):
+        source, layer = sources[name], name.removesuffix(".weight")
+        together, columns = source.tensor.rows_together, source.tensor.shape[-1]
+        for first, piece in weight.pieces(max(1, _NUMBERS_AT_ONCE // columns // together) * together):
+            shape = _matrix(piece.shape)
+            rows = source.file.read(source.tensor.rows(first, shape[0]))
+            piece.fill(stored_format.decode(layer, shape, {name: rows}))
+        return
     tensors = {each: sources[each].read() for each in _tensors_of(name, weight, stored_format) if each in sources}
     weight.fill(stored_format.decode(name.removesuffix(".weight"), _matrix(weight.shape), tensors))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from infer_models.checkpoint.safetensors_file import StoredTensor
+from infer_models.checkpoint.files.tensor_file import StoredTensor
 from infer_models.checkpoint.spare_tensors import is_of_other_model
 from infer_models.checkpoint.stored_tensors import open_tensors
 from infer_models.checkpoint.tied_head import with_stored_head
@@ -14,7 +14,9 @@ from infer_models.config import ModelConfig
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import UNKNOWN, QuantizationConfig
 from infer_models.errors import CheckpointError
+from infer_models.gguf.block_types import QUANTIZED
 from infer_models.quantization import MXFP4
+from infer_models.quantization.gguf.block_format import METHOD
 from infer_models.weights import FLOATS
 
 logger = logging.getLogger("infer_models")
@@ -76,6 +78,9 @@ def quantized_layers(stored: Mapping[str, StoredTensor]) -> frozenset[str]:
 
 def _known_by_tensors(origin: Path, stored: Mapping[str, StoredTensor]) -> QuantizationConfig | None:
     """Return the configuration of checkpoints whose tensors say all of it."""
+    blocks = {name.removesuffix(".weight"): each.dtype for name, each in stored.items() if each.dtype in QUANTIZED}
+    if blocks:
+        return QuantizationConfig(method=METHOD, fields=JsonFields(origin, dict(blocks)))
     if any(_MXFP4_PART.fullmatch(name) for name in stored):
         return QuantizationConfig(method=MXFP4, fields=JsonFields(origin, {}))
     if any(_STATE.fullmatch(name) for name in stored):

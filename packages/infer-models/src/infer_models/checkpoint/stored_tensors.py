@@ -1,6 +1,6 @@
 """The tensors of a checkpoint's files by the names that models know, each once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infer_models.checkpoint.safetensors_file import SafetensorsFile, StoredTensor
-from infer_models.checkpoint.tensor_names import text_names
-from infer_models.checkpoint.weight_files import WeightFiles, find_weight_files
+from infer_models.checkpoint.files.gguf_file import GgufFile
+from infer_models.checkpoint.files.safetensors_file import SafetensorsFile
+from infer_models.checkpoint.files.tensor_file import StoredTensor, TensorFile
+from infer_models.checkpoint.files.tensor_names import text_names
+from infer_models.checkpoint.files.weight_files import WeightFiles, find_weight_files
 from infer_models.errors import CheckpointError
+from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A tensor, or a part of one, in an open file."""
 
-    file: SafetensorsFile
+    file: TensorFile
     tensor: StoredTensor
 
     def read(self) -> Tensor:
@@ -43,7 +46,7 @@ class StoredTensors:
 
 @contextmanager
 def open_tensors(folder: Path) -> Iterator[StoredTensors]:
-    """Open the files of a folder's weights and read their headers.
+    """Open the files of the weights of a folder, or of a GGUF model, and read their headers.
 
     Raises:
         CheckpointError: as `find_weight_files` and `SafetensorsFile`, or a tensor is in several files with different
@@ -52,7 +55,7 @@ def open_tensors(folder: Path) -> Iterator[StoredTensors]:
     files = find_weight_files(folder)
     with ExitStack() as stack:
         found: dict[str, list[Source]] = {}
-        opened = [stack.enter_context(SafetensorsFile(path)) for path in files.paths]
+        opened = [stack.enter_context(each) for each in _open(folder, files.paths)]
         names = text_names(name for file in opened for name in file.tensors)
         for file in opened:
             for stored, tensor in file.tensors.items():
@@ -62,6 +65,13 @@ def open_tensors(folder: Path) -> Iterator[StoredTensors]:
         sources = indexed or chosen  # where there is no index, or one of other names
         unindexed = {name: each for name, each in chosen.items() if name not in sources}
         yield StoredTensors(sources=sources, unindexed=unindexed, files=files)
+
+
+def _open(checkpoint: Path, paths: Sequence[Path]) -> Iterator[TensorFile]:
+    """Open the files of a checkpoint one after another."""
+    model = read_model_header(checkpoint) if is_gguf(checkpoint) else None
+    for path in paths:
+        yield SafetensorsFile(path) if model is None else GgufFile(path, model)
 
 
 def _chosen(name: str, copies: list[Source], files: WeightFiles) -> Source:

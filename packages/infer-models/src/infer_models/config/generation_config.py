@@ -1,10 +1,45 @@
-"""`GenerationConfig`: the tokens that end a sequence."""
+"""What a checkpoint says of generation: the tokens that end a sequence, and how the model is meant to be sampled."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from infer_models.config.checkpoint_fields import read_config_fields
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.wrappers import text_fields
+from infer_models.gguf.architectures import sampling_fields
+from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
+
+TAKEN = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "num_beams": (1,),
+        "num_beam_groups": (1,),
+        "typical_p": (1, 1.0),
+        "top_h": (),
+        "epsilon_cutoff": (0, 0.0),
+        "eta_cutoff": (0, 0.0),
+        "penalty_alpha": (0, 0.0),
+        "no_repeat_ngram_size": (0,),
+        "encoder_repetition_penalty": (1, 1.0),
+        "encoder_no_repeat_ngram_size": (0,),
+        "min_new_tokens": (0,),
+        "min_length": (0,),
+        "exponential_decay_length_penalty": (),
+        "bad_words_ids": ([],),
+        "suppress_tokens": ([],),
+        "begin_suppress_tokens": ([],),
+        "sequence_bias": ({}, []),
+        "forced_bos_token_id": (),
+        "forced_eos_token_id": (),
+        "stop_strings": ([],),
+        "guidance_scale": (1, 1.0),
+        "watermarking_config": (),
+    }
+)
+"""Fields of `transformers` that change answers and are not taken, with the values at which they change nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,5 +64,37 @@ class GenerationConfig:
             fields = JsonFields.from_file(path)
             if "eos_token_id" in fields:
                 return cls(eos_token_ids=fields.token_ids("eos_token_id"))
-        fields, _ = text_fields(JsonFields.from_file(folder / "config.json"))
+        fields, _ = text_fields(read_config_fields(folder))
         return cls(eos_token_ids=fields.token_ids("eos_token_id"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFields:
+    """Recommendations of a checkpoint, unchecked.
+
+    Attributes:
+        taken: fields of `TAKEN` that are there and not null.
+        untaken: further fields that would change answers.
+    """
+
+    taken: Mapping[str, Any]
+    untaken: Mapping[str, Any]
+
+
+def read_generation_fields(folder: Path) -> GenerationFields:
+    """Return the fields of `generation_config.json` in a folder, or of a GGUF file's metadata; none where it has none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = folder / "generation_config.json"
+    if is_gguf(folder):
+        fields: dict[str, Any] = sampling_fields(read_model_header(folder))
+    else:
+        fields = JsonFields.from_file(path).as_dict() if path.exists() else {}
+    return GenerationFields(
+        taken={name: fields[name] for name in TAKEN if name in fields},
+        untaken={
+            name: fields[name] for name, neutral in _NEUTRAL.items() if name in fields and fields[name] not in neutral
+        },
+    )

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infer_models.attention import AttentionSpec
-from infer_models.config.json_fields import JsonFields
+from infer_models.config.checkpoint_fields import read_config_fields
 from infer_models.config.quantization import QuantizationConfig, read_quantization_config
 from infer_models.config.registry import find_family, known_families
 from infer_models.config.rope import RopeParameters
 from infer_models.config.wrappers import WRAPPERS, text_fields
+from infer_models.gguf.checkpoint_files import is_gguf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +111,20 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
-        """Read `config.json`, as `transformers` 4 or 5 writes it.
+        """Read `config.json`, as `transformers` 4 or 5 writes it, or the metadata of a GGUF file.
 
         Raises:
             CheckpointError: the file is missing or damaged, the `model_type` is unknown, a field is missing or has a
                 value that is not supported.
         """
-        fields, wrapper = text_fields(JsonFields.from_file(folder / "config.json"))
+        fields, wrapper = text_fields(read_config_fields(folder))
         family = find_family(fields.text("model_type"))
         if family is None:
             known = [*known_families(), *(WRAPPERS if wrapper is None else ())]
             raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
         fields = fields.with_defaults(family.defaults)
-        return replace(family.read(fields), wrapper=wrapper, quantization=read_quantization_config(fields))
+        config = replace(family.read(fields), wrapper=wrapper)
+        return config if is_gguf(folder) else replace(config, quantization=read_quantization_config(fields))
 
     @property
     def short_length(self) -> int | None:

@@ -9,11 +9,13 @@ from infer_models.quantization.auto_round import read_auto_round
 from infer_models.quantization.awq import read_awq
 from infer_models.quantization.bitsandbytes import read_bitsandbytes
 from infer_models.quantization.compressed_tensors import read_compressed_tensors
-from infer_models.quantization.format import QuantizationScheme, Storage, StoredFormat, TensorSpec
 from infer_models.quantization.fp8 import read_fp8, read_modelopt
+from infer_models.quantization.gguf.block_format import METHOD as GGUF
+from infer_models.quantization.gguf.block_format import read_block_scheme
 from infer_models.quantization.gptq import read_gptq
+from infer_models.stored_format import QuantizationScheme, Storage, StoredFormat, TensorSpec
 
-__all__ = ["MXFP4", "QuantizationScheme", "Storage", "StoredFormat", "TensorSpec", "read_quantization"]
+__all__ = ["GGUF", "MXFP4", "QuantizationScheme", "Storage", "StoredFormat", "TensorSpec", "read_quantization"]
 
 MXFP4 = "mxfp4"
 """The method of experts that a family reads itself."""
@@ -26,6 +28,7 @@ _READERS: Mapping[str, Callable[[JsonFields], QuantizationScheme]] = MappingProx
         "awq": read_awq,
         "auto-round": read_auto_round,
         "bitsandbytes": read_bitsandbytes,
+        GGUF: read_block_scheme,
     }
 )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from infer_models.config.json_fields import JsonFields
 from infer_models.quantization.awq import AwqFormat
 from infer_models.quantization.fields import matches, names_in_wrappers
-from infer_models.quantization.format import StoredFormat
 from infer_models.quantization.gptq import GptqFormat, read_gptq_format
+from infer_models.stored_format import StoredFormat
 
 _ZEROS_LESS_1 = ("auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "gptq")
 _ZEROS = ("auto_round", "auto_round:gptqmodel")

@@ -21,9 +21,9 @@ from infer_kernels.quantization import INT4_ZERO, pack_pairs
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
 from infer_models.quantization.fields import read_group_size
-from infer_models.quantization.format import Storage, StoredFormat, TensorSpec
 from infer_models.quantization.packing import integer_weight, unpack, words_of
 from infer_models.quantization.tensor_values import SCALE_DTYPES, finite_scales
+from infer_models.stored_format import Storage, StoredFormat, TensorSpec
 
 _BITS = 4
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -32,8 +32,8 @@ from infer_kernels import QuantizedWeight
 from infer_kernels.integers import cdiv
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
-from infer_models.quantization.format import Storage, StoredFormat, TensorSpec
 from infer_models.quantization.tensor_values import finite_scales
+from infer_models.stored_format import Storage, StoredFormat, TensorSpec
 
 _KINDS = ("nf4", "fp4")
 _CODES = 16

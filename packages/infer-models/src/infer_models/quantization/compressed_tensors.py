@@ -10,7 +10,6 @@ from infer_kernels.integers import cdiv
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
 from infer_models.quantization.fields import is_named, read_block, read_patterns
-from infer_models.quantization.format import Storage, StoredFormat, TensorSpec
 from infer_models.quantization.packing import (
     BITS,
     bytes_of,
@@ -29,6 +28,7 @@ from infer_models.quantization.tensor_values import (
     require_shape,
     require_zeros,
 )
+from infer_models.stored_format import Storage, StoredFormat, TensorSpec
 
 _BITS_OF_ACTIVATIONS = 8
 _CLASSES = ("Linear", "Embedding", "LMHead", "ParallelLMHead")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from infer_models.config.json_fields import JsonFields
 from infer_models.quantization.fields import read_block
-from infer_models.quantization.format import StoredFormat
 from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
+from infer_models.stored_format import StoredFormat
 
 _SCALES = ("weight_scale", "weight_scale_inv")
 """Either name is in use for either granularity."""

@@ -18,7 +18,6 @@ from infer_kernels.integers import cdiv
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
 from infer_models.quantization.fields import compiled, matches, read_group_size
-from infer_models.quantization.format import Storage, StoredFormat, TensorSpec
 from infer_models.quantization.packing import (
     BITS,
     bytes_of,
@@ -34,6 +33,7 @@ from infer_models.quantization.tensor_values import (
     finite_scales,
     require_groups_in_order,
 )
+from infer_models.stored_format import Storage, StoredFormat, TensorSpec
 
 _VERSIONS = ("gptq", "gptq_v2")
 _NOT_CONVERTED, _CONVERTED = "-:", "+:"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from infer_kernels import QuantizedWeight
 from infer_models.errors import CheckpointError
-from infer_models.quantization.format import Storage
+from infer_models.stored_format import Storage
 from infer_models.weights import StoredWeight, assign, item_of
 
 BLOCK = 32

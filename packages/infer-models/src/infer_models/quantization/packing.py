@@ -14,7 +14,7 @@ from torch import Tensor
 from infer_kernels import QuantizedWeight
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization import INT4_ZERO
-from infer_models.quantization.format import Storage
+from infer_models.stored_format import Storage
 
 BITS = (4, 8)
 """Numbers of bits that are read."""

@@ -9,8 +9,8 @@ from torch import Tensor
 from infer_kernels import QuantizedWeight
 from infer_kernels.integers import cdiv
 from infer_models.errors import CheckpointError
-from infer_models.quantization.format import Storage, TensorSpec
 from infer_models.quantization.tensor_values import SCALE_DTYPES, finite_scales, require_no_nan, require_zeros
+from infer_models.stored_format import Storage, TensorSpec
 
 _DTYPES = {"fp8_e4m3": "F8_E4M3", "int8": "I8"}
 _POWERS_OF_TWO = "F8_E8M0"

@@ -21,7 +21,7 @@ class ModelOptions(OptionGroup):
     """Which checkpoint to run, on which device, and how it is read.
 
     Attributes:
-        model: Folder of a checkpoint, or a Hub id. Left out: the bundled demo model.
+        model: Folder of a checkpoint, a GGUF file, or a Hub id. Left out: the bundled demo model.
         dtype: Type of weights and activations. `auto`: the checkpoint's own.
         quantization: How weights are kept. `auto`: as the checkpoint has them, quantized or not. `none`: dequantized.
             `int8`, `int4`, and on a GPU `fp8`: quantized while they are read.
@@ -53,7 +53,7 @@ class ModelOptions(OptionGroup):
 
     CHECKS = MappingProxyType(
         {
-            "model": optional(text(r".*\S.*", "a folder or a Hub id, as a string")),
+            "model": optional(text(r".*\S.*", "a folder, a GGUF file or a Hub id, as a string")),
             "dtype": one_of(*get_args(DType)),
             "quantization": one_of(*get_args(Quantization)),
             "device": text(r"auto|cpu|cuda(:[0-9]{1,9})?", "`auto`, `cpu`, `cuda` or `cuda:N`"),

@@ -1,7 +1,6 @@
 """Reads the files of a tokenizer: `tokenizer.json` or files in its place, `tokenizer_config.json`, chat templates."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,36 +8,25 @@ import tokenizers
 
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import fault_of_folder
-from infer_models.text.chat.template import ChatTemplate
+from infer_models.gguf.checkpoint_files import is_gguf
 from infer_models.text.files.chat_templates import read_chat_templates
+from infer_models.text.files.gguf_tokenizer import read_gguf_tokenizer
 from infer_models.text.files.named_tokens import additional_tokens, listed_tokens, named_tokens, tokenizer_fields
 from infer_models.text.files.reading import one_line, read_object, read_text
+from infer_models.text.files.tokenizer_parts import TokenizerFiles
 from infer_models.text.files.vocabulary_files import add_ends, build_tokenizer, tokenizer_class_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerFiles:
-    """The contents of the files.
-
-    Attributes:
-        tokenizer: the `tokenizers` object, with every special token marked as such.
-        named_tokens: special tokens by name, such as `bos_token`.
-        chat_template: compiled; None where the checkpoint has none.
-        tool_template: the template of conversations with tools, where it is another one.
-    """
-
-    tokenizer: tokenizers.Tokenizer
-    named_tokens: Mapping[str, str]
-    chat_template: ChatTemplate | None
-    tool_template: ChatTemplate | None
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read the tokenizer of the checkpoint in `folder`: `tokenizer.json`, or the vocabulary that it is made of.
 
+    Of a GGUF file it is that of its metadata.
+
     Raises:
         CheckpointError: a file is missing, or of another kind than its name says; the message names it.
     """
+    if is_gguf(folder):
+        return read_gguf_tokenizer(folder)
     path, config_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
     config = read_object(config_path) if config_path.exists() else {}
     fields = tokenizer_fields(folder, config)

@@ -149,7 +149,17 @@ _BYTE_LEVEL_BUILDERS: Mapping[str, Callable[[tokenizers.Tokenizer, bool], None]]
 
 
 def _of_sentencepiece(path: Path, fields: Mapping[str, Any], name: str | None) -> tokenizers.Tokenizer:
-    model = read_sentencepiece_model(path)
+    return tokenizer_of_pieces(path, read_sentencepiece_model(path), fields, name)
+
+
+def tokenizer_of_pieces(
+    path: Path, model: SentencePieceModel, fields: Mapping[str, Any], name: str | None
+) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a SentencePiece model that was read from `path`, as the class `name` has it.
+
+    Raises:
+        CheckpointError: it splits texts in a way that models here do not use.
+    """
     if model.kind not in (UNIGRAM, BPE):
         raise CheckpointError(
             f"{path} splits texts into words or characters, which models here do not use; add a `tokenizer.json`."

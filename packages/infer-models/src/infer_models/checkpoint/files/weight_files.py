@@ -9,6 +9,7 @@ from pathlib import Path
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import fault_of_folder, unreadable
+from infer_models.gguf.checkpoint_files import is_gguf, split_files
 
 logger = logging.getLogger("infer_models")
 
@@ -38,7 +39,7 @@ class WeightFiles:
 
 
 def find_weight_files(folder: Path) -> WeightFiles:
-    """Return the files that hold the weights.
+    """Return the files that hold the weights; of a GGUF model that or those which it consists of.
 
     An index chooses among the files of a folder. Without one it is `model.safetensors`, else shards by their numbers,
     else the other safetensors; copies in a maker's own layout (`consolidated*`) and adapters are never read.
@@ -46,6 +47,8 @@ def find_weight_files(folder: Path) -> WeightFiles:
     Raises:
         CheckpointError: there are none, a shard is missing, or several sets of files could be meant.
     """
+    if is_gguf(folder):
+        return WeightFiles(paths=split_files(folder), origin=folder)
     names = sorted(each.name for each in folder.glob("*.safetensors"))
     names = [name for name in names if _OTHERS.match(name) is None]
     indices = sorted(folder.glob("model.safetensors.index.*json")) + sorted(
@@ -170,7 +173,8 @@ def _no_weights(folder: Path) -> CheckpointError:
             f"{folder} has its weights in {others[0]}, of another library; only safetensors are read."
         )
     of_hub = (
-        "; of the Hub only safetensors are downloaded, and the model may have nothing but pickles or GGUF files there"
+        "; of the Hub only safetensors are downloaded, and the model may have nothing but pickles there, or GGUF "
+        "files, which are asked for as `OWNER/REPO:Q4_K_M`"
         if folder.parent.name == "snapshots"
         else ""
     )

@@ -18,11 +18,13 @@ class Storage:
         encoding: encoding of the numbers.
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: each group has a code of zero of its own.
+        has_minimums: each group has a minimum, which products of codes and the scale are lessened by.
     """
 
     encoding: Encoding
     group_size: int | None = None
     has_zeros: bool = False
+    has_minimums: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,21 @@
-"""`SafetensorsFile`: one file's header and the bytes of its tensors.
+"""`TensorFile`: an open file of tensors, whatever its format, and the bytes of its tensors.
 
-The format is https://github.com/huggingface/safetensors#format: the header's length as 8 bytes, little-endian; the
-header, a JSON object of `{name: {"dtype", "shape", "data_offsets"}}`; the data. It is read, not mapped: a file that
-shrinks or a disk that fails is then an error with a name instead of a signal, and no more of the file is in memory than
-the tensor at hand.
+It is read, not mapped: a file that shrinks or a disk that fails is then an error with a name instead of a signal, and
+no more of the file is in memory than the tensor at hand.
 """
 
-import json
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import torch
 
 from infer_kernels import QuantizedWeight
 from infer_models.errors import CheckpointError
-from infer_models.file_faults import fault_of_content, unreadable
+from infer_models.file_faults import unreadable
 from infer_models.weights import FLOATS, WeightSlice, assign, select_rows
 
 if TYPE_CHECKING:
@@ -25,20 +23,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _OF_ONE_RANK = "empty ones are what one rank of a divided training (ZeRO 3, FSDP) saves: gather the weights, then save"
 _STAGING_BYTES = 32 * 2**20
-_ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
-}  # fmt: skip
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.uint8, "U16": torch.uint16,
     "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64,
 }  # fmt: skip
+"""Dtypes by their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +52,11 @@ class StoredTensor:
     start: int
     num_bytes: int
 
+    @property
+    def rows_together(self) -> int:
+        """Rows that can only be read together: `rows` takes multiples of them."""
+        return 1
+
     def item(self, index: int) -> "StoredTensor":
         """Return the place of item `index` along the first dimension."""
         num_bytes = self.num_bytes // self.shape[0]
@@ -77,8 +75,8 @@ class StoredTensor:
         )
 
 
-class SafetensorsFile:
-    """An open safetensors file whose header was checked against its size. A context manager.
+class TensorFile(ABC):
+    """An open file whose header was checked against its size. A context manager.
 
     Attributes:
         path: path of the file.
@@ -89,7 +87,7 @@ class SafetensorsFile:
         """Open the file and read its header.
 
         Raises:
-            CheckpointError: the file is missing, unreadable, truncated or no safetensors file; the message names the
+            CheckpointError: the file is missing, unreadable, truncated or of another format; the message names the
                 tensor that does not fit, where it is one.
         """
         self.path = path
@@ -194,56 +192,9 @@ class SafetensorsFile:
             )
         return float(self.read(stored))
 
-    def _read_header(self) -> dict[str, StoredTensor]:
-        fault = fault_of_content(self.path)
-        if fault is not None:
-            raise CheckpointError(f"{self.path} {fault}.")
-        file_bytes = self._file.seek(0, 2)
-        self._file.seek(0)
-        if file_bytes < _LENGTH_BYTES:
-            raise CheckpointError(f"{self.path} has {file_bytes} bytes: it is truncated, or no safetensors file.")
-        length = bytearray(_LENGTH_BYTES)
-        self._fill(memoryview(length), "the header's length")
-        header_bytes = int.from_bytes(length, "little")
-        data_start = _LENGTH_BYTES + header_bytes
-        if header_bytes > _MAX_HEADER_BYTES or data_start > file_bytes:
-            raise CheckpointError(
-                f"{self.path} has {file_bytes} bytes but its first 8 announce a header of {header_bytes}: it is "
-                "truncated, or no safetensors file."
-            )
-        header = bytearray(header_bytes)
-        self._fill(memoryview(header), "the header")
-        try:
-            entries = json.loads(header)
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.path} is no safetensors file: its header is not JSON.") from error
-        if not isinstance(entries, dict):
-            raise CheckpointError(f"{self.path} is no safetensors file: its header is not an object.")
-        entries.pop("__metadata__", None)
-        return {
-            name: self._locate(name, entry, data_start=data_start, file_bytes=file_bytes)
-            for name, entry in entries.items()
-        }
-
-    def _locate(self, name: str, entry: Any, *, data_start: int, file_bytes: int) -> StoredTensor:
-        match entry:
-            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
-                pass
-            case _:
-                raise CheckpointError(f"{self.path}: the header's entry of tensor `{name}` is damaged.")
-        if dtype not in _ITEM_BYTES:
-            raise CheckpointError(f"{self.path}: tensor `{name}` has the unknown dtype {dtype!r}.")
-        counts = all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape)
-        if not counts or begin < 0 or end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
-            raise CheckpointError(
-                f"{self.path}: tensor `{name}` is {dtype} {shape} but has the bytes from {begin} to {end}: the file is "
-                "damaged."
-            )
-        if data_start + end > file_bytes:
-            raise CheckpointError(
-                f"{self.path} is truncated: it has {file_bytes} bytes, and tensor `{name}` ends at {data_start + end}."
-            )
-        return StoredTensor(name=name, dtype=dtype, shape=tuple(shape), start=data_start + begin, num_bytes=end - begin)
+    @abstractmethod
+    def _read_header(self) -> "dict[str, StoredTensor]":
+        """Read the header of the open file and return the places of its tensors."""
 
     def _fill(self, buffer: memoryview, what: str) -> None:
         done = 0

@@ -1,0 +1,318 @@
+"""Turns the metadata of a GGUF file into the fields of a `config.json`, architecture by architecture.
+
+What is not in the metadata is in llama.cpp's code: these constants stand beside the architecture that they belong to.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from infer_models.errors import CheckpointError
+from infer_models.file_faults import unreadable
+from infer_models.gguf.header import GgufHeader, shortest
+from infer_models.gguf.metadata import ARCHITECTURE, Metadata
+
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = (
+    "rope_freqs.weight",
+    "rope_factors_short.weight",
+    "rope_factors_long.weight",
+)
+"""Tensors that belong to the configuration."""
+_DTYPES = {"F32": "float32", "F16": "float16"}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_LLAMA3 = (1.0, 4.0, 8192)
+"""Llama 3's `low_freq_factor`, `high_freq_factor` and trained length, which no file says."""
+_GEMMA3_27B_LAYERS = 62
+_MAX_FACTORS = 1 << 12
+_SAMPLING: Mapping[str, str] = MappingProxyType(
+    {
+        "temperature": "general.sampling.temp",
+        "top_p": "general.sampling.top_p",
+        "min_p": "general.sampling.min_p",
+        "repetition_penalty": "general.sampling.penalty_repeat",
+    }
+)
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A `general.architecture` that is read.
+
+    Attributes:
+        model_type: family of its models.
+        own_fields: fields beside the common ones.
+        has_interleaved_heads: rows of queries and keys are stored in the order of rotated pairs.
+        norm_shift: what the file has added to the weights of norms.
+        names: names of tensors within a layer that differ from the common ones; see `tensor_names`.
+    """
+
+    model_type: str
+    own_fields: Callable[[Metadata, GgufHeader], Fields] = lambda *_: {}
+    has_interleaved_heads: bool = False
+    norm_shift: float = 0.0
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def architecture_of(header: GgufHeader) -> Architecture:
+    """Return the architecture of a file.
+
+    Raises:
+        CheckpointError: it is none that is read, or the file is no model that writes text.
+    """
+    metadata = Metadata(header)
+    kind = metadata.text("general.type", "model")
+    if kind != "model":
+        raise CheckpointError(
+            f"{header.path} is no model: its `general.type` is `{kind[:40]}`; give the file of the model itself."
+        )
+    found = ARCHITECTURES.get(metadata.architecture)
+    if found is None:
+        raise metadata.invalid(ARCHITECTURE, "one of " + ", ".join(f"`{each}`" for each in ARCHITECTURES))
+    return found
+
+
+def config_fields(header: GgufHeader) -> Fields:
+    """Return the fields that a `config.json` of the model would have, but those of the tokenizer.
+
+    Raises:
+        CheckpointError: the architecture is not read, or a value is missing, damaged or not supported.
+    """
+    architecture, metadata = architecture_of(header), Metadata(header)
+    if EMBEDDING not in header.tensors:
+        raise CheckpointError(f"{header.path} holds no tensor `{EMBEDDING}`: it is no whole model.")
+    heads = metadata.count(".attention.head_count")
+    hidden_size = metadata.count(".embedding_length")
+    fields: Fields = {
+        "model_type": architecture.model_type,
+        "vocab_size": header.tensors[EMBEDDING].shape[0],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": metadata.count(".block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.count(".attention.head_count_kv", heads),
+        "head_dim": metadata.optional_count(".attention.key_length") or hidden_size // max(heads, 1),
+        "intermediate_size": metadata.optional_count(".feed_forward_length"),
+        "max_position_embeddings": metadata.count(".context_length"),
+        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number(".rope.freq_base", 10000.0),
+        "tie_word_embeddings": HEAD not in header.tensors,
+        "torch_dtype": _dtype(header),
+    }
+    value_length = metadata.optional_count(".attention.value_length")
+    if value_length not in (None, fields["head_dim"]):
+        raise metadata.invalid(".attention.value_length", f"the size of keys, {fields['head_dim']}")
+    fields |= _rope_fields(metadata, header, head_dim=fields["head_dim"], theta=fields["rope_theta"])
+    fields |= architecture.own_fields(metadata, header)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def sampling_fields(header: GgufHeader) -> Fields:
+    """Return how the model is meant to be sampled, as fields of a `generation_config.json`.
+
+    Raises:
+        CheckpointError: a value is no number.
+    """
+    metadata = Metadata(header)
+    found: Fields = {name: metadata.number(key) for name, key in _SAMPLING.items() if key in metadata}
+    if "general.sampling.top_k" in metadata:
+        found["top_k"] = metadata.count("general.sampling.top_k")
+    return found
+
+
+def _dtype(header: GgufHeader) -> str:
+    """Return the dtype to compute in: that of most plain weights, and bf16 beside quantized ones."""
+    sizes: dict[str, int] = {}
+    for place in header.tensors.values():
+        if len(place.shape) > 1:
+            sizes[place.kind] = sizes.get(place.kind, 0) + math.prod(place.shape)
+    return _DTYPES.get(max(sizes, key=sizes.__getitem__, default=""), "bfloat16")
+
+
+def _rope_fields(metadata: Metadata, header: GgufHeader, *, head_dim: int, theta: float) -> Fields:
+    """Return the fields of positions: the part of each head that is rotated, and the scaling."""
+    rotated = metadata.optional_count(".rope.dimension_count") or head_dim
+    if rotated > head_dim:
+        raise metadata.invalid(".rope.dimension_count", f"at most {head_dim}, the size of a head")
+    fields: Fields = {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}
+    scaling = _scaling(metadata, header, rotated=rotated, theta=theta)
+    return fields | ({} if scaling is None else {"rope_scaling": scaling})
+
+
+def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int, theta: float) -> Fields | None:
+    """Return `rope_scaling`; None: there is none."""
+    factor = metadata.number(".rope.scaling.factor", metadata.number(".rope.scale_linear", 0.0))
+    original = metadata.optional_count(".rope.scaling.original_context_length")
+    if LONG_FACTORS in header.tensors:
+        names = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
+        fields: Fields = {name: _read_factors(header, tensor) for name, tensor in names.items()}
+        fields |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        if ".rope.scaling.attn_factor" in metadata:
+            fields["attention_factor"] = metadata.number(".rope.scaling.attn_factor")
+        return fields
+    if ROPE_FACTORS in header.tensors:
+        return _llama3(header, _read_factors(header, ROPE_FACTORS), rotated=rotated, theta=theta)
+    kind = metadata.text(".rope.scaling.type", "linear" if factor else "none")
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "longrope":
+        return None  # of lengths whose factors the file leaves out, as of the trained one
+    if kind != "yarn":
+        raise metadata.invalid(".rope.scaling.type", "`none`, `linear`, `yarn` or `longrope`")
+    fields = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for name, key in {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}.items():
+        if f".rope.scaling.{key}" in metadata:
+            fields[name] = metadata.number(f".rope.scaling.{key}")
+    return fields
+
+
+def _read_factors(header: GgufHeader, name: str) -> list[float]:
+    """Return the numbers of a small fp32 tensor.
+
+    Raises:
+        CheckpointError: it is missing, of another type or large, or the file cannot be read.
+    """
+    place = header.tensors.get(name)
+    if place is None or place.kind != "F32" or len(place.shape) != 1 or place.shape[0] > _MAX_FACTORS:
+        raise CheckpointError(f"{header.path}: tensor `{name}` is missing, or no row of fp32 numbers.")
+    try:
+        with place.path.open("rb") as file:
+            file.seek(place.start)
+            data = file.read(place.num_bytes)
+    except OSError as error:
+        raise unreadable(place.path, error) from error
+    if len(data) < place.num_bytes:
+        raise CheckpointError(f"{place.path} ended while tensor `{name}` was read: the file is being changed.")
+    return [shortest(each) for each in struct.unpack(f"<{place.shape[0]}f", data)]
+
+
+def _llama3(header: GgufHeader, factors: list[float], *, rotated: int, theta: float) -> Fields | None:
+    """Return the scaling of Llama 3 that divides each frequency by its factor; None: all are 1.
+
+    Raises:
+        CheckpointError: the factors are none of Llama 3.
+    """
+    low, high, length = _LLAMA3
+    factor = max(factors, default=1.0)
+    expected = []
+    for pair in range(rotated // 2):
+        turns = length / (2 * math.pi * theta ** (2 * pair / rotated))
+        share = min(max((turns - low) / (high - low), 0.0), 1.0)
+        expected.append(1.0 / ((1.0 - share) / factor + share) if factor > 0 else math.nan)
+    is_close = (math.isclose(ours, each, rel_tol=1e-3) for ours, each in zip(expected, factors, strict=False))
+    if len(factors) != rotated // 2 or not all(is_close):
+        raise CheckpointError(
+            f"{header.path}: tensor `{ROPE_FACTORS}` changes frequencies in another way than Llama 3; it is not read."
+        )
+    if factor == 1.0:
+        return None
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": length,
+    }
+
+
+def _llama(metadata: Metadata, header: GgufHeader) -> Fields:
+    if metadata.optional_count(".expert_count") is not None:
+        raise metadata.invalid(".expert_count", "0: Llama with experts, such as Mixtral, is not read")
+    return {"attention_bias": "blk.0.attn_output.bias" in header.tensors, "mlp_bias": _has_mlp_bias(header)}
+
+
+def _has_mlp_bias(header: GgufHeader) -> bool:
+    return "blk.0.ffn_down.bias" in header.tensors
+
+
+def _qwen3_moe(metadata: Metadata, header: GgufHeader) -> Fields:
+    del header
+    return {
+        "num_experts": metadata.count(".expert_count"),
+        "num_experts_per_tok": metadata.count(".expert_used_count"),
+        "moe_intermediate_size": metadata.count(".expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _gemma3(metadata: Metadata, header: GgufHeader) -> Fields:
+    del header
+    layers, heads = metadata.count(".block_count"), metadata.count(".attention.head_count")
+    head_dim = metadata.count(".attention.key_length")
+    is_27b = layers == _GEMMA3_27B_LAYERS
+    return {
+        "query_pre_attn_scalar": metadata.count(".embedding_length") // max(heads, 1) if is_27b else head_dim,
+        "sliding_window": metadata.optional_count(".attention.sliding_window"),
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": _optional_number(metadata, ".final_logit_softcapping"),
+    }
+
+
+def _optional_number(metadata: Metadata, key: str) -> float | None:
+    return metadata.number(key) if key in metadata else None
+
+
+def _phi3(metadata: Metadata, header: GgufHeader) -> Fields:
+    del header
+    return {
+        "sliding_window": metadata.optional_count(".attention.sliding_window"),
+        "original_max_position_embeddings": metadata.optional_count(".rope.scaling.original_context_length"),
+    }
+
+
+def _olmo2(metadata: Metadata, header: GgufHeader) -> Fields:
+    del header
+    window = metadata.optional_count(".attention.sliding_window")
+    if window is None:
+        return {}
+    layers = metadata.count(".block_count")
+    slides = [(layer + 1) % 4 != 0 for layer in range(layers)]
+    if metadata.is_array(".attention.sliding_window_pattern"):
+        slides = [bool(each) for each in metadata.numbers(".attention.sliding_window_pattern")]
+    types = [_SLIDING if each else _FULL for each in slides]
+    return {"model_type": "olmo3", "sliding_window": window, "layer_types": types}
+
+
+def _granite(metadata: Metadata, header: GgufHeader) -> Fields:
+    return {
+        "attention_multiplier": _optional_number(metadata, ".attention.scale"),
+        "embedding_multiplier": _optional_number(metadata, ".embedding_scale"),
+        "residual_multiplier": _optional_number(metadata, ".residual_scale"),
+        "logits_scaling": _optional_number(metadata, ".logit_scale"),
+    } | _llama(metadata, header)
+
+
+_NORMS_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "llama": Architecture(model_type="llama", own_fields=_llama, has_interleaved_heads=True),
+        "qwen2": Architecture(model_type="qwen2"),
+        "qwen3": Architecture(model_type="qwen3"),
+        "qwen3moe": Architecture(model_type="qwen3_moe", own_fields=_qwen3_moe),
+        "gemma3": Architecture(
+            model_type="gemma3_text",
+            own_fields=_gemma3,
+            norm_shift=1.0,
+            names=MappingProxyType({**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}),
+        ),
+        "phi3": Architecture(
+            model_type="phi3",
+            own_fields=_phi3,
+            names=MappingProxyType({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+        ),
+        "olmo2": Architecture(model_type="olmo2", own_fields=_olmo2, names=MappingProxyType(_NORMS_AFTER)),
+        "granite": Architecture(model_type="granite", own_fields=_granite, has_interleaved_heads=True),
+        "smollm3": Architecture(model_type="smollm3", has_interleaved_heads=True),
+    }
+)
+"""The architectures that are read, by their names."""

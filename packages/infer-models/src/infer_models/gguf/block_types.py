@@ -1,0 +1,86 @@
+"""The types of tensors in GGUF files: the sizes of their blocks.
+
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md names the types by numbers. A row of a quantized tensor is a
+sequence of blocks, and a block of so many numbers has so many bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """A type of tensors.
+
+    Attributes:
+        name: name of the type, for plain numbers as in safetensors.
+        numbers: numbers of a block.
+        num_bytes: bytes of a block.
+    """
+
+    name: str
+    numbers: int
+    num_bytes: int
+
+
+_SIZES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    30: ("BF16", 1, 2),
+    39: ("MXFP4", 32, 17),
+}
+BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType(
+    {
+        number: BlockType(name=name, numbers=numbers, num_bytes=num_bytes)
+        for number, (name, numbers, num_bytes) in _SIZES.items()
+    }
+)
+"""The types that are read, by their numbers in files."""
+QUANTIZED: Mapping[str, BlockType] = MappingProxyType(
+    {each.name: each for each in BLOCK_TYPES.values() if each.numbers > 1}
+)
+"""Those that are quantized, by name."""
+OTHER_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        4: "Q4_2",
+        5: "Q4_3",
+        9: "Q8_1",
+        15: "Q8_K",
+        16: "IQ2_XXS",
+        17: "IQ2_XS",
+        18: "IQ3_XXS",
+        19: "IQ1_S",
+        21: "IQ3_S",
+        22: "IQ2_S",
+        29: "IQ1_M",
+        31: "Q4_0_4_4",
+        32: "Q4_0_4_8",
+        33: "Q4_0_8_8",
+        34: "TQ1_0",
+        35: "TQ2_0",
+        36: "IQ4_NL_4_4",
+        37: "IQ4_NL_4_8",
+        38: "IQ4_NL_8_8",
+        40: "NVFP4",
+        41: "Q1_0",
+    }
+)
+"""The names of types that are not read."""

@@ -1,0 +1,40 @@
+"""The tokens that end an answer, by a GGUF file's metadata."""
+
+from infer_models.gguf.header import GgufHeader
+from infer_models.gguf.metadata import Metadata
+
+TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+CONTROL = 3
+"""The type of tokens that are no text."""
+_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<EOT>",
+    }
+)
+"""Control tokens that end a turn or a text; many files name one of them alone."""
+
+
+def end_token_ids(header: GgufHeader) -> tuple[int, ...]:
+    """Return the tokens that end an answer: those that the file names, and control tokens that are known as ends.
+
+    Raises:
+        CheckpointError: a value of the metadata is of another type.
+    """
+    metadata = Metadata(header)
+    named = [metadata.count(f"tokenizer.ggml.{key}") for key in _KEYS if f"tokenizer.ggml.{key}" in metadata]
+    if TOKENS not in metadata or TOKEN_TYPES not in metadata:
+        return tuple(dict.fromkeys(named))
+    kinds = metadata.numbers(TOKEN_TYPES)
+    controls = {index for index, kind in enumerate(kinds) if kind == CONTROL}
+    known = [index for index, text in enumerate(metadata.texts(TOKENS)) if index in controls and text in _ENDS]
+    return tuple(dict.fromkeys([*named, *known]))

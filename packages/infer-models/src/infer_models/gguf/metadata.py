@@ -1,0 +1,104 @@
+"""`Metadata`: values of a GGUF file's metadata, read with their types checked."""
+
+from infer_models.errors import CheckpointError
+from infer_models.gguf.header import GgufArray, GgufHeader, Scalar
+
+ARCHITECTURE = "general.architecture"
+
+
+class Metadata:
+    """The metadata of a file; keys that begin with a dot are of its architecture.
+
+    Every reader raises `CheckpointError` naming the file, the key, its value and the allowed values.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        """Read the metadata of `header`.
+
+        Raises:
+            CheckpointError: the file does not name its architecture.
+        """
+        self.path = header.path
+        self._values = header.metadata
+        self.architecture = self.text(ARCHITECTURE)
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether there is a value."""
+        return self._full(key) in self._values
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.invalid(key, "a string")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 0; of an array whose items are all the same, that one."""
+        value = self._get(key, default)
+        if isinstance(value, GgufArray) and not value.holds_texts:
+            items = set(value.items())
+            if len(items) != 1:
+                raise self.invalid(key, "one number for all layers: layers of different sizes are not read")
+            (value,) = items
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.invalid(key, "a whole number of at least 0")
+        return value
+
+    def optional_count(self, key: str) -> int | None:
+        """Return a whole number above 0, or None where there is none, or 0."""
+        return (self.count(key) or None) if key in self else None
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.invalid(key, "a number")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return true or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.invalid(key, "true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return the strings of an array."""
+        value = self._get(key, None)
+        if not isinstance(value, GgufArray) or not value.holds_texts:
+            raise self.invalid(key, "an array of strings")
+        return [str(each) for each in value.items()]
+
+    def numbers(self, key: str) -> list[Scalar]:
+        """Return the numbers, or flags, of an array."""
+        value = self._get(key, None)
+        if not isinstance(value, GgufArray) or value.holds_texts:
+            raise self.invalid(key, "an array of numbers")
+        return value.items()
+
+    def data(self, key: str) -> bytes:
+        """Return the bytes of an array of numbers."""
+        value = self._get(key, None)
+        if not isinstance(value, GgufArray) or value.holds_texts:
+            raise self.invalid(key, "an array of numbers")
+        return value.data
+
+    def is_array(self, key: str) -> bool:
+        """Return whether there is an array."""
+        return isinstance(self._values.get(self._full(key)), GgufArray)
+
+    def invalid(self, key: str, allowed: str) -> CheckpointError:
+        """Return the error that names the allowed values of a key."""
+        value = self._values.get(self._full(key))
+        shown = f"an array of {value.num_items}" if isinstance(value, GgufArray) else f"{value!r:.80}"
+        return CheckpointError(f"{self.path}: `{self._full(key)}` is {shown}; it must be {allowed}.")
+
+    def _full(self, key: str) -> str:
+        return f"{self.architecture}{key}" if key.startswith(".") else key
+
+    def _get(self, key: str, default: Scalar | None) -> Scalar | GgufArray:
+        value = self._values.get(self._full(key), default)
+        if value is None:
+            raise CheckpointError(f"{self.path}: the metadata has no `{self._full(key)}`.")
+        return value

@@ -1,0 +1,67 @@
+"""The models' names of the tensors of GGUF files.
+
+token_embd.weight               model.embed_tokens.weight
+blk.0.attn_q.weight             model.layers.0.self_attn.q_proj.weight
+blk.0.ffn_down_exps.weight      model.layers.0.mlp.experts.0.down_proj.weight, ..., an expert each
+output_norm.weight              model.norm.weight
+output.weight                   lm_head.weight
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+)\.(?P<leaf>weight|bias)")
+_OUTSIDE: Mapping[str, str] = MappingProxyType(
+    {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    }
+)
+_WITHIN: Mapping[str, str] = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "ffn_gate_inp": "mlp.gate",
+    }
+)
+_EXPERTS: Mapping[str, str] = MappingProxyType(
+    {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+)
+"""Stacks of experts, and the name of one's part."""
+
+
+def model_name(name: str, own_names: Mapping[str, str]) -> str:
+    """Return the models' name of a tensor; itself where there is none.
+
+    Args:
+        name: name in the file.
+        own_names: names within a layer that the architecture has beside the common ones, or in their place.
+    """
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
+    match = _LAYER.fullmatch(name)
+    within = None if match is None else own_names.get(match["name"], _WITHIN.get(match["name"]))
+    if match is None or within is None:
+        return name
+    return f"model.layers.{match['layer']}.{within}.{match['leaf']}"
+
+
+def expert_names(name: str, num_experts: int) -> list[str]:
+    """Return the models' names of the items of a stack of experts; none where the tensor is no such stack."""
+    match = _LAYER.fullmatch(name)
+    if match is None or match["name"] not in _EXPERTS or match["leaf"] != "weight":
+        return []
+    place = f"model.layers.{match['layer']}.mlp.experts"
+    return [f"{place}.{index}.{_EXPERTS[match['name']]}.weight" for index in range(num_experts)]

@@ -1,0 +1,1 @@
+"""Quantized layers of GGUF files."""

@@ -1,0 +1,260 @@
+"""Writes GGUF files of checkpoints that `transformers` saved, with the `gguf` package, as llama.cpp's converter does.
+
+Nothing here is shared with the code that reads them: what the converter does to names, rows of heads and norms is
+written once more.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+KINDS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+)
+"""The quantized types."""
+_FP16_FIELDS: Mapping[str, tuple[tuple[int, float], ...]] = {
+    "Q4_0": ((0, 1.0),),
+    "Q4_1": ((0, 1.0), (2, -8.0)),
+    "Q5_0": ((0, 1.0),),
+    "Q5_1": ((0, 1.0), (2, -16.0)),
+    "Q8_0": ((0, 1.0),),
+    "Q2_K": ((80, 1.0), (82, 1.5)),
+    "Q3_K": ((108, 1.0),),
+    "Q4_K": ((0, 1.0), (2, 7.5)),
+    "Q5_K": ((0, 1.0), (2, 15.5)),
+    "Q6_K": ((208, 1.0),),
+    "IQ4_NL": ((0, 1.0),),
+    "IQ4_XS": ((0, 1.0),),
+}
+"""The places of a block's fp16 numbers, and about what they are, up to a factor."""
+_ARCHITECTURES: Mapping[str, str] = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "olmo2", "granite", "smollm3")},
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+}
+_NAMES: Mapping[str, str] = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def random_blocks(kind: str, rows: int, columns: int, *, seed: int) -> NDArray[np.uint8]:
+    """Return random blocks of a quantized type, whose numbers keep the size of what they multiply.
+
+    Args:
+        kind: one of `KINDS`.
+        rows: rows of the weight.
+        columns: numbers of a row, whole blocks.
+        seed: seed of the bytes.
+    """
+    import gguf  # noqa: PLC0415 - only tests have it
+
+    of = gguf.GGMLQuantizationType[kind]
+    numbers, num_bytes = gguf.GGML_QUANT_SIZES[of]
+    generator = np.random.default_rng(seed)
+    blocks = generator.integers(0, 256, (rows * columns // numbers, num_bytes), dtype=np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = 125 - round(math.log2(columns) / 2) + generator.integers(0, 3, len(blocks), dtype=np.uint8)
+        return blocks.reshape(rows, -1)
+    spread = 0.5 + generator.random((len(blocks), 1))
+    factor = 1.0
+    for _ in range(2):  # first to see how large the numbers become
+        for at, size in _FP16_FIELDS[kind]:
+            blocks[:, at : at + 2] = (factor * size * spread).astype(np.float16).view(np.uint8)
+        found = gguf.quants.dequantize(blocks, of)
+        factor = 1.0 / (float(np.sqrt(np.square(found).mean())) * math.sqrt(columns))
+    return blocks.reshape(rows, -1)
+
+
+def save_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    kind_of: Callable[[str], str | None] = lambda _: None,
+    metadata: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> None:
+    """Write the checkpoint in `folder`, of one file, with its tokenizer, if there is one, as a GGUF file.
+
+    Args:
+        folder: as `save_tiny` and `save_tiny_tokenizer` leave it.
+        path: path of the file.
+        kind_of: gets the file's name of a matrix, and returns the type of its blocks, one of `KINDS`; they are random,
+            and their numbers replace those of the checkpoint in `folder`. None: it is written as fp32.
+        metadata: values of keys of the architecture, beside the common ones; of None, which are left out.
+        seed: seed of random blocks.
+    """
+    import gguf  # noqa: PLC0415 - only tests have it
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    architecture = _ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (_hyperparameters(config, architecture) | dict(metadata or {})).items():
+        _add(writer, f"{architecture}.{key}", value)
+    if (folder / "tokenizer.json").exists():
+        _add_tokenizer(writer, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for index, (stored, members) in enumerate(_tensors(tensors, config, architecture).items()):
+        whole = torch.stack([tensors[each] for each in members]) if len(members) > 1 else tensors[members[0]]
+        kind = kind_of(stored) if whole.dim() > 1 else None
+        heads = _heads_of(stored, config, architecture)
+        if kind is None:
+            numbers = _interleaved(whole, heads).float() + (1.0 if _is_shifted(stored, architecture) else 0.0)
+            writer.add_tensor(stored, numbers.numpy())
+            continue
+        of = gguf.GGMLQuantizationType[kind]
+        *_, columns = whole.shape
+        blocks = random_blocks(kind, whole.numel() // columns, columns, seed=seed + index)
+        numbers = torch.from_numpy(gguf.quants.dequantize(blocks, of)).view(whole.shape)
+        writer.add_tensor(stored, blocks.reshape(*whole.shape[:-1], -1), raw_dtype=of)
+        numbers = _separated(numbers, heads)
+        tensors |= dict(zip(members, numbers if len(members) > 1 else [numbers], strict=True))
+    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config.get("rope_parameters") or {}
+    values: dict[str, Any] = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.freq_base": float(rope.get("full_attention", rope).get("rope_theta", 10000.0)),
+        "rope.dimension_count": head_dim,
+    }
+    if architecture == "granite":
+        values |= {
+            "attention.scale": config["attention_multiplier"],
+            "embedding_scale": config["embedding_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "logit_scale": config["logits_scaling"],
+        }
+    if architecture == "qwen3moe":
+        values |= {
+            "expert_count": _num_experts(config),
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+        }
+    if architecture == "gemma3":
+        values |= {"attention.sliding_window": config["sliding_window"]}
+    return values
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    match value:
+        case None:
+            return
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, list(value))
+
+
+def _add_tokenizer(writer: Any, folder: Path) -> None:
+    """Add a byte-level tokenizer that splits texts as GPT-2."""
+    made = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    vocab = dict(made["model"]["vocab"]) | {each["content"]: each["id"] for each in made["added_tokens"]}
+    special = {each["content"] for each in made["added_tokens"] if each["special"]}
+    texts = sorted(vocab, key=vocab.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(texts)
+    writer.add_token_types([3 if text in special else 1 for text in texts])
+    writer.add_token_merges([" ".join(pair) if isinstance(pair, list) else pair for pair in made["model"]["merges"]])
+    for name, add in {"bos": writer.add_bos_token_id, "eos": writer.add_eos_token_id}.items():
+        if config.get(f"{name}_token") in vocab:
+            add(vocab[config[f"{name}_token"]])
+    writer.add_add_bos_token(made["post_processor"] is not None)
+    if config.get("chat_template"):
+        writer.add_chat_template(config["chat_template"])
+
+
+def _tensors(tensors: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> dict[str, list[str]]:
+    """Return the tensors of the checkpoint that each tensor of the file has: one, or all experts."""
+    found: dict[str, list[str]] = {}
+    experts = range(_num_experts(config))
+    for name in tensors:
+        parts = name.split(".")
+        leaf, layer = parts[-1], f"blk.{parts[2]}." if parts[1] == "layers" else ""
+        within = ".".join(parts[3:-1]) if layer else ".".join(parts[:-1])
+        if within.startswith("mlp.experts."):
+            part = parts[-2].removesuffix("_proj")
+            members = [f"model.layers.{parts[2]}.mlp.experts.{each}.{part}_proj.weight" for each in experts]
+            found[f"{layer}ffn_{part}_exps.weight"] = members
+            continue
+        has_norms_after = architecture in ("gemma3", "olmo2")
+        own = {"post_attention_layernorm": "post_attention_norm" if has_norms_after else "ffn_norm"}
+        found[f"{layer}{({**_NAMES, **own})[within]}.{leaf}"] = [name]
+    return found
+
+
+def _heads_of(stored: str, config: Mapping[str, Any], architecture: str) -> int:
+    """Return the heads whose rows llama.cpp interleaves; 0: none."""
+    if architecture not in ("llama", "granite", "smollm3"):
+        return 0
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    return int(heads.get(stored.split(".")[-2], 0))
+
+
+def _is_shifted(stored: str, architecture: str) -> bool:
+    return architecture == "gemma3" and stored.split(".")[-2].endswith("norm")
+
+
+def _interleaved(whole: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return rows of heads in the order of rotated pairs: the first of one half, the first of the other one, ..."""
+    if not heads:
+        return whole
+    size = len(whole) // heads
+    order = [head * size + half * (size // 2) + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
+    return whole[order].contiguous()
+
+
+def _separated(whole: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo `_interleaved`."""
+    order = _interleaved(torch.arange(len(whole)), heads)
+    return whole[torch.argsort(order)]

@@ -1,0 +1,68 @@
+"""The numbers of quantized GGUF tensors are those of the `gguf` package, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import gguf
+from infer_models import CheckpointError
+from infer_models.gguf.block_types import BLOCK_TYPES, OTHER_TYPES, QUANTIZED
+from infer_models.quantization.gguf.block_codes import read_codes
+from infer_models.quantization.gguf.block_format import BlockFormat
+from infer_models.testing.gguf_files import KINDS, random_blocks
+
+ROWS, BLOCKS = 64, 3
+
+
+def any_bytes(kind: str, seed: int) -> NDArray[np.uint8]:
+    """Return bytes as they come; all of them are blocks."""
+    return np.random.default_rng(seed).integers(0, 256, (ROWS, BLOCKS * QUANTIZED[kind].num_bytes), dtype=np.uint8)
+
+
+def numbers_of(kind: str, data: NDArray[np.uint8]) -> torch.Tensor:
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))
+
+
+@pytest.mark.covers("gguf/types")
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 2**32))
+def test_all_bytes_are_the_numbers_of_the_gguf_package(kind: str, seed: int) -> None:
+    data = any_bytes(kind, seed)
+    found, expected = read_codes(kind, torch.from_numpy(data)).dequantize(), numbers_of(kind, data)
+    is_number = ~expected.isnan()
+    assert torch.equal(found.isnan(), ~is_number)
+    assert torch.equal(found[is_number].view(torch.int32), expected[is_number].view(torch.int32))
+
+
+@pytest.mark.covers("gguf/types")
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_memory_have_the_same_numbers(kind: str) -> None:
+    columns = BLOCKS * QUANTIZED[kind].numbers
+    data = random_blocks(kind, ROWS, columns, seed=3)
+    form = BlockFormat(kind=kind)
+    weight = form.decode("layer", (ROWS, columns), {"layer.weight": torch.from_numpy(data)})
+    assert weight.shape == (ROWS, columns)
+    assert (weight.encoding, weight.group_size) == (form.storage.encoding, form.storage.group_size)
+    assert torch.equal(weight.dequantize().view(torch.int32), numbers_of(kind, data).view(torch.int32))
+
+
+@pytest.mark.parametrize(("kind", "at"), [("Q4_0", 0), ("Q8_0", 0), ("Q4_1", 2), ("Q4_K", 2), ("Q6_K", 208)])
+def test_a_scale_that_is_no_number_is_an_error_that_names_the_tensor(kind: str, at: int) -> None:
+    columns = QUANTIZED[kind].numbers
+    data = random_blocks(kind, 4, columns, seed=0)
+    data[2, at : at + 2] = np.array([np.inf], dtype=np.float16).view(np.uint8)
+    with pytest.raises(CheckpointError, match=r"`layer\.weight` has a scale that is NaN or infinite"):
+        BlockFormat(kind=kind).decode("layer", (4, columns), {"layer.weight": torch.from_numpy(data)})
+
+
+def test_sizes_of_blocks_and_names_of_types_are_those_of_the_gguf_package() -> None:
+    for number, of in BLOCK_TYPES.items():
+        assert gguf.GGMLQuantizationType(number).name == of.name
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)] == (of.numbers, of.num_bytes)
+    known = {each.value: each.name for each in gguf.GGMLQuantizationType}
+    assert {number for number in known if number not in BLOCK_TYPES} <= OTHER_TYPES.keys()
+    assert all(OTHER_TYPES[number] == name for number, name in known.items() if number in OTHER_TYPES)
