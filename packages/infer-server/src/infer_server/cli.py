@@ -92,7 +92,7 @@ def _examine(
     Parameters
     ----------
     model
-        Folder of a checkpoint, or a Hub id that was downloaded before. Left out: the bundled demo model.
+        Folder of a checkpoint, a GGUF file, or a Hub id that was downloaded before. Left out: the bundled demo model.
     device
         `auto`, `cuda`, `cuda:N` or `cpu`. `auto`: a GPU if there is one.
     dtype
