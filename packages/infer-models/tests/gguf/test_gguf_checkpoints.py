@@ -153,7 +153,37 @@ def add_tensor(path: Path, name: str, numbers: torch.Tensor, made: Callable[...,
         made(path)
 
 
+def test_what_sees_images_beside_the_text_model_is_passed_over(tmp_path: Path) -> None:
+    # ggml-org/llama.cpp#27349: Ollama's files have both
+    save_tiny("llama", tmp_path)
+    path = tmp_path / "model.gguf"
+    add_tensor(path, "v.blk.0.attn_q.weight", torch.ones(8, 8), lambda to: save_gguf(tmp_path, to))
+    assert_same_models(loaded(path), loaded(tmp_path))
+    add_tensor(path, "blk.0.attn_sinks.weight", torch.ones(4), lambda to: save_gguf(tmp_path, to))
+    with pytest.raises(CheckpointError, match=r"`blk\.0\.attn_sinks\.weight` is unexpected"):
+        loaded(path)
+
+
+@pytest.mark.parametrize("missing", ["blk.1.ffn_up.weight", "output_norm.weight"])
+def test_a_tensor_that_is_missing_is_named(missing: str, tmp_path: Path) -> None:
+    # ggml-org/llama.cpp#3917, kvcache-ai/ktransformers#473
+    save_tiny("llama", tmp_path)
+    path = tmp_path / "model.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        add = gguf.GGUFWriter.add_tensor
+        patch.setattr(
+            gguf.GGUFWriter,
+            "add_tensor",
+            lambda self, name, *a, **k: None if name == missing else add(self, name, *a, **k),
+        )
+        save_gguf(tmp_path, path)
+    name = "mlp.up_proj.weight" if "ffn" in missing else "model.norm.weight"
+    with pytest.raises(CheckpointError, match=rf"{name}` is missing"):
+        loaded(path)
+
+
 def test_llama_3s_scaling_is_known_by_its_factors(tmp_path: Path) -> None:
+    # vllm-project/vllm#7268: a tensor that was taken for a weight too many
     save_tiny("llama", tmp_path, **WIDE, rope_parameters=LLAMA3, max_position_embeddings=131072)
     theirs = loaded(tmp_path)
     base = 500000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)

@@ -10,6 +10,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 import gguf
 from infer_models import CheckpointError
+from infer_models.gguf.end_tokens import end_token_ids
+from infer_models.gguf.header import read_header
 from infer_models.text import Tokenizer
 from infer_models.text.files.gguf_tokenizer import read_gguf_tokenizer
 
@@ -78,6 +80,8 @@ def write(path: Path, **values: Any) -> None:
     for name, value in values.items():
         key = f"tokenizer.{name.replace('__', '.')}"
         match value:
+            case None:
+                continue
             case bool():
                 writer.add_bool(key, value)
             case int():
@@ -175,6 +179,7 @@ def test_templates_and_named_tokens_are_read(tmp_path: Path) -> None:
     [
         ({"ggml__model": "bert"}, "`tokenizer.ggml.model` is 'bert'; it must be `gpt2`, `llama` or `t5`"),
         ({"ggml__pre": "an-unknown-one"}, "`tokenizer.ggml.pre` is 'an-unknown-one'; it must be one of"),
+        ({"ggml__merges": None}, "the metadata has no `tokenizer.ggml.merges`"),  # ollama/ollama#10930
         ({"ggml__merges": ["no-space"]}, "one is 'no-space'"),
         ({"ggml__merges": ["zz yy"]}, "make no tokenizer"),
         ({"ggml__tokens": 3}, "`tokenizer.ggml.tokens` is 3; it must be an array of strings"),
@@ -192,6 +197,33 @@ def test_a_tokenizer_that_is_not_read_is_named(values: dict[str, Any], message: 
         read_gguf_tokenizer(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_ids_beyond_the_vocabulary_mean_that_there_is_no_such_token(tmp_path: Path) -> None:
+    # ggml-org/llama.cpp#7157: 2**32 - 1 for the separator and the padding
+    texts, scores, kinds = pieces()
+    path, none = tmp_path / "model.gguf", 2**32 - 1
+    ids = {f"ggml__{name}_token_id": none for name in ("eos", "eot", "padding", "seperator", "unknown")}
+    values = {"ggml__tokens": texts, "ggml__scores": scores, "ggml__token_type": kinds, "ggml__bos_token_id": 1}
+    write(path, ggml__model="llama", **values, **ids)
+    assert read_gguf_tokenizer(path).named_tokens == {"bos_token": "<s>"}
+    assert end_token_ids(read_header(path)) == ()
+    assert Tokenizer.from_folder(path).eos_token_id is None
+
+
+def test_turns_end_at_known_tokens_that_the_file_does_not_name(tmp_path: Path) -> None:
+    # ggml-org/llama.cpp#7262, Lex-au/Orpheus-FastAPI#65: files name the end of a text alone, and answers never end
+    texts = ["a", "<|eot_id|>", "<|end_of_text|>", "<|im_end|>", "b"]
+    path = tmp_path / "model.gguf"
+    kinds = [1, 3, 3, 1, 1]  # a token of a text that looks like an end is none
+    write(path, ggml__model="gpt2", ggml__tokens=texts, ggml__token_type=kinds, ggml__merges=[], ggml__eos_token_id=2)
+    assert end_token_ids(read_header(path)) == (2, 1)
+
+
+def test_a_token_that_is_there_twice_has_its_first_id(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, ggml__model="gpt2", ggml__pre="gpt-2", ggml__tokens=["a", "b", "a", "ab"], ggml__merges=["a b"])
+    assert Tokenizer.from_folder(path).encode("aab") == [0, 3]
 
 
 def test_a_file_without_a_way_to_split_texts_is_read_with_a_warning(

@@ -32,9 +32,8 @@ def end_token_ids(header: GgufHeader) -> tuple[int, ...]:
     """
     metadata = Metadata(header)
     named = [metadata.count(f"tokenizer.ggml.{key}") for key in _KEYS if f"tokenizer.ggml.{key}" in metadata]
-    if TOKENS not in metadata or TOKEN_TYPES not in metadata:
-        return tuple(dict.fromkeys(named))
-    kinds = metadata.numbers(TOKEN_TYPES)
-    controls = {index for index, kind in enumerate(kinds) if kind == CONTROL}
-    known = [index for index, text in enumerate(metadata.texts(TOKENS)) if index in controls and text in _ENDS]
-    return tuple(dict.fromkeys([*named, *known]))
+    texts = metadata.texts(TOKENS) if TOKENS in metadata else []
+    kinds = metadata.numbers(TOKEN_TYPES) if TOKEN_TYPES in metadata else []
+    known = [index for index, kind in enumerate(kinds[: len(texts)]) if kind == CONTROL and texts[index] in _ENDS]
+    # Some writers mean by an id beyond the vocabulary, such as 2**32 - 1, that there is no such token.
+    return tuple(dict.fromkeys(index for index in [*named, *known] if index < len(texts)))

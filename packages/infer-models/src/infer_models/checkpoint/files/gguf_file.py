@@ -14,6 +14,8 @@ from infer_models.gguf.tensor_names import expert_names, model_name
 from infer_models.weights import WeightSlice
 
 _OF_CONFIGURATION = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+_OF_OTHER_MODELS = ("v.", "a.", "mm.")
+"""Beginnings of names of what sees images and hears, which Ollama's files have beside the text model."""
 _HEADS = {"attn_q": ".attention.head_count", "attn_k": ".attention.head_count_kv"}
 """Tensors whose rows are stored in the order of rotated pairs, and the key of the number of heads."""
 
@@ -42,7 +44,8 @@ class GgufFile(TensorFile):
 
     Attributes:
         path: path of the file.
-        tensors: its tensors by the models' names; those that belong to the configuration are left out.
+        tensors: its tensors by the models' names; those that belong to the configuration, and
+            to models that see or hear, are left out.
     """
 
     def __init__(self, path: Path, model: GgufHeader) -> None:
@@ -94,7 +97,7 @@ class GgufFile(TensorFile):
         architecture, metadata = architecture_of(self._model), Metadata(self._model)
         found: dict[str, StoredTensor] = {}
         for name, place in read_header(self.path).tensors.items():
-            if name in _OF_CONFIGURATION:
+            if name in _OF_CONFIGURATION or name.startswith(_OF_OTHER_MODELS):
                 continue
             tensor = StoredTensor(
                 name=name, dtype=place.kind, shape=place.shape, start=place.start, num_bytes=place.num_bytes

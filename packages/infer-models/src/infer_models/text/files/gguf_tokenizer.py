@@ -142,8 +142,8 @@ def _of_pieces(metadata: Metadata, texts: Sequence[str], kinds: Sequence[int], k
     scores = scores or [0.0] * len(texts)
     charsmap = "tokenizer.ggml.precompiled_charsmap"
     unknown = metadata.count("tokenizer.ggml.unknown_token_id", 0)
-    if unknown >= len(texts):
-        raise metadata.invalid("tokenizer.ggml.unknown_token_id", f"below {len(texts)}, the number of tokens")
+    if unknown >= len(texts):  # as some writers spell that there is none
+        unknown = kinds.index(PieceKind.UNKNOWN) if PieceKind.UNKNOWN in kinds else 0
     model = SentencePieceModel(
         pieces=tuple(
             Piece(text=text, score=score, kind=each) for text, score, each in zip(texts, scores, kinds, strict=False)
