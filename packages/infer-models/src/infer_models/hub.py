@@ -65,7 +65,7 @@ def resolve_checkpoint(model: str | None) -> Path:
 def _gguf_of_hub(hub_id: str, kind: str) -> Path:
     """Return the file of a kind such as `Q4_K_M` in a repository of GGUF files, of a split one its first part."""
     spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
-    folder = _download(hub_id, [f"*{each}*.gguf" for each in spellings], [])
+    folder = _download(hub_id, [f"*{each}{end}" for each in spellings for end in (".gguf", "-?????-of-?????.gguf")], [])
     found = gguf_in(folder, kind)
     if found is None:
         raise CheckpointError(f"`{hub_id}` has no GGUF file of the kind {kind}.")

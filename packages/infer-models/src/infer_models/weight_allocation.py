@@ -257,7 +257,8 @@ class _Plan:
             is_quantized, storages = self._stored_as(module, stored)
             storage = _common_storage(storages) if self.quantization == "auto" else None
             is_small = module.role == "exact" or isinstance(module, VocabParallelEmbedding)
-            if is_small and storage is not None and (storage.encoding != "int8" or module.role == "exact"):
+            is_eight_bits = storage is not None and storage.encoding == "int8" and module.role != "exact"
+            if is_small and storage not in (None, _EIGHT_BITS) and not is_eight_bits:
                 return _Choice(None)  # of few bits, and their errors cost most for their size
             storage = storage and self._where_served(storage, weight, stored)
             return _Choice(storage, is_stored_quantized=is_quantized)

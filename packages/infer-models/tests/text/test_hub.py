@@ -96,7 +96,16 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
 
 
 def test_of_the_hub_comes_the_gguf_file_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-q8_0.gguf", "README.md", "Q6_K/a-Q6_K-00001-of-00002.gguf"]
+    files = [
+        "a-Q4_K_M.gguf",
+        "a-Q4_K_S.gguf",
+        "a-Q4_0.gguf",
+        "a-Q4_0_4_4.gguf",
+        "a-IQ4_XS.gguf",
+        "a-q8_0.gguf",
+        "README.md",
+        "Q6_K/a-Q6_K-00001-of-00002.gguf",
+    ]
     files += ["Q6_K/a-Q6_K-00002-of-00002.gguf"]
 
     def download(_: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
@@ -107,6 +116,7 @@ def test_of_the_hub_comes_the_gguf_file_of_a_kind(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_checkpoint("owner/repo:Q4_K_M") == tmp_path / "a-Q4_K_M.gguf"
+    assert resolve_checkpoint("owner/repo:Q4_0") == tmp_path / "a-Q4_0.gguf"
     assert resolve_checkpoint("owner/repo:Q8_0") == tmp_path / "a-q8_0.gguf"
     assert resolve_checkpoint("owner/repo:q6_k") == tmp_path / "Q6_K" / "a-Q6_K-00001-of-00002.gguf"
     assert not (tmp_path / "README.md").exists()

@@ -32,7 +32,7 @@ def gguf_in(folder: Path, kind: str = "") -> Path | None:
 
     Args:
         folder: the folder; those inside it are searched too, two levels deep.
-        kind: part of the names that are meant, such as `Q4_K_M`.
+        kind: end of the names that are meant, such as `Q4_K_M`.
 
     Raises:
         CheckpointError: there are several.
@@ -49,7 +49,9 @@ def _is_meant(path: Path, kind: str) -> bool:
     """Return whether a file is a model, or its first part, of this kind; `mmproj` files see images."""
     match = _PART.fullmatch(path.name)
     is_first = match is None or int(match["number"]) == 1
-    return is_first and not path.name.lower().startswith("mmproj") and kind.lower() in str(path).lower()
+    stem = path.stem if match is None else match["stem"]
+    is_of_kind = re.search(rf"(?:^|[^a-z0-9]){re.escape(kind)}$", stem, re.IGNORECASE) is not None
+    return is_first and not path.name.lower().startswith("mmproj") and (is_of_kind or not kind)
 
 
 def read_model_header(path: Path) -> GgufHeader:
