@@ -256,8 +256,11 @@ class _Plan:
         if self.quantization in ("auto", "none"):
             is_quantized, storages = self._stored_as(module, stored)
             storage = _common_storage(storages) if self.quantization == "auto" else None
-            is_small = module.role == "exact" or isinstance(module, VocabParallelEmbedding)
-            is_eight_bits = storage is not None and storage.encoding == "int8" and module.role != "exact"
+            is_table = isinstance(module, VocabParallelEmbedding)
+            if is_table and storage is not None and storage.encoding == "int4" and storage.group_size is not None:
+                storage = None if storage.has_zeros else replace(storage, encoding="int8")  # the same numbers
+            is_eight_bits = is_table and storage is not None and storage.encoding == "int8"
+            is_small = is_table or module.role == "exact"
             if is_small and storage not in (None, _EIGHT_BITS) and not is_eight_bits:
                 return _Choice(None)  # of few bits, and their errors cost most for their size
             storage = storage and self._where_served(storage, weight, stored)

@@ -100,6 +100,18 @@ def test_every_type_stays_as_small_as_codes_allow(kind: str, tmp_path: Path) -> 
 
 
 @needs_cpu_kernels
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
+def test_a_table_of_tokens_has_eight_bits(kind: str, tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path, **WIDE, tie_word_embeddings=True)
+    path = tmp_path / "model.gguf"
+    save_gguf(tmp_path, path, kind_of=lambda name: kind if name == "token_embd.weight" else None)
+    ours = loaded(path)
+    kept = [weight for weight, _ in ours.stored_by_parameter() if isinstance(weight, QuantizedWeight)]
+    assert [weight.encoding for weight in kept] == ["int8"]
+    assert_same_models(ours, loaded(tmp_path))
+
+
+@needs_cpu_kernels
 def test_products_of_one_launch_keep_their_numbers_whatever_the_types_of_their_parts(tmp_path: Path) -> None:
     kinds = {"attn_q": "Q4_K", "attn_k": "Q3_K", "attn_v": "Q6_K", "ffn_gate": "Q4_0", "ffn_up": "Q4_1"}
     save_tiny("llama", tmp_path, **WIDE)
