@@ -13,7 +13,8 @@ from infer_bench.quality import real_model
 from infer_bench.quality.gguf_file import GGUFFile
 from infer_bench.quality.questions import QUESTIONS
 from infer_bench.quality.real_model import Side, count_same, documentation, judge, token_windows, write_dequantized
-from infer_bench.quality.smollm import PackageUnavailableError, smollm_folder, write_smollm
+from infer_bench.quality.smollm import PackageUnavailableError, smollm_file, smollm_folder, write_smollm
+from infer_models import load_model
 from infer_models.text import Tokenizer
 
 TEXT, ARRAY, F32, Q4_1, Q8_0 = 8, 9, 0, 3, 8
@@ -143,6 +144,25 @@ def smollm() -> Path:
         return smollm_folder()
     except PackageUnavailableError as error:
         pytest.skip(f"no real model: {error}")
+
+
+@pytest.mark.full
+def test_the_real_file_has_the_numbers_ids_and_prompts_of_its_checkpoint(smollm: Path) -> None:
+    """Weights are compared in bf16, which the checkpoint was rounded to."""
+    file = smollm_file()
+    ours, theirs = (
+        load_model(path, device=torch.device("cpu"), dtype=torch.bfloat16, quantization="none")
+        for path in (file, smollm)
+    )
+    expected = dict(theirs.named_parameters())
+    for name, numbers in ours.named_parameters():
+        assert torch.equal(numbers, expected[name]), name
+    read, made = Tokenizer.from_folder(file), Tokenizer.from_folder(smollm)
+    text = documentation()
+    assert read.encode(text) == made.encode(text)
+    messages = [{"role": "user", "content": "It's 12:45 o'clock; größer?"}]
+    assert read.encode_chat(messages) == made.encode_chat(messages)
+    assert read.eos_token_id == made.eos_token_id
 
 
 @pytest.mark.full

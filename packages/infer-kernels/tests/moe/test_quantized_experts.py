@@ -22,11 +22,11 @@ def draw(tokens: int, dtype: torch.dtype = torch.float32) -> Experts:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_one_expert_computes_its_two_layers(encoding: Encoding, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("encoding", "beside"), [*((each, "nothing") for each in ENCODINGS), ("int4", "minimums")])
+def test_one_expert_computes_its_two_layers(encoding: Encoding, beside: str, dtype: torch.dtype) -> None:
     """With one expert of weight 1 the layers are dense ones, whose bits are known."""
     drawn = random_experts(tokens=60, experts=1, experts_per_token=1, hidden=96, intermediate=40, dtype=dtype)
-    experts = quantized_experts(drawn, encoding=encoding, group_size=32)
+    experts = quantized_experts(drawn, encoding=encoding, group_size=32, has_minimums=beside == "minimums")
     gate_up, down = (prepack_experts(each) for each in (experts.gate_up, experts.down))
     assert isinstance(gate_up, PackedQuantizedExperts)
     scale = 0.05

@@ -1,4 +1,4 @@
-"""`load_model`: from a checkpoint folder to a model."""
+"""`load_model`: from a checkpoint folder or a GGUF file to a model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,10 +33,11 @@ def load_model(
     """Build the model that `config.json` describes and fill it.
 
     Args:
-        folder: holds `config.json`, and `model.safetensors` or shards, with an index or numbers in their names.
+        folder: holds `config.json`, and `model.safetensors` or shards, with an index or numbers in their names; or a
+            GGUF file, whose other parts, if it is split, are beside it.
         device: device of the weights, which go there straight from the file.
         dtype: dtype of weights and activations; the file's may be another one.
-        load_format: `auto` reads safetensors; `dummy` draws random weights from `config.json` alone.
+        load_format: `auto` reads weights; `dummy` draws random weights from `config.json` alone.
         batch_invariant: a token's logits have the same bits in every batch, if its cache attends so too
             (see `infer_kernels.plan_attention`); slower.
         fuse_products: dense layers of at most 16 tokens are one launch with the norm, gate or addition beside them,

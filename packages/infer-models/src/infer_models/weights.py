@@ -26,7 +26,7 @@ def assign(target: Tensor | QuantizedWeight, source: Tensor | QuantizedWeight) -
         target.copy_(source)
         return
     if isinstance(target, QuantizedWeight) and isinstance(source, QuantizedWeight):
-        if target.encoding == "int8" and source.encoding == "int4" and source.zeros is None:
+        if target.encoding == "int8" and source.encoding == "int4" and source.zeros is None and _divide(target, source):
             source = source.as_int8()
         if _are_alike(target, source):
             target.copy_(source)
@@ -74,13 +74,17 @@ def _plain(weight: Tensor | QuantizedWeight) -> Tensor:
     raise ValueError("A model with quantized weights cannot be saved.")
 
 
+def _divide(target: QuantizedWeight, source: QuantizedWeight) -> bool:
+    """Whether groups of `target` divide those of `source`."""
+    return source.group_size % target.group_size == 0 or source.scales.shape[-1] == 1
+
+
 def _are_alike(target: QuantizedWeight, source: QuantizedWeight) -> bool:
     """Whether `target` can hold the codes of `source`."""
-    is_divided = source.group_size % target.group_size == 0 or source.scales.shape[-1] == 1
     has_place = target.zeros is not None or source.zeros is None
     if target.minimums is None or target.encoding == "int4":  # whose codes of zero depend on them
         has_place = has_place and (target.minimums is None) == (source.minimums is None)
-    return target.encoding == source.encoding and is_divided and has_place
+    return target.encoding == source.encoding and _divide(target, source) and has_place
 
 
 def _quantize(numbers: Tensor, like: QuantizedWeight) -> QuantizedWeight:

@@ -176,6 +176,14 @@ def test_what_sees_images_beside_the_text_model_is_passed_over(tmp_path: Path) -
         loaded(path)
 
 
+def test_a_tensor_whose_name_has_no_parts_is_unexpected(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    path = tmp_path / "model.gguf"
+    add_tensor(path, "weight", torch.ones(4), lambda to: save_gguf(tmp_path, to))
+    with pytest.raises(CheckpointError, match="`weight` is unexpected"):
+        loaded(path)
+
+
 @pytest.mark.parametrize("missing", ["blk.1.ffn_up.weight", "output_norm.weight"])
 def test_a_tensor_that_is_missing_is_named(missing: str, tmp_path: Path) -> None:
     # ggml-org/llama.cpp#3917, kvcache-ai/ktransformers#473

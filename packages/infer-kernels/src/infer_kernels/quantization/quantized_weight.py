@@ -115,7 +115,12 @@ class QuantizedWeight:
             has_zeros: whether each group has a code of zero of its own.
             has_minimums: whether each group has a minimum.
             device: device of the tensors.
+
+        Raises:
+            ValueError: it would have zeros and minimums.
         """
+        if has_zeros and has_minimums:
+            raise ValueError("`has_zeros` and `has_minimums` are set; set one of them")
         *rows, in_features = shape
         group_size = group_size or in_features
         num_groups = cdiv(in_features, group_size)

@@ -6,11 +6,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from infer_models.config.checkpoint_fields import read_config_fields
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.wrappers import text_fields
 from infer_models.gguf.architectures import sampling_fields
 from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
+from infer_models.gguf.end_tokens import end_token_ids
 
 TAKEN = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -54,17 +54,19 @@ class GenerationConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GenerationConfig":
-        """Read `generation_config.json`, and `config.json` for fields that it leaves out.
+        """Read `generation_config.json`, and `config.json` for fields that it leaves out, or a GGUF file's metadata.
 
         Raises:
             CheckpointError: a file is damaged, or `config.json` missing where it is needed.
         """
+        if is_gguf(folder):
+            return cls(eos_token_ids=end_token_ids(read_model_header(folder)))
         path = folder / "generation_config.json"
         if path.exists():
             fields = JsonFields.from_file(path)
             if "eos_token_id" in fields:
                 return cls(eos_token_ids=fields.token_ids("eos_token_id"))
-        fields, _ = text_fields(read_config_fields(folder))
+        fields, _ = text_fields(JsonFields.from_file(folder / "config.json"))
         return cls(eos_token_ids=fields.token_ids("eos_token_id"))
 
 

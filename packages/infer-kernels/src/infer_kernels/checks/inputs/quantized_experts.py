@@ -30,11 +30,18 @@ class QuantizedExperts:
 
 
 def quantized_experts(
-    plain: Experts, *, encoding: Encoding, group_size: int | None = None, has_zeros: bool = False
+    plain: Experts,
+    *,
+    encoding: Encoding,
+    group_size: int | None = None,
+    has_zeros: bool = False,
+    has_minimums: bool = False,
 ) -> QuantizedExperts:
     """Return experts with the rows, routing and biases of `plain`, and other weights of its shapes."""
     gate_up, down = (
-        random_quantized(*each.shape, encoding=encoding, group_size=group_size, has_zeros=has_zeros)
+        random_quantized(
+            *each.shape, encoding=encoding, group_size=group_size, has_zeros=has_zeros, has_minimums=has_minimums
+        )
         for each in (plain.gate_up, plain.down)
     )
     return QuantizedExperts(plain=plain, gate_up=gate_up, down=down)

@@ -44,8 +44,8 @@ class GgufFile(TensorFile):
 
     Attributes:
         path: path of the file.
-        tensors: its tensors by the models' names; those that belong to the configuration, and
-            to models that see or hear, are left out.
+        tensors: its tensors by the models' names; those that belong to the configuration, and to models that see or
+            hear, are left out.
     """
 
     def __init__(self, path: Path, model: GgufHeader) -> None:
@@ -112,7 +112,7 @@ class GgufFile(TensorFile):
 
 def _changed(tensor: StoredTensor, architecture: Architecture, metadata: Metadata) -> StoredTensor:
     """Return the place of a tensor with what is to be changed in it."""
-    within = tensor.name.split(".")[-2]
+    within = tensor.name.rpartition(".")[0].rpartition(".")[2]
     heads_key = _HEADS.get(within)
     if architecture.has_interleaved_heads and heads_key is not None:
         default = metadata.count(_HEADS["attn_q"])

@@ -117,11 +117,11 @@ def _byte_level(
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = way.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    for text, kind in zip(texts, kinds, strict=False):
-        if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN):
-            tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
-        elif kind == PieceKind.USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+    for wanted in ((PieceKind.CONTROL, PieceKind.UNKNOWN), (PieceKind.USER_DEFINED,)):
+        is_special = PieceKind.CONTROL in wanted
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        found = (text for text, kind in zip(texts, kinds, strict=False) if kind in wanted)
+        add([AddedToken(text, normalized=False, special=is_special) for text in found])
     return tokenizer
 
 
