@@ -61,16 +61,7 @@ inline void store(int number, void* at, int64_t stride) {
 // Zeros in place of numbers below 2^-126.
 inline Floats flushed(Floats value) {
     Words bits = (Words)value;
-    return (Floats)((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
-}
-
-inline Floats fused(Floats a, Floats b, Floats sum) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#else
-    for (int i = 0; i < 16; i++) sum[i] = __builtin_fmaf(a[i], b[i], sum[i]);
-    return sum;
-#endif
+    return choose((bits & 0x7f800000u) == 0, (Floats)(bits & 0x80000000u), value);
 }
 
 // Returns the tiles of a product, whose shapes must fit.
@@ -95,8 +86,8 @@ inline void multiply_bf16(int sums, int inputs, int weights) {
         for (int pair = 0; pair < b.rows; pair++) {
             uint32_t word;
             std::memcpy(&word, a.bytes[row] + 4 * pair, 4);
-            first = flushed(fused(flushed(as_floats(Words{} + (word << 16))), firsts[pair], first));
-            second = flushed(fused(flushed(as_floats(Words{} + (word & 0xffff0000u))), seconds[pair], second));
+            first = flushed(multiply_add(flushed(as_floats(Words{} + (word << 16))), firsts[pair], first));
+            second = flushed(multiply_add(flushed(as_floats(Words{} + (word & 0xffff0000u))), seconds[pair], second));
         }
         Floats before = flushed(load_vector<Floats>(c.bytes[row]));
         store_vector(c.bytes[row], flushed(before + flushed(first + second)));

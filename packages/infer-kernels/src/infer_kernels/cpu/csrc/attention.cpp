@@ -192,7 +192,8 @@ struct Piece {
 
     // Turns the scores of a row, the one of that `index` in the scratch, into probabilities relative to the largest so far.
     void soften(Scratch<K, C>& scratch, int64_t index, int64_t row, int64_t tile, const Sums& sums) const {
-        static const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        static const float NUMBERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const Floats lanes = load16(NUMBERS);
         int64_t last = scratch.positions[row] - tile, first = a->first_key(scratch.positions[row]) - tile;
         Floats scores[TILE / 16], most = splat(MINUS_INFINITY);
         for (int i = 0; i < TILE / 16; i++) {

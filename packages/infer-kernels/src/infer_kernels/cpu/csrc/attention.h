@@ -82,7 +82,8 @@ void join(const Sums& all, const Sums& chunk, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; row++) {
         if (chunk.largest[row] == MINUS_INFINITY) continue;
         float largest = std::max(all.largest[row], chunk.largest[row]);
-        Floats factors = exp2_16(Floats{all.largest[row] - largest, chunk.largest[row] - largest});
+        float since[2] = {all.largest[row] - largest, chunk.largest[row] - largest};
+        Floats factors = exp2_16(load_some(since, 2));
         all.largest[row] = largest;
         combine(all.totals + 16 * row, factors[0], chunk.totals + 16 * row, factors[1], 16);
         combine(all.values + row * width, factors[0], chunk.values + row * width, factors[1], width);

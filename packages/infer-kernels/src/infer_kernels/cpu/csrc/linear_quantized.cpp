@@ -156,7 +156,7 @@ void embedding_quantized(const void* arguments, Team& team, int) {
             }
             for (int64_t k = 0; k < size; k += 16) {
                 Ints code = layout.codes_at(at, lane, k, std::min<int64_t>(16, layout.padded_inputs(group) - k));
-                Floats values = __builtin_convertvector(code - zero, Floats);
+                Floats values = convert<Floats>(code - zero);
                 values = values * scale;
                 if (layout.beside == Beside::MINIMUMS) values = values - minimum;
                 values = is_known ? values * (float)a.scale : splat(__builtin_nanf(""));

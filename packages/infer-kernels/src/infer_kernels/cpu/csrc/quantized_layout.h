@@ -43,21 +43,20 @@ struct QuantizedLayout {
     // at most 16 and a multiple of 8; the others mean nothing.
     Ints codes_at(const uint8_t* at, int64_t output, int64_t first, int64_t count) const {
         int64_t per_word = encoding == Encoding::INT8 ? 4 : 8;
-        typedef uint8_t Codes __attribute__((vector_size(16)));
-        Codes codes{};
+        uint8_t codes[16] = {};
         for (int64_t i = 0; i < count; i += per_word) {
             uint32_t word;
             std::memcpy(&word, at + (first + i) / per_word * PANEL * 4 + output * 4, 4);
             if (encoding == Encoding::INT8) {
-                std::memcpy((uint8_t*)&codes + i, &word, 4);
+                std::memcpy(codes + i, &word, 4);
                 continue;
             }
             uint32_t halves[2] = {word & 0x0f0f0f0fu, (word >> 4) & 0x0f0f0f0fu};
-            std::memcpy((uint8_t*)&codes + i, halves, 8);
+            std::memcpy(codes + i, halves, 8);
         }
         if (encoding == Encoding::E2M1)
-            for (int i = 0; i < 16; i++) codes[i] = E2M1_CODES[codes[i]];
-        return __builtin_convertvector(codes, Ints);
+            for (uint8_t& code : codes) code = E2M1_CODES[code];
+        return widen_codes(codes);
     }
     int64_t code_bytes(int64_t codes) const { return encoding == Encoding::INT8 ? codes * PANEL : codes * PANEL / 2; }
     int64_t scale_bytes() const {

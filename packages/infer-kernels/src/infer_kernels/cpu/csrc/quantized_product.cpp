@@ -7,27 +7,29 @@ namespace {
 constexpr int MOST_ROWS = SUMS / NARROW;  // whose sums stay in registers
 constexpr int64_t TILED_ROWS = 8;         // from so many rows on, matrix instructions are faster where a CPU has them
 
-#if !defined(__AVX512VNNI__) && defined(__AVX2__)
-// Multiplies the bytes 0 and 2, then 1 and 3 of each word as pairs of 16 bits.
-inline __m256i add_bytes256(__m256i sum, __m256i weights, uint32_t inputs) {
-    const __m256i mask = _mm256_set1_epi16(0xff);
-    auto at = [&](int place) { return (uint32_t)(uint16_t)(int16_t)(int8_t)(inputs >> 8 * place); };
-    __m256i even = _mm256_set1_epi32((int)(at(0) | at(2) << 16)), odd = _mm256_set1_epi32((int)(at(1) | at(3) << 16));
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(weights, mask), even));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_srli_epi16(weights, 8), odd));
-}
-#endif
-
-// Adds four products to each sum: unsigned bytes of four inputs for sixteen outputs, and the four signed inputs of a row.
+// Adds four products to each sum: unsigned bytes of four inputs for sixteen outputs, and the four signed inputs of a row. Where no
+// instruction does that, as numbers of 16 bits: those of the bytes 0 and 2 of each word, then of 1 and 3.
 inline Ints add_bytes(Ints sum, Words weights, uint32_t inputs) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32((int)inputs));
-#elif defined(__AVX2__)
-    __m256i sums[2], parts[2];
-    std::memcpy(sums, &sum, 64);
-    std::memcpy(parts, &weights, 64);
-    for (int i = 0; i < 2; i++) sums[i] = add_bytes256(sums[i], parts[i], inputs);
-    std::memcpy(&sum, sums, 64);
+#elif defined(__AVX512BW__)
+    __m512i four = _mm512_set1_epi32((int)inputs), bytes = (__m512i)weights;
+    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8), odd = _mm512_srai_epi16(four, 8);
+    sum += (Ints)_mm512_madd_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), even);
+    return sum + (Ints)_mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), odd);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    __m256i four = _mm256_set1_epi32((int)inputs);
+    constexpr int PARTS = Ints::PARTS;
+    FOR_PARTS(sum.parts[i] =
+                  (Ints::Part)_mm256_dpbusd_avx_epi32((__m256i)sum.parts[i], (__m256i)weights.parts[i], four));
+    return sum;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    __m256i four = _mm256_set1_epi32((int)inputs), mask = _mm256_set1_epi16(0xff);
+    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
+    constexpr int PARTS = Ints::PARTS;
+    FOR_PARTS(__m256i bytes = (__m256i)weights.parts[i];
+              sum.parts[i] += (Ints::Part)_mm256_madd_epi16(_mm256_and_si256(bytes, mask), even);
+              sum.parts[i] += (Ints::Part)_mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), odd));
     return sum;
 #else
     for (int i = 0; i < 4; i++) sum += (Ints)((weights >> 8 * i) & 0xff) * (int32_t)(int8_t)(inputs >> 8 * i);
@@ -42,6 +44,10 @@ inline Words decode_halves(Words halves) {
 #if defined(__AVX512BW__)
         __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)E2M1_CODES));
         return (Words)_mm512_shuffle_epi8(table, (__m512i)halves);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+        __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_CODES));
+        constexpr int PARTS = Words::PARTS;
+        FOR_PARTS(halves.parts[i] = (Words::Part)_mm256_shuffle_epi8(table, (__m256i)halves.parts[i]));
 #else
         uint8_t bytes[64];
         std::memcpy(bytes, &halves, 64);
@@ -52,28 +58,67 @@ inline Words decode_halves(Words halves) {
     return halves;
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+#define HAS_SHORT_SUMS 1
+// Steps of eight inputs whose products fit sums of 16 bits, as codes of four bits are at most 15, or 24.
+template <Encoding ENCODING>
+constexpr int SHORT_STEPS = ENCODING == Encoding::INT4 ? 4 : 2;
+
+// Adds the products of a few steps with codes of four bits. Sums of 16 bits, of two products each, take half the instructions.
+template <Encoding ENCODING, int ROWS>
+[[gnu::always_inline]] inline void add_short_steps(Ints (&sums)[ROWS][NARROW], const uint8_t* panel, const int8_t* at,
+                                                   int64_t stride, int64_t steps) {
+    constexpr int PARTS = Words::PARTS;
+#pragma GCC unroll 2
+    for (int vector = 0; vector < NARROW; vector++) {
+        Sixteen<int32_t> pairs[ROWS] = {};
+        for (int64_t step = 0; step < steps; step++) {
+            Words codes = load_vector<Words>(panel + step * 128 + 64 * vector);
+            Words first = decode_halves<ENCODING>(codes & 0x0f0f0f0fu);
+            Words second = decode_halves<ENCODING>((codes >> 4) & 0x0f0f0f0fu);
+#pragma GCC unroll 12
+            for (int row = 0; row < ROWS; row++) {
+                int32_t inputs[2];
+                std::memcpy(inputs, at + row * stride + step * 8, 8);
+                auto add = [&](__m256i sum, Words::Part weights, int32_t four) {
+                    return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four)));
+                };
+                FOR_PARTS(__m256i sum = add((__m256i)pairs[row].parts[i], first.parts[i], inputs[0]);
+                          pairs[row].parts[i] = (Ints::Part)add(sum, second.parts[i], inputs[1]));
+            }
+        }
+        const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; row++)
+            FOR_PARTS(sums[row][vector].parts[i] += (Ints::Part)_mm256_madd_epi16((__m256i)pairs[row].parts[i], ones));
+    }
+}
+#else
+#define HAS_SHORT_SUMS 0
+#endif
+
 // What follows a group's codes.
 struct GroupScales {
     Floats scales[2];
     Floats minimums[2];
     Ints zeros[2];
-    bool has_minimums;
+    Beside beside;
+    int32_t zero_code;
 
-    GroupScales(const QuantizedLayout& layout, const uint8_t* at) {
+    GroupScales(const QuantizedLayout& layout, const uint8_t* at) : beside(layout.beside), zero_code(layout.zero_code()) {
+        const uint8_t* second = at + PANEL * 4;
         for (int i = 0; i < 2; i++) scales[i] = load16((const float*)at + 16 * i);
-        for (int i = 0; i < 2; i++) zeros[i] = Ints{} + layout.zero_code();
-        const uint8_t* beside = at + PANEL * 4;
-        if (layout.beside == Beside::ZEROS)
-            for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(beside + 32 * i));
-        has_minimums = layout.beside == Beside::MINIMUMS;
-        if (has_minimums)
-            for (int i = 0; i < 2; i++) minimums[i] = load16((const float*)beside + 16 * i);
+        if (beside == Beside::ZEROS)
+            for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(second + 32 * i));
+        if (beside == Beside::MINIMUMS)
+            for (int i = 0; i < 2; i++) minimums[i] = load16((const float*)second + 16 * i);
     }
 
     // Adds a group's sums times their scales, and takes the sum of inputs times their minimums.
     Floats add_scaled(Floats total, Ints sum, int32_t x_sum, int part) const {
-        total = multiply_add(__builtin_convertvector(sum - zeros[part] * x_sum, Floats), scales[part], total);
-        return has_minimums ? multiply_add(splat(-(float)x_sum), minimums[part], total) : total;
+        sum -= beside == Beside::ZEROS ? zeros[part] * x_sum : Ints{} + zero_code * x_sum;
+        total = multiply_add(convert<Floats>(sum), scales[part], total);
+        return beside == Beside::MINIMUMS ? multiply_add(splat(-(float)x_sum), minimums[part], total) : total;
     }
 };
 
@@ -137,6 +182,17 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
             }
         };
         int64_t steps = layout.padded_inputs(group) / 8;
+#if HAS_SHORT_SUMS
+        if constexpr (ENCODING != Encoding::INT8) {
+            for (; steps > 0; steps -= SHORT_STEPS<ENCODING>, at += 8 * SHORT_STEPS<ENCODING>) {
+                int64_t taken = std::min<int64_t>(steps, SHORT_STEPS<ENCODING>);
+                add_short_steps<ENCODING>(sums[0], panel, at, x.stride, taken);
+                panel += 128 * taken;
+                if (next)
+                    for (int64_t i = 0; i < 2 * taken; i++, next += 64) __builtin_prefetch(next, 0, 2);
+            }
+        }
+#endif
         for (int64_t step = 0; step < steps; step++, at += 8) {
             Words first[NARROW], second[NARROW];
             if constexpr (ENCODING == Encoding::INT8) {

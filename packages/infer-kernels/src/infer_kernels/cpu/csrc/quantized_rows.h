@@ -65,15 +65,6 @@ static inline QuantizedRows place_quantized(const QuantizedLayout& layout, int64
     return places;
 }
 
-// Stores sixteen numbers of -128 to 127 as bytes.
-static inline void store_bytes(int8_t* at, Ints values) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((__m512i)values));
-#else
-    for (int i = 0; i < 16; i++) at[i] = (int8_t)values[i];
-#endif
-}
-
 static inline int32_t total(Ints values) {
     int32_t total = 0;
     for (int i = 0; i < 16; i++) total += values[i];
@@ -109,7 +100,7 @@ static inline Magnitudes measure_magnitudes(const T* x, int64_t inputs, int32_t 
         Ints is_kept = magnitude <= bound;
         excluded += is_kept + 1;
         magnitude &= is_kept;
-        largest = magnitude > largest ? magnitude : largest;
+        largest = choose(magnitude > largest, magnitude, largest);
         sums += (Floats)magnitude;
     }
     int32_t most = 0;

@@ -23,9 +23,9 @@ template <class T>
 float sum_of_exps(const T* values, int64_t count, float largest) {
     Floats total{};
     for (int64_t i = 0; i < count; i += 16) {
-        Floats exps = exp16(load_some(values + i, count - i) - largest);
-        for (int64_t lane = count - i; lane < 16; lane++) exps[lane] = 0.0f;
-        total += exps;
+        float exps[16];
+        store16(exps, exp16(load_some(values + i, count - i) - largest));
+        total += load_some(exps, count - i);
     }
     return sum(total);
 }

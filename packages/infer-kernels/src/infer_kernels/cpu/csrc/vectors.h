@@ -1,7 +1,7 @@
 // Vectors of sixteen floats on any instruction set, and how numbers of each dtype become floats and back.
 //
-// GCC's and Clang's vector extensions make one AVX512 instruction, two AVX2 ones or four NEON ones of each operation.
-// Only what they cannot express well has a form for an instruction set.
+// GCC's and Clang's vector extensions make one AVX512 instruction of each operation; vector_parts.h makes two of AVX2, or four
+// of NEON. Only what they cannot express well has a form for an instruction set.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,19 @@
 #include <immintrin.h>
 #endif
 
+#include "vector_parts.h"
+
+#if defined(__AVX512F__)
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+#else
+typedef Sixteen<float> Floats;
+typedef Sixteen<int32_t> Ints;
+typedef Sixteen<uint32_t> Words;
+typedef Sixteen<uint16_t> Halves;
+#endif
 
 struct bf16 {
     uint16_t bits;
@@ -26,18 +35,35 @@ using Element = ELEMENT;  // what this library computes: float, bf16 or fp16
 template <class V>
 static inline V load_vector(const void* at) {
     V value;
+#if defined(__AVX512F__)
     std::memcpy(&value, at, sizeof value);
+#else
+    constexpr int PARTS = V::PARTS;
+    FOR_PARTS(std::memcpy(&value.parts[i], (const char*)at + i * sizeof(typename V::Part), sizeof(typename V::Part)));
+#endif
     return value;
 }
 
 template <class V>
 static inline void store_vector(void* at, V value) {
+#if defined(__AVX512F__)
     std::memcpy(at, &value, sizeof value);
+#else
+    constexpr int PARTS = V::PARTS;
+    FOR_PARTS(std::memcpy((char*)at + i * sizeof(typename V::Part), &value.parts[i], sizeof(typename V::Part)));
+#endif
 }
 
 static inline Floats splat(float value) { return Floats{} + value; }
 static inline Floats as_floats(Words bits) { return (Floats)bits; }
+#if defined(__AVX512F__)
 static inline Floats choose(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
+static inline Ints choose(Ints condition, Ints yes, Ints no) { return condition ? yes : no; }
+template <class To, class V>
+static inline To convert(V from) {
+    return __builtin_convertvector(from, To);
+}
+#endif
 static inline Floats maximum(Floats a, Floats b) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
@@ -50,8 +76,14 @@ static inline Floats maximum(Floats a, Floats b) {
 static inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(__AVX2__)
+    constexpr int PARTS = Floats::PARTS;
+    FOR_PARTS(c.parts[i] = _mm256_fmadd_ps(a.parts[i], b.parts[i], c.parts[i]));
+    return c;
 #else
-    for (int i = 0; i < 16; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    constexpr int PARTS = Floats::PARTS;
+    FOR_PARTS(for (int lane = 0; lane < Floats::LANES; lane++) c.parts[i][lane] =
+                  __builtin_fmaf(a.parts[i][lane], b.parts[i][lane], c.parts[i][lane]));
     return c;
 #endif
 }
@@ -60,15 +92,22 @@ static inline Floats multiply_add(Floats a, Floats b, Floats c) {
 static inline Words widen(Halves halves) {
 #if defined(__AVX512F__)
     return (Words)_mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__)
+    __m256i both = (__m256i)halves.parts[0];
+    return {(Words::Part)_mm256_cvtepu16_epi32(_mm256_castsi256_si128(both)),
+            (Words::Part)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(both, 1))};
 #else
-    return __builtin_convertvector(halves, Words);
+    return convert<Words>(halves);
 #endif
 }
 static inline Halves narrow(Words words) {
 #if defined(__AVX512F__)
     return (Halves)_mm512_cvtepi32_epi16((__m512i)words);
+#elif defined(__AVX2__)
+    __m256i low = (__m256i)(words.parts[0] & 0xffff), high = (__m256i)(words.parts[1] & 0xffff);
+    return {(Halves::Part)_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0b11011000)};
 #else
-    return __builtin_convertvector(words, Halves);
+    return convert<Halves>(words);
 #endif
 }
 
@@ -97,15 +136,12 @@ static inline float fp16_to_float(uint16_t half) {
 static inline Floats load16(const fp16* at) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
-#elif defined(__F16C__)
-    Floats value;
-    for (int half = 0; half < 2; half++)
-        _mm256_storeu_ps((float*)&value + 8 * half, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at + half)));
-    return value;
+#elif defined(__AVX2__) && defined(__F16C__)
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at + 1))};
 #else
-    Floats value;
-    for (int i = 0; i < 16; i++) value[i] = fp16_to_float(at[i].bits);
-    return value;
+    float values[16];
+    for (int i = 0; i < 16; i++) values[i] = fp16_to_float(at[i].bits);
+    return load_vector<Floats>(values);
 #endif
 }
 
@@ -155,10 +191,9 @@ static inline uint16_t float_to_fp16(float x) {
 static inline void store16(fp16* at, Floats value) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__)
+#elif defined(__AVX2__) && defined(__F16C__)
     for (int half = 0; half < 2; half++)
-        _mm_storeu_si128((__m128i*)at + half,
-                         _mm256_cvtps_ph(_mm256_loadu_ps((const float*)&value + 8 * half), _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128((__m128i*)at + half, _mm256_cvtps_ph(value.parts[half], _MM_FROUND_TO_NEAREST_INT));
 #else
     for (int i = 0; i < 16; i++) at[i].bits = float_to_fp16(value[i]);
 #endif
@@ -167,38 +202,60 @@ static inline void store16(fp16* at, Floats value) {
 // Sixteen codes as words, whose lower halves are those of even places; two of each word become a pair of bf16. Codes are
 // whole numbers up to 127, which bf16 has exactly.
 static inline Words bf16_pairs(Ints low, Ints high) {
-    Words low_bits = (Words)__builtin_convertvector(low, Floats), high_bits = (Words)__builtin_convertvector(high, Floats);
+    Words low_bits = (Words)convert<Floats>(low), high_bits = (Words)convert<Floats>(high);
     return low_bits >> 16 | (high_bits & 0xffff0000u);
 }
 
 static inline Ints widen_codes(const int8_t* at) {
 #if defined(__AVX512F__)
     return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at));
+#elif defined(__AVX2__)
+    return {(Ints::Part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)),
+            (Ints::Part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(at + 8)))};
 #else
-    typedef int8_t Codes __attribute__((vector_size(16)));
-    return __builtin_convertvector(load_vector<Codes>(at), Ints);
+    int32_t codes[16];
+    for (int i = 0; i < 16; i++) codes[i] = at[i];
+    return load_vector<Ints>(codes);
 #endif
 }
+static inline Ints widen_codes(const uint8_t* at) { return widen_codes((const int8_t*)at) & 255; }
 
 // The nearest whole number, ties to even. Adding and subtracting 1.5 * 2^23 would do as well, but compilers make one
 // operation of that and a product before it, which is then not rounded.
 static inline Floats nearest_whole(Floats value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+    return {_mm256_round_ps(value.parts[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+            _mm256_round_ps(value.parts[1], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 #else
-    for (int i = 0; i < 16; i++) value[i] = __builtin_nearbyintf(value[i]);
-    return value;
+    float values[16];
+    for (int i = 0; i < 16; i++) values[i] = __builtin_nearbyintf(value[i]);
+    return load_vector<Floats>(values);
+#endif
+}
+
+// Stores sixteen whole numbers of -128 to 127 as bytes.
+static inline void store_bytes(int8_t* at, Ints values) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((__m512i)values));
+#elif defined(__AVX2__)
+    __m256i halves = _mm256_packs_epi32((__m256i)values.parts[0], (__m256i)values.parts[1]);
+    halves = _mm256_permute4x64_epi64(halves, 0b11011000);
+    _mm_storeu_si128((__m128i*)at, _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+#else
+    for (int i = 0; i < 16; i++) at[i] = (int8_t)values[i];
 #endif
 }
 
 // Whole numbers up to 127 as codes, the first `count` of sixteen.
 static inline void store_codes(int8_t* at, Floats value, int64_t count) {
-    typedef int8_t Codes __attribute__((vector_size(16)));
-    Codes codes = __builtin_convertvector(__builtin_convertvector(value, Ints), Codes);
-    std::memcpy(at, &codes, count < 16 ? count : 16);
+    int8_t codes[16];
+    store_bytes(codes, convert<Ints>(value));
+    std::memcpy(at, codes, count < 16 ? count : 16);
 }
 
-static inline Floats load16(const int8_t* at) { return __builtin_convertvector(widen_codes(at), Floats); }
+static inline Floats load16(const int8_t* at) { return convert<Floats>(widen_codes(at)); }
 
 // The first `count` of sixteen; the others are zeros.
 template <class T>
@@ -233,17 +290,9 @@ inline Floats rounded<bf16>(Floats value) {
     return as_floats(round_to_bf16(value) & 0xffff0000u);
 }
 
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#endif
-#endif
-#if !defined(PICK)
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (Words){__VA_ARGS__})
-#endif
-
 // Transposes 16 rows of 16 words, by exchanging ever smaller blocks off the diagonal.
 static inline void transpose(Words (&rows)[16]) {
+#if defined(__AVX512F__)
 #define EXCHANGE(STEP, UPPER, LOWER)                      \
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) { \
         if (i & STEP) continue;                           \
@@ -263,6 +312,20 @@ static inline void transpose(Words (&rows)[16]) {
     EXCHANGE(4, UPPER4, LOWER4)
     EXCHANGE(2, UPPER2, LOWER2)
     EXCHANGE(1, UPPER1, LOWER1)
+#else
+#define EXCHANGE(STEP)                                       \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {  \
+        if (i & STEP) continue;                              \
+        Words a = rows[i], b = rows[i + STEP];               \
+        rows[i] = interleave<STEP, STEP, 0>(a, b);           \
+        rows[i + STEP] = interleave<STEP, 0, STEP>(a, b);    \
+    }
+    EXCHANGE(8)
+    EXCHANGE(4)
+    EXCHANGE(2)
+    EXCHANGE(1)
+#endif
+#undef EXCHANGE
 }
 
 // One word holds two inputs of bf16, or one of fp32.
@@ -298,10 +361,17 @@ static inline Words load_words_as(const T* at, int64_t count) {
 // Sums and maxima of the sixteen, always in this order: each with that 8, then 4, 2 and 1 places away.
 template <class Operation>
 static inline float reduce(Floats value, Operation combine) {
+#if defined(__AVX512F__)
     value = combine(value, PICK(value, value, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
     value = combine(value, PICK(value, value, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
     value = combine(value, PICK(value, value, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
     value = combine(value, PICK(value, value, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+#else
+    value = combine(value, interleave<8, 8, 8>(value, value));
+    value = combine(value, interleave<4, 4, 4>(value, value));
+    value = combine(value, interleave<2, 2, 2>(value, value));
+    value = combine(value, interleave<1, 1, 1>(value, value));
+#endif
     return value[0];
 }
 static inline float sum(Floats value) {
@@ -334,7 +404,7 @@ static inline Floats exp16(Floats x) {
     return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
     // 2^n in two factors: n may be 128.
-    Ints whole = __builtin_convertvector(n, Ints), half = whole >> 1;
+    Ints whole = convert<Ints>(n), half = whole >> 1;
     p *= (Floats)((half + 127) << 23);
     p *= (Floats)((whole - half + 127) << 23);
     p = choose(x < -87.33f, Floats{}, p);
