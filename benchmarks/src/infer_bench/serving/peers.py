@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compare ours with peers, print the tables and save the result."""
     args = read_arguments(arguments)
     folder = resolve_checkpoint(args.model)
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    files = [folder] if folder.is_file() else folder.glob("*.safetensors")
+    weights = sum(file.stat().st_size for file in files)
     race = run_race(
         {OURS: own_command(folder, PLAIN, args), **args.peer},
         args,

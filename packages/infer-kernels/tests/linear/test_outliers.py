@@ -61,7 +61,7 @@ def test_a_first_token_with_massive_activations_leaves_the_other_rows_alone() ->
 
 
 def test_rows_without_outliers_are_scaled_by_their_largest_number() -> None:
-    x = torch.randn(50, 1024)
+    x = torch.rand(50, 1024) - 0.5
     codes, scales = quantize_rows_reference(x)
     assert codes.abs().amax(dim=-1).eq(127).all()
     assert torch.equal(scales, x.abs().amax(dim=-1, keepdim=True) / 127)
@@ -73,6 +73,18 @@ def test_where_more_are_large_than_an_outlier_list_takes_the_row_has_one_scale()
         x[0, :count] = 100.0
         codes, _ = quantize_rows_reference(x)
         assert codes[0, -1].item() == (127 if count <= most_outliers(512) else 0)
+
+
+def test_of_more_large_inputs_than_an_outlier_list_takes_the_largest_are_outliers() -> None:
+    x = torch.full((1, 512), 0.1)
+    x[0, :40] = 0.7  # over 4 times the mean, and more than a list takes
+    x[0, :8] = 50.0
+    codes, scales = quantize_rows_reference(x)
+    torch.testing.assert_close(scales, torch.tensor([[0.7 / 127]]))
+    assert codes[0, 8:40].eq(127).all()
+    assert codes[0, :8].gt(9000).all()
+    weight = random_quantized(96, 512, encoding="int8")
+    torch.testing.assert_close(linear(x, prepack(weight)), x @ weight.dequantize().T, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("group_size", [None, 8, 24, 32, 128])
