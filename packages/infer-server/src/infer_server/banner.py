@@ -15,6 +15,7 @@ def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> s
     body = json.dumps({"prompt": "To be, or not to be, ", "max_tokens": 64, "stream": True})
     replicas = f" in {info.num_replicas} replicas" if info.num_replicas > 1 else ""
     ranks = f" over {info.num_ranks} ranks" if info.num_ranks > 1 else ""
+    base = f"{address.text}{settings.root}"
     options = "-H 'Content-Type: application/json'"
     if settings.api_key:
         options += ' -H "Authorization: Bearer $INFER_API_KEY"'
@@ -25,6 +26,7 @@ def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> s
             f"context    {info.max_seq_len} tokens",
             f"KV cache   {info.num_kv_blocks} blocks of {info.block_size}: {tokens} tokens",
             f"listens on {address.text}",
+            f"clients    base URL {base}/v1 for OpenAI's, {base} for Anthropic's",
             "",
             "Try it:",
             f"  curl -N {address.curl}{settings.root}/v1/completions {options} -d {shlex.quote(body)}",

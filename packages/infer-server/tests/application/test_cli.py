@@ -147,7 +147,8 @@ def test_server_says_what_it_loaded_and_where_it_listens_then_serves_until_sigte
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
         assert server.terminate() == (0, "")
     assert f"fake-model (fake, {FAKE_INFO.num_parameters / 1e6:.2f} million parameters)" in server.banner[0]
-    assert f"curl -N {server.url}/v1/completions" in server.banner[7]
+    assert server.banner[5] == f"clients    base URL {server.url}/v1 for OpenAI's, {server.url} for Anthropic's\n"
+    assert f"curl -N {server.url}/v1/completions" in server.banner[8]
 
 
 @pytest.mark.covers("http/api-keys")
@@ -169,7 +170,7 @@ def test_keys_come_from_the_flags_or_else_from_the_environment(
     with server_process(*flags, environment=environment) as server, httpx.Client(base_url=server.url) as client:
         tried = [client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) for key in ("a", "b", "c")]
     assert [reply.status_code == 200 for reply in tried] == [not keys or key in keys for key in ("a", "b", "c")]
-    assert ("$INFER_API_KEY" in server.banner[7]) is bool(keys)
+    assert ("$INFER_API_KEY" in server.banner[8]) is bool(keys)
 
 
 @pytest.mark.parametrize("listed", ["", "a,,b", "a,\xe9"])

@@ -14,7 +14,7 @@ from infer_server.testing import FakeEngine, Script
 {setup}
 sys.exit(main(sys.argv[1:], build_engine=lambda config: FakeEngine({script})))
 """
-_BANNER_LINES = 8
+_BANNER_LINES = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
