@@ -5,7 +5,7 @@ The demo model is Romeo, the user is Juliet, and a system message is the Chorus.
 
 from infer_engine import LLM, ChatMessage, SamplingParams
 
-llm = LLM()
+llm = LLM("infer-demo")
 params = SamplingParams(max_tokens=60, temperature=0.7, seed=3)
 messages = [ChatMessage(role="system", content="Verona, at night. A garden.")]
 

@@ -26,7 +26,7 @@ async def speak(engine: Engine, speaker: str) -> str:
 
 
 async def main() -> None:
-    async with build_engine(EngineConfig(max_batch_size=8)) as engine:
+    async with build_engine(EngineConfig(model="infer-demo", max_batch_size=8)) as engine:
         texts = await asyncio.gather(*(speak(engine, speaker) for speaker in SPEAKERS))  # in one batch
         for speaker, text in zip(SPEAKERS, texts, strict=True):
             print(f"{speaker}:\n{text}\n")

@@ -2,7 +2,7 @@
 
 from infer_engine import LLM, SamplingParams
 
-llm = LLM()
+llm = LLM("infer-demo")
 
 for output in llm.stream("ROMEO:\n", SamplingParams(max_tokens=40, seed=7)):
     print(output.text, end="", flush=True)  # the texts join up to the whole answer

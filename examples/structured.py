@@ -18,7 +18,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-llm = LLM()
+llm = LLM("infer-demo")
 
 
 def generate(prompt: str, wanted: StructuredOutputs) -> str:

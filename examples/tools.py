@@ -15,7 +15,7 @@ TOOL = Tool(
     parameters={"type": "object", "properties": {"city": {"enum": list(WEATHER)}}, "required": ["city"]},
 )
 
-llm = LLM()
+llm = LLM("infer-demo")
 params = SamplingParams(max_tokens=60, seed=1)
 messages = [ChatMessage(role="user", content="How is the weather?")]
 

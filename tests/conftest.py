@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from infer_models.hub import DEMO_MODEL_NAME
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 
 
@@ -30,9 +31,13 @@ class Server:
 
 
 @contextmanager
-def serving(log: Path, *flags: str) -> Iterator[Server]:
-    """Run `infer-server` with `flags` on a free port; its standard error goes to the file `log`."""
-    command = [sys.executable, "-m", "infer_server", "--port", "0", *flags]
+def serving(log: Path, *flags: str, model: str | None = DEMO_MODEL_NAME) -> Iterator[Server]:
+    """Run `infer-server` with `flags` on a free port, on `model` if they name none; None: on the server's default.
+
+    Its standard error goes to the file `log`.
+    """
+    named = ["--model", model] if model and "--model" not in flags else []
+    command = [sys.executable, "-m", "infer_server", "--port", "0", *named, *flags]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     with process:
@@ -56,7 +61,7 @@ def _read_banner(process: "subprocess.Popen[str]", log: Path) -> Server:
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Server]]:
     """Return a function that runs a server with the given flags, as a context manager."""
-    return lambda *flags: serving(tmp_path / "server.log", *flags)
+    return lambda *flags, **options: serving(tmp_path / "server.log", *flags, **options)
 
 
 @pytest.fixture(scope="session")

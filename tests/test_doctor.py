@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from infer_kernels.cpu import library
-from infer_models.hub import demo_model_folder
+from infer_models.hub import DEMO_MODEL_NAME, demo_model_folder
 
 NAMES = ["environment", "model", "kernels", "engine"]
 DETAILS = {
@@ -56,7 +56,7 @@ def doctor(tmp_path: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:
 @pytest.mark.covers("command-line-and-library/doctor")
 def test_everything_works_here_and_the_report_has_what_a_bug_report_needs(tmp_path: Path) -> None:
     began = time.monotonic()
-    code, table, report = doctor(tmp_path)
+    code, table, report = doctor(tmp_path, "--model", DEMO_MODEL_NAME)
     assert code == 0, table
     rows = [line.split()[0] for line in table.splitlines()[1:] if line and line[0].isalpha()]
     assert rows == [*NAMES, "Everything"]
@@ -65,7 +65,7 @@ def test_everything_works_here_and_the_report_has_what_a_bug_report_needs(tmp_pa
     assert not [each for part in report["parts"] for each in part["findings"] if each["verdict"] == "failed"]
     assert SECRET not in table + json.dumps(report)
     assert report["parts"][0]["details"]["variables"]["INFER_API_KEY"] == "(set, not shown)"
-    assert report["parts"][1]["details"]["model"]["name"] == "infer-demo"
+    assert report["parts"][1]["details"]["model"]["name"] == DEMO_MODEL_NAME
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from infer_engine.testing.processes import rank_processes
+from infer_models.hub import default_model_name
 from infer_ray.testing.running_cluster import RunningCluster, running_cluster, wait_until
 from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
 
@@ -102,7 +103,7 @@ def test_wrong_requests_and_right_ones_are_answered_as_without_ray(url: str) -> 
     wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": -2})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "max_tokens")
     assert httpx.post(f"{url}/v1/nothing", json={}).status_code == 404
-    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "infer-demo"
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == default_model_name()
     assert httpx.get(f"{url}/health").json() == {"status": "ready"}
     snapshot = httpx.get(f"{url}/playground/batch").json()
     assert len(snapshot["stats"]["replicas"]) == 2

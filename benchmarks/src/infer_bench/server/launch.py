@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from infer_bench.shapes import write_config
+from infer_models.hub import DEMO_MODEL_NAME
 
 _LISTENS = re.compile(r"listens on (\S+)")
 
@@ -49,7 +50,8 @@ def serving(
     with tempfile.TemporaryDirectory() as folder:
         dummy = ["--model", str(write_config(shape, Path(folder))), "--load-format", "dummy"] if shape else []
         named = ["--served-model-name", shape] if shape else []
-        all_flags = (*dummy, *named, *flags)
+        demo = [] if shape or "--model" in flags else ["--model", DEMO_MODEL_NAME]
+        all_flags = (*dummy, *demo, *named, *flags)
         command = [sys.executable, "-m", "infer_server", "--port", "0", "--no-access-log", *all_flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)  # noqa: S603 - our own program
         with process:

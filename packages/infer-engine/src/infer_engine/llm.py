@@ -39,7 +39,7 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a folder, a GGUF file or a Hub id; None takes `config.model`, or the demo model if that is None too.
+            model: a folder, a GGUF file or a Hub id; None takes `config.model`, or the default if that is None too.
             config: what to run and how; by default `EngineConfig()`.
             **fields: fields of `EngineConfig` that replace those of `config`.
 

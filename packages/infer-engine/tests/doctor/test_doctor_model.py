@@ -69,7 +69,7 @@ def test_a_gguf_file_is_fine_and_its_types_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_demo_model_is_fine_and_its_path_is_not_shown() -> None:
-    found = examined(examine_checkpoint)
+    found = examined(examine_checkpoint, model="infer-demo")
     assert found.named("failed") == found.named("warning") == set()
     assert "site-packages" not in str(found)
     assert found.summaries[0].startswith("infer-demo: llama")

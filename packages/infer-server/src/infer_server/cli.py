@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, *, build_engine: EngineFactory | Non
 def _app(build_engine: EngineFactory | None) -> App:
     app = App(
         name="infer-server",
-        help="Serve a model over an OpenAI-compatible HTTP API. Without flags: the bundled demo model on this machine.",
+        help="Serve a model over an OpenAI-compatible HTTP API. Without flags: a small model, on this machine.",
         version=version("infer-server"),
         # No `--empty-...` flags; several values may follow one flag, as there are no other arguments.
         default_parameter=Parameter(negative_iterable=(), consume_multiple=True),
@@ -92,7 +92,8 @@ def _examine(
     Parameters
     ----------
     model
-        Folder of a checkpoint, a GGUF file, or a Hub id that was downloaded before. Left out: the bundled demo model.
+        Folder of a checkpoint, a GGUF file, or a Hub id that was downloaded before. Left out: SmolLM2-135M-Instruct if
+        it is installed, else infer-demo.
     device
         `auto`, `cuda`, `cuda:N` or `cpu`. `auto`: a GPU if there is one.
     dtype

@@ -148,7 +148,7 @@ def test_server_says_what_it_loaded_and_where_it_listens_then_serves_until_sigte
         assert server.terminate() == (0, "")
     assert f"fake-model (fake, {FAKE_INFO.num_parameters / 1e6:.2f} million parameters)" in server.banner[0]
     assert server.banner[5] == f"clients    base URL {server.url}/v1 for OpenAI's, {server.url} for Anthropic's\n"
-    assert f"curl -N {server.url}/v1/completions" in server.banner[8]
+    assert f"curl -N {server.url}/v1/chat/completions" in server.banner[8]
 
 
 @pytest.mark.covers("http/api-keys")

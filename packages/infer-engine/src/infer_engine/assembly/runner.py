@@ -31,7 +31,7 @@ from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import require_launcher
 from infer_models import CheckpointError, GenerationConfig, ModelConfig
-from infer_models.hub import DEMO_MODEL_NAME
+from infer_models.hub import default_model_name
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
 from infer_models.text import Tokenizer
 
@@ -151,7 +151,7 @@ def _build_runner(
         if report is not None:
             runner.probe()
     info = EngineInfo(
-        model=config.model or DEMO_MODEL_NAME,
+        model=config.model or default_model_name(),
         architecture=model_config.model_type,
         num_parameters=rank_model.model.num_parameters,
         dtype=str(loaded.dtype).removeprefix("torch."),

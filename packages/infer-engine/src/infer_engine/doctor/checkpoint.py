@@ -23,7 +23,7 @@ from infer_engine.sizing import KVMemory, kv_memory, resolve_device
 from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CheckpointError
 from infer_models.checkpoint import check_weights, read_checkpoint_config
-from infer_models.hub import DEMO_MODEL_NAME
+from infer_models.hub import DEMO_MODEL_NAME, default_model_name
 from infer_models.quantization import GGUF
 from infer_models.text import ChatTemplateError, Tokenizer
 from infer_models.weight_allocation import weight_bytes
@@ -39,7 +39,7 @@ def examine_checkpoint(reporter: Reporter) -> None:
         read = read_model(reporter)
     except CheckpointError as error:
         fix = "the doctor downloads nothing: name a folder, or a model that was downloaded before"
-        if reporter.request.model in (None, DEMO_MODEL_NAME):
+        if (reporter.request.model or default_model_name()) == DEMO_MODEL_NAME:
             fix = "install infer-models again"
         reporter.fail("config.json", str(error), fix=fix)
         reporter.finish("the model cannot be read")

@@ -20,7 +20,7 @@ from infer_kernels import linear
 from infer_models import CausalLM, CheckpointError, ModelConfig
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.families import build_model
-from infer_models.hub import DEMO_MODEL_NAME, resolve_checkpoint
+from infer_models.hub import default_model_name, resolve_checkpoint
 from infer_models.layers import ParameterFactory
 from infer_models.weight_allocation import allocate_weights
 
@@ -54,7 +54,7 @@ def read_model(reporter: Reporter) -> ReadModel:
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the Hub's client is imported, which nothing has done yet
     request = reporter.request
-    name = request.model or DEMO_MODEL_NAME
+    name = request.model or default_model_name()
     folder = resolve_checkpoint(request.model)
     reporter.show_as(folder, name)
     config = ModelConfig.from_folder(folder)

@@ -20,7 +20,7 @@ class DoctorRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What a part is to examine.
 
     Attributes:
-        model: as for `EngineConfig`; None: the demo model.
+        model: as for `EngineConfig`; None: the default.
         device: as for `EngineConfig`.
         dtype: as for `EngineConfig`.
         quantization: as for `EngineConfig`.

@@ -17,7 +17,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Describes the loaded model and the engine's sizes.
 
     Attributes:
-        model: the `model` string as configured; the demo model has a fixed name.
+        model: the `model` string as configured; the installed models have fixed names.
         architecture: the checkpoint's `model_type`.
         num_parameters: number of weights; tied ones count once.
         dtype: type of weights and activations, such as `bfloat16`.

@@ -42,7 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         doctor: the version of `infer-server`.
         verdict: the worst of the parts.
         seconds: seconds of all parts.
-        model: as asked for; None: the demo model.
+        model: as asked for; None: the default.
         device: as asked for.
         dtype: as asked for.
         parts: in their order.

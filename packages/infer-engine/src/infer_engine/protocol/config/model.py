@@ -21,7 +21,8 @@ class ModelOptions(OptionGroup):
     """Which checkpoint to run, on which device, and how it is read.
 
     Attributes:
-        model: Folder of a checkpoint, a GGUF file, or a Hub id. Left out: the bundled demo model.
+        model: Folder of a checkpoint, a GGUF file, or a Hub id. Left out: SmolLM2-135M-Instruct if it is installed, or
+            infer-demo.
         dtype: Type of weights and activations. `auto`: the checkpoint's own.
         quantization: How weights are kept. `auto`: as the checkpoint has them, quantized or not. `none`: dequantized.
             `int8`, `int4`, and on a GPU `fp8`: quantized while they are read.

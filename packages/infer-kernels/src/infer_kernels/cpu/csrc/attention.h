@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "exponentials.h"
 #include "team.h"
 #include "tile.h"
 

@@ -12,6 +12,7 @@
 //
 // Routing is read from memory, and all scratch has room for any. A row meets the same arithmetic in every block.
 #include "dense_amx.h"
+#include "exponentials.h"
 #include "moe.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // The router of a mixture of experts: the experts of a token's largest logits, and their weights.
+#include "exponentials.h"
 #include "team.h"
-#include "vectors.h"
 
 namespace {
 

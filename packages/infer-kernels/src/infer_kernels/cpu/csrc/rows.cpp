@@ -1,8 +1,8 @@
 // What touches one row at a time: embeddings, norms with their residual addition, gated activations.
 #include <cmath>
 
+#include "exponentials.h"
 #include "team.h"
-#include "vectors.h"
 
 namespace {
 
