@@ -59,7 +59,7 @@ def test_greedy_answers_are_those_of_transformers_on_the_dequantized_weights() -
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for question, answer in zip(QUESTIONS, answers, strict=False):
-        prompt = tokenizer.apply_chat_template(
+        prompt: Any = tokenizer.apply_chat_template(
             asked(question), add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         with torch.inference_mode():

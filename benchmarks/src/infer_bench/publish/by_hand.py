@@ -34,6 +34,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/cpu.md", "## What gave nothing"),
         ("docs/cpu.md", "## What plain PyTorch gives"),
         ("docs/cpu.md", "## Where a step's time goes"),
+        ("docs/gguf.md", "## Measured"),
         ("docs/quantization.md", "## Measured"),
     ),
     "a real model's text, and llama.cpp, are not in this repository": (("docs/quantization.md", "### A real model"),),
