@@ -56,7 +56,7 @@ def test_greedy_answers_are_those_of_transformers_on_the_dequantized_weights() -
         [asked(each) for each in QUESTIONS[:10]], SamplingParams(max_tokens=24, temperature=0), use_tqdm=False
     )
     folder = smollm_folder()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for question, answer in zip(QUESTIONS, answers, strict=False):
         prompt: Any = tokenizer.apply_chat_template(
