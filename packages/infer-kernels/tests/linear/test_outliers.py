@@ -87,6 +87,15 @@ def test_of_more_large_inputs_than_an_outlier_list_takes_the_largest_are_outlier
     torch.testing.assert_close(linear(x, prepack(weight)), x @ weight.dequantize().T, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_no_sum_of_the_largest_codes_overflows(encoding: Encoding, sign: int) -> None:
+    weight = random_quantized(64, 512, encoding=encoding, group_size=256)
+    weight.values.fill_(127 if encoding == "int8" else 0x77 if encoding == "e2m1" else 0xFF)
+    x = torch.full((5, 512), float(sign))
+    torch.testing.assert_close(linear(x, prepack(weight)), x @ weight.dequantize().T, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("group_size", [None, 8, 24, 32, 128])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_bits_are_those_of_the_formula_on_every_instruction_set(encoding: Encoding, group_size: int | None) -> None:

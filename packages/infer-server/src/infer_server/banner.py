@@ -18,7 +18,7 @@ def banner(info: EngineInfo, *, address: Address, settings: ServerSettings) -> s
     body = json.dumps(fields | {"max_tokens": 64, "stream": True})
     replicas = f" in {info.num_replicas} replicas" if info.num_replicas > 1 else ""
     ranks = f" over {info.num_ranks} ranks" if info.num_ranks > 1 else ""
-    base = f"{address.text}{settings.root}"
+    base = f"{address.curl.split()[-1]}{settings.root}"  # of a Unix socket, too, which has no URL of its own
     options = "-H 'Content-Type: application/json'"
     if settings.api_key:
         options += ' -H "Authorization: Bearer $INFER_API_KEY"'

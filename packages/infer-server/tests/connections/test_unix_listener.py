@@ -77,5 +77,6 @@ def test_command_serves_on_it_and_removes_it_at_the_end(path: Path) -> None:
             assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
         assert server.terminate() == (0, "")
     assert server.banner[4].split() == ["listens", "on", f"unix:{path}"]
+    assert "base URL http://localhost/v1 for OpenAI's" in server.banner[5]
     assert f"curl -N --unix-socket {path} http://localhost/v1/chat/completions" in server.banner[8]
     assert list(path.parent.iterdir()) == []

@@ -124,7 +124,7 @@ static inline To convert(Sixteen<T> from) {
     return numbers;
 }
 
-// What `blend` of two parts takes: the places STEP of a lane's number says, in one row of both parts' lanes.
+// `interleave` of two parts, where STEP is smaller than a part.
 template <class Part, int STEP, int BACK, int AHEAD, int... LANES>
 static inline Part blend(Part a, Part b, std::integer_sequence<int, LANES...>) {
     return PICK(a, b, (LANES & STEP ? (int)sizeof...(LANES) + LANES - BACK : LANES + AHEAD)...);
