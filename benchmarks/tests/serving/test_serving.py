@@ -101,7 +101,7 @@ def test_report_of_our_server_has_its_configuration_and_its_numbers_add_up(
     assert (tmp_path / "serving-prefix_caching.png").read_bytes().startswith(b"\x89PNG")
     assert {"commit", "cpu", "torch"} <= report["environment"].keys()
     assert report["environment"]["command"].startswith("infer-bench serving --workload prefix_caching")
-    assert report["own_server"]["flags"] == ["--block-size", "8"]
+    assert report["own_server"]["flags"] == ["--model", "infer-demo", "--block-size", "8"]
     assert report["target"]["told"]["cache_config_info"]["block_size"] == "8"
     [load] = report["runs"]
     for summary in load["runs"]:
