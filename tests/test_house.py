@@ -37,7 +37,7 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 24_700,
+    "packages/infer-kernels/src": 25_000,
     "packages/infer-kernels/tests": 12_900,
     "packages/infer-models/src": 14_600,
     "packages/infer-models/tests": 7_600,

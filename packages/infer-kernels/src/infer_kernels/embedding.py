@@ -33,7 +33,8 @@ from infer_kernels.quantization.code_tiles import (
     numbers_of_codes,
     scales_of,
 )
-from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
+from infer_kernels.quantization.encodings import TILED
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _WIDEST = 1024
 """Numbers of a row that a program takes."""
