@@ -24,12 +24,26 @@ TEXTS = (
     "def f(x):\n    return x**2  # comment/\n",
     "CamelCaseAndSNAKE_case_42, HTTPServer2Go!",
     "😀👩‍👩‍👧 emoji\u200d",
+    "IT'S WE'RE I'D they'Ll don’t 'tis O'Neill's HTTPServer's",
+    "中文ABC混合abc，。！１２３４５٣٤٥ ½⅓ Ⅳ ǅungla ʰa",
+    "//path/to\r\n\r\n/x\t\t \n\n  y   \u00a0z\u3000\u2028",
     "",
 )
 CORPUS = [*TEXTS, "the quick brown fox jumps over the lazy dog " * 20, "0123456789 " * 10]
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 QWEN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|")
+O200K = "|".join(  # as `o200k_base` of tiktoken is published
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
 
 
 def split(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -53,6 +67,7 @@ PUBLISHED: dict[str, tuple[pre_tokenizers.PreTokenizer, bool, bool]] = {
     "qwen2": (split(QWEN), True, False),
     "llama-bpe": (split(LLAMA), False, True),
     "dbrx": (split(LLAMA), False, False),
+    "gpt-4o": (split(O200K), False, True),
 }
 """What `tokenizer.json` of such models has: what splits texts, whether NFC comes first, whether tokens stay whole."""
 
@@ -218,6 +233,19 @@ def test_turns_end_at_known_tokens_that_the_file_does_not_name(tmp_path: Path) -
     kinds = [1, 3, 3, 1, 1]  # a token of a text that looks like an end is none
     write(path, ggml__model="gpt2", ggml__tokens=texts, ggml__token_type=kinds, ggml__merges=[], ggml__eos_token_id=2)
     assert end_token_ids(read_header(path)) == (2, 1)
+
+
+@pytest.mark.parametrize(("eos", "eot"), [(3, None), (1, None), (3, 1), (0, 1)])
+def test_an_answer_of_gpt_oss_goes_on_after_its_thoughts(eos: int, eot: int | None, tmp_path: Path) -> None:
+    # osaurus-ai/vmlx-swift#254, asher/gmlx#110: `<|end|>`, the end of other models' answers, ends its thoughts alone
+    texts = ["<|endoftext|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|message|>", "a"]
+    path = tmp_path / "model.gguf"
+    ids = {"ggml__eos_token_id": eos, "ggml__eot_token_id": eot}
+    write(path, ggml__model="gpt2", ggml__tokens=texts, ggml__token_type=[*[3] * 6, 1], ggml__merges=[], **ids)
+    assert set(end_token_ids(read_header(path))) == {0, 2, 3}
+    kinds = [*[3] * 3, 1, *[3] * 2, 1]  # in other vocabularies it ends an answer
+    write(path, ggml__model="gpt2", ggml__tokens=texts, ggml__token_type=kinds, ggml__merges=[], **ids)
+    assert 1 in end_token_ids(read_header(path))
 
 
 def test_a_token_that_is_there_twice_has_its_first_id(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ class MoEConfig:
         is_sparse: True for each layer that has experts; other layers have an MLP.
         swiglu_alpha: multiplies the gate inside the sigmoid.
         swiglu_limit: bound of gates from above, and of ups from both sides.
+        are_stored_apart: the checkpoint has tensors for each expert's gates and ups, where the family's own checkpoints
+            have one for those of all experts.
     """
 
     num_experts: int
@@ -34,6 +36,7 @@ class MoEConfig:
     is_sparse: tuple[bool, ...]
     swiglu_alpha: float = 1.0
     swiglu_limit: float = math.inf
+    are_stored_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

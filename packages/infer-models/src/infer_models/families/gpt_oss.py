@@ -8,7 +8,11 @@ A checkpoint has all experts of a layer in one tensor, in one of two ways:
     mxfp4    gate_up_proj_blocks [experts, 2 * inner, hidden / 32, 16] and _scales [experts, 2 * inner, hidden / 32];
              down_proj likewise, [experts, hidden, inner / 32, 16]
 
-In both, gates and ups take turns: gate 0, up 0, gate 1, up 1, ... Ours has the gates first.
+In both, gates and ups take turns: gate 0, up 0, gate 1, up 1, ... Ours has the gates first. GGUF files have the gates
+and the ups of all experts in tensors of their own, and so are the names there (`MoEConfig.are_stored_apart`):
+
+    0.gate_proj.weight [inner, hidden], 0.up_proj.weight, 0.down_proj.weight [hidden, inner], ..., an expert each
+    gate_proj_bias [experts, inner], up_proj_bias, down_proj_bias [experts, hidden]
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,10 +47,15 @@ class OssExperts(Experts):
         assert config.moe is not None
         gate = SwiGLU(alpha=config.moe.swiglu_alpha, limit=config.moe.swiglu_limit, up_offset=1.0)
         super().__init__(config, factory, activation=gate, bias=True)
+        self.are_stored_apart = config.moe.are_stored_apart
         self.is_mxfp4 = config.quantization is not None and config.quantization.method == "mxfp4"
 
     def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
-        """Yield weights and biases, each a tensor or, in MXFP4, a pair of tensors."""
+        """Yield weights and biases, each a tensor or, in MXFP4, a pair of tensors; or stored apart."""
+        if self.are_stored_apart:
+            yield from super().stored_weights(path)
+            yield from self._biases_apart(path)
+            return
         gate_up, down = self.unpacked_weights()
         assert self.gate_up_bias is not None
         assert self.down_bias is not None
@@ -79,6 +88,27 @@ class OssExperts(Experts):
         ):
             stored = ArrangedWeight(target=bias.detach(), shape=(experts, size), arrange=split, restore=join)
             yield bias, {f"{path}.{name}": stored}
+
+    def _biases_apart(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
+        """Yield the biases, of which gates and ups are two tensors."""
+        assert self.gate_up_bias is not None
+        assert self.down_bias is not None
+        shape = (self.num_experts, self.inner.total)
+        gates, ups = self.gate_up_bias.detach().chunk(2, dim=1)
+        yield (
+            self.gate_up_bias,
+            {
+                f"{path}.{name}": ArrangedWeight(target=half, shape=shape, arrange=self._own, restore=_as_it_is)
+                for name, half in (("gate_proj_bias", gates), ("up_proj_bias", ups))
+            },
+        )
+        shape = (self.num_experts, self.hidden_size)
+        down = ArrangedWeight(target=self.down_bias.detach(), shape=shape, arrange=_as_it_is, restore=_as_it_is)
+        yield self.down_bias, {f"{path}.down_proj_bias": down}
+
+    def _own(self, item: Tensor) -> Tensor:
+        """Return this rank's elements of an item [inner]."""
+        return item[self.inner.start : self.inner.start + self.inner.size]
 
     def _split(self, rows: Tensor) -> Tensor:
         """Return this rank's gates, then its ups, of rows [2 * inner, ...] in which they take turns."""

@@ -50,6 +50,7 @@ class Architecture:
         has_interleaved_heads: rows of queries and keys are stored in the order of rotated pairs.
         norm_shift: what the file has added to the weights of norms.
         names: names of tensors within a layer that differ from the common ones; see `tensor_names`.
+        scaling: fields of the scaling of positions that files leave out.
     """
 
     model_type: str
@@ -57,6 +58,7 @@ class Architecture:
     has_interleaved_heads: bool = False
     norm_shift: float = 0.0
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    scaling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
@@ -108,6 +110,8 @@ def config_fields(header: GgufHeader) -> Fields:
         raise metadata.invalid(".attention.value_length", f"the size of keys, {fields['head_dim']}")
     fields |= _rope_fields(metadata, header, head_dim=fields["head_dim"], theta=fields["rope_theta"])
     fields |= architecture.own_fields(metadata, header)
+    if architecture.scaling:
+        fields["rope_scaling"] = {"rope_type": "default", **architecture.scaling, **fields.get("rope_scaling", {})}
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -272,12 +276,32 @@ def _olmo2(metadata: Metadata, header: GgufHeader) -> Fields:
     window = metadata.optional_count(".attention.sliding_window")
     if window is None:
         return {}
-    layers = metadata.count(".block_count")
-    slides = [(layer + 1) % 4 != 0 for layer in range(layers)]
-    if metadata.is_array(".attention.sliding_window_pattern"):
-        slides = [bool(each) for each in metadata.numbers(".attention.sliding_window_pattern")]
-    types = [_SLIDING if each else _FULL for each in slides]
-    return {"model_type": "olmo3", "sliding_window": window, "layer_types": types}
+    return {"model_type": "olmo3", "sliding_window": window, "layer_types": _layer_types(metadata, every=4)}
+
+
+def _layer_types(metadata: Metadata, *, every: int) -> list[str]:
+    """Return the kind of each layer: that of the metadata, or all slide but the last one of `every` layers."""
+    key = ".attention.sliding_window_pattern"
+    if metadata.is_array(key):
+        return [_SLIDING if each else _FULL for each in metadata.numbers(key)]
+    every = metadata.count(key, every) or 1 << 30  # 0: all layers slide
+    return [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(metadata.count(".block_count"))]
+
+
+def _gpt_oss(metadata: Metadata, header: GgufHeader) -> Fields:
+    fields: Fields = {
+        "num_local_experts": metadata.count(".expert_count"),
+        "num_experts_per_tok": metadata.count(".expert_used_count"),
+        "intermediate_size": metadata.count(".expert_feed_forward_length"),
+        "experts_are_stored_apart": True,
+        "sliding_window": metadata.count(".attention.sliding_window"),
+        "layer_types": _layer_types(metadata, every=2),
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
+    if _dtype(header) == "float16":  # activations of these models leave its range
+        fields["torch_dtype"] = "bfloat16"
+    return fields
 
 
 def _granite(metadata: Metadata, header: GgufHeader) -> Fields:
@@ -293,6 +317,16 @@ _NORMS_AFTER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GPT_OSS_NAMES = MappingProxyType(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_gate_inp": "mlp.router",
+        "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
+        "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
+        "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+    }
+)
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(model_type="llama", own_fields=_llama, has_interleaved_heads=True),
@@ -313,6 +347,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "olmo2": Architecture(model_type="olmo2", own_fields=_olmo2, names=MappingProxyType(_NORMS_AFTER)),
         "granite": Architecture(model_type="granite", own_fields=_granite, has_interleaved_heads=True),
         "smollm3": Architecture(model_type="smollm3", has_interleaved_heads=True),
+        "gpt-oss": Architecture(
+            model_type="gpt_oss",
+            own_fields=_gpt_oss,
+            names=_GPT_OSS_NAMES,
+            scaling=MappingProxyType({"truncate": False}),
+        ),
     }
 )
 """The architectures that are read, by their names."""

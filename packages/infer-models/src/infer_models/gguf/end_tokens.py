@@ -22,10 +22,14 @@ _ENDS = frozenset(
     }
 )
 """Control tokens that end a turn or a text; many files name one of them alone."""
+_HARMONY_END, _MESSAGE_END = "<|return|>", "<|end|>"
+"""The end of an answer of gpt-oss, and of one of an answer's messages."""
 
 
 def end_token_ids(header: GgufHeader) -> tuple[int, ...]:
     """Return the tokens that end an answer: those that the file names, and control tokens that are known as ends.
+
+    Of gpt-oss `<|end|>` is none, even where a file names it: an answer's thoughts end so, before its text.
 
     Raises:
         CheckpointError: a value of the metadata is of another type.
@@ -36,4 +40,6 @@ def end_token_ids(header: GgufHeader) -> tuple[int, ...]:
     kinds = metadata.numbers(TOKEN_TYPES) if TOKEN_TYPES in metadata else []
     known = [index for index, kind in enumerate(kinds[: len(texts)]) if kind == CONTROL and texts[index] in _ENDS]
     # Some writers mean by an id beyond the vocabulary, such as 2**32 - 1, that there is no such token.
-    return tuple(dict.fromkeys(index for index in [*named, *known] if index < len(texts)))
+    ends = dict.fromkeys(index for index in [*named, *known] if index < len(texts))
+    is_harmony = any(texts[index] == _HARMONY_END for index in known)
+    return tuple(index for index in ends if not (is_harmony and texts[index] == _MESSAGE_END))

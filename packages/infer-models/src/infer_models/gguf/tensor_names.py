@@ -3,6 +3,7 @@
 token_embd.weight               model.embed_tokens.weight
 blk.0.attn_q.weight             model.layers.0.self_attn.q_proj.weight
 blk.0.ffn_down_exps.weight      model.layers.0.mlp.experts.0.down_proj.weight, ..., an expert each
+blk.0.attn_sinks.weight         model.layers.0.self_attn.sinks, where the architecture has such a name
 output_norm.weight              model.norm.weight
 output.weight                   lm_head.weight
 """
@@ -47,13 +48,19 @@ def model_name(name: str, own_names: Mapping[str, str]) -> str:
 
     Args:
         name: name in the file.
-        own_names: names within a layer that the architecture has beside the common ones, or in their place.
+        own_names: names within a layer that the architecture has beside the common ones, or in their place; of a layer,
+            such as `attn_q`, or of one tensor, such as `attn_sinks.weight`.
     """
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     match = _LAYER.fullmatch(name)
-    within = None if match is None else own_names.get(match["name"], _WITHIN.get(match["name"]))
-    if match is None or within is None:
+    if match is None:
+        return name
+    whole = own_names.get(f"{match['name']}.{match['leaf']}")
+    if whole is not None:
+        return f"model.layers.{match['layer']}.{whole}"
+    within = own_names.get(match["name"], _WITHIN.get(match["name"]))
+    if within is None:
         return name
     return f"model.layers.{match['layer']}.{within}.{match['leaf']}"
 

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from infer_models.testing.gguf_oss import join_oss, split_oss
+
 KINDS = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "MXFP4"),
@@ -39,6 +41,7 @@ _ARCHITECTURES: Mapping[str, str] = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "olmo2", "granite", "smollm3")},
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
 }
 _NAMES: Mapping[str, str] = {
     "model.embed_tokens": "token_embd",
@@ -57,6 +60,11 @@ _NAMES: Mapping[str, str] = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.gate_exps": "ffn_gate_exps",
+    "mlp.up_exps": "ffn_up_exps",
+    "mlp.down_exps": "ffn_down_exps",
+    "self_attn.sinks": "attn_sinks",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
@@ -104,7 +112,8 @@ def save_gguf(
         folder: as `save_tiny` and `save_tiny_tokenizer` leave it.
         path: path of the file.
         kind_of: gets the file's name of a matrix, and returns the type of its blocks, one of `KINDS`; they are random,
-            and their numbers replace those of the checkpoint in `folder`. None: it is written as fp32.
+            and their numbers replace those of the checkpoint in `folder`. `F16` or `BF16`: it is rounded, also in
+            `folder`. None: it is written as fp32.
         metadata: values of keys of the architecture, beside the common ones; of None, which are left out.
         seed: seed of random blocks.
     """
@@ -118,9 +127,11 @@ def save_gguf(
     if (folder / "tokenizer.json").exists():
         _add_tokenizer(writer, folder)
     tensors = load_file(folder / "model.safetensors")
+    if architecture == "gpt-oss":
+        tensors = split_oss(tensors)
     for index, (stored, members) in enumerate(_tensors(tensors, config, architecture).items()):
         whole = torch.stack([tensors[each] for each in members]) if len(members) > 1 else tensors[members[0]]
-        kind = kind_of(stored) if whole.dim() > 1 else None
+        kind = kind_of(stored) if whole.dim() > 1 and stored.endswith(".weight") else None
         heads = _heads_of(stored, config, architecture)
         if kind is None:
             numbers = _interleaved(whole, heads).float() + (1.0 if _is_shifted(stored, architecture) else 0.0)
@@ -128,11 +139,16 @@ def save_gguf(
             continue
         of = gguf.GGMLQuantizationType[kind]
         *_, columns = whole.shape
-        blocks = random_blocks(kind, whole.numel() // columns, columns, seed=seed + index)
+        if kind in KINDS:
+            blocks = random_blocks(kind, whole.numel() // columns, columns, seed=seed + index)
+        else:
+            blocks = gguf.quants.quantize(_interleaved(whole, heads).float().numpy(), of)
         numbers = torch.from_numpy(gguf.quants.dequantize(blocks, of)).view(whole.shape)
         writer.add_tensor(stored, blocks.reshape(*whole.shape[:-1], -1), raw_dtype=of)
         numbers = _separated(numbers, heads)
         tensors |= dict(zip(members, numbers if len(members) > 1 else [numbers], strict=True))
+    if architecture == "gpt-oss":
+        tensors = join_oss(tensors, num_experts=_num_experts(config))
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -168,6 +184,16 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
             "expert_count": _num_experts(config),
             "expert_used_count": config["num_experts_per_tok"],
             "expert_feed_forward_length": config["moe_intermediate_size"],
+        }
+    if architecture == "gpt-oss":
+        values |= {
+            "expert_count": _num_experts(config),
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["intermediate_size"],
+            "attention.sliding_window": config["sliding_window"],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(rope["factor"]),
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
     if architecture == "gemma3":
         values |= {"attention.sliding_window": config["sliding_window"]}
@@ -227,7 +253,7 @@ def _tensors(tensors: Mapping[str, Any], config: Mapping[str, Any], architecture
             members = [f"model.layers.{parts[2]}.mlp.experts.{each}.{part}_proj.weight" for each in experts]
             found[f"{layer}ffn_{part}_exps.weight"] = members
             continue
-        has_norms_after = architecture in ("gemma3", "olmo2")
+        has_norms_after = architecture in ("gemma3", "olmo2", "gpt-oss")
         own = {"post_attention_layernorm": "post_attention_norm" if has_norms_after else "ffn_norm"}
         found[f"{layer}{({**_NAMES, **own})[within]}.{leaf}"] = [name]
     return found

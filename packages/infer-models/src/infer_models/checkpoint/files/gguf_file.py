@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from infer_models.checkpoint.files.tensor_file import StoredTensor, TensorFile
+from infer_models.errors import CheckpointError
 from infer_models.gguf.architectures import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Architecture, architecture_of
 from infer_models.gguf.block_types import QUANTIZED
 from infer_models.gguf.header import GgufHeader, read_header
@@ -103,11 +104,25 @@ class GgufFile(TensorFile):
                 name=name, dtype=place.kind, shape=place.shape, start=place.start, num_bytes=place.num_bytes
             )
             experts = expert_names(name, place.shape[0] if len(place.shape) == 3 else 0)
+            self._check_count(name, len(experts), metadata)
             for index, each in enumerate(experts):
                 found[each] = tensor.item(index)
             if not experts:
                 found[model_name(name, architecture.names)] = _changed(tensor, architecture, metadata)
         return found
+
+    def _check_count(self, name: str, experts: int, metadata: Metadata) -> None:
+        """Raise unless a stack of experts, or none, has as many as the metadata says.
+
+        Raises:
+            CheckpointError: it has another number.
+        """
+        count = metadata.count(".expert_count", 0)
+        if experts and experts != count:
+            raise CheckpointError(
+                f"{self.path}: tensor `{name}` holds {experts} experts, but `{metadata.architecture}.expert_count` is "
+                f"{count}."
+            )
 
 
 def _changed(tensor: StoredTensor, architecture: Architecture, metadata: Metadata) -> StoredTensor:

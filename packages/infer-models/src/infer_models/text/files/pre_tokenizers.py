@@ -66,7 +66,7 @@ PRE_TOKENIZATIONS: Mapping[str, PreTokenization] = MappingProxyType(
         **dict.fromkeys(("qwen2", "megrez", "deepseek-r1-qwen"), _LIKE_QWEN_2),
         **dict.fromkeys(("gpt-2", "olmo", "mpt", "phi-2"), _LIKE_GPT_2),
         **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _LIKE_STARCODER),
-        **dict.fromkeys(("gpt-4o", "llama4"), PreTokenization(pattern=_GPT_4O)),
+        **dict.fromkeys(("gpt-4o", "llama4"), PreTokenization(pattern=_GPT_4O, ignores_merges=True)),
         "tekken": PreTokenization(pattern=_TEKKEN, ignores_merges=True, adds_bos=True),
     }
 )

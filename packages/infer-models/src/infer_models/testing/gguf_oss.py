@@ -1,0 +1,60 @@
+"""The tensors of gpt-oss as llama.cpp's converter takes them apart: each expert's gates, ups and downs, and back.
+
+`transformers` has all experts of a layer in one tensor, transposed, and gates and ups take turns in it:
+
+    experts.gate_up_proj [experts, hidden, 2 * inner]      experts.0.gate_proj.weight [inner, hidden], up_proj, ...
+    experts.gate_up_proj_bias [experts, 2 * inner]         gate_exps.bias [experts, inner], up_exps.bias
+    experts.down_proj [experts, inner, hidden]             experts.0.down_proj.weight [hidden, inner], ...
+    experts.down_proj_bias [experts, hidden]               down_exps.bias
+    self_attn.sinks [heads]                                self_attn.sinks.weight
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_TURNS = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+
+
+def split_oss(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint with a name for each part of each expert."""
+    found: dict[str, Tensor] = {}
+    for name, whole in tensors.items():
+        place, _, within = name.rpartition(".mlp.experts.")
+        match within:
+            case "gate_up_proj":
+                for part, own in _TURNS.items():
+                    for index, expert in enumerate(whole):
+                        found[f"{place}.mlp.experts.{index}.{part}_proj.weight"] = expert[:, own].T
+            case "down_proj":
+                for index, expert in enumerate(whole):
+                    found[f"{place}.mlp.experts.{index}.down_proj.weight"] = expert.T
+            case "gate_up_proj_bias":
+                found |= {f"{place}.mlp.{part}_exps.bias": whole[:, own].contiguous() for part, own in _TURNS.items()}
+            case "down_proj_bias":
+                found[f"{place}.mlp.down_exps.bias"] = whole
+            case _:
+                found[f"{name}.weight" if name.endswith(".sinks") else name] = whole
+    return found
+
+
+def join_oss(parts: Mapping[str, Tensor], *, num_experts: int) -> dict[str, Tensor]:
+    """Undo `split_oss`."""
+    found: dict[str, Tensor] = {}
+    for name, whole in parts.items():
+        place = name.partition(".mlp.")[0]
+        if ".mlp.experts." in name:
+            names = [f"{place}.mlp.experts.{index}.{{}}_proj.weight" for index in range(num_experts)]
+            gates, ups, downs = (
+                torch.stack([parts[each.format(part)].T for each in names]) for part in ("gate", "up", "down")
+            )
+            found[f"{place}.mlp.experts.gate_up_proj"] = torch.stack([gates, ups], dim=-1).flatten(-2)
+            found[f"{place}.mlp.experts.down_proj"] = downs
+        elif name.endswith("_exps.bias"):
+            pair = [parts[f"{place}.mlp.{part}_exps.bias"] for part in ("gate", "up")]
+            found[f"{place}.mlp.experts.gate_up_proj_bias"] = torch.stack(pair, dim=-1).flatten(-2)
+            found[f"{place}.mlp.experts.down_proj_bias"] = parts[f"{place}.mlp.down_exps.bias"]
+        else:
+            found[name.removesuffix(".weight") if name.endswith(".sinks.weight") else name] = whole
+    return found
