@@ -236,7 +236,10 @@ def _add_tokenizer(writer: Any, folder: Path) -> None:
         if config.get(f"{name}_token") in vocab:
             add(vocab[config[f"{name}_token"]])
     writer.add_add_bos_token(made["post_processor"] is not None)
-    if config.get("chat_template"):
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        writer.add_chat_template(template.read_text(encoding="utf-8"))
+    elif config.get("chat_template"):
         writer.add_chat_template(config["chat_template"])
 
 
