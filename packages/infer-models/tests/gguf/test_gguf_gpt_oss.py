@@ -56,7 +56,8 @@ def save_oss(folder: Path, *, kind_of: Callable[[str], str | None] = published, 
     save_tiny("gpt_oss", folder, **{**WIDE, **how})
     path = folder / "model.gguf"
     save_gguf(folder, path, kind_of=kind_of, metadata=metadata)
-    return transformers.GptOssForCausalLM.from_pretrained(folder, attn_implementation="eager").eval(), path
+    twin: Any = transformers.GptOssForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    return twin.eval(), path
 
 
 def loaded(path: Path, **how: Any) -> CausalLM:
@@ -134,6 +135,7 @@ def test_experts_of_mixed_types_keep_their_numbers(gates: str, ups: str, downs: 
     assert_same_models(loaded(path), loaded(tmp_path))
 
 
+@pytest.mark.covers("gguf/types")
 def test_every_block_but_those_of_no_number_is_what_it_is_worth_to_gguf() -> None:
     blocks = np.random.default_rng(5).integers(0, 256, (2, 255, 17), dtype=np.uint8)
     blocks[..., 0] = np.arange(255)
@@ -202,6 +204,7 @@ def test_a_file_of_half_precision_is_computed_in_bf16(tmp_path: Path) -> None:
     assert_same_models(loaded(path), loaded(tmp_path))
 
 
+@pytest.mark.covers("gguf/tokenizers")
 def test_a_chat_is_written_and_read_as_that_of_the_checkpoint(tmp_path: Path) -> None:
     save_chat_style("gpt_oss", tmp_path)
     save_oss(tmp_path)
@@ -281,3 +284,13 @@ def test_metadata_that_does_not_fit_is_one_line(metadata: dict[str, Any], messag
         read_checkpoint_config(tmp_path / "model.gguf")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_ollama_wrote_says_which_would_be_read(tmp_path: Path) -> None:
+    # ollama/ollama#11816, ggml-org/llama.cpp#15597: other names and an order of its own
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gptoss")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"'gptoss'; it must be another one: .*such as those of ggml-org/gpt-oss"):
+        read_checkpoint_config(tmp_path / "model.gguf")

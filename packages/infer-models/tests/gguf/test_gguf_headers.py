@@ -99,6 +99,10 @@ FAULTS: dict[str, tuple[bytes, str]] = {
         gguf_bytes(tensors=(tensor("a", (256,), 16),)),
         "is of type IQ2_XXS, which is not read",
     ),
+    "a type of Ollama alone": (  # ggml-org/llama.cpp#15597
+        gguf_bytes(tensors=(tensor("a", (256,), 4),)),
+        "which is MXFP4 in Ollama's own order (of gpt-oss llama.cpp's files are read, such as those of ggml-org/",
+    ),
     "a type that does not exist": (gguf_bytes(tensors=(tensor("a", (256,), 999),)), "is of type number 999"),
     "data beyond the end": (gguf_bytes(tensors=(tensor("a", (8,)),), data=bytes(31)), "tensor `a` ends at"),
     "an offset beyond the end": (gguf_bytes(tensors=(tensor("a", (8,), offset=HUGE),)), "tensor `a` ends at"),

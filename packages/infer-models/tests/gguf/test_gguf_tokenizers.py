@@ -24,8 +24,8 @@ TEXTS = (
     "def f(x):\n    return x**2  # comment/\n",
     "CamelCaseAndSNAKE_case_42, HTTPServer2Go!",
     "😀👩‍👩‍👧 emoji\u200d",
-    "IT'S WE'RE I'D they'Ll don’t 'tis O'Neill's HTTPServer's",
-    "中文ABC混合abc，。！１２３４５٣٤٥ ½⅓ Ⅳ ǅungla ʰa",
+    "IT'S WE'RE I'D they'Ll don\u2019t 'tis O'Neill's HTTPServer's",
+    "中文ABC混合abc\uff0c。\uff01１２３４５٣٤٥ ½⅓ Ⅳ ǅungla ʰa",
     "//path/to\r\n\r\n/x\t\t \n\n  y   \u00a0z\u3000\u2028",
     "",
 )
@@ -33,16 +33,11 @@ CORPUS = [*TEXTS, "the quick brown fox jumps over the lazy dog " * 20, "01234567
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 QWEN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|")
-O200K = "|".join(  # as `o200k_base` of tiktoken is published
-    [
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    ]
+_WORD_START, _WORD_END = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+O200K = (
+    f"{_WORD_START}{_UPPER}*{_LOWER}+{_WORD_END}|{_WORD_START}{_UPPER}+{_LOWER}*{_WORD_END}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 

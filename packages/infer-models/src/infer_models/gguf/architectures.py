@@ -12,6 +12,7 @@ from typing import Any
 
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import unreadable
+from infer_models.gguf.block_types import OF_LLAMA_CPP
 from infer_models.gguf.header import GgufHeader, shortest
 from infer_models.gguf.metadata import ARCHITECTURE, Metadata
 
@@ -73,6 +74,8 @@ def architecture_of(header: GgufHeader) -> Architecture:
         raise CheckpointError(
             f"{header.path} is no model: its `general.type` is `{kind[:40]}`; give the file of the model itself."
         )
+    if metadata.architecture == "gptoss":
+        raise metadata.invalid(ARCHITECTURE, f"another one: Ollama's own files are not read; {OF_LLAMA_CPP}")
     found = ARCHITECTURES.get(metadata.architecture)
     if found is None:
         raise metadata.invalid(ARCHITECTURE, "one of " + ", ".join(f"`{each}`" for each in ARCHITECTURES))

@@ -58,9 +58,11 @@ QUANTIZED: Mapping[str, BlockType] = MappingProxyType(
     {each.name: each for each in BLOCK_TYPES.values() if each.numbers > 1}
 )
 """Those that are quantized, by name."""
+OF_LLAMA_CPP = "of gpt-oss llama.cpp's files are read, such as those of ggml-org/gpt-oss-20b-GGUF"
+"""What to do about files that Ollama has written of gpt-oss, with types, names and an order of its own."""
 OTHER_TYPES: Mapping[int, str] = MappingProxyType(
     {
-        4: "Q4_2",
+        4: f"Q4_2, which is MXFP4 in Ollama's own order ({OF_LLAMA_CPP})",
         5: "Q4_3",
         9: "Q8_1",
         15: "Q8_K",
