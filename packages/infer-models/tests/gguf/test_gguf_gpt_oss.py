@@ -18,7 +18,7 @@ from infer_models import CausalLM, CausalView, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.config.generation_config import GenerationConfig
 from infer_models.layers import own_weights
-from infer_models.quantization.gguf.microscaled_format import MicroscaledFormat
+from infer_models.quantization.gguf.block_format import BlockScheme
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import YARN_SCALING, save_chat_style, save_tiny
 from infer_models.testing.gguf_files import save_gguf
@@ -139,14 +139,18 @@ def test_experts_of_mixed_types_keep_their_numbers(gates: str, ups: str, downs: 
 def test_every_block_but_those_of_no_number_is_what_it_is_worth_to_gguf() -> None:
     blocks = np.random.default_rng(5).integers(0, 256, (2, 255, 17), dtype=np.uint8)
     blocks[..., 0] = np.arange(255)
+    rows = torch.from_numpy(blocks.reshape(2, -1))
     with np.errstate(over="ignore"):  # of exponent 254, in both
-        expected = torch.from_numpy(gguf.quants.dequantize(blocks.reshape(2, -1), gguf.GGMLQuantizationType.MXFP4))
-    tensors = {"experts.0.up_proj.weight": torch.from_numpy(blocks.reshape(2, -1))}
-    found = MicroscaledFormat().decode("experts.0.up_proj", (2, 255 * 32), tensors)
+        expected = torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType.MXFP4))
+    stored = BlockScheme(kinds=dict.fromkeys(("experts.0.gate_proj", "experts.0.up_proj"), "MXFP4"))
+    of = stored.format_of("experts.0.up_proj")
+    assert of is not None
+    found = of.decode("experts.0.up_proj", (2, 255 * 32), {"experts.0.up_proj.weight": rows})
+    assert isinstance(found, QuantizedWeight)
     assert torch.equal(found.dequantize(), expected)
-    tensors["experts.0.up_proj.weight"][1, 17 * 9] = 255
+    rows[1, 17 * 9] = 255
     with pytest.raises(CheckpointError, match=r"tensor `experts\.0\.up_proj\.weight` has a scale that is no number"):
-        MicroscaledFormat().decode("experts.0.up_proj", (2, 255 * 32), tensors)
+        of.decode("experts.0.up_proj", (2, 255 * 32), {"experts.0.up_proj.weight": rows})
 
 
 def test_two_ranks_hold_their_parts(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ TEXTS = (
     "CamelCaseAndSNAKE_case_42, HTTPServer2Go!",
     "😀👩‍👩‍👧 emoji\u200d",
     "IT'S WE'RE I'D they'Ll don\u2019t 'tis O'Neill's HTTPServer's",
-    "中文ABC混合abc\uff0c。\uff01１２３４５٣٤٥ ½⅓ Ⅳ ǅungla ʰa",
+    "中文ABC混合abc\uff0c。\uff01\uff11\uff12\uff13\uff14\uff15٣٤\u0665 ½⅓ Ⅳ ǅungla ʰa",
     "//path/to\r\n\r\n/x\t\t \n\n  y   \u00a0z\u3000\u2028",
     "",
 )
