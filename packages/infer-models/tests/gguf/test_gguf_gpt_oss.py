@@ -142,15 +142,16 @@ def test_every_block_but_those_of_no_number_is_what_it_is_worth_to_gguf() -> Non
     rows = torch.from_numpy(blocks.reshape(2, -1))
     with np.errstate(over="ignore"):  # of exponent 254, in both
         expected = torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType.MXFP4))
-    stored = BlockScheme(kinds=dict.fromkeys(("experts.0.gate_proj", "experts.0.up_proj"), "MXFP4"))
-    of = stored.format_of("experts.0.up_proj")
-    assert of is not None
-    found = of.decode("experts.0.up_proj", (2, 255 * 32), {"experts.0.up_proj.weight": rows})
+    gates, ups = "mlp.experts.0.gate_proj", "mlp.experts.0.up_proj"
+    stored = BlockScheme(kinds={gates: "MXFP4", ups: "MXFP4"}).format_of(ups)
+    assert stored is not None
+    found = stored.decode(ups, (2, 255 * 32), {f"{ups}.weight": rows})
     assert isinstance(found, QuantizedWeight)
+    assert found.encoding == "mxfp4"
     assert torch.equal(found.dequantize(), expected)
     rows[1, 17 * 9] = 255
-    with pytest.raises(CheckpointError, match=r"tensor `experts\.0\.up_proj\.weight` has a scale that is no number"):
-        of.decode("experts.0.up_proj", (2, 255 * 32), {"experts.0.up_proj.weight": rows})
+    with pytest.raises(CheckpointError, match=r"`mlp\.experts\.0\.up_proj\.weight` has a scale that is no number"):
+        stored.decode(ups, (2, 255 * 32), {f"{ups}.weight": rows})
 
 
 def test_two_ranks_hold_their_parts(tmp_path: Path) -> None:
