@@ -200,8 +200,8 @@ def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.devic
     )
 
 
-_INTEGERS: tuple[Encoding, ...] = ("int4", "int6", "int8", "iq4")
-"""Encodings whose codes are whole numbers times the scale."""
+_INTEGERS: tuple[Encoding, ...] = ("int4", "int6", "int8", "iq4", "mxfp4")
+"""Encodings whose numbers are whole ones times a scale; of mxfp4 times half the scale."""
 
 
 def _common_storage(storages: AbstractSet[Storage | None]) -> Storage | None:

@@ -263,13 +263,16 @@ class QuantizedWeight:
         return whole.map_groups(lambda tensor: tensor.narrow(-1, first, groups))
 
     def as_encoding(self, encoding: Encoding) -> "QuantizedWeight":
-        """Return the same numbers of an int4, int6 or iq4 weight without zeros, in rows, as int6 or int8.
+        """Return the same numbers of an int4, int6, iq4 or mxfp4 weight without zeros, in rows, as int6 or int8.
 
         Raises:
             ValueError: it is another weight, or has numbers that do not fit.
         """
         if self.encoding == encoding:
             return self
+        if self.encoding == "mxfp4" and encoding == "int8":  # codes of twice the numbers are whole
+            doubled = (2.0 * self._codes()).to(torch.int8)
+            return replace(self, encoding=encoding, values=doubled, scales=self.scale_numbers / 2.0)
         known = {"int8": ("int4", "int6", "iq4"), "int6": ("int4",)}.get(encoding, ())
         if self.encoding not in known or self.zeros is not None or self.order != "rows":
             raise ValueError(f"a weight {self.encoding}, perhaps with zeros, does not become {encoding}")
