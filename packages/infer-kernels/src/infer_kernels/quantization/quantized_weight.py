@@ -193,16 +193,14 @@ class QuantizedWeight:
         return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
 
     def can_be_words(self) -> bool:
-        """Whether `in_words` takes it: whole blocks of inputs, no minimums, and no fp8 is NaN, which waits."""
+        """Whether `in_words` takes it: whole blocks of inputs, and no fp8 is NaN, which waits."""
         block = word_order.INPUTS.get(self.encoding)
         if self.order != "rows" or block is None or self.in_features % block or self.group_size % block:
-            return False
-        if self.minimums is not None:  # no kernel that reads words takes them
             return False
         return self.encoding != "fp8_e4m3" or not bool((self.values.view(torch.uint8) & 0x7F == 0x7F).any())
 
     def in_words(self) -> "QuantizedWeight":
-        """Return a copy in the order of words; scales and zeros are shared. Only where `can_be_words`."""
+        """Return a copy in the order of words; scales, zeros and minimums are shared. Only where `can_be_words`."""
         return replace(self, values=word_order.to_words(self.values, self.encoding), order="words")
 
     def in_rows(self) -> "QuantizedWeight":
