@@ -74,9 +74,9 @@ def test_layer_equals_reference(
 def test_every_group_of_a_tile_has_its_own_scale_and_minimum(
     encoding: Encoding, group_size: int, dtype: torch.dtype, *, in_words: bool
 ) -> None:
-    # sgl-project/sglang#37759: a tile of several groups took the first one's zeros. Row i of the unit matrix picks number
-    # i. Scales are powers of two, and minimums multiples of them: every number is exact. One group's minimum is negative,
-    # as Q4_1 has them, and one scale is 0, as of a block of equal numbers.
+    # sgl-project/sglang#37759: a tile of several groups took the first one's zeros. Row i of the unit matrix picks
+    # number i. Scales are powers of two, and minimums multiples of them: every number is exact. Some minimums are
+    # negative, as those of Q4_1, and one scale is 0, as of a block of equal numbers.
     in_features = 336 if group_size == 48 else 352
     weight = random_weight(5, in_features, encoding=encoding, group_size=group_size, in_words=in_words)
     assert weight.minimums is not None
@@ -180,7 +180,9 @@ def test_sum_of_experts_equals_reference(
         dtype=dtype,
     )
     layer = quantized_experts(plain, encoding=encoding, group_size=group_size, has_minimums=True)
-    gate_up, down = (each.in_words() if in_words and each.can_be_words() else each for each in (layer.gate_up, layer.down))
+    gate_up, down = (
+        each.in_words() if in_words and each.can_be_words() else each for each in (layer.gate_up, layer.down)
+    )
     biases: dict[str, Any] = plain.biases if tokens != 13 else {"gate_up_bias": None, "down_bias": None}
     actual = fused_moe_quantized_triton(
         plain.x,

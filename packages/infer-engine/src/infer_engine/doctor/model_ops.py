@@ -150,6 +150,7 @@ def quantized_ops_of(model: CausalLM) -> tuple[QuantizedOps, ...]:
             encoding=weight.encoding,
             group_size=None if weight.scales.shape[-1] == 1 else weight.group_size,
             has_zeros=weight.zeros is not None,
+            has_minimums=weight.minimums is not None,
         )
         for weight, _ in model.stored_by_parameter()
         if isinstance(weight, QuantizedWeight)

@@ -50,16 +50,19 @@ class QuantizedOps:
         encoding: encoding of the numbers.
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: each group has a code of zero of its own.
+        has_minimums: each group has a minimum.
     """
 
     encoding: Encoding
     group_size: int | None = None
     has_zeros: bool = False
+    has_minimums: bool = False
 
     def __str__(self) -> str:
         """The encoding and its groups."""
         groups = "rows" if self.group_size is None else f"groups of {self.group_size}"
-        return f"{self.encoding} in {groups}{' with zeros' if self.has_zeros else ''}"
+        beside = " with zeros" if self.has_zeros else " with minimums" if self.has_minimums else ""
+        return f"{self.encoding} in {groups}{beside}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

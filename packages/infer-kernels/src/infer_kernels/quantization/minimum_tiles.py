@@ -2,11 +2,11 @@
 
     codes [outputs, inputs] -> fp32 -> code * scale - minimum -> the dtype of x -> tl.dot with x [inputs, rows]
 
-A minimum cannot wait for a group's sum, as a scale does in `code_tiles`: it would need the sum of the group's inputs
-too. So numbers are finished before they are multiplied, in one fused multiply-add each, whatever the rows, and a product
-may have several groups.
+A scale can wait for the sum of its group, as in `code_tiles`; a minimum would need the sum of the group's inputs too.
+So numbers are finished before they are multiplied, in one fused multiply-add each, whatever the rows, and a product may
+have several groups.
 
-Precision: codes are exact; a number is rounded once in fp32 and once to the dtype of x, as in a checkpoint of that dtype.
+Precision: codes are exact. A number is rounded once in fp32, then to the dtype of x as in a checkpoint of that dtype.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -74,7 +74,7 @@ def multiply_with_minimums(
     dtype: tl.constexpr = x_at.dtype.element_ty
     is_words: tl.constexpr = CODES == "int4_words" or CODES == "int8_words"
     per_load: tl.constexpr = (8 if CODES == "int4_words" else 4) if is_words else 2 if CODES == "int4" else 1
-    groups: tl.constexpr = BLOCK_INNER // GROUP_SIZE if 0 < GROUP_SIZE and GROUP_SIZE < BLOCK_INNER else 1
+    groups: tl.constexpr = BLOCK_INNER // GROUP_SIZE if GROUP_SIZE > 0 and GROUP_SIZE < BLOCK_INNER else 1
     unit: tl.constexpr = unit_of_words(tl.float32, CODES) if is_words else 1.0
     if is_words:
         values_at = values_at.to(tl.pointer_type(tl.uint32), bitcast=True)

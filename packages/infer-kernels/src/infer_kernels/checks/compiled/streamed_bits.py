@@ -12,7 +12,7 @@ _ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 
 
 def streamed_bits(case: LaunchCase) -> float | None:
-    """Return bits of a number, with scales, zeros and minimums, by the case's label; None: its kernel streams nothing."""
+    """Return bits of a number, all that groups have included, by the case's label; None: its kernel streams nothing."""
     if case.op in ("paged_decode", "paged_prefill"):
         return 8.0 if "fp8 cache" in case.label else 8.0 * case.dtype.itemsize
     stored = re.search(rf"\b({'|'.join(_ENCODINGS)}), (?:rows|groups of (\d+))(, zeros|, minimums)?", case.label)

@@ -1,6 +1,7 @@
 """Dense layers with quantized weights, in inputs of fp32, bf16 or fp16.
 
-    y = x @ w.T + bias,  w[o, i] = (code[o, i] - zero[o, group of i]) * scale[o, group of i] - minimum[o, group of i]
+    y = x @ w.T + bias
+    w[o, i] = (code[o, i] - zero[o, group of i]) * scale[o, group of i] - minimum[o, group of i]
 
 The weight stays packed in memory. A program multiplies a tile of outputs with a tile of rows; the weight's rows are the
 rows of its products, so that a few rows of x fill the tensor cores' other side. Where few rows and outputs make fewer
@@ -10,11 +11,13 @@ rows by the program of a tile that ends last, as a semaphore tells it, which it 
 Bytes moved: those of the weight at few rows, for each tile of rows at many; partial sums are 4 bytes for each row,
 output and part of the inputs.
 
-Precision: numbers before their scales are exact. Their products are summed in fp32, group by group, times the scale, as
-are a group's inputs, times its minimum; one rounding after the bias. With minimums an infinite input gives NaN. Tiled MXFP4 in bf16 and fp32, and tiled NVFP4: numbers times their scales are exact, and
-their products are summed in fp32; NVFP4's sums are multiplied by the row's scale. fp32 is multiplied in full precision,
-not TF32. With `is_invariant` a row has the same bits in any company: one tile, and the products of an output added from
-the first input to the last by one program.
+Precision: numbers before their scales are exact. Their products are summed in fp32, group by group, times the scale;
+one rounding after the bias. Where groups have minimums, a number of the weight is rounded to the dtype of x before it
+is multiplied: an error of 2^-9 of it at most in bf16 and 2^-12 in fp16, as of a checkpoint that is stored in that
+dtype. Tiled MXFP4 in bf16 and fp32, and tiled NVFP4: numbers times their scales are exact, and their products are
+summed in fp32; NVFP4's sums are multiplied by the row's scale. fp32 is multiplied in full precision, not TF32. With
+`is_invariant` a row has the same bits in any company: one tile, and the products of an output added from the first
+input to the last by one program.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them

@@ -69,7 +69,12 @@ def quantized_checks(ops: ModelOps) -> Iterator[SelfCheck]:
 
 def _draw_weight(form: QuantizedOps, *shape: int, device: torch.device) -> quantization.QuantizedWeight:
     return random_quantized(
-        *shape, encoding=form.encoding, group_size=form.group_size, has_zeros=form.has_zeros, device=device
+        *shape,
+        encoding=form.encoding,
+        group_size=form.group_size,
+        has_zeros=form.has_zeros,
+        has_minimums=form.has_minimums,
+        device=device,
     )
 
 
@@ -147,7 +152,13 @@ def _check_experts(
         intermediate=min(moe.intermediate_size, WIDTH + moe.intermediate_size % WIDTH_REMAINDER),
         dtype=dtype,
     )
-    layer = quantized_experts(plain, encoding=form.encoding, group_size=form.group_size, has_zeros=form.has_zeros)
+    layer = quantized_experts(
+        plain,
+        encoding=form.encoding,
+        group_size=form.group_size,
+        has_zeros=form.has_zeros,
+        has_minimums=form.has_minimums,
+    )
     biases: dict[str, Any] = plain.biases if moe.has_biases else {"gate_up_bias": None, "down_bias": None}
     activation = choose_activation(moe.activation)
     gate_up, down = (each.map_rows(lambda tensor: tensor.to(device)) for each in (layer.gate_up, layer.down))
